@@ -1,6 +1,7 @@
-//! Datagrams as they come to an agent, from several addresses: who asks, and who has no key. The text says what comes in which
-//! order and what becomes of the backends meanwhile. What the agent's socket answers, the program in its place answers as well,
-//! compiled for this host.
+//! Datagrams that reach an agent from several addresses: from requesters, and from senders without
+//! a key. The text determines which arrive in which order, and how the backends change meanwhile.
+//! The program in the agent's place, compiled for this host, also answers every request that the
+//! agent's socket answers.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -23,13 +24,13 @@ use lb_report::wire::{BYTES, Cookies, Datagram, Key, Kind, Readiness};
 use crate::operations::Operations;
 use crate::shapes::{holds_udp, shape};
 
-/// Addresses that ask.
+/// Number of addresses that send requests.
 const ASKERS: u8 = 8;
 
-/// Datagrams that are kept, to come again.
+/// Datagrams that are retained, to be sent again.
 const KEPT: usize = 64;
 
-/// How often a push is sent at most until it is acknowledged.
+/// The maximum number of pushes until an acknowledgement.
 const TIMES: u32 = 5;
 
 /// The agent's port, its addresses, and the secret of its cookies.
@@ -42,21 +43,21 @@ struct World {
     start: Instant,
     now: Instant,
     datagrams: Vec<Datagram>,
-    /// Cookies that an address was sent of a backend.
+    /// Cookies that an address has received for a backend.
     cookies: HashMap<(SocketAddr, Name), Vec<u64>>,
-    /// Who has returned one to the backend as it is there now.
+    /// Addresses that have returned one for the current incarnation of the backend in the agent.
     returned: HashSet<(SocketAddr, Name)>,
-    /// How often each was pushed the last change.
+    /// How often each address was pushed the last change.
     pushed: HashMap<(SocketAddr, Name), (u16, u32)>,
     /// The number of the last report of each.
     numbers: HashMap<Name, (u32, u32)>,
 }
 
-/// Reads a text as what comes to an agent.
+/// Reads a text as the datagrams that reach an agent.
 pub fn agent(text: &[u8]) {
     let mut operations = Operations::new(text);
     let mut world = World::new();
-    // Bound: each turn takes a byte of the text.
+    // Bounded: each turn consumes a byte of the text.
     while let Some(operation) = operations.next() {
         match operation % 9 {
             0 => world.pass(&mut operations),
@@ -192,7 +193,7 @@ impl World {
         self.sent(push, name, to);
     }
 
-    /// What an address is sent.
+    /// Records what an address receives.
     fn sent(&mut self, report: &Datagram, name: Name, to: Asker) {
         let entry = self.reports.get(name).expect("it is here");
         let key = entry.key(report.key_id.to_host()).expect("a key of its own");
@@ -212,7 +213,7 @@ impl World {
         }
     }
 
-    /// A request by somebody who has the key, with a cookie of its own, of another's, or none.
+    /// A request by a client with the key, with its own cookie, another's, or none.
     fn authentic(&mut self, operations: &mut Operations<'_>) {
         let from = asker(operations.byte());
         let names = names();
@@ -241,7 +242,7 @@ impl World {
         self.answer(datagram.bytes(), from);
     }
 
-    /// One that was there, with another byte.
+    /// An earlier datagram with a changed byte.
     fn changed(&mut self, operations: &mut Operations<'_>) {
         let from = asker(operations.byte());
         let Some(datagram) = operations.choice(&self.datagrams) else { return };
@@ -254,7 +255,7 @@ impl World {
         self.answer(&bytes, from);
     }
 
-    /// A datagram comes, and what goes back is checked.
+    /// Delivers a datagram and checks the answer.
     fn answer(&mut self, bytes: &[u8], from: Asker) {
         let total = |reports: &Reports| {
             let counts = reports.counts();
@@ -292,8 +293,9 @@ impl World {
         self.sent(&answer, name, from);
     }
 
-    /// What the program makes of a datagram in a frame, unless that is longer than any here. It may not say more than the socket, and
-    /// what it does not answer stays as it is.
+    /// The program's result for a datagram in a frame, unless the datagram is longer than
+    /// `LONGEST`. The program may not answer more than the socket, and what it does not answer
+    /// stays unchanged.
     fn by_kernel(&self, shape: Shape, bytes: &[u8], from: Asker) -> Option<(Response, Vec<u8>)> {
         if bytes.len() > LONGEST {
             return None;
@@ -313,7 +315,8 @@ impl World {
         Some((response?, frame.bytes().to_vec()))
     }
 
-    /// One that was there, in another shape of a frame: it is answered by the program only as the socket would.
+    /// An earlier datagram in another shape of a frame: the program may answer it only as the
+    /// socket would.
     fn odd(&mut self, operations: &mut Operations<'_>) {
         let from = asker(operations.byte());
         let [tags, options, fragment, protocol, off] = [(); 5].map(|()| operations.byte());
@@ -326,7 +329,7 @@ impl World {
         assert_eq!(answered.is_some(), is_plain, "{shape:?}");
     }
 
-    /// A backend comes, goes, or has other keys.
+    /// A backend is added, removed, or gets other keys.
     fn set(&mut self, operations: &mut Operations<'_>) {
         let names = names();
         let Some(name) = operations.choice(&names).copied() else { return };
@@ -340,7 +343,7 @@ impl World {
         }
     }
 
-    /// Something is said of a backend.
+    /// A backend's reported state changes.
     fn say(&mut self, operations: &mut Operations<'_>) {
         let names = names();
         let Some(name) = operations.choice(&names).copied() else { return };

@@ -1,5 +1,6 @@
-//! Frames as they come to a network interface on which the kernel takes reports in: what its program makes of them, compiled for this
-//! host, and what the daemon's socket makes of the datagrams in them. Both have to believe the same, and to say the same of it.
+//! Frames that reach a network interface on which the kernel processes reports: the results of its
+//! program, compiled for this host, and of the daemon's socket for the datagrams in them. Both must
+//! believe the same reports and store the same results.
 
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -41,15 +42,15 @@ struct World {
     now: Duration,
     nonces: u64,
     outstanding: u64,
-    /// The last datagram that was made, to come again.
+    /// The last datagram, to be sent again.
     datagram: Datagram,
 }
 
-/// Reads a text as what comes to an interface.
+/// Reads a text as the frames that reach an interface.
 pub fn frames(text: &[u8]) {
     let mut operations = Operations::new(text);
     let mut world = World::new(operations.byte() % 2 == 1);
-    // Bound: each turn takes a byte of the text.
+    // Bounded: each turn consumes a byte of the text.
     while let Some(operation) = operations.next() {
         match operation % 6 {
             0 => world.now += Duration::from_millis(operations.short().into()),
@@ -111,7 +112,7 @@ impl World {
         datagram.sealed(KEYS.current().key.wire())
     }
 
-    /// The last datagram in another shape of a frame, or with another byte.
+    /// The last datagram in another shape of a frame, or with a changed byte.
     fn odd(&mut self, operations: &mut Operations<'_>) {
         let [tags, options, fragment, protocol, at, byte] = [(); 6].map(|()| operations.byte());
         let length_off = if protocol % 8 == 7 { i16::from(byte) - 88 } else { 0 };
@@ -124,7 +125,7 @@ impl World {
         self.take(shape, &payload);
     }
 
-    /// Bytes that are hardly a frame: nothing is believed that no key was used for.
+    /// Bytes that are hardly a frame: nothing may be believed without a key.
     fn raw(&mut self, operations: &mut Operations<'_>) {
         let before = self.state();
         let bytes = operations.bytes(255);
@@ -157,7 +158,8 @@ impl World {
             last.repeated_ns = before.0.repeated_ns;
             assert_eq!((last, until), before, "what is not believed changes nothing");
         }
-        // The network stack gives the socket as many bytes as the header says, if there are so many, and else nothing.
+        // The network stack gives the socket as many bytes as the header states if they exist, and
+        // otherwise nothing.
         let says =
             u16::try_from(8 + payload.len()).expect("a short one").wrapping_add_signed(shape.length_off);
         let said = usize::from(says).checked_sub(8).and_then(|length| payload.get(..length));
@@ -177,7 +179,7 @@ impl World {
         }
     }
 
-    /// What both say of a report that both believe.
+    /// Compares the results of both for a report that both believe.
     fn compare(&mut self, payload: &[u8]) {
         let datagram = Datagram::parse(payload).expect("it was believed");
         assert!(datagram.is_authentic(KEYS.current().key.wire()));
@@ -189,7 +191,8 @@ impl World {
         let by_socket = reported.lame_until();
         let by_socket = by_socket.map_or(0, |until| u64::try_from(until.as_nanos()).expect("some years"));
         let is_told = matches!(datagram.readiness(), Some(Readiness::Ready | Readiness::LameDuck));
-        // The kernel's program does not tell apart why a backend is passed over, so it keeps the later end. The daemon's word follows.
+        // The kernel's program does not know why a backend is skipped, so it stores the later end.
+        // The daemon's word follows.
         assert!(
             if is_told { until == by_socket } else { until >= by_socket },
             "{until} {by_socket} {datagram:?}"

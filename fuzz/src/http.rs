@@ -1,13 +1,14 @@
-//! Requests of the daemon's socket, as whoever may open it can write them: one connection of the real server over a pipe in
-//! memory, with all that is served there. A daemon that answers nothing stands behind it.
+//! Requests to the daemon's socket, as any process that may open it can write them: one connection
+//! of the real server over a pipe in memory, with every route. The daemon behind it answers
+//! nothing.
 
 use lb_user::{api, metrics};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-/// Sends a text as a client that then closes its side, and checks what comes back.
+/// Sends a text as a client that then closes its side, and checks the answer.
 pub fn requests(text: &[u8]) {
-    // A new one each time, so that no task of one text is there with the next.
+    // A new one each time, so that no task of one text exists with the next.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let answer = runtime.block_on(exchange(text));
     if answer.is_empty() {
@@ -15,7 +16,7 @@ pub fn requests(text: &[u8]) {
     }
     let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
     let status: u16 = status.and_then(|code| str::from_utf8(code).ok()?.parse().ok()).expect("a status line");
-    // Of what can be asked without a daemon nothing is good, and nothing is the server's own fault.
+    // Without a daemon, no request succeeds, and no failure is the server's own fault.
     assert!((400..500).contains(&status) || status == 503 || status == 505, "status {status}");
 }
 
@@ -31,7 +32,7 @@ async fn exchange(text: &[u8]) -> Vec<u8> {
         std::future::pending::<()>().await;
     };
     let client = async {
-        // A server that has heard enough does not read the rest.
+        // A server that has received enough does not read the rest.
         let _ = client.write_all(text).await;
         let _ = client.shutdown().await;
         let mut answer = Vec::new();

@@ -32,7 +32,7 @@ fn read<K: Secret + fmt::Debug>(text: &str) -> Option<Keys<K>> {
             assert!((1..=text.lines().count().max(1)).contains(&error.line), "line {}", error.line);
             let said = error.to_string();
             assert!(!said.contains(char::is_control), "{said:?}");
-            // A key by mistake of another kind, or cut, is a secret, too.
+            // A key of the wrong kind, or a truncated one, is a secret, too.
             for word in text.split_whitespace().filter(|word| word.len() > 12) {
                 assert!(!said.contains(word), "{said:?} shows what may be a key");
             }

@@ -1,11 +1,13 @@
-//! What is fuzzed: each reader of text or of datagrams from outside, with what must hold whatever comes. No reader may panic,
-//! loop or contradict itself, and nothing that it says may hold what a terminal obeys. For datagrams a text says what comes in
-//! which order: what matters is not one of them but what many do together.
+//! The fuzz targets: each reader of text or of datagrams from outside, with properties that must
+//! hold for every input. No reader may panic, loop or contradict itself, and none of its messages
+//! may contain terminal control sequences. For datagrams, a text determines which arrive in which
+//! order, because the combined effect of many matters, not a single one.
 //!
-//! Answers to probes by HTTP are no target: what reads them is hyper's, and of ours nothing but a comparison of the status.
+//! Answers to probes by HTTP are no target: hyper reads them, and our code only compares the
+//! status.
 //!
-//! A fuzzer feeds these functions for as long as one likes (`cargo xtask fuzz`); the test `corpora` feeds them what is
-//! committed, and a fixed number of variations of it.
+//! A fuzzer feeds these functions for any length of time (`cargo xtask fuzz`); the test `corpora`
+//! feeds them the committed corpus, and a fixed number of variations of it.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -33,9 +35,9 @@ pub mod variation;
 
 /// A reader.
 pub struct Target {
-    /// Its name, and that of its corpus and its dictionary.
+    /// Its name, which is also that of its corpus and its dictionary.
     pub name: &'static str,
-    /// Reads a text, and panics if something does not hold.
+    /// Reads a text, and panics if a property does not hold.
     pub read: fn(&[u8]),
 }
 
@@ -56,17 +58,16 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "reports", read: reports::senders },
 ];
 
-/// The reader of this name.
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// An environment that does not depend on where this runs.
+/// An environment that does not depend on the machine.
 struct Nowhere;
 
 impl ProcessEnvironment for Nowhere {
     fn variable(&self, name: &str) -> Option<String> {
-        // As much of it as any number that is read from a variable.
+        // Variables that begin with `S` exist; the value is the length of the name.
         name.starts_with('S').then(|| name.len().to_string())
     }
 
@@ -112,7 +113,7 @@ fn agent_configuration(text: &[u8]) {
             names.sort();
             assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "a name is one backend's");
             for backend in &config.backends {
-                // What a client's host follows at most: reports.md.
+                // The maximum that a client's host follows: reports.md.
                 assert!(backend.hold <= lb_report::wire::MAX_HOLD);
                 if let Some(check) = &backend.check {
                     assert!(check.stale_after() > check.interval, "a check that goes on never grows too old");
@@ -146,7 +147,7 @@ fn endpoint_file(text: &[u8], path: &Path) {
     }
 }
 
-/// On a terminal and in a log.
+/// Checks that faults can be shown on a terminal and in a log.
 fn can_be_shown(faults: &Diagnostics) {
     for text in [faults.to_string(), faults.terminal(false).to_string()] {
         assert!(!text.is_empty());
@@ -154,7 +155,7 @@ fn can_be_shown(faults: &Diagnostics) {
     }
 }
 
-/// By a terminal.
+/// Checks that a text contains no terminal control sequences.
 fn cannot_be_obeyed(text: &str) {
     let is_obeyed = |c: &char| c.is_control() && *c != '\n' || ('\u{202a}'..='\u{202e}').contains(c);
     let obeyed = text.chars().find(is_obeyed);

@@ -1,22 +1,21 @@
-//! A text read as a sequence of operations: numbers are taken from its front until it is at its end.
+//! A text read as a sequence of operations: numbers are read from its front until it is at its end.
 
-/// What is left of a text.
+/// The rest of a text.
 pub struct Operations<'t>(&'t [u8]);
 
 impl<'t> Operations<'t> {
-    /// All of a text.
     pub const fn new(text: &'t [u8]) -> Self {
         Self(text)
     }
 
-    /// The number of the next operation; nothing at the end of the text.
+    /// The number of the next operation; `None` at the end of the text.
     pub fn next(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(*first)
     }
 
-    /// So many bytes; past the end of the text all zero.
+    /// The next `N` bytes; past the end of the text all are zero.
     fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut bytes = [0; N];
         let count = N.min(self.0.len());
@@ -26,27 +25,23 @@ impl<'t> Operations<'t> {
         bytes
     }
 
-    /// A byte.
     pub fn byte(&mut self) -> u8 {
         u8::from_be_bytes(self.array())
     }
 
-    /// Two bytes.
     pub fn short(&mut self) -> u16 {
         u16::from_be_bytes(self.array())
     }
 
-    /// Four bytes.
     pub fn word(&mut self) -> u32 {
         u32::from_be_bytes(self.array())
     }
 
-    /// Eight bytes.
     pub fn long(&mut self) -> u64 {
         u64::from_be_bytes(self.array())
     }
 
-    /// At most so many bytes, of a length that the text names.
+    /// At most `most` bytes, of a length that the text determines.
     pub fn bytes(&mut self, most: usize) -> &'t [u8] {
         let length = usize::from(self.byte()).min(most).min(self.0.len());
         let (taken, rest) = self.0.split_at(length);
@@ -54,7 +49,7 @@ impl<'t> Operations<'t> {
         taken
     }
 
-    /// One of these.
+    /// One of `choices`, which the text determines.
     pub fn choice<'c, T>(&mut self, choices: &'c [T]) -> Option<&'c T> {
         let number = usize::from(self.byte());
         choices.get(number % choices.len().max(1))

@@ -1,5 +1,5 @@
-//! Datagrams as they come to a client's host: what backends' agents say, and what anybody else makes of it. The text says
-//! what comes in which order, and when.
+//! Datagrams that reach a client's host: reports of backends' agents, and whatever other senders
+//! make of them. The text determines which arrive in which order, and when.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -22,10 +22,10 @@ use crate::operations::Operations;
 /// Requests of one system call.
 const BATCH: usize = 64;
 
-/// Datagrams that are kept, to come again.
+/// Datagrams that are retained, to be sent again.
 const KEPT: usize = 64;
 
-/// All that a datagram may change of a backend.
+/// Everything that a datagram may change about a backend.
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
     base: Option<Base>,
@@ -40,17 +40,17 @@ struct World {
     targets: Vec<Target>,
     now: Duration,
     nonces: u64,
-    /// The last nonce that was sent for each, until something is believed.
+    /// The last nonce that was sent to each, until an answer is believed.
     outstanding: HashMap<Name, u64>,
-    /// What has come or gone, to come again.
+    /// Datagrams that were received or sent, to be sent again.
     datagrams: Vec<Datagram>,
 }
 
-/// Reads a text as what comes to a client's host.
+/// Reads a text as the datagrams that reach a client's host.
 pub fn senders(text: &[u8]) {
     let mut operations = Operations::new(text);
     let mut world = World::new();
-    // Bound: each turn takes a byte of the text.
+    // Bounded: each turn consumes a byte of the text.
     while let Some(operation) = operations.next() {
         match operation % 8 {
             0 => world.pass(&mut operations),
@@ -77,7 +77,7 @@ pub fn senders(text: &[u8]) {
     assert!(world.senders.sick().is_empty(), "nothing that is said lasts for ever");
 }
 
-/// All that are ever asked. Their keys take longer to derive than all else that a text does.
+/// All targets of requests. Deriving their keys takes longer than everything else for a text.
 static ALL: LazyLock<Vec<Target>> = LazyLock::new(|| {
     let names = [
         (Protocol::Tcp, "10.0.0.1:1"),
@@ -140,7 +140,7 @@ impl World {
         self.settle();
     }
 
-    /// Tells what time has changed, and asks all that are due: then nothing is due.
+    /// Reports the changes that time has caused, and sends all due requests: then none is due.
     fn settle(&mut self) {
         for change in self.senders.pass(self.now) {
             assert!(self.senders.get(change.name).is_some(), "it is one that is asked");
@@ -185,7 +185,7 @@ impl World {
         self.targets.iter().find(|target| target.name == name)
     }
 
-    /// A datagram that somebody sends who has a backend's key: its agent, or a client's host.
+    /// A datagram of a sender with a backend's key: its agent, or a client's host.
     fn authentic(&mut self, operations: &mut Operations<'_>) {
         let Some(target) = operations.choice(&ALL) else { return };
         let [kind, readiness, key, nonce] = [(); 4].map(|()| operations.byte());
@@ -218,7 +218,7 @@ impl World {
         self.take(datagram.bytes());
     }
 
-    /// One that was there, with another byte.
+    /// An earlier datagram with a changed byte.
     fn changed(&mut self, operations: &mut Operations<'_>) {
         let Some(datagram) = operations.choice(&self.datagrams) else { return };
         let mut bytes = datagram.bytes().to_vec();
@@ -230,7 +230,7 @@ impl World {
         self.take(&bytes);
     }
 
-    /// Others are asked from now on.
+    /// From now on other targets receive requests.
     fn retarget(&mut self, operations: &mut Operations<'_>) {
         let [which, interval, adopted] = [(); 3].map(|()| operations.byte());
         let interval = Duration::from_millis(100 + 100 * u64::from(interval));
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// Takes in a datagram, and checks what has changed.
+    /// Processes a datagram, and checks what has changed.
     fn take(&mut self, bytes: &[u8]) {
         let (before, sick, due) = (self.shown(), self.senders.sick().clone(), self.senders.next_due());
         let result = self.senders.take(bytes, self.now);

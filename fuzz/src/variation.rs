@@ -1,5 +1,5 @@
-//! Variations of texts that are known to reach far: pieces cut out, doubled, exchanged, and words of the language put in.
-//! The same seed makes the same variations, on every machine.
+//! Variations of texts that are known to reach far: pieces removed, doubled, exchanged, and words
+//! of the language inserted. The same seed makes the same variations, on every machine.
 
 use fastrand::Rng;
 
@@ -29,7 +29,7 @@ fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut
             text.splice(at..at, piece);
         }
         2 => {
-            // Many of the same: depth, and length.
+            // Many copies of the same piece: depth, and length.
             let piece = text[begin..end].repeat(1 + random.usize(..PIECE));
             text.splice(begin..end, piece);
         }
@@ -55,7 +55,8 @@ fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut
     }
 }
 
-/// The words of a dictionary as fuzzers read it: one in quotes on each line, with `\"`, `\\` and `\xNN` in it.
+/// The words of a dictionary as fuzzers read it: one in quotes on each line, with `\"`, `\\` and
+/// `\xNN` in it.
 ///
 /// # Panics
 /// If a line is something else.

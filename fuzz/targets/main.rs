@@ -1,5 +1,5 @@
-//! The fuzzer's way in: one program for all readers, because most of the time of a build is theirs in common. Which one it
-//! feeds stands in an environment variable, for the command line is the fuzzer's.
+//! The fuzzer's entry point: one program for all readers, because they share most of a build. An
+//! environment variable names the reader, because the fuzzer uses the command line.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! What fuzzers have found to reach far is read again, and a fixed number of variations of it: the same ones each time, so
-//! that a failure is one that can be repeated.
+//! Reads the committed corpora, which fuzzers have found to reach far, and a fixed number of
+//! variations of them: the same ones each time, so that a failure can be repeated.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -9,7 +9,7 @@ use fastrand::Rng;
 use lb_fuzz::variation::{vary, words};
 use lb_fuzz::{Target, target};
 
-/// Reads the corpus of a target, then so many variations.
+/// Reads the corpus of a target, then this many variations.
 #[track_caller]
 fn check(name: &str, variations: u32) {
     let Target { read, .. } = target(name).expect("a target");

@@ -1,9 +1,10 @@
-//! What a connect() costs through the programs, and what it costs through others.
+//! The cost of a connect() through socklb's programs, and through others.
 //!
-//! Each arm is a process in a cgroup of its own, in a network namespace without a neighbour. A round lets every arm of a
-//! group work some hundred times, in a new random order; the ratio to the first arm is taken within each round, so that
-//! whatever disturbs the machine disturbs both. The second arm is a copy of the first: its ratio is the noise.
-//! Connections end with a reset, so that no port waits; the backends poll on another CPU, so that no wake-up is measured.
+//! Each arm is a process in a cgroup of its own, in a network namespace without neighbours. In a
+//! round every arm of a group works some hundred times, in a new random order; the ratio to the
+//! first arm is computed within each round, so a disturbance of the machine affects both. The
+//! second arm is a copy of the first: its ratio is the noise. Connections end with a reset, so that
+//! no port waits; the backends poll on another CPU, so that no wake-up is measured.
 
 mod arm;
 
@@ -56,22 +57,25 @@ pub struct Options {
     /// The object with the empty and the floor program
     #[arg(long)]
     floor: PathBuf,
-    /// Rounds; every arm has its turn in each
+    /// Rounds, in each of which every arm has a turn
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Connects in a turn, no more than a listener can hold; other kinds of work are done as often as takes about as long
+    /// Connects in a turn, at most as many as a listener can hold; the number of other operations
+    /// is chosen to take about as long
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=1000))]
     chunk: u32,
     /// Only this group; may be given several times
     #[arg(long = "group")]
     groups: Vec<Name>,
-    /// Another build of socklb, a program: what is compared then is this build, this build again, and the other
+    /// Another build of socklb (path of the program): compares this build, this build again, and
+    /// the other
     #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
     other: Option<PathBuf>,
-    /// What is compared then is this build, this build again, and this build whose backends report each second
+    /// Compares this build, this build again, and this build with backends that report each second
     #[arg(long, conflicts_with_all = ["other", "report"])]
     reports: bool,
-    /// So many times all of it, each time with new processes, programs and maps, and what came out over all of them
+    /// Number of repetitions, each with new processes, programs and maps; also prints the spread
+    /// over all of them
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99), conflicts_with = "report")]
     runs: u32,
     /// Write the results into the documents of this folder

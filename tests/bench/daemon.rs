@@ -1,4 +1,5 @@
-//! What the daemon costs when it starts, when nothing happens, and when its configuration is read anew.
+//! The cost of the daemon when it starts, when nothing happens, and when it reloads its
+//! configuration.
 
 use std::time::{Duration, Instant};
 
@@ -45,7 +46,8 @@ pub fn run() -> Result<()> {
     many(&setup)
 }
 
-/// As many client tasks as a host may have: what one more costs, and what all of them cost when nothing happens.
+/// The maximum number of client tasks of a host: the cost of one more, and of all of them when
+/// nothing happens.
 fn many(setup: &Setup) -> Result<()> {
     const CLIENTS: usize = 64;
     let cgroups: Vec<Cgroup> = (0..CLIENTS).map(|_| Cgroup::new()).collect();
@@ -80,8 +82,8 @@ fn many(setup: &Setup) -> Result<()> {
     reloads(setup, &cgroups)
 }
 
-/// What clients that do not change cost when the configuration is read anew: with default limits, and lists of some
-/// length.
+/// The cost of unchanged clients when the configuration is reloaded: with default limits, and with
+/// long lists.
 fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
     const TIMES: u32 = 20;
     const ADDED: u32 = 5;
@@ -128,12 +130,12 @@ fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds each, of ticks for several.
+/// Milliseconds of each, from the ticks of several.
 fn per(ticks: u64, times: u32) -> f64 {
     Duration::from_millis(10 * ticks).as_secs_f64() * 1000.0 / f64::from(times)
 }
 
-/// Ticks of CPU time that a daemon takes while nothing happens.
+/// Ticks of CPU time that a daemon uses while nothing happens.
 fn idle(daemon: &Daemon) -> Result<u64> {
     let before = cpu_ticks(daemon.pid())?;
     let until = Instant::now() + IDLE;

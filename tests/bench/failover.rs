@@ -1,8 +1,9 @@
-//! What a dead backend costs a client, with and without ejection; whether backends are ejected that are well; and how soon one
-//! that recovers has its share again.
+//! What a dead backend costs a client, with and without ejection; whether healthy backends are
+//! ejected; and how soon a recovered backend has its share again.
 //!
-//! A benchmark and no test: it takes real seconds, and what it shows depends on them. The program is driven as an operator
-//! drives it; the client's connects are those of a process in the client's cgroup, and what failed is what that has seen.
+//! This is a benchmark, not a test: it takes real seconds, and its results depend on them. It
+//! drives the program as an operator does. A process in the client's cgroup makes the connects and
+//! records which fail.
 
 mod cell;
 
@@ -43,19 +44,20 @@ pub struct Options {
     /// Every fault in every fleet under every policy
     #[arg(long, conflicts_with_all = ["mistakes", "recovery"])]
     all: bool,
-    /// Whether backends are ejected that are well
+    /// Test whether healthy backends are ejected
     #[arg(long = "false", conflicts_with = "recovery")]
     mistakes: bool,
-    /// Of that: connects of which one in a thousand fails; a tenth as many where packets are lost
+    /// With `--false`: connects, one in a thousand of which fails; a tenth as many if packets
+    /// are lost
     #[arg(long, default_value_t = 1_000_000)]
     connects: u64,
-    /// How soon a backend that recovers has its share again
+    /// Measure how soon a recovered backend has its share again
     #[arg(long)]
     recovery: bool,
-    /// Write what was measured to this file, as JSON
+    /// Write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Fail if what is needed is missed
+    /// Fail if a requirement is missed
     #[arg(long)]
     check: bool,
 }
@@ -66,7 +68,7 @@ fn policy(name: &str) -> Result<Policy, String> {
     found.ok_or_else(|| format!("one of {names}"))
 }
 
-/// A cell with what it has shown, in a document.
+/// A cell with its results, in a document.
 #[derive(Serialize)]
 struct Row<'m> {
     #[serde(flatten)]

@@ -1,8 +1,10 @@
-//! What reports of backends do, and what they cost: restarts that lose no request, the time from SIGTERM to the last connect that
-//! chose a lame duck, pushes to many clients, probes of many backends, and datagrams of strangers.
+//! The effect and the cost of backends' reports: restarts that lose no request, the time from
+//! SIGTERM to the last connect that chose a lame duck, pushes to many clients, probes of many
+//! backends, and datagrams of strangers.
 //!
-//! A benchmark and no test: it takes real seconds, and what it shows depends on them. Daemon, agent and backends are processes that
-//! are driven as an operator drives them. Where thousands are asked, or somebody lies, the benchmark speaks the protocol itself.
+//! This is a benchmark, not a test: it takes real seconds, and its results depend on them. It
+//! drives daemon, agent and backends as processes, as an operator does. For thousands of agents, or
+//! for forged reports, the benchmark speaks the protocol itself.
 
 pub mod finding;
 
@@ -44,9 +46,9 @@ use finding::Finding;
 /// `bench lame-duck`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Only these parts; all of them, if none is named
+    /// Only these parts; default: all
     parts: Vec<Part>,
-    /// Fail if what is needed is missed
+    /// Fail if a requirement is missed
     #[arg(long)]
     check: bool,
 }
@@ -56,19 +58,19 @@ pub struct Options {
 enum Part {
     /// Backends that are restarted or crash under load
     Restart,
-    /// From SIGTERM to the last connect that chose the backend
+    /// Time from SIGTERM to the last connect that chose the backend
     Shutdown,
     /// Pushes to 1,000 and 10,000 clients
     Pushes,
-    /// From a datagram to the word that connects read
+    /// Time from a datagram to the word that connects read
     Stored,
-    /// From a request to its answer
+    /// Time from a request to its answer
     Answered,
     /// 10,000 backends probed by one daemon
     Many,
     /// 100,000 datagrams that must change nothing
     Hostile,
-    /// Millions of frames a second to an interface on which the kernel takes reports in
+    /// Millions of frames per second to an interface on which the kernel processes reports
     Flood,
 }
 
@@ -105,7 +107,7 @@ pub fn run(options: &Options) -> Result<()> {
         if !options.parts.is_empty() && !options.parts.contains(&part) {
             continue;
         }
-        // A network of its own, so that no part finds what another has left.
+        // A network of its own, so that no part finds the remains of another.
         let stage = Stage::new();
         let findings = part.measure(&stage)?;
         println!("{}", finding::print(&findings));

@@ -1,9 +1,10 @@
-//! A way to other hosts that takes its time and may lose packets: two TAP devices, one of them in a network namespace of its own,
-//! and frames that are carried from one to the other some milliseconds later. On loopback an answer comes while the packet is being
-//! sent, so that fifty connects at a time would be no more than there are CPUs. Not every kernel has netem; and what is lost here is
-//! the same in each run.
+//! A link to other hosts with a delay and an optional loss: two TAP devices, one of them in a
+//! network namespace of its own, and threads that carry frames from one to the other some
+//! milliseconds later. On loopback an answer arrives while the packet is being sent, so that of
+//! fifty connects only as many would be under way as there are CPUs. Not every kernel has netem;
+//! and the losses here are the same in each run.
 //!
-//! Every address of `10.78.0.0/16` is the other end's.
+//! Every address of `10.78.0.0/16` belongs to the far end.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -22,16 +23,16 @@ use stage::namespace::another_network;
 
 use crate::pause;
 
-/// How long a carrier waits before it looks whether it is to end.
+/// How long a carrier waits before it checks whether it must end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Longer than any frame: the devices have an MTU of 1,500.
 const FRAME: usize = 2048;
 
-/// Where the near end is.
+/// The address of the near end.
 pub const NEAR: &str = "10.77.0.1";
 
-/// The way. Gone when it is dropped, with the far namespace.
+/// The link. Removed on drop, with the far namespace.
 pub struct Link {
     far: File,
     carried: Arc<Carried>,
@@ -41,16 +42,17 @@ pub struct Link {
 /// What its carriers share.
 struct Carried {
     delay: Duration,
-    /// Of a million, how many are lost.
+    /// Packets per million that are lost.
     lost: AtomicU64,
     ends: AtomicBool,
 }
 
 impl Link {
-    /// Connects the calling thread's network with one of its own, in which `listen` starts those who listen. A packet takes `delay`
-    /// one way.
+    /// Connects the calling thread's network with a new one, in which `listen` starts the
+    /// listeners. A packet takes `delay` one way.
     pub fn start<T: Send>(delay: Duration, listen: impl FnOnce() -> Result<T> + Send) -> Result<(Self, T)> {
-        // Neither end asks for the other's hardware address: the question might be lost.
+        // Both ends have fixed hardware addresses of the peer, because an address request might be
+        // lost.
         let near = tap("near")?;
         run("ip link set near address 02:00:00:00:00:01 up")?;
         run("ip address add 10.77.0.1/24 dev near")?;
@@ -85,7 +87,7 @@ impl Link {
         self.carried.lost.store((share * 1e6) as u64, Ordering::Relaxed);
     }
 
-    /// Lets a command run at the far end.
+    /// Makes a command run at the far end.
     pub fn at_the_far_end(&self, command: &mut Command) -> Result<()> {
         let namespace = self.far.try_clone()?;
         let kind = rustix::thread::LinkNameSpaceType::Network;
@@ -108,7 +110,7 @@ impl Drop for Link {
     }
 }
 
-/// Takes what is sent, until the link ends.
+/// Receives frames until the link ends.
 fn take(mut from: File, sent: &Sender<(Instant, Vec<u8>)>, carried: &Carried, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     while !carried.ends.load(Ordering::Relaxed) {
@@ -128,18 +130,19 @@ fn take(mut from: File, sent: &Sender<(Instant, Vec<u8>)>, carried: &Carried, se
     }
 }
 
-/// Brings it when its time has come, until nobody sends any more.
+/// Delivers each frame when it is due, until all senders are gone.
 fn bring(mut to: File, under_way: &Receiver<(Instant, Vec<u8>)>) {
-    // A refusal costs 50 us a frame, which is no reason to end.
+    // If the kernel refuses, each frame is 50 us late, which is no reason to end.
     let _ = pause::without_slack();
     for (due, frame) in under_way {
         pause::until(due);
-        // A device whose queue is full loses the frame, as any link does.
+        // A device with a full queue loses the frame, as any link does.
         let _ = to.write(&frame);
     }
 }
 
-/// Makes a TAP device of this name in the calling thread's network; it is gone when the last handle is.
+/// Makes a TAP device of this name in the calling thread's network; it disappears with its last
+/// handle.
 fn tap(name: &str) -> Result<File> {
     let file = File::options().read(true).write(true).open("/dev/net/tun").context("open /dev/net/tun")?;
     // SAFETY: a structure of plain numbers.

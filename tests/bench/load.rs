@@ -1,8 +1,10 @@
-//! Weights that follow load, on this kernel: how evenly backends are loaded that can do more or less, beside what the planner says of
-//! the same fleet; and what it costs a daemon to follow the load of many.
+//! Weights that follow load, on this kernel: how evenly backends of different capacity are loaded,
+//! compared with the planner's result for the same fleet; and what it costs a daemon to follow the
+//! load of many.
 //!
-//! Backends are processes under quotas of CPU time, agents report how much of these they use, and clients send at rates that differ.
-//! How loaded a backend is, the kernel counts for its cgroup, and nobody who takes part in the decision.
+//! Backends are processes under quotas of CPU time, agents report how much of these they use, and
+//! clients send at different rates. The kernel's count for a backend's cgroup shows how loaded it
+//! is; this count is independent of every part of the decision.
 
 pub mod server;
 
@@ -32,7 +34,7 @@ use fleet::{Cost, Mode};
 /// `bench load`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Only these parts; both, if none is named
+    /// Only these parts; default: both
     parts: Vec<Part>,
     /// Only these arms
     #[arg(long = "arm")]
@@ -40,25 +42,25 @@ pub struct Options {
     /// Only this way to dial
     #[arg(long = "mode")]
     modes: Vec<Mode>,
-    /// How often each arm has its turn
+    /// Number of turns of each arm
     #[arg(long, default_value_t = 1)]
     rounds: u32,
-    /// For how long clients send before anything is measured, in seconds
+    /// Seconds for which clients send before the measurement
     #[arg(long, default_value_t = 45)]
     settle: u64,
-    /// How long is measured, in seconds
+    /// Seconds of the measurement
     #[arg(long, default_value_t = 45)]
     measure: u64,
-    /// How long is measured after a quota has changed, in seconds; 0: none changes
+    /// Seconds of the measurement after a quota has changed; 0: no change
     #[arg(long, default_value_t = 60)]
     change: u64,
     /// CPU time of a request, in microseconds
     #[arg(long, default_value_t = 1_500)]
     cost: u64,
-    /// How much that varies: the standard deviation of its logarithm
+    /// Variation of that: the standard deviation of its logarithm
     #[arg(long, default_value_t = 0.0)]
     sigma: f64,
-    /// Fail if what is needed is missed
+    /// Fail if a requirement is missed
     #[arg(long)]
     check: bool,
 }
@@ -66,13 +68,13 @@ pub struct Options {
 /// A part, which can be measured alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// Backends whose quotas differ
+    /// Backends with different quotas
     Fleet,
     /// 64 clients that follow the load of ten services
     Publication,
 }
 
-/// How long what takes.
+/// The durations of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     settle: Duration,
@@ -131,7 +133,7 @@ fn fleets(options: &Options, arms: &[Arm]) -> Result<Vec<Finding>> {
     Ok(print::findings(&outcomes, planned))
 }
 
-/// Of the cgroups that have quotas here.
+/// The version of the cgroups that have quotas here.
 fn version() -> String {
     Quota::new().map_or_else(|error| format!("s: {error:#}"), |quota| format!(" v{}", quota.version()))
 }

@@ -1,4 +1,5 @@
-//! Benchmarks against the real kernel: paired arms in one run, taken in turns, with an A/A arm that shows the noise.
+//! Benchmarks against the real kernel: paired arms in one run, taken in turns, with an A/A arm that
+//! shows the noise.
 
 mod connect;
 
@@ -33,9 +34,9 @@ enum Command {
     Daemon,
     /// What a dead backend costs a client, with and without ejection
     Failover(failover::Options),
-    /// What reports of backends do, and what they cost
+    /// The effect and the cost of backends' reports
     LameDuck(lame_duck::Options),
-    /// How evenly backends are loaded that differ, and what it costs to follow their load
+    /// How evenly backends of different capacity are loaded, and what it costs to follow their load
     Load(load::Options),
     /// The backends of a benchmark
     #[command(hide = true)]
@@ -62,7 +63,8 @@ enum Command {
 
 fn main() -> Result<()> {
     let command = Cli::parse().command;
-    // Without whoever waits for the result it would go on, with both CPUs. An application does go on where nobody runs it any more.
+    // Without its parent this process would continue and occupy both CPUs. An application does
+    // continue without its run.
     if !matches!(command, Command::Application(_)) {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     }
@@ -82,7 +84,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Says which needs are missed, if any are; an error if these are to be checked.
+/// Prints the missed requirements; returns an error if they are checked.
 fn conclude(missed: &[String], is_checked: bool) -> Result<()> {
     for missed in missed {
         println!("missed: {missed}");

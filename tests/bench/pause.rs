@@ -1,5 +1,5 @@
-//! Waiting for a moment, to the microsecond: sleeping with the kernel's default slack of 50 us would be what is measured. And the
-//! opposite: processors that wait for nobody.
+//! Waits for a moment, exact to the microsecond: with the kernel's default slack of 50 us, a sleep
+//! would distort the measurement. Also the opposite: keeps processors busy.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rustix::thread::{ClockId, NanosleepRelativeResult, Timespec, clock_nanosleep_relative};
 
-/// Lets the calling thread be woken when it asks for it.
+/// Makes the kernel wake the calling thread at the requested time.
 pub fn without_slack() -> Result<()> {
     Ok(rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?)
 }
 
-/// Lets the calling thread run whenever it has something to do, whoever else wants to.
+/// Makes the calling thread run whenever it has work, before all other threads.
 pub fn before_all_others() -> Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameters outlive the call, which only reads them.
@@ -23,21 +23,20 @@ pub fn before_all_others() -> Result<()> {
     Ok(())
 }
 
-/// Waits for so long.
 pub fn pause(time: Duration) {
     until(Instant::now() + time);
 }
 
-/// Waits until then.
 pub fn until(moment: Instant) {
     while let Some(left) = moment.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
         let left = Timespec::try_from(left).expect("a short time");
-        // Interrupted or not, the loop looks again.
+        // The loop checks the time whether the sleep was interrupted or not.
         let _: NanosleepRelativeResult = clock_nanosleep_relative(ClockId::Monotonic, &left);
     }
 }
 
-/// Does something while a thread of ordinary priority keeps each processor busy. Returns also how many there are.
+/// Runs `work` while a thread of ordinary priority keeps each processor busy. Also returns the
+/// number of processors.
 pub fn while_busy<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let ends = AtomicBool::new(false);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,13 +1,13 @@
-//! Medians and their confidence, by order: no assumption about how times are distributed.
+//! Medians and their confidence, by order statistics: no assumption about the distribution of
+//! times.
 
-/// A median with what surrounds it.
+/// A median with its confidence interval.
 #[derive(Clone, Copy, Debug)]
 pub struct Median {
-    /// The middle.
     pub value: f64,
     /// 95 % confidence interval of the median, by order statistics.
     pub low: f64,
-    /// Its upper end.
+    /// The upper end of the interval.
     pub high: f64,
 }
 

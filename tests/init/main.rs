@@ -1,8 +1,9 @@
-//! PID 1 of a guest of the VM tests: makes the machine what the tests expect of a host, runs them phase by phase as
-//! `/plan` says, and leaves by the exit device.
+//! PID 1 of a guest of the VM tests: makes the machine what the tests expect of a host, runs the
+//! tests phase by phase according to `/plan`, and leaves through the exit device.
 //!
-//! Whatever it finds wrong is an exit code of its own, so that a broken guest is never taken for a failing test. It
-//! knows nothing of what is tested, nor of who judges the log.
+//! Every problem with the guest itself has an exit code of its own, so that a broken guest never
+//! looks like a failing test. This file knows neither the content of the tests nor the evaluation
+//! of the log.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
@@ -16,13 +17,14 @@ use lb_suite::Phase;
 use rustix::mount::MountFlags;
 use rustix::process::WaitOptions;
 
-/// Exit codes. 0 and 1 are left to an emulator that died.
+/// Exit codes. 0 and 1 are reserved for an emulator that died.
 const PASSED: u8 = 0x10;
 const FAILED: u8 = 0x11;
 const UNFIT: u8 = 0x12;
 
 fn main() {
-    // The stage panics if it cannot do its part. A PID 1 that ends without a code looks like an emulator that died.
+    // The stage panics if it cannot do its part. A PID 1 that ends without a code looks like an
+    // emulator that died.
     let code = match std::panic::catch_unwind(run) {
         Ok(Ok(true)) => PASSED,
         Ok(Ok(false)) => FAILED,
@@ -66,12 +68,12 @@ fn mount_all() -> Result<()> {
         ("devtmpfs", "/dev"),
         ("tmpfs", "/tmp"),
         ("tmpfs", "/run"),
-        // Where systemd mounts it, and where the product looks for it first of all.
+        // systemd mounts it here, and the product looks for it here first.
         ("cgroup2", "/sys/fs/cgroup"),
         ("bpf", "/sys/fs/bpf"),
     ];
     for (kind, target) in mounts {
-        // The folders of sysfs are there; those of the root are made.
+        // The folders of sysfs exist; folders in the root must be created.
         let _ = fs::create_dir(target);
         rustix::mount::mount(kind, target, kind, MountFlags::empty(), None)
             .with_context(|| format!("mount {kind} on {target}"))?;
@@ -79,7 +81,7 @@ fn mount_all() -> Result<()> {
     Ok(())
 }
 
-/// In the order of their names, which is that of their needs.
+/// Loads modules in the order of their names, which is the order of their dependencies.
 fn load_modules() -> Result<()> {
     let mut modules: Vec<_> = fs::read_dir("/modules")
         .context("read /modules")?
@@ -93,7 +95,8 @@ fn load_modules() -> Result<()> {
     Ok(())
 }
 
-/// Sees whether the kernel lists its TCP sockets to us, of both families: at least a listener of our own.
+/// Checks that the kernel lists its TCP sockets of both families: at least a listener of this
+/// process.
 fn dump_tcp_sockets() -> Result<()> {
     for (family, address) in [(libc::AF_INET, "127.0.0.1:0"), (libc::AF_INET6, "[::1]:0")] {
         let listener = std::net::TcpListener::bind(address)?;
@@ -106,7 +109,7 @@ fn dump_tcp_sockets() -> Result<()> {
     Ok(())
 }
 
-/// Asks for a dump of one family's TCP sockets and counts the answers.
+/// Requests a dump of one family's TCP sockets and counts the answers.
 fn count_tcp_sockets(family: u8) -> Result<u32> {
     const SOCK_DIAG_BY_FAMILY: u16 = 20;
     const HEADER: usize = 16;
@@ -147,11 +150,12 @@ fn count_tcp_sockets(family: u8) -> Result<u32> {
     }
 }
 
-/// Keeps a program attached at every hook of a client in a cgroup without processes.
+/// Holds a program attached at every hook of a client, in a cgroup without processes.
 ///
-/// The kernel patches its code when a hook gets its first program on the machine, and again when it loses its last.
-/// Tests would cause that thousands of times. Under emulation it takes 58 ms each, and with two CPUs it has killed
-/// guests: one CPU met the breakpoint of a patch that the other had already completed.
+/// The kernel patches its code when a hook gets its first program on the machine, and again when
+/// the hook loses its last. Tests would cause that thousands of times. Under emulation each patch
+/// takes 58 ms, and with two CPUs patches have killed guests: one CPU met the breakpoint of a patch
+/// that the other had already completed.
 fn keep_hooks_in_use() -> Result<()> {
     let cgroup = Path::new("/sys/fs/cgroup/idle");
     fs::create_dir(cgroup).context("create the cgroup that keeps hooks in use")?;
@@ -172,14 +176,15 @@ fn keep_hooks_in_use() -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests of a phase, and reaps every orphan that they leave, as PID 1 has to.
+/// Runs the tests of a phase, and reaps every orphan that they leave, as PID 1 must.
 fn run_tests(phase: &Phase) -> Result<ExitStatus> {
     let mut tests = Command::new("/tests/local");
-    // The kernel hands `NAME=value` of its command line to init as variables, and init to the tests.
+    // The kernel passes `NAME=value` of its command line to init as variables, and init passes them
+    // to the tests.
     tests.args(phase.arguments()).env(lb_suite::VARIABLE.0, lb_suite::VARIABLE.1).current_dir("/tmp");
     tests.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     let tests = tests.spawn().context("start the tests")?;
-    // Ends when the tests have ended; they bound their own time.
+    // Ends when the tests have ended; they limit their own time.
     loop {
         let waited = rustix::process::wait(WaitOptions::empty()).context("wait for a child")?;
         let (pid, status) = waited.expect("without NOHANG there is an answer");
@@ -189,36 +194,36 @@ fn run_tests(phase: &Phase) -> Result<ExitStatus> {
     }
 }
 
-/// Ends the guest. The emulator leaves with twice the code plus one.
+/// Ends the guest. The emulator exits with twice the code plus one.
 fn leave(code: u8) -> ! {
-    // The emulator ends at once: what is still on its way to the serial line would be lost.
+    // The emulator ends at once: bytes still in transit to the serial line would be lost.
     let drain = || rustix::termios::tcdrain(rustix::stdio::stdout());
     let _ = drain();
     let left = leave_by_port(code);
-    // Only if there is no such device.
+    // Reached only if there is no such device.
     println!("guest: cannot leave by the exit device: {left:?}");
     let _ = drain();
     let _ = rustix::system::reboot(rustix::system::RebootCommand::PowerOff);
     std::process::abort();
 }
 
-/// Where the driver puts the emulator's exit device.
+/// The port at which the driver places the emulator's exit device.
 #[cfg(target_arch = "x86_64")]
 const EXIT_PORT: u16 = 0xf4;
 
-/// By the instruction itself: Debian's kernels have no `/dev/port`.
+/// Uses the `out` instruction, because Debian's kernels have no `/dev/port`.
 #[cfg(target_arch = "x86_64")]
 fn leave_by_port(code: u8) -> std::io::Result<()> {
-    // SAFETY: asks for the use of one port, which in a guest is that device.
+    // SAFETY: requests the use of one port, which in a guest is that device.
     if unsafe { libc::ioperm(EXIT_PORT.into(), 1, 1) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the port is ours, and the instruction touches no memory.
+    // SAFETY: this process may use the port, and the instruction accesses no memory.
     unsafe { std::arch::asm!("out dx, al", in("dx") EXIT_PORT, in("al") code, options(nomem, nostack)) };
     Ok(())
 }
 
-/// The other architectures that the tree builds on have no port to write to, and no guest yet.
+/// The other architectures that the tree builds on have no such port, and no guest yet.
 #[cfg(not(target_arch = "x86_64"))]
 fn leave_by_port(_: u8) -> std::io::Result<()> {
     Err(std::io::ErrorKind::Unsupported.into())

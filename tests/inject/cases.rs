@@ -1,5 +1,5 @@
-//! Which faults are tried, in which order: every call site, in each phase in which it was seen, with each error; all of them, or as
-//! many as there is time for, sampled by a seed.
+//! Which faults are tried, in which order: every call site, in each phase in which it was seen,
+//! with each error; all of them, or as many as there is time for, sampled by a seed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,32 +9,28 @@ use fastrand::Rng;
 use crate::site::{Id, hash};
 use crate::supervisor::{Desk, Fault, Phase};
 
-/// Out of descriptors, out of memory, and not allowed.
+/// Out of descriptors, out of memory, and not permitted.
 pub const ERRORS: [(i32, &str); 3] =
     [(libc::EMFILE, "EMFILE"), (libc::ENOMEM, "ENOMEM"), (libc::EPERM, "EPERM")];
 
-/// One fault that is tried.
+/// One fault to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Case {
-    /// When.
     pub phase: Phase,
-    /// Where.
     pub site: Id,
-    /// How.
     pub errno: i32,
-    /// Calls from there that succeed before.
+    /// Calls from the site that succeed before.
     pub skip: u32,
 }
 
 impl Case {
-    /// What is armed for it.
     pub fn fault(&self) -> Fault {
         Fault { site: self.site, errno: self.errno, skip: self.skip }
     }
 }
 
 impl fmt::Display for Case {
-    /// As the arguments that ask for it.
+    /// Formats the arguments that reproduce the case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { phase, site, errno, skip } = self;
         let error = ERRORS.iter().find(|(number, _)| number == errno).map_or("?", |(_, name)| name);
@@ -47,9 +43,9 @@ impl fmt::Display for Case {
     }
 }
 
-/// The cases that follow from what was seen: each error at the first call of a site, and one of them at a later call. In
-/// the order of the seed and of the functions' names alone: which other sites were seen, and where in a function a call
-/// stands, do not change what comes first.
+/// The cases that follow from the record: each error at the first call of a site, and one of the
+/// errors at a later call. The order depends only on the seed and on the functions' names, not on
+/// which other sites were seen or where in a function a call is.
 pub fn all(desk: &Desk, seed: u64) -> Vec<Case> {
     let seen = desk.look(|record| {
         let with_paths = record.seen.iter().map(|(key, count)| (*key, *count, record.sites[&key.1].path()));
@@ -65,7 +61,8 @@ pub fn all(desk: &Desk, seed: u64) -> Vec<Case> {
         cases.extend(ERRORS.map(|(errno, _)| first(errno, 0)));
         if count > 3 {
             let (errno, _) = random.choice(ERRORS).expect("there are errors");
-            // Of half a pass: the record is that of two or more, and not all of them are alike.
+            // At most half of the calls of one pass: the record covers two or more passes, and not
+            // all of them are alike.
             let skip = 1 + random.u32(..(count / 4).max(1));
             cases.push((random.u64(..), Case { phase, site, errno, skip }));
         }

@@ -1,7 +1,7 @@
-//! Which system calls of a process are held up, and how: a seccomp filter that asks a supervisor, put in place between fork
-//! and exec. The kernel lets everything else pass at full speed.
+//! Which system calls of a process are held up, and how: a seccomp filter that notifies a
+//! supervisor, installed between fork and exec. The kernel lets all other calls pass at full speed.
 //!
-//! Knows nothing of who decides about a call; see `supervisor`.
+//! Does not know how the supervisor decides; see `supervisor`.
 
 use std::io;
 use std::io::{IoSlice, IoSliceMut};
@@ -16,7 +16,8 @@ use rustix::net::{
     SendFlags,
 };
 
-/// Every call that takes a resource or a privilege, by its number on `x86_64` and its name. Not epoll, futexes and clocks.
+/// Every call that takes a resource or a privilege, by its number on `x86_64` and its name. Not
+/// epoll, futexes and clocks.
 pub const CALLS: [(i64, &str); 29] = [
     (libc::SYS_bpf, "bpf"),
     (libc::SYS_open, "open"),
@@ -46,7 +47,7 @@ pub const CALLS: [(i64, &str); 29] = [
     (libc::SYS_unlinkat, "unlinkat"),
     (libc::SYS_rmdir, "rmdir"),
     (libc::SYS_dup, "dup"),
-    // Only where it makes a descriptor: see `program`.
+    // Only if it creates a descriptor: see `program`.
     (libc::SYS_fcntl, "fcntl F_DUPFD_CLOEXEC"),
 ];
 
@@ -89,8 +90,9 @@ fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: u16::try_from(code).expect("codes have 16 bits"), jt, jf, k }
 }
 
-/// Puts a command under the filter, from its exec on. Must be the last thing that prepares the command, for what comes
-/// after it would be stopped as well. The other end gives the descriptor on which the kernel asks, see [`listener`].
+/// Puts a command under the filter, from its exec on. Must be the last preparation of the command,
+/// because the filter would stop later ones as well. The other end of the returned stream provides
+/// the descriptor for the kernel's notifications, see [`listener`].
 pub fn put_under(command: &mut Command) -> UnixStream {
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     let mut steps = program();
@@ -110,13 +112,13 @@ pub fn put_under(command: &mut Command) -> UnixStream {
 }
 
 fn install(steps: &mut [libc::sock_filter]) -> io::Result<i32> {
-    /// Linux 5.19: signals do not make a call that waits for the supervisor begin anew.
+    /// Linux 5.19: signals do not restart a call that waits for the supervisor.
     const WAIT_KILLABLE: libc::c_ulong = 1 << 5;
     let program = libc::sock_fprog {
         len: u16::try_from(steps.len()).map_err(io::Error::other)?,
         filter: steps.as_mut_ptr(),
     };
-    // SAFETY: the program lives through the call, and is as long as it says.
+    // SAFETY: the program lives through the call, and has the length that it states.
     let listener = unsafe {
         libc::syscall(
             libc::SYS_seccomp,
@@ -131,7 +133,7 @@ fn install(steps: &mut [libc::sock_filter]) -> io::Result<i32> {
     i32::try_from(listener).map_err(io::Error::other)
 }
 
-/// The descriptor on which the kernel asks, once the command was started.
+/// The descriptor on which the kernel notifies, after the command was started.
 pub fn listener(ours: &UnixStream) -> OwnedFd {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut message = RecvAncillaryBuffer::new(&mut space);

@@ -1,7 +1,9 @@
-//! Fault injection: every call of the daemon that takes a resource or a privilege fails once, under clients that connect
-//! without pause. No link may be lost, no connect fail, no count stay wrong, and everything goes on by itself.
+//! Fault injection: every call of the daemon that takes a resource or a privilege fails once, under
+//! clients that connect without pause. The daemon must lose no link, fail no connect, leave no
+//! count wrong, and recover by itself.
 //!
-//! A call site is told by the functions that lead to it. A failing case is printed with what it takes to see it again.
+//! The functions that lead to a call identify its site. A failing case is printed with the
+//! arguments that reproduce it.
 
 mod filter;
 
@@ -38,10 +40,10 @@ struct Options {
     /// As many as fit into this time, sampled by the seed
     #[arg(long, default_value_t = 90)]
     seconds: u64,
-    /// Decides what is sampled; random unless it is given
+    /// Seed of the sample; default: random
     #[arg(long)]
     seed: Option<u64>,
-    /// Only this site, as a failing case names it
+    /// Only this site, by the id in the output of a failing case
     #[arg(long)]
     site: Option<Id>,
     /// Only this error
@@ -50,10 +52,10 @@ struct Options {
     /// Only in this phase
     #[arg(long, value_parser = phase)]
     phase: Option<Phase>,
-    /// Only after so many calls from the site
+    /// Only after this many calls from the site
     #[arg(long)]
     skip: Option<u32>,
-    /// Only lists the sites that are found
+    /// Only list the sites that are found
     #[arg(long)]
     list: bool,
 }
@@ -113,7 +115,6 @@ fn run() -> Result<()> {
     run.report()
 }
 
-/// All that is tried.
 struct Run {
     options: Options,
     desk: Desk,
@@ -125,13 +126,14 @@ struct Run {
     failures: Vec<(Case, String)>,
 }
 
-/// Rounds without a fault, at most.
+/// At most this many rounds without a fault.
 const ROUNDS: u32 = 12;
-/// After so many failures the run ends: nobody reads more.
+/// The run ends after this many failures, because further ones would not be read.
 const FAILURES: usize = 40;
 
 impl Run {
-    /// Scene after scene: one in which something failed is left, for nothing that follows in it would tell much.
+    /// Runs scene after scene. A scene in which a case failed is abandoned, because later results
+    /// in it would mean little.
     fn in_sessions(&mut self) -> Result<()> {
         let mut is_first = true;
         loop {
@@ -170,7 +172,7 @@ impl Run {
                 let text = format!("{error:#}\n--- its log ---\n{}", scene.log());
                 println!("FAILED {case}\n    {}\n{text}", self.site(case.site));
                 self.failures.push((case, text));
-                // A fresh scene is better than what is left of this one.
+                // A fresh scene is better than the remains of this one.
                 return Ok(());
             }
             if !fired {
@@ -181,8 +183,9 @@ impl Run {
         scene.stop(None)
     }
 
-    /// Goes through all phases without a fault: twice, or until that shows nothing new twice in a row, for some of what a
-    /// daemon does it does only now and then. Sites that only another fault leads to are not tried: one call fails at a time.
+    /// Goes through all phases without a fault: twice, or until they show nothing new twice in a
+    /// row, because a daemon does some things only now and then. Sites that only another fault
+    /// leads to are not tried: one call fails at a time.
     fn explore(&self, scene: &mut Scene) -> Result<()> {
         let (mut known, mut same) = (0, 0);
         for _ in 0..if self.options.all { ROUNDS } else { 2 } {
@@ -199,7 +202,7 @@ impl Run {
         Ok(())
     }
 
-    /// Queues the cases of all that was seen.
+    /// Queues the cases of all sites that were seen.
     fn fill_queue(&mut self) {
         let mut cases = cases::all(&self.desk, self.seed);
         cases.retain(|case| self.options.wants(case));
@@ -239,13 +242,13 @@ impl Run {
     }
 }
 
-/// Lets one call fail, and looks at everything afterwards.
+/// Makes one call fail, and checks everything afterwards.
 fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
     match case.phase {
         Phase::Start => {
             scene.stop(None)?;
             if scene.start(Some(case.fault()))?.is_none() {
-                // It may end by that fault even after it answers.
+                // The daemon may end because of that fault even after it answers.
                 let result = scene.is_whole();
                 if scene.reap()?.is_none() {
                     return result;

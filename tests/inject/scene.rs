@@ -1,5 +1,6 @@
-//! The scene of every fault: a daemon under supervision, a client that connects without pause, and everything that a daemon
-//! is asked to do in its life. After each fault all must be as it would have been without.
+//! The scene of every fault: a daemon under supervision, a client that connects without pause, and
+//! everything that a daemon is requested to do in its life. After each fault everything must be as
+//! it would have been without the fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -21,15 +22,14 @@ use crate::supervisor::{Desk, Fault, Phase};
 
 /// The port for metrics, in the stage's own network.
 const METRICS: &str = "127.0.0.1:9500";
-/// The two lists that take turns: the third backend is another one, and weights differ.
+/// The two alternating lists: they differ in the third backend and in weights.
 const LISTS: [[(&str, &str); 3]; 2] = [
     [("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")],
     [("127.0.0.1:8001", "weight = 2"), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")],
 ];
 
-/// The scene.
 pub struct Scene {
-    // Dropped in this order: whoever uses something goes first.
+    // Dropped in this order: users before the things that they use.
     daemon: Option<Daemon>,
     load: Probe,
     _backends: Vec<Backend>,
@@ -40,11 +40,11 @@ pub struct Scene {
     desk: Desk,
     /// Connects of the load so far.
     made: u64,
-    /// The kernel's ids of the first client's links, by name: nothing that fails may change them.
+    /// The kernel's ids of the first client's links, by name: no fault may change them.
     links: BTreeMap<String, u32>,
     round: usize,
     starts: usize,
-    /// What the daemons before this one have logged.
+    /// How much earlier daemons have logged.
     logged: usize,
 }
 
@@ -73,7 +73,7 @@ impl Scene {
         }
     }
 
-    /// The first daemon, in which nothing fails, and the first connects.
+    /// Runs the first daemon, without a fault, and the first connects.
     ///
     /// # Errors
     /// If that does not work.
@@ -88,11 +88,11 @@ impl Scene {
         Ok(())
     }
 
-    /// Starts a daemon, which finds one client in the kernel and another not, and every other time a list that cannot be
-    /// read. Returns what it said last if it refused.
+    /// Starts a daemon. It finds one client in the kernel and not the other, and every second time
+    /// an unreadable list. If the daemon refused to start, returns its last message.
     ///
     /// # Errors
-    /// If it neither answers nor says why not.
+    /// If it neither answers nor gives a reason.
     pub fn start(&mut self, fault: Option<Fault>) -> Result<Option<String>> {
         self.setup.run(&["detach", "batch"]);
         self.configure(true);
@@ -123,14 +123,15 @@ impl Scene {
         }
     }
 
-    /// The last words of a daemon that has ended by itself, if it is one that may.
+    /// The last message of a daemon that has ended by itself, if it was permitted to end.
     fn ended(&mut self, daemon: &Daemon, status: ExitStatus) -> Result<String> {
         let log = daemon.log().split_off(self.logged);
         self.logged += log.len();
         let is_refusal = matches!(status.code(), Some(1 | 4));
-        // Rust ends a program to which memory is refused, for its heap or for the stack on which overflows are handled.
-        // The daemon ends itself where a thread panics, and its runtime does where the kernel refuses a thread for another
-        // reason than want of memory, which kernels do not: the next start goes on, which no connect notices.
+        // Rust aborts a program to which memory is refused, for its heap or for the stack on which
+        // overflows are handled. The daemon ends itself if a thread panics, and its runtime ends it
+        // if the kernel refuses a thread for another reason than lack of memory, which kernels do
+        // not do. The next start continues, and connects are not affected.
         let is_out_of_memory = status.signal() == Some(Signal::ABORT.as_raw())
             && [
                 "memory allocation of ",
@@ -144,10 +145,10 @@ impl Scene {
         Ok(last.to_owned())
     }
 
-    /// Asks the daemon to stop, and waits.
+    /// Stops the daemon, and waits.
     ///
     /// # Errors
-    /// If it does not end, or not well.
+    /// If it does not end, or does not succeed.
     pub fn stop(&mut self, fault: Option<Fault>) -> Result<()> {
         let mut daemon = self.daemon.take().context("a daemon runs")?;
         self.desk.enter(Phase::Stop);
@@ -164,10 +165,10 @@ impl Scene {
         Ok(())
     }
 
-    /// Whether the daemon has ended although nobody asked it to; what it said last, if that may be.
+    /// If the daemon has ended by itself and was permitted to, returns its last message.
     ///
     /// # Errors
-    /// If it may not.
+    /// If it was not permitted to end.
     pub fn reap(&mut self) -> Result<Option<String>> {
         let Some(mut daemon) = self.daemon.take() else { return Ok(None) };
         match daemon.ending() {
@@ -179,10 +180,10 @@ impl Scene {
         }
     }
 
-    /// Everything that a running daemon is asked to do. Returns once all of it is done.
+    /// Does everything that a running daemon is requested to do. Returns after all of it is done.
     ///
     /// # Errors
-    /// If something is not.
+    /// If a step is not done.
     pub fn round(&mut self) -> Result<()> {
         self.round += 1;
         let list = LISTS[self.round % LISTS.len()];
@@ -216,7 +217,7 @@ impl Scene {
         self.until("a client is removed", clients, &vec!["web".to_owned()])
     }
 
-    /// Waits until all is as it should be, and nothing was lost on the way.
+    /// Waits until everything is as it should be, and checks that nothing was lost meanwhile.
     ///
     /// # Errors
     /// If it is not.
@@ -244,8 +245,8 @@ impl Scene {
             .map_err(|((code, text), why)| anyhow::anyhow!("{why}; status is {code:?}:\n{text}"))
     }
 
-    /// Waits for a fact, but not for one that a daemon which has ended would have to show. Returns what was seen last and
-    /// why it waits no longer.
+    /// Waits for a fact, but not after the daemon that would have to show it has ended. Returns the
+    /// last look and the reason for the end of the wait.
     fn wait<T>(
         &mut self,
         look: impl Fn(&Setup) -> T,
@@ -253,7 +254,7 @@ impl Scene {
     ) -> Result<(), (T, &'static str)> {
         let Self { setup, daemon, .. } = self;
         let both = || {
-            // In this order: one that ends between the two has perhaps shown it.
+            // In this order: a daemon that ends between the two may have shown the fact.
             let has_ended = daemon.as_mut().is_some_and(|daemon| daemon.ending().is_some());
             (look(setup), has_ended)
         };
@@ -269,7 +270,8 @@ impl Scene {
         let client = |job: &str, cgroup: &Cgroup| {
             format!("[[client]]\njob = \"{job}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
         };
-        // Flow records are looked at as often as may be, so that a look that failed is soon followed by another.
+        // Passes over flow records are as frequent as possible, so that a failed pass is soon
+        // followed by another.
         let mut text = format!(
             "[metrics]\nlisten = \"{METRICS}\"\n[accounting]\nreclaim_interval = \"1s\"\n{}",
             client("web", &self.cgroup)
@@ -293,21 +295,21 @@ impl Scene {
         self.daemon.as_ref().expect("a daemon runs").signal(Signal::HUP);
     }
 
-    /// Waits until `look` finds in the status what is expected.
+    /// Waits until `look` finds the expected value in the status.
     fn until<T: PartialEq + Debug>(
         &mut self,
         what: &str,
         look: impl Fn(&StatusDocument) -> T,
         expected: &T,
     ) -> Result<()> {
-        // One that ends while it answers has told nothing.
+        // A daemon that ends while it answers has sent no status.
         let status = |setup: &Setup| serde_json::from_slice(&setup.run(&["status", "--json"]).stdout).ok();
         let look = |setup: &Setup| status(setup).map(|status| look(&status));
         self.wait(look, |seen| seen.as_ref() == Some(expected))
             .map_err(|(seen, why)| anyhow::anyhow!("{what}: {why}; expected {expected:?}, saw {seen:?}"))
     }
 
-    /// The end of what the daemon has logged.
+    /// The end of the daemon's log.
     pub fn log(&self) -> String {
         let log = std::fs::read_to_string(self.setup.folder.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
@@ -320,7 +322,7 @@ fn users(status: &StatusDocument) -> Option<&ServiceStatus> {
     status.client("web")?.service("users")
 }
 
-/// Backends of its table.
+/// Backends of the service's table.
 fn backends(status: &StatusDocument) -> BTreeSet<String> {
     let all = users(status).into_iter().flat_map(|service| &service.backends);
     all.filter(|backend| backend.share_wanted > 0.0).map(|backend| backend.address.to_string()).collect()
@@ -331,7 +333,7 @@ fn active(status: &StatusDocument) -> u64 {
     users(status).into_iter().flat_map(|service| &service.backends).map(|backend| backend.active).sum()
 }
 
-/// Connects of the service, whatever became of its backends.
+/// Connects of the service, including those of backends that have left.
 fn chosen(status: &StatusDocument) -> u64 {
     users(status).into_iter().flat_map(|service| service.outcomes.values()).sum()
 }
@@ -341,13 +343,13 @@ fn attached(status: &StatusDocument, client: &str) -> Option<u64> {
     status.client(client)?.cgroup_id
 }
 
-/// Clients, and those on their way out.
+/// Clients, including leaving ones.
 fn clients(status: &StatusDocument) -> Vec<String> {
     let there = status.clients.iter().map(|client| &client.name);
     there.chain(status.leaving.iter().map(|leaving| &leaving.client)).cloned().collect()
 }
 
-/// The metrics that are told on the port.
+/// The metrics page of the port.
 fn page() -> std::io::Result<String> {
     let mut stream = TcpStream::connect(METRICS)?;
     stream.set_read_timeout(Some(patience()))?;

@@ -1,4 +1,5 @@
-//! A call site: one spot in the program that makes a system call, told from others by the functions that lead to it.
+//! A call site: one spot in the program that makes a system call, identified by the functions that
+//! lead to it.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;
@@ -7,14 +8,13 @@ use std::hash::{Hash, Hasher};
 use crate::filter;
 use crate::stack::Frame;
 
-/// A call site.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Site {
     call: String,
     frames: Vec<Frame>,
 }
 
-/// What a site is called on the command line: the same for every run of one build.
+/// A site's name on the command line: the same for every run of one build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id(pub u64);
 
@@ -34,25 +34,25 @@ impl std::str::FromStr for Id {
 
 /// The same in every run.
 pub fn hash(value: &impl Hash) -> u64 {
-    // Its keys are fixed.
+    // `DefaultHasher::new` has fixed keys.
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
 }
 
-/// What the functions of ours begin with.
+/// The prefixes of our functions.
 const OURS: [&str; 2] = ["lb_kernel::", "lb_user::"];
-/// Those that do no more than call the kernel.
+/// The prefix of functions that only call the kernel.
 const CALLS_THE_KERNEL: &str = "lb_kernel::sys::";
-/// Where no function is ours, the innermost of the program's tell.
+/// If no function is ours, the innermost functions of the program identify the site.
 const OTHERS: usize = 8;
-/// Functions by which memory is asked for. Which of those calls takes more from the kernel is a matter of chance, so
-/// all of them together are one site.
+/// Functions that request memory. Chance decides which of these calls takes more memory from the
+/// kernel, so all of them together are one site.
 const ALLOCATES: [&str; 4] = ["__rdl_alloc", "__rdl_realloc", "__rdl_alloc_zeroed", "std::sys::alloc"];
 
 impl Site {
-    /// The site of a call, from its number and first argument, and the caller's stack. `None` before the program itself
-    /// runs.
+    /// The site of a call, from its number and first argument, and the caller's stack. `None`
+    /// before the program itself runs.
     pub fn of(number: i32, first: u64, stack: &[Frame]) -> Option<Self> {
         let begin = stack.iter().position(|frame| frame.is_program)?;
         let call = if number == i32::try_from(libc::SYS_bpf).expect("a small number") {
@@ -77,18 +77,19 @@ impl Site {
         Some(Self { call, frames })
     }
 
-    /// Its name on the command line.
+    /// The site's name on the command line.
     pub fn id(&self) -> Id {
         Id(hash(self))
     }
 
-    /// The call and the functions that lead to it: the same for every build in which they are called the same.
+    /// The call and the functions that lead to it: the same for every build in which they have the
+    /// same names.
     pub fn path(&self) -> String {
         let functions = self.frames.iter().map(|frame| &*frame.function);
         [&*self.call].into_iter().chain(functions).collect::<Vec<_>>().join(" < ")
     }
 
-    /// The call, and the function of ours for which it is made.
+    /// The call, and the function of ours that needs it.
     pub fn summary(&self) -> String {
         let mut ours =
             self.frames.iter().filter(|frame| OURS.iter().any(|ours| frame.function.contains(ours)));

@@ -1,5 +1,6 @@
-//! Who makes a system call: the stack of a thread that waits in one, walked from outside by the tables that the compiler
-//! left for unwinding. The program needs no other build for it.
+//! Finds the code that makes a system call: the stack of a thread that waits in one, walked from
+//! outside with the tables that the compiler made for unwinding. The program needs no special build
+//! for it.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -18,9 +19,9 @@ use crate::symbols::{Bytes, Code, Library};
 pub struct Frame {
     /// Whether it is the program itself, not a library.
     pub is_program: bool,
-    /// The function.
+    /// The function's name.
     pub function: String,
-    /// How far into it.
+    /// Offset into the function.
     pub offset: u64,
 }
 
@@ -45,7 +46,6 @@ const PAGE: usize = 4096;
 const DEPTH: usize = 160;
 
 impl Stacks {
-    /// Of a process.
     pub fn of(pid: u32) -> Self {
         let program = fs::read_link(format!("/proc/{pid}/exe")).expect("the process lives");
         Self { pid, program, mapped: Vec::new(), unwinder: UnwinderX86_64::new(), cache: CacheX86_64::new() }
@@ -69,8 +69,8 @@ impl Stacks {
         if self.file(code).is_none() {
             self.map(library);
         }
-        // The kernel does not tell the frame pointer of a thread that waits. Only functions with a frame of variable size
-        // need it, and those that save it restore it.
+        // The kernel does not report the frame pointer of a waiting thread. Only functions with a
+        // frame of variable size need it, and those that save it restore it.
         let registers = UnwindRegsX86_64::new(code, stack, 0);
         let mut frames = self.unwinder.iter_frames(code, registers, &mut self.cache, &mut read);
         let mut addresses = Vec::new();
@@ -92,7 +92,7 @@ impl Stacks {
         Some(Frame { is_program: *path == self.program, function: function.to_owned(), offset })
     }
 
-    /// Looks at what the process has mapped: libraries come one after the other when it starts.
+    /// Reads the mappings of the process: libraries appear one after the other when it starts.
     fn map(&mut self, library: &mut Library) {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
         let mut files: Vec<(PathBuf, Range<u64>)> = Vec::new();
@@ -133,7 +133,7 @@ fn registers(thread: u32) -> Option<(u64, u64)> {
     loop {
         let text = fs::read_to_string(format!("/proc/{thread}/syscall")).ok()?;
         if text.starts_with("running") {
-            // It has asked, and is about to wait for the answer.
+            // The thread has sent its notification and is about to wait for the answer.
             std::thread::yield_now();
             continue;
         }

@@ -1,5 +1,5 @@
-//! Answers for the kernel: lets each call of a supervised process go on, and remembers from where it came, or fails one of
-//! them with an error.
+//! Answers in place of the kernel: lets each call of a supervised process continue and records
+//! where it came from, or makes one of them fail with an error.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,25 +12,23 @@ use crate::site::{Id, Site};
 use crate::stack::Stacks;
 use crate::symbols::Library;
 
-/// What the process is about, when it makes a call.
+/// What the process is doing when it makes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// It starts.
+    /// Starting.
     Start,
-    /// It runs.
+    /// Running.
     Run,
-    /// It was asked to stop.
+    /// Stopping after a request.
     Stop,
 }
 
-/// A call that is to fail.
+/// A call that shall fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Where.
     pub site: Id,
-    /// How.
     pub errno: i32,
-    /// Calls from there that succeed before.
+    /// Calls from the site that succeed before.
     pub skip: u32,
 }
 
@@ -39,9 +37,8 @@ pub struct Fault {
 pub struct Record {
     /// Calls by site and phase.
     pub seen: BTreeMap<(Phase, Id), u32>,
-    /// Sites by their names.
     pub sites: BTreeMap<Id, Site>,
-    /// The phase of the process now.
+    /// The current phase of the process.
     phase: Option<Phase>,
     armed: Option<Fault>,
 }
@@ -51,22 +48,21 @@ pub struct Record {
 pub struct Desk(Arc<Mutex<Record>>, Arc<Mutex<Library>>);
 
 impl Desk {
-    /// Looks at the record.
     pub fn look<T>(&self, look: impl FnOnce(&mut Record) -> T) -> T {
         look(&mut self.0.lock().expect("nobody panics with it"))
     }
 
-    /// Says what the process is about from now on.
+    /// Sets the phase of the process from now on.
     pub fn enter(&self, phase: Phase) {
         self.look(|record| record.phase = Some(phase));
     }
 
-    /// Lets a call fail, once.
+    /// Makes a call fail, once.
     pub fn arm(&self, fault: Fault) {
         self.look(|record| record.armed = Some(fault));
     }
 
-    /// Lets no call fail from now on; returns whether the one that was to fail did.
+    /// Lets no call fail from now on; returns whether the armed one did fail.
     pub fn disarm(&self) -> bool {
         self.look(|record| record.armed.take().is_none())
     }
@@ -93,7 +89,7 @@ impl Desk {
 }
 
 impl Record {
-    /// The error that a call gets, if it is to fail.
+    /// The error for this call, if it shall fail.
     fn judge(&mut self, site: Site) -> Option<i32> {
         let id = site.id();
         let phase = self.phase.expect("a phase is entered before a process starts");
@@ -137,7 +133,7 @@ fn receive(listener: &OwnedFd) -> Option<libc::seccomp_notif> {
     }
 }
 
-/// Lets a call go on, or fail. That the thread was killed meanwhile is fine.
+/// Lets a call continue, or fail. The thread may have been killed meanwhile; that is not an error.
 fn answer(listener: &OwnedFd, id: u64, errno: Option<i32>) {
     let mut response = libc::seccomp_notif_resp {
         id,

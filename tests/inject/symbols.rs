@@ -1,5 +1,5 @@
-//! What an executable file tells of its code: which function is at an address, and how to walk a stack through it. Read
-//! once for each file.
+//! What an executable file contains about its code: which function is at an address, and how to
+//! walk a stack through it. Each file is read once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,10 +10,9 @@ use std::sync::Arc;
 use framehop::ExplicitModuleSectionInfo;
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
 
-/// A section's bytes, shared by everyone who walks stacks.
+/// A section's bytes, shared by all walks of stacks.
 pub type Bytes = Arc<[u8]>;
 
-/// One file.
 pub struct Code {
     /// The address for which it was linked.
     base: u64,
@@ -24,12 +23,12 @@ pub struct Code {
     text: Range<u64>,
 }
 
-/// All files that were asked for.
+/// All files that were requested.
 #[derive(Default)]
 pub struct Library(BTreeMap<PathBuf, Option<Arc<Code>>>);
 
 impl Library {
-    /// A file; `None` if nothing can be said of it.
+    /// Reads a file; `None` if its code cannot be described.
     pub fn of(&mut self, path: &Path) -> Option<Arc<Code>> {
         self.0.entry(path.to_owned()).or_insert_with(|| Code::read(path).map(Arc::new)).clone()
     }
@@ -48,7 +47,7 @@ impl Code {
         let functions = functions.filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.address() != 0);
         let functions = functions.filter_map(|symbol| {
             let name = rustc_demangle::demangle(symbol.name().ok()?);
-            // Without the hash that tells one build from another.
+            // Without the hash that distinguishes builds.
             Some((symbol.address(), format!("{name:#}")))
         });
         const PAGE: u64 = 4096;
@@ -61,7 +60,7 @@ impl Code {
         })
     }
 
-    /// What the walker of stacks needs.
+    /// The sections that the walker of stacks needs.
     pub fn sections(&self) -> ExplicitModuleSectionInfo<Bytes> {
         ExplicitModuleSectionInfo {
             base_svma: self.base,
@@ -74,7 +73,8 @@ impl Code {
         }
     }
 
-    /// The function that is `offset` bytes into the file's memory, and how far into it that is.
+    /// The function that is `offset` bytes into the file's memory, and the offset within the
+    /// function.
     pub fn function(&self, offset: u64) -> Option<(&str, u64)> {
         let address = self.base + offset;
         let (begin, name) = self.functions.range(..=address).next_back()?;

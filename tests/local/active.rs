@@ -1,4 +1,4 @@
-//! Active counts are exact: they are the sockets that are open, whatever way each of them ends.
+//! Active counts are exact: they equal the open sockets, whatever way each of them ends.
 
 use lb_common::abi::{Flow, FlowBucket, map};
 use stage::kernel;
@@ -8,14 +8,14 @@ use stage::{Backend, Family, Manner, Probe, SocketId, address, eventually, look}
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// Nothing is open: every active count is zero, and no flow has a record.
+/// Asserts that every active count is zero and no flow has a record.
 #[track_caller]
 fn all_gone(fixture: &Fixture) {
     eventually("active counts return to 0", || fixture.setup.active(), |active| *active == 0);
     assert_eq!(records(fixture), (0, 0), "records in the table and in the overflow");
 }
 
-/// Records in the flow table and in the overflow table.
+/// Number of records in the flow table and in the overflow table.
 fn records(fixture: &Fixture) -> (usize, usize) {
     let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_BUCKETS));
     assert!(buckets.len() >= 64, "the whole table");
@@ -56,7 +56,7 @@ fn it_makes_no_difference_who_closes_and_how() {
     for dialled in open.iter().filter(|dialled| dialled.name == "resets") {
         assert_eq!(probe.provoke(dialled.socket), Err(libc::ECONNRESET));
     }
-    // A connection that its peer has reset is over, whoever still holds the socket.
+    // A reset by the peer ends the connection, even if processes still hold the socket.
     fixture.setup.active_becomes(8);
     open.retain(|dialled| dialled.name != "resets");
     // A copy of a socket is the same socket: it counts until the last copy is closed.
@@ -83,7 +83,7 @@ fn it_makes_no_difference_who_closes_and_how() {
 #[test]
 fn refused_and_retried_sockets_are_counted_once() {
     let mut fixture = Fixture::without_daemon();
-    // Nobody listens on the only backend.
+    // Nothing listens on the only backend.
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
     fixture.start();
     let mut probe = fixture.probe();
@@ -93,7 +93,7 @@ fn refused_and_retried_sockets_are_counted_once() {
             assert_eq!(probe.try_redial(socket, SERVICE).map(|d| d.name), Err(libc::ECONNREFUSED));
         }
     }
-    // A connection that was refused is over.
+    // A refused connection ends the flow.
     fixture.setup.active_becomes(0);
     let backend = look(|| fixture.setup.backends("web", "users")[0].clone())
         .has(|backend| (backend.started, backend.endings["refused"]), (80, 80));
@@ -173,7 +173,7 @@ fn a_killed_process_leaves_no_count() {
     all_gone(&fixture);
 }
 
-/// The kernel dials for an MPTCP socket with a socket of its own, whose end no program sees.
+/// The kernel dials for an MPTCP socket with a socket of its own, and no program sees its end.
 #[test]
 fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
     // Debian's kernels without this helper have no MPTCP at all.
@@ -222,7 +222,7 @@ fn colliding_sockets_are_counted_in_the_overflow() {
     assert!(table > 0 || !kernel::FETCHING_ATOMICS.is_here());
     assert_eq!(table + overflow, first);
     fixture.setup.active_becomes(first as u64);
-    // Every other one goes, others come: buckets that get free may be claimed by newcomers only.
+    // Closes every second socket and opens others: only new sockets may claim the freed buckets.
     for (probe, socket) in open.iter().step_by(2) {
         probes[*probe].close(*socket);
     }
@@ -255,7 +255,7 @@ fn a_full_flow_table_refuses_nobody() {
     all_gone(&fixture);
 }
 
-/// Every call counts one outcome, also under two CPUs' load.
+/// Every call counts one outcome, also under load on two CPUs.
 #[test]
 fn outcomes_add_up_to_the_calls() {
     let fixture = Fixture::new();

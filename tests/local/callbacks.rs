@@ -1,12 +1,14 @@
-//! The callbacks that the programs ask for of a flow's socket: who else has a say in them, and how long they last.
+//! The callbacks that the programs request for a flow's socket: how other programs affect them, and
+//! how long they last.
 
 use lb_view::status::AnomalyCounts;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::foreign::Foreign;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
-/// A program that tunes TCP sets its own callback flags, which takes away ours: the ends of connections went unseen, and at
-/// `active_limit` a service refused everything though nothing was open.
+/// A program that tunes TCP sets its own callback flags, which clears ours: the programs then
+/// missed the ends of connections, and at `active_limit` a service refused all connects though
+/// nothing was open.
 #[test]
 fn a_program_that_takes_our_callbacks_away_costs_no_count() {
     let stage = Stage::new();
@@ -37,7 +39,8 @@ fn a_program_that_takes_our_callbacks_away_costs_no_count() {
     });
 }
 
-/// What we ask of a socket does not outlive its flow: it may dial elsewhere, or listen, and what it accepts inherits it.
+/// The callbacks on a socket must not outlive its flow: it may dial elsewhere, or listen, and
+/// accepted sockets inherit them.
 #[test]
 fn a_socket_that_was_a_flow_is_none_of_ours_afterwards() {
     let fixture = Fixture::new();

@@ -1,4 +1,4 @@
-//! `socklb check --against-running`: what a file would change is what it changes.
+//! `socklb check --against-running`: the predicted changes of a file are the real ones.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,8 @@ use lb_view::comparison::{ChangeKind, Comparison};
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 
-/// Another configuration beside the one in force: another policy, another list, and a client more.
+/// A different configuration than the one in force: another policy, another list, and one more
+/// client.
 fn another(fixture: &Fixture) -> String {
     let list = [("127.0.0.1:8001", "weight = 3"), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")];
     fixture.setup.write("other.toml", &endpoints(&list));
@@ -16,7 +17,7 @@ fn another(fixture: &Fixture) -> String {
     text + batch
 }
 
-/// What `check` says of a file beside the configuration.
+/// The result of `check` for a file beside the configuration.
 fn compared(fixture: &Fixture, file: &str) -> Comparison {
     let path = fixture.setup.folder.join(file);
     fixture.setup.document(&["check", path.to_str().expect("UTF-8"), "--against-running"])
@@ -56,10 +57,10 @@ fn what_a_file_would_change_is_what_it_changes() {
         "127.0.0.1:8004 added 0",
     ];
     let mut seen = told(&comparison);
-    // Its weight stays, and its share does not.
+    // Its weight stays, but its share changes.
     seen.retain(|line| !line.starts_with("127.0.0.1:8002 changed"));
     assert_eq!(seen, expected);
-    // The shares that it foretold are those that it brings.
+    // The file brings the predicted shares.
     let foretold: BTreeMap<_, _> = comparison
         .shares
         .iter()
@@ -81,7 +82,7 @@ fn what_a_file_would_change_is_what_it_changes() {
     assert!(after.is_empty(), "{after:#?}");
 }
 
-/// A list is looked at before it replaces the one in use, and another fault of it is found.
+/// A list is checked before it replaces the one in use, and another fault of it is found.
 #[test]
 fn a_list_is_previewed_beside_the_one_in_use() {
     let fixture = Fixture::new();
@@ -128,7 +129,7 @@ fn a_list_is_previewed_beside_the_one_in_use() {
     }
 }
 
-/// Without a daemon the maps tell, which know fewer keys.
+/// Without a daemon the maps are compared, which contain fewer keys.
 #[test]
 fn a_file_is_compared_with_the_maps_where_no_daemon_runs() {
     let mut fixture = Fixture::new();
@@ -140,7 +141,7 @@ fn a_file_is_compared_with_the_maps_where_no_daemon_runs() {
     assert_eq!(told(&comparison)[..3], expected);
     let same = compared(&fixture, "socklb.toml");
     assert!(same.is_empty(), "{same:#?}");
-    // Maps of other sizes would have to be made anew.
+    // Other limits would need new maps.
     let text = stage::daemon::read(&fixture.setup.folder.join("socklb.toml"));
     fixture.setup.write("new.toml", &(text + "[limits]\nslots = 64\n"));
     let unchangeable = compared(&fixture, "new.toml").unchangeable;

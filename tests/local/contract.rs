@@ -1,4 +1,5 @@
-//! Scenarios that the kernel in memory and a real one must go through alike (`lb_contract`), on this kernel.
+//! Scenarios with the same expected results on the kernel in memory and on a real one
+//! (`lb_contract`), run on this kernel.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,9 +11,8 @@ use stage::fixture::endpoints;
 use stage::sys::{link_ids, remove_link};
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, SocketId, Stage, patience, replace};
 
-/// This host.
 struct Host {
-    // Dropped in this order: whoever uses something goes first.
+    // Dropped in this order: users before the things that they use.
     daemon: Option<Daemon>,
     probes: BTreeMap<String, Probe>,
     flows: Vec<(String, SocketId)>,
@@ -131,7 +131,7 @@ impl World for Host {
     }
 
     fn pass(&mut self) {
-        // Yields the CPU: the fact that is waited for decides when it ends.
+        // Yields the CPU: the fact decides when the wait ends.
         std::thread::park_timeout(patience() / 2000);
     }
 }

@@ -1,5 +1,5 @@
-//! What `status` tells of a backend's flows: how they end, how long connects take, and that the counts are the backend's,
-//! whatever becomes of its slot.
+//! The counts of a backend's flows in `status`: how they end, how long connects take, and that the
+//! counts stay with the backend, whatever happens to its slot.
 
 use lb_common::abi::{self, map};
 use lb_view::backend::{BackendStatus, ConnectLatency};
@@ -10,13 +10,12 @@ use stage::{eventually, look};
 
 use stage::fixture::{Fixture, SERVICE};
 
-/// The backend of this address.
 #[track_caller]
 fn backend(fixture: &Fixture, address: &str) -> BackendStatus {
     fixture.setup.backend(address).expect("it has a slot")
 }
 
-/// Chosen is what ended, what is open, what was reclaimed, and what is not tracked.
+/// Chosen = ended + open + reclaimed + untracked.
 #[track_caller]
 fn assert_adds_up(backend: &BackendStatus) {
     let BackendStatus { started, active, reclaimed, untracked, endings, .. } = backend;
@@ -41,7 +40,7 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
     let (good, bad) = eventually("rates are known", both, |(good, bad)| has_rate(good) && has_rate(bad));
     assert_adds_up(&good);
     assert_adds_up(&bad);
-    // The probe resets what it has opened, which is no failure of the backend.
+    // The probe resets the connections that it has opened, which is no failure of the backend.
     assert_eq!((good.endings["aborted"], bad.endings["refused"]), (100, 101));
     for (good_times, bad_times) in [(&good.rtt, &bad.rtt), (&good.connect, &bad.connect)] {
         assert_eq!(good_times.count, good.established);
@@ -69,7 +68,7 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
     assert_eq!(look(|| backend(&fixture, "127.0.0.1:8001").rates_60s).now("no daemon runs"), None);
 }
 
-/// A CPU of a guest that is offline; on again once this is dropped.
+/// An offline CPU of a guest; back online on drop.
 struct Offline(String);
 
 impl Offline {
@@ -86,7 +85,7 @@ impl Drop for Offline {
     }
 }
 
-/// Each CPU counts for itself. A host's CPUs are not this test's to take: only that of a guest goes offline.
+/// Each CPU counts for itself. This test must not take a host's CPU offline, only that of a guest.
 #[test]
 fn what_was_counted_on_a_cpu_that_is_offline_is_not_lost() {
     let mut fixture = Fixture::new();
@@ -108,7 +107,7 @@ fn what_was_counted_on_a_cpu_that_is_offline_is_not_lost() {
     }
     fixture.setup.active_becomes(0);
     assert_eq!(started(&fixture), 66);
-    // A daemon that starts meanwhile opens its clients on what there is.
+    // A daemon that starts meanwhile opens its clients on the remaining CPUs.
     fixture.stop();
     fixture.start();
     drop(offline);
@@ -131,7 +130,7 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
     let there = |fixture: &Fixture, address: &str| fixture.setup.backend(address).is_some();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
     eventually("it leaves", || there(&fixture, "127.0.0.1:8003"), |there| !there);
-    // Another backend takes the slot, a new daemon the maps.
+    // Another backend gets the slot, and a new daemon the maps.
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", "")]);
     eventually("another comes", || there(&fixture, "127.0.0.1:8009"), |there| *there);
     look(|| backend(&fixture, "127.0.0.1:8009")).has(|other| (other.slot, other.started), (before.slot, 0));
@@ -149,14 +148,14 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
     let after = look(|| backend(&fixture, "127.0.0.1:8003")).has(counted, counted(&before));
     assert_ne!(after.slot, before.slot);
     assert_adds_up(&after);
-    // The counts that it goes on with are none of the last minute.
+    // The restored counts are not part of the last minute.
     assert!(after.rates_60s.as_ref().is_none_or(|rates| rates.started == 0.0), "{after:?}");
     probe.dial_many(SERVICE, 40);
     let now = backend(&fixture, "127.0.0.1:8003").started;
     assert!((had + 9..=had + 11).contains(&now), "{had}, {now}");
 }
 
-/// A count that is off is told, and not taken for what is under way.
+/// A wrong count is reported, and not mistaken for calls under way.
 #[test]
 fn counts_that_do_not_add_up_are_a_fault() {
     let mut fixture = Fixture::new();
@@ -174,7 +173,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
         "service users, backend 127.0.0.1:8002: its counts do not add up: 2 flows too many ended or active";
     assert!(said(&fixture).contains(expected), "{}", said(&fixture));
     look(|| backend(&fixture, "127.0.0.1:8002").unaccounted).becomes(-2);
-    // Under way all the time, and nothing is wrong.
+    // Calls are under way all the time, and nothing is wrong.
     row.flows -= 2;
     active.set(slot, Raw(row), 0).expect("as it was");
     probe.start_dialling(SERVICE);

@@ -1,4 +1,4 @@
-//! `socklb doctor`: a healthy host is said to be one, and each thing that is wrong is named with what mends it.
+//! `socklb doctor`: reports a healthy host as healthy, and names each problem with its remedy.
 
 use lb_view::diagnosis::{Diagnosis, Finding, Severity};
 use stage::{Cgroup, Daemon, Setup, Stage};
@@ -108,7 +108,7 @@ fn what_is_wrong_is_named_with_what_mends_it() {
     check(&fixture.setup, "bpffs", Severity::Problem, "is not on a bpf file system", "mount -t bpf");
 }
 
-/// Each missing privilege with the command that gives it, by a user who has none.
+/// Names each missing privilege with the command that grants it, for a user without privileges.
 #[test]
 fn missing_privileges_are_named() {
     let stage = Stage::new();
@@ -131,14 +131,14 @@ fn missing_privileges_are_named() {
         });
         assert!(named, "{capability} is not in {found:?}");
     }
-    // One line for all of them, which the one who can give them can use.
+    // One line for all of them, for the administrator who can grant them.
     let given = found.iter().find_map(|(_, _, help)| *help).expect("a help");
     assert!(given.contains("as root") && given.contains("+bpf,+net_admin,+perfmon"), "{given}");
     assert_eq!(of(&findings, "programs")[0].0, Severity::Problem);
 }
 
-/// Two daemons with pins of their own, on one cgroup: whoever looks at either learns of the other, also where the kernel tells
-/// no names of programs because CAP_SYS_ADMIN is missing.
+/// Two daemons with pins of their own, on one cgroup: both report the other, also if the kernel
+/// does not report names of programs because CAP_SYS_ADMIN is missing.
 #[test]
 fn another_socklb_on_the_cgroup_is_named_by_both() {
     let stage = Stage::new();
@@ -164,7 +164,7 @@ fn another_socklb_on_the_cgroup_is_named_by_both() {
             |(runs, degraded, neighbours)| *runs && degraded.contains(&expected) && *neighbours == 10,
         );
     }
-    // The doctor is root's, who is told names.
+    // The doctor runs as root and sees names.
     let (code, findings) = doctor(&first);
     let programs = of(&findings, "other programs");
     let ours = |(state, text, help): &&(Severity, &str, Option<&str>)| {
@@ -176,7 +176,8 @@ fn another_socklb_on_the_cgroup_is_named_by_both() {
     assert_eq!((code, programs.iter().filter(ours).count()), (Some(3), 10), "{programs:?}");
 }
 
-/// Whoever may rename the pin directory leaves programs that go on with their tables, and that no command finds.
+/// A user who may rename the pin directory leaves programs that continue with their tables, and
+/// that no command finds.
 #[test]
 fn programs_of_pins_that_were_moved_are_named() {
     let mut fixture = Fixture::new();
@@ -234,7 +235,7 @@ fn whether_a_process_is_covered_is_told() {
     );
     assert_eq!(text, expected);
     assert!(help.is_some_and(|help| help.contains("`socklb exec web -- COMMAND`")), "{help:?}");
-    // Programs cover without a daemon, until they are gone.
+    // Without a daemon the programs still cover the cgroup, until they are removed.
     fixture.stop();
     assert_eq!(doctor_of(&fixture.setup, inside.id()).0, Some(0));
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
@@ -278,7 +279,7 @@ fn sockets_of_a_process_that_were_made_elsewhere_are_told() {
     }
 }
 
-/// A process may call itself anything, a line of the doctor's too.
+/// A process may have any name, even one that looks like a line of the doctor.
 #[test]
 fn names_that_a_terminal_would_obey_are_written_out() {
     let fixture = Fixture::new();
@@ -298,7 +299,7 @@ fn names_that_a_terminal_would_obey_are_written_out() {
     assert!(!text.contains('\x1b') && !text.lines().any(|line| line.starts_with("ok  x")), "{text}");
 }
 
-/// Nearly full maps are told of before they are full.
+/// Nearly full maps are reported before they are full.
 #[test]
 fn limits_that_are_nearly_reached_are_named() {
     let mut fixture = Fixture::without_daemon();
@@ -306,7 +307,7 @@ fn limits_that_are_nearly_reached_are_named() {
     fixture.setup.write("socklb.toml", &text);
     fixture.start();
     let mut probe = fixture.probe();
-    // As many again fit in the table of those whose bucket is taken, unless all of them are there.
+    // The overflow table has room for as many more flows, unless it already has all of them.
     let looks = if stage::kernel::FETCHING_ATOMICS.is_here() {
         [
             (60, Severity::Ok, "128 flow_records (64, and as many again on collisions)"),
@@ -327,7 +328,7 @@ fn limits_that_are_nearly_reached_are_named() {
     }
 }
 
-/// What the doctor and the unit reckon with is what the daemon has open.
+/// The doctor and the unit assume as many descriptors as the daemon has open.
 #[test]
 fn the_daemon_has_no_more_files_open_for_a_client_than_the_doctor_reckons() {
     let stage = Stage::new();
@@ -350,7 +351,8 @@ fn the_daemon_has_no_more_files_open_for_a_client_than_the_doctor_reckons() {
     assert!(four - one <= 3 * 20 && one <= 20 + 64, "{one} files with one client, {four} with four");
 }
 
-/// R10: a daemon that sees only a part of the tree must not wait without a word for what it cannot see.
+/// R10: a daemon that sees only a part of the tree must not wait silently for a cgroup that it
+/// cannot see.
 #[test]
 fn r10_a_cgroup_namespace_is_resolved_or_named() {
     let stage = Stage::new();
@@ -363,7 +365,7 @@ fn r10_a_cgroup_namespace_is_resolved_or_named() {
         root.enter(command);
         stage::namespace::in_a_cgroup_namespace(command);
     };
-    // The host's path, which does not exist in there.
+    // The host's path, which does not exist inside the namespace.
     let daemon = Daemon::spawn_with(&setup, inside);
     let degraded = || stage::faults_of(&setup.status()).join("\n");
     stage::eventually("it is named", degraded, |faults| {
@@ -374,15 +376,15 @@ fn r10_a_cgroup_namespace_is_resolved_or_named() {
     inside(doctor.arg(setup.folder.join("socklb.toml")));
     let doctor = stage::daemon::finish(&mut doctor);
     assert!(String::from_utf8_lossy(&doctor.stdout).contains("--cgroupns=host"), "{doctor:?}");
-    // The path as it is in there, as for a service manager in a container.
+    // The path inside the namespace, as a service manager in a container sees it.
     setup.write("socklb.toml", &text.replace(&cgroup.relative().display().to_string(), "service"));
     let daemon = Daemon::spawn_with(&setup, inside);
-    // The log goes on from daemon to daemon.
+    // The log continues from daemon to daemon.
     let attached = || daemon.log().matches(&format!("id={}", cgroup.id())).count();
     stage::eventually("it attaches", attached, |times| *times == 1);
     assert_eq!(daemon.stop(), Some(0));
     setup.write("socklb.toml", &text);
-    // Where the host's whole tree is mounted, the namespace does not matter.
+    // If the host's whole tree is mounted, the namespace does not matter.
     let daemon = Daemon::spawn_with(&setup, |command| {
         root.enter(command);
         stage::namespace::in_a_cgroup_namespace_with_the_hosts_tree(command);

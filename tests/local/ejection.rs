@@ -1,4 +1,4 @@
-//! Ejection: what a dead backend costs, who is tried when, and that none of it needs a daemon.
+//! Ejection: the cost of a dead backend, the order of trials, and that none of it needs a daemon.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::{Backend, Probe, SocketId, eventually, kernel, look, replace, window};
 
-/// A daemon whose service has these lines, before endpoints at these addresses.
+/// A daemon with a service with these lines, and endpoints at these addresses.
 pub fn start(endpoints: &[&str], lines: &str) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     write(&fixture, endpoints);
@@ -31,21 +31,23 @@ pub fn text(fixture: &Fixture, lines: &str) -> String {
 }
 
 pub const THREE: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
-/// Nobody listens there.
+/// Nothing listens there.
 pub const DEAD: [&str; 3] = ["127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"];
-/// Nobody is tried again while a test runs.
+/// No trial happens while a test runs.
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
-/// A trial is due before a test is over. Failures further apart than `max` do not count as consecutive.
+/// A trial is due before a test ends. Failures further apart than `max` do not count as
+/// consecutive.
 pub fn briefly() -> String {
     format!("ejection = {{ base = \"{}\", max = \"{}\" }}", window("200ms"), window("400ms"))
 }
 
-/// Who answered how often; the errors by their numbers.
+/// Counts answers by name, and errors by number.
 pub fn dial(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
     dial_and(probe, count, |probe, socket| probe.close(socket))
 }
 
-/// As [`dial`], and keeps the connections: a policy that looks at active flows then samples no end that is not counted yet.
+/// As [`dial`], and holds the connections, so that a policy that compares active flows never reads
+/// an end that is not counted yet.
 #[track_caller]
 pub fn hold(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
     dial_and(probe, count, |_, _| {})
@@ -83,11 +85,12 @@ fn is_ejected(fixture: &Fixture, address: &str) -> bool {
 fn a_dead_backend_costs_five_connects_whether_a_daemon_runs_or_not() {
     for policy in Policy::ALL {
         for daemon in [true, false] {
-            // A start takes seconds in a guest, and the daemon is the same everywhere.
+            // A start takes seconds in a guest, and the daemon is the same for every policy.
             if stage::in_a_guest() && daemon && policy != Policy::ALL[0] {
                 continue;
             }
-            // Errors that count as load would let a dead backend seem busy, and be chosen less often than five times.
+            // Errors that count as load would make a dead backend seem busy, so that it is chosen
+            // less than five times.
             let lines = format!("policy = \"{}\"\nerror_decay = \"off\"\n{FOR_LONG}", policy.name());
             let mut fixture = start(&[DEAD[0], THREE[0], THREE[1], THREE[2]], &lines);
             if !daemon {
@@ -96,8 +99,8 @@ fn a_dead_backend_costs_five_connects_whether_a_daemon_runs_or_not() {
             let mut probe = fixture.probe();
             let counts = hold(&mut probe, 400);
             assert_eq!(failed(&counts), 5, "{policy:?}, daemon {daemon}: {counts:?}");
-            // What it does not get goes to all others.
-            // Cursors start at a hash of the host's name, which is the same on every stage.
+            // The other backends get its connects. Cursors start at a hash of the host's name,
+            // which is the same on every stage.
             let likely = match policy {
                 Policy::Random | Policy::P2c => likely(395, 1.0 / 3.0),
                 Policy::LeastLoaded => 131..=132,
@@ -147,7 +150,8 @@ fn who_accepts_and_resets_at_once_is_ejected_after_four_connects() {
 #[test]
 fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
     for daemon in [true, false] {
-        // Failures that are further apart than the longest ejection are no run, and others would follow.
+        // Failures further apart than the longest ejection are no run, so more of them would
+        // follow.
         let lines = format!("ejection = {{ base = \"{}\", max = \"{}\" }}", window("200ms"), window("4s"));
         let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], &lines);
         if !daemon {
@@ -170,7 +174,8 @@ fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
     }
 }
 
-/// One of three is less than half, but it serves: that is no panic, in which the dead ones would be chosen again.
+/// One of three is less than half, but it serves: this is not panic, in which connects would choose
+/// the dead ones again.
 #[test]
 fn two_of_three_that_are_dead_cost_five_connects_each_while_the_daemon_looks_on() {
     let fixture = start(&[DEAD[0], DEAD[1], THREE[0]], "ejection = { base = \"1h\", max = \"1h\" }");
@@ -183,7 +188,8 @@ fn two_of_three_that_are_dead_cost_five_connects_each_while_the_daemon_looks_on(
     assert!(!look(|| fixture.setup.service().is_panic).now("one serves"));
 }
 
-/// All members die while no daemon runs: each costs as many connects as eject it, the last one as well.
+/// All members die while no daemon runs: each costs as many connects as eject it, including the
+/// last one.
 #[test]
 fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_does() {
     for policy in ["weighted-round-robin", "p2c", "least-loaded"] {
@@ -203,7 +209,7 @@ fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_does() {
     }
 }
 
-/// The end of such a connection is not seen, so a trial by it would never be decided.
+/// No program sees the end of such a connection, so a trial by it would never be decided.
 #[test]
 fn a_connect_of_an_mptcp_socket_is_never_a_trial() {
     if kernel::SKC_TO_MPTCP_SOCK.skips() {
@@ -234,12 +240,12 @@ fn with_active_accounting_nobody_is_ejected_unless_that_is_asked_for() {
         let text = with_active_accounting(&text(&fixture, lines));
         replace(&fixture.setup.folder.join("socklb.toml"), &text);
         fixture.start();
-        // A blocking connect that fails has cleared its error: it is no failure that can be told.
+        // A blocking connect that fails has cleared its error, so no failure is visible.
         assert_eq!(failed(&dial(&mut fixture.probe(), 60)), expected, "{lines}");
     }
 }
 
-/// `socklb readmit`: what cannot be done is said, and changes nothing.
+/// `socklb readmit`: an impossible request is reported, and changes nothing.
 #[test]
 fn an_ejection_is_lifted_before_its_time() {
     let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
@@ -269,7 +275,7 @@ fn an_ejection_is_lifted_before_its_time() {
     let expected = format!("client web, service users: {} is taken back\n", DEAD[0]);
     assert_eq!(readmit(&["users", DEAD[0], "--client", "web"]), (Some(0), expected));
     assert!(!is_ejected(&fixture, DEAD[0]));
-    // Without a daemon there is nobody to ask.
+    // Without a daemon the command has no recipient.
     fixture.stop();
     let output = fixture.setup.run(&["readmit", "users", DEAD[0]]);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -279,7 +285,8 @@ fn an_ejection_is_lifted_before_its_time() {
     );
 }
 
-/// What was asked is in its socket, so it may do it when it goes on, or see that nobody waits for the answer.
+/// The request is in the daemon's socket: the daemon may process it when it continues, or notice
+/// that the requester is gone.
 #[test]
 fn a_daemon_that_does_not_answer_may_lift_an_ejection_later() {
     let fixture = start(&THREE, FOR_LONG);
@@ -291,7 +298,7 @@ fn a_daemon_that_does_not_answer_may_lift_an_ejection_later() {
     eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
 }
 
-/// What the maps do not hold is only what the list says of endpoints without a slot.
+/// The maps lack only the list's states of endpoints without a slot.
 #[test]
 fn status_shows_the_same_states_and_reasons_with_and_without_a_daemon() {
     let mut fixture = start(&[THREE[0], THREE[1], DEAD[0]], FOR_LONG);

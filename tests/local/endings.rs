@@ -1,11 +1,11 @@
-//! Flows end in every way there is, at random, and are counted as whoever had the socket saw it.
+//! Flows end in every possible way, at random, and are counted as the owner of the socket saw it.
 
 use stage::accounts::differences;
 use stage::stress::{all, config};
 use stage::workers::{Play, Worker, server};
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 
-/// The long one is `proof::accounting`; this one runs on every kernel.
+/// The long form is `proof::accounting`; this one runs on every kernel.
 #[test]
 fn every_ending_is_counted_as_the_client_saw_it() {
     const ROUNDS: u64 = 3;

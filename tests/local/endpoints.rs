@@ -39,7 +39,8 @@ fn a_file_written_in_place_is_followed() {
 #[test]
 fn a_symbolic_link_that_is_switched_is_followed() {
     let mut fixture = Fixture::without_daemon();
-    // The way configuration is delivered to containers: the file is a link through a directory that is replaced.
+    // Containers receive configuration in this way: the file is a link through a directory that is
+    // replaced.
     let folder = fixture.setup.folder.clone();
     fs::create_dir(folder.join("v1")).expect("a folder");
     fs::create_dir(folder.join("v2")).expect("a folder");
@@ -115,8 +116,8 @@ fn a_file_rewritten_all_the_time_is_never_read_half() {
     let mut list: Vec<(&str, &str)> = list.iter().map(|(address, more)| (address.as_str(), *more)).collect();
     list.push(("127.0.0.1:8002", "weight = 1"));
     list.push(("127.0.0.1:8003", "weight = 1"));
-    // No two versions are equal, or reading one would change nothing. (Two in turn are not enough: a daemon that reads at
-    // every fourth writing would meet the same one for ever.)
+    // All versions differ, or reading one would change nothing. (Two alternating versions are not
+    // enough: a daemon that reads at every fourth write would always read the same one.)
     let text = |version: u32| endpoints(&list).replace("weight = 1\n", &format!("weight = {version}\n"));
     let mut version = 0;
     let reads = || fixture.daemon().log().matches("endpoint list read").count();
@@ -134,7 +135,7 @@ fn a_file_rewritten_all_the_time_is_never_read_half() {
     assert!(names.iter().all(|name| ["b1", "b2", "b3"].contains(name)), "{counts:?}");
 }
 
-/// Files that are not what they should be, each as long as one may be, of ten services at once.
+/// Ten services with faulty files of the maximum length at the same time.
 #[test]
 fn ten_faulty_files_at_once_take_little_memory() {
     const LONGEST: usize = 4 << 20;

@@ -1,5 +1,5 @@
-//! Whose evidence counts against a backend, and of what: connects that this host cannot send, sockets and processes that fail by
-//! themselves, and connections that are accepted and never answered.
+//! Which evidence counts against a backend: connects that this host cannot send, sockets and
+//! processes that fail by themselves, and connections that are accepted and never answered.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -22,10 +22,10 @@ use crate::ejection::{DEAD, THREE, start, text, write};
 
 /// No trial is due while a test runs.
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
-/// There is no way there.
+/// The address has no route.
 const LOST: &str = "10.99.0.1:80";
 
-/// The test's own network has a route of this kind to [`LOST`], in place of any before.
+/// Replaces the route to [`LOST`] in the test's own network with one of this kind.
 fn lose(kind: &str) {
     route(kind, "10.99.0.0/24");
 }
@@ -39,12 +39,12 @@ fn at(fixture: &Fixture, address: &str) -> BackendStatus {
     fixture.setup.backend(address).expect("the backend is there")
 }
 
-/// Connects that failed.
+/// Number of connects that failed.
 fn failed(counts: &BTreeMap<String, u32>) -> u32 {
     counts.iter().filter(|(name, _)| !name.starts_with('b')).map(|(_, count)| count).sum()
 }
 
-/// Dials so often, keeps what is connected, and closes what is not, as applications do.
+/// Dials this many times, holds connected sockets, and closes the others, as applications do.
 fn connect(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for _ in 0..count {
@@ -76,7 +76,7 @@ fn a_backend_to_which_there_is_no_way_costs_a_few_connects() {
         lose(kind);
         let _fourth = Backend::start("b4", "127.0.0.1:8004");
         let counts = fixture.probe().dial_many(SERVICE, 300);
-        // Five, and one more for each look at a few others that met none of them.
+        // Five, and one more for each sample of a few entries that found no other backend.
         assert!((1..=12).contains(&failed(&counts)), "{kind}, {policy}: {counts:?}");
         let lost = || at(&fixture, LOST).ejection.map(|ejection| ejection.cause);
         if failed(&counts) >= 5 {
@@ -147,7 +147,7 @@ fn without_causes_a_backend_that_fails_fast_does_not_look_idle() {
     }
 }
 
-/// One that begins to fail while others have much open, and few connects come.
+/// A backend begins to fail while the others have many open flows, and few connects arrive.
 #[test]
 fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
     for policy in [Policy::P2c, Policy::LeastLoaded] {
@@ -157,7 +157,7 @@ fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
         eventually("the policy is in force", || service(&fixture).rules.error_half_life, |half| *half > 0);
         let mut probe = fixture.probe();
         connect(&mut probe, 100);
-        // The mean of both, and with `p2c` one may have a few more.
+        // The mean of both; with `p2c` a backend may have a few more.
         let mean = u64::from(if policy == Policy::P2c { 100_u32 } else { 50 } << PEAK_FRACTION_BITS);
         eventually(
             "the peak is known",
@@ -167,7 +167,7 @@ fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
         write(&fixture, &[THREE[0], THREE[1], DEAD[0]]);
         eventually("it is listed", || fixture.setup.backend(DEAD[0]), Option::is_some);
         let counts = connect(&mut probe, 60);
-        // A third would be its share; by where the cursor stands it is a few more or fewer.
+        // A third would be its share; depending on the cursor's position it is a few more or fewer.
         assert!((1..=24).contains(&failed(&counts)), "{policy:?}: {counts:?}");
         let errors = || {
             let backends = array::<BackendRow>(&fixture.setup.map("web", map::BACKENDS));
@@ -176,7 +176,7 @@ fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
         };
         let before = errors();
         let half_life = service(&fixture).rules.error_half_life;
-        // While no connect comes, none is forgotten.
+        // Without connects, no error is forgotten.
         let moved = |errors: &RecentErrors| errors.since.wrapping_sub(before.since) > 2 * half_life;
         let after = eventually("errors are held", errors, moved);
         assert_eq!(after.count, before.count);
@@ -225,7 +225,7 @@ fn what_fails_in_another_network_namespace_ejects_no_backend() {
     }
     let fixture = start(&THREE, FOR_LONG);
     let mut probe = fixture.probe();
-    // The oldest process tells which namespace is the client's.
+    // The oldest process determines which namespace is the client's.
     probe.dial_many(SERVICE, 3);
     let namespace = || service(&fixture).namespace;
     eventually("the namespace is known", namespace, |namespace| *namespace != 0);
@@ -242,22 +242,23 @@ fn what_fails_in_another_network_namespace_ejects_no_backend() {
     assert_eq!(counts.values().copied().collect::<Vec<_>>(), [10, 10, 10], "{counts:?}");
 }
 
-/// Two processes of the client that have begun flows, which the daemon knows.
+/// Two processes of the client that have begun flows and are known to the daemon.
 fn two_known_processes(fixture: &mut Fixture) -> (Probe, Probe) {
     let (mut first, mut second) = (fixture.probe(), fixture.probe());
     connect(&mut first, 1);
     connect(&mut second, 1);
-    // A daemon that starts looks at the flow records at once.
+    // A starting daemon reads the flow records at once.
     fixture.stop();
     fixture.start();
     eventually("two processes are known", || service(fixture).several_processes, |several| *several == 1);
     (first, second)
 }
 
-/// The requests of one process may be what a backend resets; where another one's are reset as well, the backend is at fault.
+/// A backend may reset the requests of one process for a good reason; if it also resets those of
+/// another process, the backend is at fault.
 #[test]
 fn resets_of_one_of_several_processes_eject_no_backend_until_another_one_gets_some() {
-    // Without them, flow records tell of no process.
+    // Without them, flow records do not identify a process.
     if kernel::FETCHING_ATOMICS.skips() {
         return;
     }
@@ -279,7 +280,7 @@ fn resets_of_one_of_several_processes_eject_no_backend_until_another_one_gets_so
 
 #[test]
 fn processes_that_ended_before_the_client_was_started_again_are_not_several() {
-    // Without them, flow records tell of no process.
+    // Without them, flow records do not identify a process.
     if kernel::FETCHING_ATOMICS.skips() {
         return;
     }
@@ -292,15 +293,16 @@ fn processes_that_ended_before_the_client_was_started_again_are_not_several() {
     look(|| service(&fixture).several_processes).stays(0, Duration::from_secs(1));
 }
 
-/// A listener whose process is stopped: the kernel accepts connections for it, and nothing answers.
+/// A listener with a stopped process: the kernel accepts connections for it, and nothing answers.
 #[test]
 fn a_backend_that_accepts_and_does_not_answer_is_ejected_while_others_answer() {
     const HUNG: &str = "127.0.0.1:8010";
     let fixture = start(&[HUNG, THREE[0], THREE[1], THREE[2]], FOR_LONG);
     let _hung = TcpListener::bind(HUNG).expect("listen");
     let mut probe = fixture.probe();
-    // One that waits in vain, and three that are answered. The hung one's kernel takes a moment to acknowledge a close, so each round
-    // shows what the one before has found: a failure that weighs two, and takes back what accepting has spoken for it.
+    // One connection waits in vain, and three are answered. The kernel of the hung backend needs a
+    // moment to acknowledge a close, so each round shows the result of the one before: a failure of
+    // weight two, which also cancels the credit for accepting.
     let round = || {
         let sockets = [(); 4].map(|()| probe.start_connect(SERVICE));
         sockets.iter().for_each(|socket| probe.write(*socket));
@@ -315,7 +317,8 @@ fn a_backend_that_accepts_and_does_not_answer_is_ejected_while_others_answer() {
     eventually("it is ejected", round, |cause| cause.as_deref() == Some("no-answer"));
 }
 
-/// Clients in lockstep, as those that fan out: what is answered ends at once, and what is not ends together a time-out later.
+/// Clients in lockstep, such as those that fan out: answered connections end at once, and
+/// unanswered ones end together after a time-out.
 #[test]
 fn all_missing_answers_of_a_burst_count() {
     const HUNG: &str = "127.0.0.1:8010";
@@ -343,7 +346,8 @@ fn all_missing_answers_of_a_burst_count() {
         at(&fixture, HUNG).ejection.map(|ejection| ejection.cause)
     };
     eventually("it is ejected", burst, |cause| cause.as_deref() == Some("no-answer"));
-    // The first has no answer after it, and each shows what the one before has found. If one missing answer counted in each burst, what
-    // accepting speaks for the backend would outweigh it for ever.
+    // The first burst has no answer after it, and each burst shows the result of the one before. If
+    // only one missing answer counted per burst, the credit for accepting would outweigh it for
+    // ever.
     assert!(bursts <= 3, "{bursts}");
 }

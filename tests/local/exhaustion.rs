@@ -1,5 +1,6 @@
-//! Something runs out: descriptors, memory, watches, disk. While a daemon starts, runs, takes a change on or stops it says so, no
-//! connect notices, and everything goes on by itself when there is enough again.
+//! A resource runs out: descriptors, memory, watches, disk. A daemon that starts, runs, applies a
+//! change or stops reports it, connects are not affected, and everything continues by itself when
+//! there is enough again.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
@@ -16,14 +17,14 @@ fn busy(fixture: &Fixture) -> Probe {
     probe
 }
 
-/// Ends it: all its connects have reached a backend.
+/// Stops dialling, and asserts that all connects reached a backend.
 #[track_caller]
 fn all_reached(mut probe: Probe) {
     let counts = probe.stop_dialling();
     assert!(!counts.is_empty() && counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
 }
 
-/// The code of `status`, and what it shows.
+/// The exit code and the output of `status`.
 fn status(fixture: &Fixture) -> (Option<i32>, String) {
     let output = fixture.setup.run(&["status"]);
     (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
@@ -37,7 +38,7 @@ fn addresses(fixture: &Fixture) -> Vec<String> {
     addresses
 }
 
-/// Adds a client to the configuration, and asks the daemon to read it.
+/// Adds a client to the configuration, and signals the daemon to reload.
 fn add_client(fixture: &Fixture, cgroup: &Cgroup) {
     let path = fixture.setup.folder.join("socklb.toml");
     let text = std::fs::read_to_string(&path).expect("read it");
@@ -46,7 +47,7 @@ fn add_client(fixture: &Fixture, cgroup: &Cgroup) {
     fixture.daemon().signal(Signal::HUP);
 }
 
-/// A change of everything, which cannot be taken on yet; then it can.
+/// Changes everything while the daemon cannot apply it; then it can.
 #[track_caller]
 fn changes_wait(
     fixture: &Fixture,
@@ -100,7 +101,7 @@ fn a_daemon_without_descriptors_stops_as_any_other() {
     all_reached(probe);
 }
 
-/// Rust ends a program to which the memory is refused that it cannot do without: the next one goes on.
+/// Rust aborts a program if it lacks memory that it cannot do without; the next daemon continues.
 fn is_out_of_memory(ending: ExitStatus, log: &str) -> bool {
     let words = ["memory allocation of ", "Cannot allocate memory", "Resource temporarily unavailable"];
     (ending.signal() == Some(Signal::ABORT.as_raw()) || ending.code() == Some(1))
@@ -130,12 +131,13 @@ fn without_memory_connects_go_on_whether_the_daemon_does_or_not() {
         fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
         add_client(&fixture, &second);
         let look = || (fixture.daemon.as_mut().expect("a daemon").ending().is_some(), status(&fixture));
-        // It may also have enough.
+        // The memory may also suffice.
         eventually("it says so or ends", look, |(ended, (code, text))| {
             *ended || *code == Some(3) || *code == Some(0) && text.contains("client second")
         });
         fixture.daemon().leave_memory(None);
-        // It may have ended in the middle of that, too. What could not be started is tried again every ten seconds.
+        // The daemon may have ended in the middle of that, too. It retries a failed start of a
+        // client every ten seconds.
         let look = || {
             start_again_after_want_of_memory(&mut fixture);
             status(&fixture)
@@ -157,21 +159,22 @@ fn without_memory_connects_go_on_whether_the_daemon_does_or_not() {
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
 }
 
-/// Gives a command so much of a resource.
+/// Limits a resource of a command.
 fn limit(command: &mut Command, resource: Resource, amount: u64) {
     let limit = Rlimit { current: Some(amount), maximum: Some(amount) };
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe { command.pre_exec(move || Ok(setrlimit(resource, limit)?)) };
 }
 
-/// Starts a daemon over what is attached with so much of a resource: it works, or ends and says of what it has too little.
+/// Starts a daemon over attached programs with this much of a resource: either it works, or it ends
+/// and names the resource that it lacks.
 #[track_caller]
 fn starts_or_says(fixture: &Fixture, resource: Resource, amount: u64, words: &[&str]) -> bool {
     let before = std::fs::read_to_string(fixture.setup.folder.join("log")).map_or(0, |log| log.len());
     let mut daemon = Daemon::spawn_with(&fixture.setup, |command| {
         limit(command, resource, amount);
-        // Where memory fails while the standard library writes a backtrace, it wants to write another one, and waits for
-        // itself.
+        // If memory fails while the standard library writes a backtrace, it starts another one, and
+        // waits for itself.
         command.env_remove("RUST_BACKTRACE");
     });
     let socket = fixture.setup.folder.join("run/socklb.sock");
@@ -183,7 +186,7 @@ fn starts_or_says(fixture: &Fixture, resource: Resource, amount: u64, words: &[&
             assert!(!ending.success(), "{amount} of {resource:?}: {ending}");
             ending.code()
         }
-        // What is enough to answer may be too little for the next step.
+        // Enough to answer may be too little for the next step.
         None => daemon.stop(),
     };
     if code == Some(0) {
@@ -205,7 +208,8 @@ fn a_start_with_too_few_descriptors_says_so_and_changes_nothing() {
     let probe = busy(&fixture);
     fixture.stop();
     let links = link_ids(&fixture.setup.pins_of("web"));
-    // A kernel that refuses a program does not always say what it lacks: the daemon then names both.
+    // A kernel that refuses a program does not always report what it lacks: the daemon then names
+    // both.
     let words = ["open files", "for want of memory or of descriptors"];
     let amounts = (6..64).step_by(3).chain([96, 128, 256, 1024]);
     let ran: Vec<u64> =
@@ -223,7 +227,7 @@ fn a_start_with_too_little_memory_says_so_and_changes_nothing() {
     let probe = busy(&fixture);
     fixture.stop();
     let links = link_ids(&fixture.setup.pins_of("web"));
-    // With less than a program needs to say its version, the kernel does not even start it.
+    // With less than a program needs to print its version, the kernel does not even start it.
     let amounts: Vec<u64> = (1..=16).map(|number| (number * 12) << 20).collect();
     let starts = |amount: &&u64| {
         let mut command = fixture.setup.socklb(&["--version"]);
@@ -241,7 +245,7 @@ fn a_start_with_too_little_memory_says_so_and_changes_nothing() {
     all_reached(probe);
 }
 
-/// Watches only make it faster: files and cgroups are looked at once a second without them.
+/// Watches only make the daemon faster: without them it checks files and cgroups once a second.
 #[test]
 fn a_daemon_without_watches_looks_once_a_second() {
     let fixture = Fixture::without_daemon();

@@ -54,10 +54,11 @@ fn what_is_not_ours_is_untouched() {
         let dialled = probe.dial(direct);
         assert_eq!((dialled.name.as_str(), dialled.peer), (backend.name(), address(direct)));
     }
-    // A backend dialled directly is no flow of the service, and its peer is itself.
+    // A backend that is dialled directly is no flow of the service, and its peer is itself.
     let direct = probe.dial("127.0.0.1:8001");
     assert_eq!((direct.name.as_str(), direct.peer), ("b1", address("127.0.0.1:8001")));
-    // The service's address with another port or protocol is not the service: here nobody can be reached there.
+    // The service's address with another port or protocol is not the service: nothing can be
+    // reached there.
     assert_eq!(probe.try_dial("10.96.0.10:81").map(|dialled| dialled.name), Err(libc::ENETUNREACH));
     let datagrams = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
     assert_eq!(probe.try_connect_datagram(datagrams[0], "10.96.0.10:80"), Err(libc::ENETUNREACH));

@@ -1,5 +1,5 @@
-//! Starts that cannot work: each says what is wrong, where, and what to do, with the right exit code, and changes
-//! nothing.
+//! Starts that cannot work: each reports the problem, its place and the remedy, with the right exit
+//! code, and changes nothing.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -79,7 +79,7 @@ fn without_cgroup2_the_command_that_mounts_it_is_given() {
     rustix::mount::mount("none", again, "cgroup2", rustix::mount::MountFlags::empty(), None)
         .expect("cgroup2 again");
     check(&output, 1, &["no cgroup2", "mount -t cgroup2"]);
-    // What the message says helps, wherever it is mounted.
+    // The remedy in the message helps, wherever it is mounted.
     let daemon = Daemon::start(&setup, &text);
     assert_eq!(daemon.stop(), Some(0));
     // The cgroup is removed by its old path, which is hidden here.
@@ -97,12 +97,13 @@ fn without_privilege_the_exit_code_is_4_and_the_capabilities_are_named() {
     check(&output, 4, &["CAP_BPF and CAP_NET_ADMIN"]);
 }
 
-/// socklb as an ordinary user with exactly these capabilities. Everything that is a matter of ownership is that user's.
+/// socklb as an ordinary user with exactly these capabilities. That user owns all files for which
+/// ownership matters.
 pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command {
     for folder in [stage.folder(), &setup.folder, &stage.bpffs()] {
         std::os::unix::fs::chown(folder, Some(65534), Some(65534)).expect("give the folder away");
     }
-    // The program must be reachable for that user, wherever the repository lies.
+    // The program must be reachable for that user, wherever the repository is.
     let socklb = stage.folder().join("socklb");
     if !socklb.exists() {
         fs::copy(stage::program("socklb"), &socklb).expect("copy the program");
@@ -125,7 +126,8 @@ pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command
     command
 }
 
-/// Where the verifier refuses programs to whoever lacks CAP_PERFMON, that is said, and with it they are enough.
+/// If the verifier refuses programs because CAP_PERFMON is missing, the daemon reports it; with
+/// that capability they are enough.
 #[test]
 fn two_capabilities_are_enough_or_the_third_is_named() {
     let stage = Stage::new();
@@ -147,7 +149,7 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     setup.active_becomes(1);
     probe.close(dialled.socket);
     setup.active_becomes(0);
-    // What needs more is off, and said to be.
+    // Features that need more are off, and reported as off.
     let knows_mptcp = !enough && kernel::SKC_TO_MPTCP_SOCK.is_here();
     assert_eq!(setup.daemon().features["knows_mptcp"], knows_mptcp);
     let knows_causes = setup.daemon().features["socket_errors"];
@@ -160,7 +162,8 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     assert!(daemon.wait().expect("reap the daemon").success());
 }
 
-/// Starts the daemon as an ordinary user with what this kernel demands, and waits until it answers.
+/// Starts the daemon as an ordinary user with the capabilities that this kernel requires, and waits
+/// until it answers.
 pub fn start_as_nobody(
     stage: &Stage,
     setup: &Setup,
@@ -175,7 +178,7 @@ pub fn start_as_nobody(
     prepare(&mut command);
     let log = fs::File::create(setup.folder.join("log")).expect("open the log");
     command.args(["run", "--config"]).arg(setup.folder.join("socklb.toml")).stderr(log);
-    // A change of user clears what `die_with_us` has asked for.
+    // A change of user clears the parent-death signal of `die_with_us`.
     let daemon = stage::daemon::Kept::of(command.spawn().expect("start socklb"));
     stage::eventually(
         "the daemon answers",
@@ -185,7 +188,7 @@ pub fn start_as_nobody(
     daemon
 }
 
-/// Maps counted as locked memory once.
+/// Older kernels count maps as locked memory.
 #[test]
 fn a_small_memory_lock_is_enough_or_named() {
     let stage = Stage::new();
@@ -199,8 +202,8 @@ fn a_small_memory_lock_is_enough_or_named() {
         stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
         assert!(daemon.wait().expect("reap the daemon").success());
     } else {
-        // What the user's other processes hold counts as well, so any step of a start may be the one that fails. Where a
-        // small client would fit, the exit code is that of a fault that may pass.
+        // The user's other processes also count, so any step of a start may be the one that fails.
+        // If a small client would fit, the exit code is that of a fault that may pass.
         for kibibytes in [0, 4, 8, 12, 16, 24, 32, 64, 1024] {
             let mut command = as_nobody(&stage, &setup, &["bpf", "net_admin", "perfmon"]);
             stage::daemon::lock_little_memory(&mut command, kibibytes << 10);
@@ -212,7 +215,7 @@ fn a_small_memory_lock_is_enough_or_named() {
     }
 }
 
-/// Looking into another network namespace takes more than the daemon has: what it cannot see it keeps.
+/// The daemon may not enter another network namespace: it retains the flows that it cannot check.
 #[test]
 fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     let stage = Stage::new();
@@ -222,7 +225,7 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut elsewhere = stage::Probe::start_with(&cgroup, stage::namespace::in_a_network_of_its_own);
     assert!(elsewhere.try_dial(SERVICE).is_err(), "nobody is there");
-    // Where it is told that a process holds it, all is known that has to be.
+    // A report that a process holds the socket is sufficient.
     let is_told = !kernel::SPECULATION_BARRIERS.is_here();
     let fault = "client web: 1 active flows are in network namespaces that cannot be looked into";
     look(|| setup.status()).has(
@@ -240,8 +243,8 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     assert!(daemon.wait().expect("reap the daemon").success());
 }
 
-/// Without the third capability nobody tells the kernel's own sockets for MPTCP apart, and no program sees them end: the
-/// lists of sockets do.
+/// Without the third capability the programs cannot distinguish the kernel's own sockets for MPTCP,
+/// and no program sees them end. The lists of sockets show it.
 #[test]
 fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     if kernel::SPECULATION_BARRIERS.skips() {
@@ -251,7 +254,7 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
     let _backend = stage::Backend::start("b", "127.0.0.1:8001");
-    // With full accounting the program for TCP events sees it end.
+    // With full accounting the program for TCP events sees the end.
     let text = config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, "");
     setup.write("socklb.toml", &with_passes(&with_active_accounting(&text)));
     let mut probe = stage::Probe::start(&cgroup);
@@ -272,18 +275,18 @@ fn foreign_pins_are_left_alone() {
     let mut fixture = Fixture::new();
     fixture.stop();
     let maps = fixture.setup.pins_of("web").join("maps");
-    // Somebody else's pin where only ours belong.
+    // A foreign pin in a directory of ours.
     fs::rename(maps.join(map::COUNTS), maps.join("theirs")).expect("rename a pin");
     let path = fixture.setup.folder.join("socklb.toml");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["maps/theirs", "not one of socklb's"]);
-    // One of ours is missing while programs are attached.
+    // A pin of ours is missing while programs are attached.
     fs::remove_file(maps.join("theirs")).expect("remove the pin");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["maps/counts", "is missing", "socklb detach web"]);
-    // Connects go on all the while.
+    // Connects continue all the while.
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    // And what the message says helps.
+    // The remedy in the message helps.
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
     fixture.start();
 }
@@ -337,7 +340,7 @@ fn a_start_that_fails_attaches_nothing() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
-    // What lies where the socket should be is not a socket.
+    // A folder is in the place of the socket.
     fs::create_dir_all(setup.folder.join("run/socklb.sock")).expect("a folder in the way");
     check(&start(&setup, &config(&cgroup, "{ static = [] }", "")), 1, &["run/socklb.sock", "not a socket"]);
     assert!(!setup.pins_of("web").exists());

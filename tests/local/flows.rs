@@ -1,4 +1,5 @@
-//! `socklb flows`: every open socket once, with where it goes and why, whoever runs and whatever happens meanwhile.
+//! `socklb flows`: lists every open socket once, with its destination and the reason, whichever
+//! processes run and whatever happens meanwhile.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use stage::{Daemon, Probe, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// What `flows --json` lists.
+/// The list of `flows --json`.
 #[track_caller]
 fn flows(fixture: &Fixture, arguments: &[&str]) -> Vec<ActiveFlow<'static>> {
     let output = fixture.setup.run(&[&["flows", "--json"], arguments].concat());
@@ -97,7 +98,7 @@ fn a_socket_that_waits_for_its_backend_is_connecting() {
     for _ in 0..10 {
         probe.start_connect(SERVICE);
     }
-    // Those for which there is room in the queue are established at once.
+    // Connections that have room in the queue are established at once.
     let look = || flows(&fixture, &[]);
     let phases = |shown: &Vec<ActiveFlow<'static>>| {
         let of_phase = |phase| count(shown, |flow| flow.phase == phase);
@@ -147,7 +148,7 @@ fn flows_are_asked_for_by_client_service_and_backend() {
     assert_eq!(String::from_utf8_lossy(&text.stdout).lines().count(), 2, "a header and a flow");
 }
 
-/// They are read from the kernel's maps, so that no process has to remember them.
+/// They are read from the kernel's maps, so that no process must remember them.
 #[test]
 fn flows_are_shown_without_a_daemon_and_after_its_restart_and_of_processes_that_are_gone() {
     let mut fixture = Fixture::new();
@@ -161,7 +162,7 @@ fn flows_are_shown_without_a_daemon_and_after_its_restart_and_of_processes_that_
         (cookies(shown), shown.iter().map(|flow| flow.backend).collect::<Vec<_>>())
     };
     assert_eq!(of(&flows(&fixture, &[])), of(&before), "no daemon");
-    // The next one publishes nothing new: the table is the one that they were chosen by.
+    // The next daemon publishes nothing new: the table is the one that they were chosen by.
     fixture.start();
     let after = flows(&fixture, &[]);
     assert_eq!(of(&after), of(&before));
@@ -177,8 +178,9 @@ fn a_flow_to_a_backend_that_has_left_the_list_is_shown_as_that() {
     let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
     let left = || flows(&fixture, &["--backend", "127.0.0.1:8003"]);
-    // The state changes first, the table after it. A record tells how many entries its backend had in the table that it was
-    // chosen by; how long that table was is known of the current one only, so that no share is told.
+    // The state changes first, then the table. A record contains how many entries its backend had
+    // in the table that it was chosen by. The length is known only of the current table, so no
+    // share is shown.
     let has_left = |shown: &Vec<ActiveFlow<'static>>| {
         count(shown, |flow| flow.state == "leaving") == 1
             && shown.iter().all(|flow| flow.table_share.is_none())
@@ -189,12 +191,12 @@ fn a_flow_to_a_backend_that_has_left_the_list_is_shown_as_that() {
     assert_eq!(flows(&fixture, &[]).len(), 3);
     let leaver = open.iter().find(|dialled| dialled.name == "b3").expect("one each");
     probe.close(leaver.socket);
-    // With its last flow the backend is gone, and is none that could be asked for.
+    // With its last flow the backend is gone, and requests for it fail.
     let ask = || fixture.setup.run(&["flows", "--backend", "127.0.0.1:8003"]).status.code();
     eventually("its slot is freed", ask, |code| *code == Some(1));
 }
 
-/// What another version has left to its last flows is counted; its maps are its own.
+/// Flows that another version leaves are counted; its maps are its own.
 #[test]
 fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
     let mut fixture = Fixture::new();
@@ -210,7 +212,7 @@ fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
         format!("client web of another version (ABI {}) is {how}: 1 active flows", ABI_VERSION + 1)
     };
     assert!(output.status.code() == Some(0) && text.contains(&told("in force")), "{text}");
-    // A daemon of another version first detaches what begins flows.
+    // A daemon of another version first detaches the programs that begin flows.
     for link in std::fs::read_dir(fixture.setup.pins.join(&theirs).join("web/links")).expect("links") {
         let link = link.expect("a link").path();
         let name = link.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -223,7 +225,7 @@ fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
     assert!(text.contains(&told("leaving")), "{text}");
 }
 
-/// Two processes that dial, one of which is a child with a name of its own.
+/// Two dialling processes; one is a child with a name of its own.
 #[test]
 fn several_clients_have_a_column() {
     let mut fixture = Fixture::without_daemon();
@@ -242,7 +244,7 @@ fn several_clients_have_a_column() {
     assert_eq!(flows(&fixture, &["--client", "mail"]).len(), 2);
 }
 
-/// As many as a busy host may have, put where the kernel programs put them.
+/// The maximum number of flows of a busy host, stored as the kernel programs would.
 #[test]
 fn a_hundred_thousand_flows_are_shown_each_once() {
     let mut fixture = Fixture::new();
@@ -272,7 +274,8 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
     assert_eq!((shown.len(), cookies(&shown).len()), (many, many));
     assert!(shown.is_sorted_by(|older, younger| older.age_s >= younger.age_s));
     assert!(flows(&fixture, &["--backend", "127.0.0.1:8001"]).len().abs_diff(many / 3) <= 1);
-    // This process is younger than those that dialled when the host was booted.
+    // The records date from the boot of the host. This process is younger, so it cannot be the one
+    // that dialled.
     assert_eq!(shown[0].process_name, None);
     let text = String::from_utf8_lossy(&fixture.setup.run(&["flows"]).stdout).into_owned();
     assert_eq!(text.lines().count(), many + 1);

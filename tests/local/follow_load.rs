@@ -1,5 +1,5 @@
-//! Weights that follow the load that backends report, by a real agent that is told what to report: tables change, operators see why and
-//! can stop it.
+//! Weights follow the load that backends report, with a real agent whose reports the test sets:
+//! tables change, and operators see why and can stop it.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use stage::fixture::{Fixture, SERVICE};
 
 use crate::reports::{ALL, text};
 
-/// Three backends, an agent that speaks for all, and a daemon whose weights follow what they report.
+/// Three backends, an agent for all of them, and a daemon with weights that follow their reports.
 fn start() -> (Fixture, Agent) {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
@@ -26,14 +26,14 @@ fn start() -> (Fixture, Agent) {
     (fixture, agent)
 }
 
-/// Has the backends report these utilizations.
+/// Sets the utilizations that the backends report.
 fn report(agent: &Agent, utilizations: [&str; 3]) {
     for (backend, used) in ALL.iter().zip(utilizations) {
         agent.report(backend, used);
     }
 }
 
-/// What the daemon says of the service's weights.
+/// The daemon's status of the service's weights.
 fn load(fixture: &Fixture) -> Option<ServiceLoadStatus> {
     let output = fixture.setup.run(&["load", "--json"]);
     let loads: LoadDocument = serde_json::from_slice(&output.stdout).ok()?;
@@ -51,7 +51,7 @@ fn factor(load: &Option<ServiceLoadStatus>, at: usize) -> f64 {
     member(load, at).map_or(1.0, |member| member.factor)
 }
 
-/// The parts that the kernel's table has of each backend.
+/// The share of each backend in the kernel's table.
 fn wanted(fixture: &Fixture) -> BTreeMap<String, f64> {
     let backends = fixture.setup.service().backends.into_iter();
     backends.map(|backend| (backend.address.to_string(), backend.share_wanted)).collect()
@@ -67,13 +67,13 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
     let run = fixture.setup.folder.join("run");
     let told = fixture.setup.run(&["load", "--run", run.to_str().expect("UTF-8"), "freeze", "users"]);
     assert!(told.status.success(), "{told:?}");
-    // What connects get is what the table says.
+    // Connects follow the shares of the table.
     let share = wanted(&fixture)[ALL[0]];
     assert!(share < 0.25, "{share}");
     let counts = fixture.probe().dial_many(SERVICE, 512);
     let got = f64::from(counts["b1"]) / 512.0;
     assert!((got - share).abs() < 0.01, "{got} of {share}");
-    // All that tells of it.
+    // All outputs that show it.
     let explanations: Vec<Explanation> = fixture.setup.document(&["explain", "users"]);
     assert!(explanations[0].load.as_ref().is_some_and(|load| load.switch == "freeze"));
     let explained = fixture.setup.run(&["explain", "users"]);
@@ -86,7 +86,7 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
     // An option that would have no effect is refused.
     let (code, text) = failure(&fixture.setup.run(&["load", "--client", "web", "off", "users"]));
     assert!(code == Some(2) && text.contains("have no effect"), "{text}");
-    // While it is frozen nothing follows.
+    // While it is frozen, the weights do not change.
     let frozen = load(&fixture);
     report(&agent, ["0.1", "0.3", "0.3"]);
     let after = eventually(

@@ -1,5 +1,5 @@
-//! The program that takes reports in, run by the kernel on frames of every shape: it does what the same code does that was compiled for
-//! this host.
+//! The program that processes reports, run by the kernel on frames of every shape: it does the same
+//! as the same code compiled for this host.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -30,7 +30,8 @@ struct Twins {
 }
 
 impl Twins {
-    /// A program that a daemon has attached, which then ends, so that nobody else writes to the maps.
+    /// A program that a daemon has attached. The daemon then ends, so that no other process writes
+    /// to the maps.
     fn new() -> Self {
         let (mut fixture, _agent) = start("round-robin");
         let [link] = &links(&fixture)[..] else { panic!("one link") };
@@ -71,7 +72,7 @@ impl Twins {
         (0..Reception::NAMES.len()).map(|at| values.iter().map(|of| of.0.counts[at]).sum()).collect()
     }
 
-    /// Has the daemon see what is not believed.
+    /// Makes the daemon receive datagrams that are not believed.
     fn pass_unbelieved(&mut self) {
         self.listener = Listener { passes_unbelieved: 1 };
         let mut listeners = hash::<Address, Listener>(&self.fixture.setup.host_map(map::LISTENERS));
@@ -80,7 +81,7 @@ impl Twins {
         }
     }
 
-    /// Gives the backend a second key.
+    /// Adds a second key of the backend.
     fn add_key(&mut self, id: u16, key: [u8; 16]) {
         self.sender.keys[1] = SenderKey { id, key, ..SenderKey::default() };
         let name = Datagram::about(Kind::Push, IPPROTO_TCP, self.backend).name();
@@ -88,7 +89,7 @@ impl Twins {
         senders.insert(Raw(name), Raw(self.sender), 0).expect("write");
     }
 
-    /// A push that its backend is a lame duck, later than all before.
+    /// A push with a lame duck, later than all before.
     fn push(&mut self) -> Datagram {
         self.counter += 1;
         let mut push = Datagram::about(Kind::Push, IPPROTO_TCP, self.backend);
@@ -104,7 +105,7 @@ impl Twins {
         datagram.sealed(lb_report::wire::Key::from_bytes(self.sender.keys[0].key)).bytes().to_vec()
     }
 
-    /// Runs both on a frame, and compares. Returns what became of it.
+    /// Runs both on a frame, and compares. Returns the result.
     #[track_caller]
     fn run(&self, shape: Shape, is_v6: bool, payload: &[u8], cut: usize) -> Option<Received> {
         let daemon = self.daemon[usize::from(is_v6)];
@@ -135,7 +136,7 @@ impl Twins {
         }
         let of = |last: LastReport| (last.base, last.highest, last.nonce);
         let (last, until) = self.state();
-        // All of it at once: what does not agree tells more beside what does.
+        // Compares everything at once, because matching parts help to interpret a difference.
         assert_eq!(
             (action, self.counts(), of(last), until == 0),
             (if goes_on { PASS } else { DROP }, counted, of(twin.last.get()), twin.lame_until_ns.get() == 0),
@@ -170,7 +171,7 @@ fn the_program_does_what_its_code_does_on_this_host() {
     assert_eq!(believed, 3 * 4 * 2 + 3, "one tag or none, all options, whole");
     let push = twins.push();
     let fine = twins.sealed(push);
-    // A test run takes no frame that is shorter than an Ethernet header.
+    // A test run accepts no frame that is shorter than an Ethernet header.
     for cut in 14..42 + 80 {
         twins.run(plain, false, &fine, cut);
     }
@@ -186,14 +187,14 @@ fn the_program_does_what_its_code_does_on_this_host() {
     for length_off in [-88, -81, -1, 1, 1000] {
         twins.run(Shape { length_off, ..plain }, false, &fine, usize::MAX);
     }
-    // Each byte of a datagram matters.
+    // Every byte of a datagram matters.
     for at in 0..fine.len() {
         let mut changed = fine.clone();
         changed[at] ^= 0x11;
         let received = twins.run(plain, at % 2 == 0, &changed, usize::MAX).expect("it is for the daemon");
         assert_ne!(received.reception, Reception::Believed, "byte {at}");
     }
-    // What only one of its kind is.
+    // Cases that occur only once each.
     let change = |twins: &mut Twins, change: &dyn Fn(&mut Datagram)| {
         let mut datagram = twins.push();
         change(&mut datagram);
@@ -214,7 +215,7 @@ fn the_program_does_what_its_code_does_on_this_host() {
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));
     change(&mut twins, &|datagram| datagram.counter = Be32::from_host(0));
     change(&mut twins, &|datagram| datagram.incarnation = Be32::from_host(u32::MAX));
-    // Under the second of two keys, and not under it with the number of the first.
+    // Under the second of two keys, but not under that key with the number of the first.
     let second = *b"of another party";
     twins.add_key(7, second);
     let mut push = twins.push();
@@ -224,7 +225,7 @@ fn the_program_does_what_its_code_does_on_this_host() {
         let received = twins.run(plain, false, &payload, usize::MAX).expect("it is for the daemon");
         assert_eq!(received.reception == Reception::Believed, is_believed, "key {id}");
     }
-    // Where the daemon is to see all of it, it does, and it is counted as before.
+    // If the daemon shall see all of it, it does, and the counts are as before.
     twins.pass_unbelieved();
     change(&mut twins, &|datagram| datagram.port = Be16::from_host(1));
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));

@@ -1,4 +1,5 @@
-//! File systems that do not answer: what lies on them is reported, and everything else goes on.
+//! File systems that do not answer: the daemon reports files on them, and everything else
+//! continues.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,8 +12,9 @@ use stage::{Cgroup, Daemon, Probe, eventually, look, replace};
 
 const SECOND: &str = "10.96.0.11:80";
 
-/// A set-up without a daemon yet: a second service whose file lies in a directory of its own, which is told as well, and a
-/// second client in another cgroup. `None` in guests whose kernels know no FUSE.
+/// A set-up without a daemon yet: a second service with a file in a directory of its own, whose
+/// path is returned, and a second client in another cgroup. `None` in guests with kernels without
+/// FUSE.
 fn scene() -> Option<(Fixture, Cgroup, PathBuf)> {
     if !Hung::is_possible() {
         return None;
@@ -43,7 +45,7 @@ fn lists_are_followed(fixture: &Fixture, probe: &mut Probe) {
     }
 }
 
-/// Everything else than the file that hangs goes on.
+/// Asserts that everything except the hung file continues.
 #[track_caller]
 fn goes_on(fixture: &Fixture, other: &Cgroup) {
     let mut probe = fixture.probe();
@@ -66,13 +68,14 @@ fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
     goes_on(&fixture, &other);
     assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"], "what was in force stays");
     assert_eq!(fixture.daemon().log().matches("does not answer").count(), 1, "it is said once");
-    // Another configuration is taken on, and what does not answer keeps its list.
+    // The daemon applies another configuration, and the service with the hung file retains its
+    // list.
     fixture.daemon().signal(Signal::HUP);
     let taken_on = || fixture.daemon().log().matches("configuration taken on").count();
     eventually("a reload goes on", taken_on, |times| *times == 1);
     assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"]);
     goes_on(&fixture, &other);
-    // Once it answers all is well.
+    // After the file system answers, everything is well.
     drop(hung);
     eventually("it is well again", || fixture.setup.faults(), Vec::is_empty);
     replace(&directory.join("more.toml"), &endpoints(&[("127.0.0.1:8003", "")]));
@@ -80,7 +83,8 @@ fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
     eventually("it is followed again", || only(&mut probe, SECOND), |names| *names == ["b3"]);
 }
 
-/// Whatever hangs, a daemon that is asked to stop gives up its socket, its port and its locks, and a successor can start.
+/// Whatever hangs, a daemon that is requested to stop releases its socket, its port and its locks,
+/// and a successor can start.
 #[test]
 fn a_daemon_that_is_asked_to_stop_makes_way_whatever_hangs() {
     let Some((mut fixture, other, directory)) = scene() else { return };
@@ -94,14 +98,14 @@ fn a_daemon_that_is_asked_to_stop_makes_way_whatever_hangs() {
     for _ in 0..2 {
         let begun = Instant::now();
         fixture.stop();
-        // It ends by itself, long before a service manager would lose its patience.
+        // It ends by itself, long before the time limit of a service manager.
         assert!(begun.elapsed() < stage::patience(), "{:?}", begun.elapsed());
         let daemon =
             Daemon::spawn_with(&fixture.setup, |command| manager.starts(command, Duration::from_secs(60)));
         fixture.daemon = Some(daemon);
         manager.expect("READY=1");
     }
-    // Also one that has only begun, and waits for the file.
+    // Also a daemon that has only begun to start, and waits for the file.
     fixture.stop();
     let daemon = Daemon::spawn(&fixture.setup);
     let bound = || fixture.setup.folder.join("run/socklb.sock.new").exists();

@@ -1,4 +1,4 @@
-//! Client tasks do not see each other, and other programs on the path do not see less.
+//! Client tasks do not see each other, and other programs on the path still see everything.
 
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, look};
 
@@ -31,7 +31,7 @@ fn two_client_tasks_share_nothing() {
     let (mut in_one, mut in_two) = (Probe::start(&one), Probe::start(&two));
     assert_eq!(in_one.dial(SERVICE).name, "for-one");
     assert_eq!(in_two.dial("10.96.0.11:80").name, "for-two");
-    // The other's service is nothing here.
+    // The service of the other client is no service here.
     assert_eq!(in_one.try_dial("10.96.0.11:80").map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(in_two.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     let clients = setup.status().clients;
@@ -44,7 +44,8 @@ fn two_client_tasks_share_nothing() {
     }
 }
 
-/// A second balancer on the parent cgroup: its programs run after ours and see what ours made of the address.
+/// A second balancer on the parent cgroup: its programs run after ours and see the address that
+/// ours has written.
 #[test]
 fn a_second_program_on_the_parent_cgroup_works_beside_ours() {
     let stage = Stage::new();
@@ -63,12 +64,12 @@ fn a_second_program_on_the_parent_cgroup_works_beside_ours() {
     assert_eq!((ours.name.as_str(), ours.peer), ("b1", address(SERVICE)));
     let theirs = probe.dial("10.96.0.11:80");
     assert_eq!((theirs.name.as_str(), theirs.peer), ("deep", address("10.96.0.11:80")));
-    // ... and counts the other's as none of its own.
+    // ... and counts the service of the other program as `not_a_service`.
     look(|| lower.client().not_a_service).becomes(1);
     look(|| upper.client().not_a_service).becomes(1);
     lower.active_becomes(1);
     upper.active_becomes(1);
-    // A process of the parent itself is only the upper one's.
+    // A process of the parent itself belongs only to the upper one.
     let mut outside = Probe::start(&parent);
     assert_eq!(outside.dial("10.96.0.11:80").name, "deep");
     assert_eq!(outside.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));

@@ -1,4 +1,4 @@
-//! The daemon comes and goes; connects do not notice.
+//! The daemon stops and starts; connects do not notice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use stage::{Daemon, Probe, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 
-/// No connect failed, and each was balanced.
+/// Asserts that no connect failed, and each was balanced.
 #[track_caller]
 fn no_failure(counts: &Counts) {
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
@@ -23,7 +23,7 @@ fn busy(fixture: &Fixture) -> Probe {
     probe
 }
 
-/// Waits until the busy probe has got on by some connects.
+/// Waits until the busy probe has made some more connects.
 fn some_connects(fixture: &Fixture) {
     let connects = || -> u64 {
         let backends = fixture.setup.backends("web", "users");
@@ -160,7 +160,8 @@ fn status_works_from_the_pins_when_the_daemon_is_dead() {
     for backend in &after[0].services[0].backends {
         assert!(backend.share_60s.is_none() && backend.share.is_some(), "{backend:?}");
     }
-    // Names, addresses, weights, tables and counts are the same; shares of the last minute and sources are gone.
+    // Names, addresses, weights, tables and counts are the same; shares of the last minute and
+    // sources are gone.
     for clients in [&mut before, &mut after] {
         let client = &mut clients[0];
         (client.configured_cgroup, client.neighbours, client.reclaim) = (None, None, None);
@@ -187,7 +188,7 @@ fn detach_leaves_nothing_behind() {
     let done = fixture.setup.run(&["detach", "web"]);
     assert!(done.status.success(), "{done:?}");
     assert!(!fixture.setup.pins.exists(), "nor the directories that held it");
-    // The cgroup's connects go where they say.
+    // The cgroup's connects go to the address that they name.
     assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(probe.peer(open.socket), fixture.backends[backend(&open.name)].address());
     let again = fixture.setup.run(&["detach", "web"]);
@@ -227,8 +228,8 @@ fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
 
 #[test]
 fn a_daemon_that_is_killed_at_any_step_of_its_start_leaves_what_the_next_can_take_over() {
-    // From the first maps to the attached programs; each round gets a little further before it is killed. In a guest a start
-    // takes seconds.
+    // From the first maps to the attached programs; each round gets a little further before the
+    // kill. In a guest a start takes seconds.
     let whole = {
         let fixture = Fixture::new();
         progress(&fixture)
@@ -245,14 +246,16 @@ fn a_daemon_that_is_killed_at_any_step_of_its_start_leaves_what_the_next_can_tak
     }
 }
 
-/// How far the client's start has got: the maps that it has pinned, and its links, each of which takes longer.
+/// The progress of the client's start: the maps that it has pinned, and its links, each of which
+/// takes longer.
 fn progress(fixture: &Fixture) -> usize {
     let pins = fixture.setup.pins_of("web");
     let count = |folder: &str| std::fs::read_dir(pins.join(folder)).map_or(0, Iterator::count);
     count("maps") + 2 * count("links")
 }
 
-/// The verifier gives up when a signal is pending, and a service manager may ask for a reload at any time.
+/// The verifier aborts when a signal is pending, and a service manager may request a reload at any
+/// time.
 #[test]
 fn a_start_under_a_hail_of_signals_succeeds() {
     let fixture = Fixture::without_daemon();
@@ -274,12 +277,13 @@ fn a_start_under_a_hail_of_signals_succeeds() {
     assert_eq!(daemon.stop(), Some(0));
 }
 
-/// Some kernels and filters refuse membarrier(2). Old tables must be waited for in another way then, or the store of
-/// tables would fill up.
+/// Some kernels and filters refuse membarrier(2). The daemon must then wait for old tables in
+/// another way, or the store of tables would fill up.
 #[test]
 fn tables_are_replaced_where_membarrier_is_refused() {
     let fixture = Fixture::without_daemon();
-    // Room for one table and its successor: each publication needs the room of the one before the last.
+    // Room for one table and its successor: each publication needs the room of the table before the
+    // last.
     let text =
         config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nschedule_entries = 1024\n";
     fixture.setup.write("socklb.toml", &text);
@@ -316,7 +320,7 @@ fn a_client_that_is_not_configured_any_more_is_named() {
     let status = fixture.setup.status();
     let degraded = stage::faults_of(&status).join("\n");
     assert!(degraded.contains("client web: attached, but not configured"), "{degraded}");
-    // What the message says helps, while the daemon runs.
+    // The remedy in the message helps, while the daemon runs.
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
     assert_eq!(fixture.setup.run(&["detach", "other"]).status.code(), Some(1), "that one is the daemon's");
@@ -333,7 +337,7 @@ fn a_second_daemon_on_the_same_pins_is_refused() {
     assert_eq!(Daemon::spawn(&second).wait(), Some(1));
     let log = stage::daemon::read(&second.folder.join("log"));
     assert!(log.contains("another socklb works on"), "{log}");
-    // The first one goes on as before.
+    // The first one continues as before.
     let after = fixture.setup.status();
     assert_eq!(before.daemon, after.daemon);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);

@@ -1,4 +1,5 @@
-//! What is attached stays attached: an error says nothing of a link, and a link goes only when its successor is there.
+//! Attached programs stay attached: an error proves nothing about a link, and a link is removed
+//! only when its successor exists.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -7,7 +8,8 @@ use lb_common::abi::map;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::{Cgroup, address, eventually, replace};
 
-/// The pinned links of the client, each with what tells a link that was made anew from the one before.
+/// The pinned links of the client, each with a number that distinguishes a new link from the old
+/// one.
 fn links(fixture: &Fixture) -> Vec<(String, u64)> {
     let entries = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links");
     let link = |entry: std::io::Result<std::fs::DirEntry>| {
@@ -24,14 +26,15 @@ fn link(fixture: &Fixture, hook: &str) -> PathBuf {
     fixture.setup.pins_of("web").join("links").join(name)
 }
 
-/// With one free descriptor the cgroup can be opened and no link can be looked at: that says nothing of the link.
+/// With one free descriptor the daemon can open the cgroup but not inspect a link: that proves
+/// nothing about the link.
 #[test]
 fn links_that_cannot_be_looked_at_are_left_alone() {
     let fixture = Fixture::new();
     let before = links(&fixture);
     assert_eq!(before.len(), 10);
     let said = |daemon: &stage::Daemon| daemon.log().matches("cannot attach to the cgroup").count();
-    // What a thread beside the loop had open when they were counted is free a moment later.
+    // Descriptors that another thread had open during the count are free a moment later.
     let starve = || {
         fixture.daemon().leave_descriptors(Some(0));
         said(fixture.daemon())
@@ -42,12 +45,12 @@ fn links_that_cannot_be_looked_at_are_left_alone() {
     fixture.daemon().leave_descriptors(None);
     eventually("all is well again", || fixture.setup.faults(), Vec::is_empty);
     assert_eq!(links(&fixture), before);
-    // The daemon looks again and again, and says it once.
+    // The daemon retries, and reports it once.
     assert_eq!(said(fixture.daemon()), 1, "{}", fixture.daemon().log());
 }
 
-/// A link that runs something else than the daemon's program is no attachment of it: an attachment that was cut off by an
-/// error looks the same.
+/// A link with a foreign program is no attachment of the daemon: an attachment that an error cut
+/// off looks the same.
 #[test]
 fn a_link_with_another_program_gets_the_daemons_again() {
     let fixture = Fixture::new();
@@ -60,7 +63,7 @@ fn a_link_with_another_program_gets_the_daemons_again() {
     assert_eq!(links(&fixture), before, "none was made anew");
 }
 
-/// A link that was detached by hand keeps its pin, and leads nowhere.
+/// A link that was detached by hand still has its pin, and leads nowhere.
 #[test]
 fn a_link_that_was_detached_and_is_still_pinned_is_replaced() {
     let fixture = Fixture::new();
@@ -75,7 +78,7 @@ fn a_link_that_was_detached_and_is_still_pinned_is_replaced() {
     assert_eq!(changed, [format!("connect4@{}", fixture.cgroup.id())]);
 }
 
-/// A daemon that was killed after it had attached a link anew, and before that had its final name.
+/// A daemon was killed after it had attached a link again, and before the link had its final name.
 #[test]
 fn a_link_that_waits_for_its_name_gets_it_at_the_next_start() {
     let mut fixture = Fixture::new();
@@ -93,8 +96,8 @@ fn a_link_that_waits_for_its_name_gets_it_at_the_next_start() {
     assert_eq!(links(&fixture), before, "it is the same link");
 }
 
-/// A client that leaves and whose open flows cannot be counted, because the map with the counts was removed by hand: that it
-/// is missing does not mean that there are none.
+/// A client leaves, and its open flows cannot be counted, because the map with the counts was
+/// removed by hand: a missing map does not mean that there are none.
 #[test]
 fn a_client_that_leaves_is_kept_while_its_flows_cannot_be_counted() {
     let mut fixture = Fixture::new();

@@ -1,4 +1,4 @@
-//! As many client tasks as a host may have.
+//! The maximum number of client tasks of a host.
 
 use std::fmt::Write as _;
 use std::os::fd::AsRawFd;
@@ -21,7 +21,8 @@ fn clients(cgroups: &[Cgroup]) -> String {
     text
 }
 
-/// A guest's CPUs are emulated and load programs thirty times slower: an eighth as many do there.
+/// A guest's CPUs are emulated and load programs thirty times slower, so it runs an eighth of the
+/// clients.
 fn as_many(clients: usize) -> usize {
     if stage::in_a_guest() { clients / 8 } else { clients }
 }
@@ -54,7 +55,7 @@ fn sixty_four_client_tasks_are_balanced_each_on_its_own() {
     assert!(setup.run(&["detach", "--all"]).status.success());
 }
 
-/// The documentation's arithmetic, as doctor does it, against what the kernel accounts.
+/// The formula of the documentation, as the doctor computes it, against the kernel's accounting.
 #[test]
 fn a_client_task_takes_the_kernel_memory_that_is_documented() {
     let stage = Stage::new();
@@ -79,7 +80,7 @@ fn a_client_task_takes_the_kernel_memory_that_is_documented() {
     if stage::kernel::MAPS_TELL_THEIR_MEMORY.is_here() {
         assert!(documented.abs_diff(bytes) * 50 < bytes, "{what}");
     } else {
-        // Once a hash was said to take what all entries would that it may ever have.
+        // Formerly, the reported size of a hash included all entries that it may ever have.
         assert!(documented < 2 * bytes, "{what}");
     }
 }

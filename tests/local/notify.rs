@@ -1,4 +1,4 @@
-//! What the daemon tells its service manager (sd_notify(3)), at a socket of the test.
+//! The daemon's notifications to its service manager (sd_notify(3)), at a socket of the test.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn ready_means_that_the_tables_are_in_the_kernel() {
     let mut probe = fixture.probe();
     let (manager, daemon) = started(&fixture, Duration::from_secs(60));
     let ready = manager.expect("READY=1");
-    // At once: no look at anything else in between.
+    // At once, without another check in between.
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
     assert!(ready.contains(&"STATUS=1 of 1 clients attached".to_owned()), "{ready:?}");
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
@@ -38,13 +38,13 @@ fn a_reload_is_announced_and_ends_ready() {
     manager.expect("READY=1");
 }
 
-/// A manager that does not read lets its senders wait.
+/// A manager that does not read blocks its senders.
 #[test]
 fn a_manager_that_does_not_listen_does_not_hold_the_daemon_up() {
     let fixture = Fixture::without_daemon();
     let (manager, daemon) = started(&fixture, Duration::from_millis(2));
     manager.expect("READY=1");
-    // A thousand times a second, and nobody reads: the queue is full at once.
+    // A thousand times per second, and no reader: the queue is full at once.
     for round in 1..=3 {
         daemon.signal(Signal::HUP);
         let taken_on = || daemon.log().matches("configuration taken on").count();
@@ -62,7 +62,7 @@ fn the_watchdog_is_fed_by_the_loop() {
     for _ in 0..3 {
         manager.expect("WATCHDOG=1");
     }
-    // A daemon that hangs does not feed it.
+    // A hung daemon does not feed the watchdog.
     daemon.signal(Signal::STOP);
     manager.drain();
     assert!(!manager.hears_within("WATCHDOG=1", Duration::from_millis(500)));

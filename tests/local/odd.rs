@@ -1,4 +1,4 @@
-//! Sockets' odd ways to dial: each is balanced, and each is accounted for.
+//! Unusual ways to dial: each is balanced, and each is accounted for.
 
 use lb_view::backend::BackendStatus;
 use lb_view::flows::FlowsDocument;
@@ -16,10 +16,11 @@ fn ended(fixture: &Fixture, ending: &str) -> u64 {
     sum(fixture, |backend| backend.endings[ending])
 }
 
-/// A process mounts a file system of the network: the kernel dials for it, in its cgroup, and is no client of the service.
+/// A process mounts a network file system: the kernel dials for it, in its cgroup, and is no client
+/// of the service.
 #[test]
 fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
-    // Without this helper sockets of MPTCP cannot be told apart from the kernel's own.
+    // Without this helper the programs cannot distinguish MPTCP sockets from the kernel's own.
     if kernel::SKC_TO_MPTCP_SOCK.skips() {
         return;
     }
@@ -37,7 +38,8 @@ fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
     let mut probe = fixture.probe();
     let folder = fixture.setup.folder.join("mounted");
     std::fs::create_dir(&folder).expect("a folder to mount at");
-    // The address has no route: a connect that is left alone fails at once, one that is balanced would meet a backend.
+    // The address has no route: a connect that is left alone fails at once, a balanced one would
+    // reach a backend.
     assert_eq!(probe.mount_share(SERVICE, &folder), Err(libc::ENETUNREACH));
     look(|| fixture.setup.status()).has(|status| status.clients[0].not_a_service, 1);
     assert_eq!(
@@ -70,7 +72,7 @@ fn connects_through_io_uring_are_balanced_in_the_name_of_their_process() {
     eventually("they end", || ended(&fixture, "closed"), |closed| *closed == 6);
 }
 
-/// Clients ask for cookies, and listeners that want it give them.
+/// Clients request cookies, and listeners with fast open send them.
 fn allow_fast_open(fixture: &Fixture) {
     std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3").expect("switch fast open on");
     for backend in &fixture.backends {
@@ -83,7 +85,7 @@ fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
     let fixture = Fixture::new();
     allow_fast_open(&fixture);
     let mut probe = fixture.probe();
-    // The first to each backend asks for a cookie, the others bring data in their SYN.
+    // The first to each backend requests a cookie, the others carry data in their SYN.
     for _ in 0..9 {
         let socket = probe.dial_fast_open(SERVICE);
         assert!(probe.read_name(socket).starts_with('b'));
@@ -102,7 +104,7 @@ fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
     let fixture = Fixture::new();
     allow_fast_open(&fixture);
     let mut probe = fixture.probe();
-    // Three backends give their cookies.
+    // Three backends send their cookies.
     for _ in 0..3 {
         let socket = probe.dial_fast_open(SERVICE);
         probe.read_name(socket);
@@ -127,7 +129,7 @@ fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
 #[test]
 fn a_timeout_of_connects_is_set_where_the_application_has_set_none() {
     let mut fixture = Fixture::without_daemon();
-    // Connects to a listener whose queue is full stay in the handshake.
+    // Connects to a listener with a full queue stay in the handshake.
     let full = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");
     rustix::net::listen(&full, 0).expect("shorten the queue");
     let text = config(&fixture.cgroup, r#"{ static = ["127.0.0.1:8010"] }"#, "connect_timeout = \"7s\"");

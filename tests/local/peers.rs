@@ -1,8 +1,9 @@
-//! Bugs that befell other balancers, as tests: each is named after what happened, and its number in
+//! Bugs of other balancers, as tests: each is named after the effect, with its number in
 //! docs/design/bugs-of-others.md.
 //!
-//! R9: a cgroup that is made anew, R10: cgroup namespaces, R24: daemons that come and go, R25: the verifier, R29: services
-//! that restart, are told at greater length elsewhere; what is here is the bug itself.
+//! R9 (a cgroup that is created again), R10 (cgroup namespaces), R24 (daemons that stop and start),
+//! R25 (the verifier) and R29 (services that restart) have longer tests elsewhere; the tests here
+//! show the bug itself.
 
 use std::path::PathBuf;
 
@@ -32,7 +33,7 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
     }
     let outcomes = fixture.setup.service().outcomes;
     assert!(outcomes["untracked"] > 0, "flow table and overflow are full: {outcomes:?}");
-    // A list for which there is no slot left: refused, counted, and in force is the one before.
+    // A list without enough slots is refused and counted, and the previous one stays in force.
     let more: Vec<String> = (0..70).map(|n| format!("127.0.2.{n}:9")).collect();
     let more: Vec<(&str, &str)> = more.iter().map(|address| (address.as_str(), "")).collect();
     fixture.write_endpoints(&more);
@@ -51,7 +52,7 @@ fn r7_a_service_without_backends_gives_its_errno_and_never_eperm() {
         let _daemon = Daemon::start(&fixture.setup, &text);
         let mut probe = fixture.probe();
         assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(stage::kernel::refusal(errno)));
-        // The same for IPv4 in IPv6 form, and for a call that does not wait.
+        // The same for IPv4 in IPv6 form, and for a non-blocking call.
         assert_eq!(
             probe.try_dial("[::ffff:10.96.0.10]:80").map(|dialled| dialled.name),
             Err(stage::kernel::refusal(errno))
@@ -60,7 +61,8 @@ fn r7_a_service_without_backends_gives_its_errno_and_never_eperm() {
     }
 }
 
-/// Links stayed on the removed cgroup, updates succeeded, the status said "enabled", and nothing was translated.
+/// Links stayed on the removed cgroup, updates succeeded, the status showed "enabled", and nothing
+/// was translated.
 #[test]
 fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
     let fixture = Fixture::new();
@@ -70,7 +72,8 @@ fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
     let ids = |fixture: &Fixture| fixture.setup.client().cgroup_id;
     let before = ids(&fixture);
     assert_eq!(before, Some(fixture.cgroup.id()));
-    // The process leaves for another cgroup, as nothing but a test can make it; its socket stays what it was.
+    // The process moves to another cgroup, as only a test can make it; its socket stays in the old
+    // one.
     let refuge = Cgroup::new();
     std::fs::write(refuge.path().join("cgroup.procs"), old.pid().to_string()).expect("move the process");
     std::fs::remove_dir(fixture.cgroup.path()).expect("remove the empty cgroup");
@@ -118,7 +121,7 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     let (here, there) = (cgroup.path().to_owned(), parent.path().to_owned());
     look(listed).becomes([(here.clone(), false), (here, true), (there, true)]);
     drop((daemon, _after, _above));
-    // One that takes our backend for its service: after ours it has the last word.
+    // A second client with our backend as its service: it runs after ours and decides.
     let setup = Setup::new(&stage, "b");
     let victim = Cgroup::new();
     let _daemon = Daemon::start(&setup, &config(&victim, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
@@ -130,7 +133,7 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     look(|| setup.backends("web", "users")[0].clone()).has(|backend| backend.diverted, 1);
     look(|| setup.faults().join("\n"))
         .matches("it is told", |faults| faults.contains("another program rewrites after ours"));
-    // A flow that goes where ours sends it is not counted as diverted.
+    // A flow that goes to its chosen backend is not counted as diverted.
     drop(_thief);
     assert!(
         stage::daemon::finish(&mut Setup::new(&stage, "thief").socklb(&["detach", "--all"])).status.success()
@@ -141,7 +144,8 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     look(|| setup.backends("web", "users")[0].diverted).becomes(1);
 }
 
-/// A daemon killed, replaced by a newer and by an older one: connects failed, or went to the service address itself.
+/// A daemon was killed, and replaced by a newer and by an older one: connects failed, or went to
+/// the service address itself.
 #[test]
 fn r24_a_kill_under_load_leaks_no_connect() {
     let mut fixture = Fixture::new();
@@ -151,7 +155,7 @@ fn r24_a_kill_under_load_leaks_no_connect() {
     }
     for _ in 0..3 {
         fixture.daemon.take().expect("a daemon runs").kill();
-        // `status` says that it is dead.
+        // `status` reports that it is dead.
         assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
         fixture.start();
     }
@@ -166,7 +170,8 @@ fn r24_a_kill_under_load_leaks_no_connect() {
     fixture.setup.active_becomes(0);
 }
 
-/// A program that grew past the verifier's limits loaded with small tables and failed with large ones.
+/// A program that grew past the verifier's limits loaded with small tables and failed with large
+/// ones.
 #[test]
 fn r25_programs_load_with_the_largest_configuration() {
     let fixture = Fixture::without_daemon();

@@ -1,5 +1,6 @@
-//! Bugs of other balancers with backends that fail, return or leave, as tests: each is named after what happened, and its
-//! number in docs/design/bugs-of-others.md, which tells where the others are.
+//! Bugs of other balancers with backends that fail, return or leave, as tests: each is named after
+//! the effect, with its number in docs/design/bugs-of-others.md, which lists the tests of the
+//! others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -33,7 +34,7 @@ impl Crowd {
         crowd
     }
 
-    /// Writes the configuration, with so much time between two passes over the flow records.
+    /// Writes the configuration, with this time between two passes over the flow records.
     fn configure(&self, reclaim_interval: &str) {
         let mut text = String::new();
         for (name, cgroup) in CLIENTS[1..].iter().zip(&self.cgroups) {
@@ -46,7 +47,8 @@ impl Crowd {
         replace(&self.fixture.setup.folder.join("socklb.toml"), &text);
     }
 
-    /// Opens so many flows in each client task, by two probes: a process may have few descriptors.
+    /// Opens this many flows in each client task, by two probes, because a process may have few
+    /// descriptors.
     fn open(&self, flows: usize) -> Vec<(Probe, Vec<SocketId>)> {
         let cgroups = [&self.fixture.cgroup].into_iter().chain(&self.cgroups);
         let open = |cgroup: &Cgroup| {
@@ -57,7 +59,7 @@ impl Crowd {
         cgroups.flat_map(|cgroup| [cgroup; 2]).map(open).collect()
     }
 
-    /// What each open flow is: its socket, where it goes, and how far it has come.
+    /// Each open flow: its socket, its destination, and its phase.
     fn flows(&self) -> BTreeSet<(String, u64, Option<SocketAddr>, u32, String)> {
         let FlowsDocument { flows, .. } = self.fixture.setup.document(&["flows"]);
         let of = |flow: ActiveFlow<'_>| {
@@ -66,7 +68,7 @@ impl Crowd {
         flows.into_iter().map(of).collect()
     }
 
-    /// A backend as each client task has it; fewer where one has no slot for it.
+    /// A backend as each client task has it; fewer if a task has no slot for it.
     fn at(&self, address: &str) -> Vec<BackendStatus> {
         let status = self.fixture.setup.status();
         let services = status.clients.iter().filter_map(|client| client.service("users"));
@@ -85,7 +87,8 @@ impl Crowd {
         active
     }
 
-    /// Takes the names of the maps with flow records away, so that nobody can look at one; or gives them back.
+    /// Removes the names of the maps with flow records, so that no process can read one; or
+    /// restores them.
     fn hide_records(&self, hide: bool) {
         for client in CLIENTS {
             for name in [map::FLOW_BUCKETS, map::FLOWS, map::FLOW_OVERFLOW, map::DATAGRAMS] {
@@ -98,8 +101,8 @@ impl Crowd {
     }
 }
 
-/// Each backend that left had all sockets of the host looked at: seconds of CPU time, and connects that waited. Here a change
-/// looks at no flow, however many are open, and changes none.
+/// For each backend that left, all sockets of the host were searched: seconds of CPU time, and
+/// connects that waited. Here a change reads no flow, however many are open, and changes none.
 #[test]
 fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other() {
     const FAILS: &str = "127.0.1.9:8101";
@@ -107,7 +110,8 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
     let mut list: Vec<String> = (1..=8).map(|n| format!("127.0.1.{n}:8100")).collect();
     list.push(FAILS.to_owned());
     let crowd = Crowd::new(&list.iter().map(String::as_str).collect::<Vec<_>>());
-    // At all addresses of loopback. It accepts nobody: connections wait in its queue, which is as long as the kernel allows.
+    // At all addresses of loopback. It accepts nothing: connections wait in its queue, which is as
+    // long as the kernel allows.
     let listener = std::net::TcpListener::bind("0.0.0.0:8100").expect("listen");
     rustix::net::listen(&listener, 4_096).expect("lengthen the queue");
     let failing = Backend::start("fails", FAILS);
@@ -123,7 +127,7 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
     let taken: u64 = crowd.at(FAILS).iter().map(|backend| backend.active).sum();
     eventually("its connections are accepted", || failing.accepted(), |accepted| *accepted == taken);
     crowd.hide_records(true);
-    // From here on whoever looks at a flow record fails.
+    // From here on every read of a flow record fails.
     let mut lines: BTreeMap<String, &str> = list.iter().map(|address| (address.clone(), "")).collect();
     let mut change = |address: &str, line: Option<&'static str>, state: &str| {
         match line {
@@ -146,8 +150,9 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
     ]) {
         change(address, line, state);
     }
-    // One stops listening while its connections are open: the programs eject it. Connections to the others are reset: of a
-    // closed one the kernel may keep the flow for a minute (see the end).
+    // One stops listening while its connections are open: the programs eject it. Connections to the
+    // others are reset, because the kernel may retain the flow of a closed one for a minute (see
+    // the end).
     drop(failing);
     for (probe, _) in &mut probes {
         for _ in 0..50 {
@@ -161,13 +166,13 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
         || (crowd.at(FAILS).into_iter().map(|backend| backend.state).collect::<Vec<_>>(), crowd.active()),
         |(states, now)| *states == ["ejected"; 3] && *now == active,
     );
-    // One that had left returns.
+    // A backend that had left returns.
     change(&list[0], Some(""), "healthy");
-    // That a backend is ejected becomes a fault within a minute, which connects may take to be over.
+    // An ejection becomes a fault within a minute, and the connects may take that long.
     let missed: Vec<_> =
         crowd.fixture.setup.faults().into_iter().filter(|fault| !fault.contains(FAILS)).collect();
     assert_eq!(missed, [""; 0], "nobody has missed the records");
-    // Who does look at them is a pass over the records, which comes with the time.
+    // Passes over the records do read them; they run at intervals.
     crowd.configure("1s");
     let faults = || crowd.fixture.setup.faults().join("\n");
     eventually("a pass has missed them", faults, |faults| faults.contains("flow records were not checked"));
@@ -178,8 +183,9 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
         assert!(sockets.iter().all(|socket| probe.peer(*socket) == service));
         sockets.drain(..).for_each(|socket| probe.close(socket));
     }
-    // The kernel keeps a closed connection for a minute that has not heard of the other end's close, if the last answer came
-    // while its process was still closing it. Who stops listening resets those that wait in the queue.
+    // The kernel retains a closed connection for a minute if it has not received the other end's
+    // close, because the last answer came while the process was still closing it. A listener that
+    // closes resets the connections in its queue.
     drop(listener);
     eventually("all end", || crowd.fixture.setup.active(), |active| *active == 0);
     let slots = || crowd.at(&list[3]).len();

@@ -1,5 +1,5 @@
-//! Bugs of other balancers that concern flows, as tests: each is named after what happened, and its
-//! number in docs/design/bugs-of-others.md, which tells where the others are.
+//! Bugs of other balancers that concern flows, as tests: each is named after the effect, with its
+//! number in docs/design/bugs-of-others.md, which lists the tests of the others.
 
 use lb_view::flows::FlowsDocument;
 use stage::backend::with_a_full_queue;
@@ -9,7 +9,7 @@ use stage::fixture::{Fixture, SERVICE, config};
 
 const OTHER: &str = "10.96.0.11:80";
 
-/// A count of a service's backends together.
+/// The sum of a count over a service's backends.
 fn sum(fixture: &Fixture, service: &str, count: impl Fn(&lb_view::backend::BackendStatus) -> u64) -> u64 {
     let backends = fixture.setup.backends("web", service);
     backends.iter().map(count).sum()
@@ -34,7 +34,8 @@ fn two_services() -> (Fixture, Daemon) {
     (fixture, daemon)
 }
 
-/// A socket that had dialled a service, and then its backend's own address, was taken for a connection of the service.
+/// A socket that had dialled a service, and then its backend's own address, was taken for a
+/// connection of the service.
 #[test]
 fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys() {
     let (fixture, _daemon) = two_services();
@@ -53,7 +54,8 @@ fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys
         .has(|users| (users.started, users.diverted, users.reclaimed), (1, 0, 0));
 }
 
-/// A v4-mapped socket was told its backend's address, and was not treated as an IPv4 one when its backend died.
+/// A v4-mapped socket saw its backend's address, and was not treated as an IPv4 one when its
+/// backend died.
 #[test]
 fn r4_a_v4_mapped_socket_of_a_backend_that_dies_is_as_an_ipv4_one() {
     const MAPPED: &str = "[::ffff:10.96.0.10]:80";
@@ -97,8 +99,9 @@ fn r5_a_socket_that_goes_on_to_another_service_counts_there() {
     look(|| (ended(&fixture, "others", "closed"), active(&fixture, "others"))).becomes((1, 0));
 }
 
-/// Counts of active connections stayed above zero, or went below, after processes were killed, their network namespaces
-/// removed, connections reset and timed out; least-connections then starved backends.
+/// Counts of active connections stayed above zero, or went below, after processes were killed,
+/// their network namespaces removed, connections reset and timed out; least-connections then
+/// starved backends.
 #[test]
 fn r14_active_counts_return_to_zero_however_connections_end() {
     let mut fixture = Fixture::without_daemon();
@@ -142,7 +145,7 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
     });
 }
 
-/// A refused connect, one into a black hole and a reset connection were one thing, or nothing.
+/// A refused connect, one into a black hole and a reset connection were one cause, or none.
 #[test]
 fn r19_refused_unanswered_and_reset_are_three_causes() {
     let mut fixture = Fixture::without_daemon();

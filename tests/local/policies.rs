@@ -1,5 +1,5 @@
-//! Policies in the kernel: what each makes of connects, what bounds them, and that a choice can be told again from its
-//! record.
+//! Policies in the kernel: how each distributes connects, what limits them, and that a choice can
+//! be reproduced from its record.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use stage::{Probe, SocketId, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// A daemon whose service has these lines, before endpoints of these weights.
+/// A daemon with a service with these lines, and endpoints of these weights.
 fn start(lines: &str, weights: [u32; 3]) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     weigh(&fixture, weights);
@@ -25,11 +25,12 @@ fn weigh(fixture: &Fixture, weights: [u32; 3]) {
 }
 
 fn text(fixture: &Fixture, lines: &str) -> String {
-    // A subset of a size that a scan can afford; the task is alone and so has all three.
+    // A subset that is small enough for a scan; the task is alone and so has all three.
     config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &format!("subset = {{ size = 20 }}\n{lines}"))
 }
 
-/// Changes the lines of the service while the daemon runs, and waits until the kernel has the policy and the limit.
+/// Changes the lines of the service while the daemon runs, and waits until the kernel has the
+/// policy and the limit.
 fn change(fixture: &Fixture, policy: Policy, lines: &str, limit: u32) {
     let lines = format!("policy = \"{}\"\n{lines}", policy.name());
     replace(&fixture.setup.folder.join("socklb.toml"), &text(fixture, &lines));
@@ -42,7 +43,7 @@ fn change(fixture: &Fixture, policy: Policy, lines: &str, limit: u32) {
     });
 }
 
-/// Opens so many sockets; the ids of those that reached somebody, with who it was.
+/// Opens this many sockets; returns the ids of those that reached a backend, with its name.
 fn open(probe: &mut Probe, count: usize) -> Vec<(SocketId, String)> {
     (0..count).map(|_| probe.dial(SERVICE)).map(|dialled| (dialled.socket, dialled.name)).collect()
 }
@@ -65,16 +66,17 @@ fn p2c_keeps_open_flows_in_proportion_to_weights() {
     let mut probe = fixture.probe();
     let sockets = open(&mut probe, 80);
     let counts = by_name(&sockets);
-    // In 100,000 simulated runs no count here and below was off by more than 3; each further one is 20 times less likely.
+    // In 100,000 simulated runs no count here and below was off by more than 3; each further one is
+    // 20 times less likely.
     for (name, expected) in [("b1", 20), ("b2", 20), ("b3", 40)] {
         assert!(u32::abs_diff(counts[name], expected) <= 6, "{counts:?}");
     }
-    // A backend that loses its flows gets more of the next ones, until it has its part again.
+    // A backend that loses its flows gets more of the next ones, until it has its share again.
     for (socket, _) in sockets.iter().filter(|(_, name)| name == "b2") {
         probe.close(*socket);
     }
     fixture.setup.active_becomes(80 - u64::from(counts["b2"]));
-    // Of 220 that are open then, 55 are its part. By chance alone it would get 40 of these.
+    // Its share is 55 of the 220 that are open then. By chance alone it would get 40 of these.
     let kept = 80 - counts["b2"];
     let sockets = open(&mut probe, 140 + counts["b2"] as usize);
     let (new, part) = (by_name(&sockets)["b2"], (kept + 140 + counts["b2"]) / 4);
@@ -94,13 +96,13 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
         let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
         assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(refused), "{policy:?}");
         limited += 1;
-        // One that ends makes room, wherever it is.
+        // The end of one makes room, at any backend.
         probe.close(sockets[5].0);
         fixture.setup.active_becomes(11);
         assert_eq!(probe.dial(SERVICE).name, sockets[5].1, "{policy:?}");
         let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
         assert_eq!(services.get(&0, 0).expect("the service").0.rules.overflow, Overflow::Refuse as u8);
-        // The other rule, with all flows open: they stay, and more come.
+        // The opposite change, with all flows open: they stay, and more connects succeed.
         change(&fixture, policy, "active_limit = 3", 3);
         fixture.setup.active_becomes(12);
         assert_eq!(by_name(&open(&mut probe, 6)), [("b1", 2), ("b2", 2), ("b3", 2)].into(), "{policy:?}");

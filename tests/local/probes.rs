@@ -1,4 +1,4 @@
-//! Probes by connection: who fails them gets no connects, before any connect has failed.
+//! Probes by connection: a backend that fails them gets no connects, before any connect has failed.
 
 use std::net::TcpListener;
 
@@ -32,8 +32,8 @@ fn state(fixture: &Fixture, address: &str) -> String {
     fixture.setup.backend(address).expect("the backend").state
 }
 
-/// Of 60 connects these two, and nobody else, have got about half each: the next table has them share exactly, but until it is there a
-/// connect that skips the third draws again.
+/// Asserts that only these two backends got connects, about half of 60 each. The next table gives
+/// each exactly half; until it is published, a connect that skips the third backend chooses again.
 fn two_share(counts: &stage::protocol::Counts, two: [&str; 2]) {
     let likely = likely(60, 0.5);
     assert!(counts.keys().eq(two) && counts.values().all(|count| likely.contains(count)), "{counts:?}");
@@ -67,7 +67,7 @@ fn the_first_connect_of_a_fresh_host_goes_to_a_backend_that_was_probed() {
 /// Such a connect fails at once, with an error that depends on the kind of the route.
 #[test]
 fn a_backend_to_which_there_is_no_way_is_refusing() {
-    // Its network is this thread's from here on.
+    // From here on this thread is in the fixture's network.
     let fixture = start_with("probe = \"tcp\"", "ejection = \"off\"");
     let kinds = ["blackhole", "prohibit", "unreachable"];
     let network = |at: usize| format!("10.99.{at}.0/24");
@@ -91,7 +91,7 @@ fn a_backend_to_which_there_is_no_way_is_refusing() {
 fn an_answer_by_http_other_than_2xx_is_refusing() {
     let fixture = start("probe = \"http\", port = 9001, path = \"/healthz\"");
     let all = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
-    // Nobody answers at that port, so all are refusing, and all serve: it is the last resort.
+    // Nothing listens at that port, so all are refusing, and all serve as the last resort.
     for address in all {
         eventually("it is found", || state(&fixture, address), |state| state == "refusing");
     }
@@ -130,7 +130,7 @@ fn a_failed_probe_is_a_guess_for_a_client_in_another_network_namespace_and_its_c
         let probe = fixture.setup.backend(&address).and_then(|backend| backend.probe).expect("it is probed");
         assert_eq!(probe.state, "failing");
     });
-    // What the daemon's own namespace shows counts for a client that is there.
+    // The results from the daemon's own namespace count for a client that is in it.
     let _client = fixture.probe();
     eventually("it is refusing", || state(&fixture, &address), |state| state == "refusing");
 }

@@ -1,4 +1,5 @@
-//! What is asked over the daemon's socket: it holds the daemon up no more than a daemon that hangs holds up those who ask.
+//! Requests over the daemon's socket: they do not block the daemon, and a hung daemon does not
+//! block the requesters.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -18,7 +19,7 @@ fn socket(setup: &Setup) -> PathBuf {
     setup.folder.join("run/socklb.sock")
 }
 
-/// Begins to ask.
+/// Sends a request.
 fn ask(setup: &Setup, path: &str) -> UnixStream {
     let mut stream = UnixStream::connect(socket(setup)).expect("reach the socket");
     stream.set_read_timeout(Some(6 * stage::patience())).expect("set the limit of time");
@@ -26,7 +27,7 @@ fn ask(setup: &Setup, path: &str) -> UnixStream {
     stream
 }
 
-/// The code and the body of what is answered.
+/// The status code and the body of the answer.
 fn answer(mut stream: UnixStream) -> (u16, String) {
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("read the answer");
@@ -34,8 +35,9 @@ fn answer(mut stream: UnixStream) -> (u16, String) {
     (head[9..12].parse().expect("a status code"), body.to_owned())
 }
 
-/// Clients with as many services as there may be, of each of which one backend was replaced, so that the slots of one lie
-/// between those of all others: their status takes long to make, and the loop goes on meanwhile.
+/// Clients with the maximum number of services. One backend of each was replaced, so the slots of
+/// one service are between those of all others: their status takes long to build, and the loop
+/// continues meanwhile.
 #[test]
 fn a_status_of_many_services_is_made_while_the_loop_goes_on() {
     const SERVICES: usize = 256;
@@ -68,7 +70,7 @@ fn a_status_of_many_services_is_made_while_the_loop_goes_on() {
             && slots.iter().any(|slot| *slot as usize >= 2 * SERVICES)
     };
     eventually("one backend of each service is another", || setup.status(), replaced);
-    // What else runs on the host may hold one answer up, and not all of them.
+    // Other load on the host may delay one answer, but not all of them.
     let held_up: Vec<_> = (0..5).map(|_| held_up_by_a_status(&setup)).collect();
     assert!(
         held_up.iter().any(|(longest, took)| 2 * *longest < *took),
@@ -76,7 +78,8 @@ fn a_status_of_many_services_is_made_while_the_loop_goes_on() {
     );
 }
 
-/// The longest time that the loop took to answer while a status was made, and how long that took.
+/// The longest time that the loop took to answer while a status was built, and how long the status
+/// took.
 fn held_up_by_a_status(setup: &Setup) -> (Duration, Duration) {
     let status = ask(setup, "/v1/status");
     let asked = Instant::now();
@@ -103,11 +106,12 @@ fn a_question_of_more_cgroups_than_anybody_is_in_is_refused() {
     assert_eq!((code, text.as_str()), (400, "cgroups: at most 64 ids, not 65"));
 }
 
-/// Those who wait for a cgroup take no more than half of the connections, and give theirs back when they go.
+/// Requests that wait for a cgroup use at most half of the connections, and release them when they
+/// end.
 #[test]
 fn half_of_the_connections_may_wait_and_others_are_told() {
     let fixture = Fixture::new();
-    // Only a client whose cgroup does not exist can be waited for.
+    // A request waits only if the client's cgroup does not exist.
     fixture.cgroup.remove();
     let files = || {
         let files = std::fs::read_dir(format!("/proc/{}/fd", fixture.daemon().pid()));
@@ -123,7 +127,7 @@ fn half_of_the_connections_may_wait_and_others_are_told() {
     eventually("one more is told", told, |told| *told == 1);
     assert_eq!(&begins, b"HTTP/1.0 503");
     assert_eq!(answer(ask(&fixture.setup, "/v1/status")).0, 200, "others are answered");
-    // A connection that is closed makes room for another.
+    // A closed connection makes room for another.
     drop(waiting);
     eventually("those who went are forgotten", files, |now| *now <= before);
     fixture.cgroup.create();
@@ -131,11 +135,12 @@ fn half_of_the_connections_may_wait_and_others_are_told() {
     assert!(code == 200 && body.contains("elsewhere"), "{code} {body}");
 }
 
-/// Its socket takes nobody any more, and a connect that waits for that would wait for ever.
+/// A stopped daemon accepts nothing any more, and a connect that waits for its queue would wait for
+/// ever.
 #[test]
 fn a_daemon_that_is_stopped_with_a_full_queue_holds_nobody_up() {
     let mut fixture = Fixture::without_daemon();
-    // Of this stage's network namespace alone.
+    // Only for this stage's network namespace.
     std::fs::write("/proc/sys/net/core/somaxconn", "8").expect("make queues short");
     fixture.start();
     fixture.daemon().signal(Signal::STOP);

@@ -1,4 +1,5 @@
-//! Flow records whose end nobody saw: found by comparison with the kernel's lists of sockets, and nothing else is touched.
+//! Flow records with an end that no program saw: a comparison with the kernel's lists of sockets
+//! finds them, and changes nothing else.
 
 use lb_common::abi::{Flow, map};
 use stage::maps::hash;
@@ -10,7 +11,8 @@ use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_pass
 /// Why an end stays uncounted.
 const UNSEEN: &str = "no daemon runs, and the programs that see ends are gone";
 
-/// What the last pass over the records has found: removed since the start, in doubt, open, elsewhere.
+/// The results of the last pass over the records: removed since the start, suspected, open,
+/// elsewhere.
 fn passes_found(fixture: &Fixture) -> [u64; 4] {
     let found = fixture.setup.reclaim();
     [found.reclaimed, found.suspected, found.kept_open, found.kept_elsewhere]
@@ -44,8 +46,8 @@ fn without_hooks(fixture: &Fixture, hooks: &[&str]) {
     }
 }
 
-/// With the daemon stopped: nobody sees the first four of six sockets end. The next daemon ends their flows, and those of
-/// the others are whole and end as ever.
+/// While the daemon is stopped, no program sees the first four of six sockets end. The next daemon
+/// ends their flows; the flows of the others are intact and end as usual.
 #[track_caller]
 fn four_of_six_end_unseen(fixture: &mut Fixture) {
     let mut probe = fixture.probe();
@@ -91,8 +93,8 @@ fn flows_that_were_followed_are_ended_as_well() {
     look(|| fixture.setup.backends("web", "users").iter().map(closed).sum::<u64>()).becomes(2);
 }
 
-/// Connections that begin and end between two passes are in no list that anybody reads. Where their ends were not seen, they
-/// have counted for ever.
+/// Connections that begin and end between two passes are in no list that is read. If their ends
+/// were missed, they counted for ever.
 #[test]
 fn flows_that_no_list_has_ever_shown_are_ended_and_their_number_is_a_fault() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -113,7 +115,8 @@ fn flows_that_no_list_has_ever_shown_are_ended_and_their_number_is_a_fault() {
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
 }
 
-/// A connection whose end no program saw, while its socket is still open: its release ends the flow.
+/// A connection ended unseen while its socket is still open: the release of the socket ends the
+/// flow.
 #[test]
 fn a_flow_whose_end_was_missed_ends_with_its_socket() {
     let mut fixture = Fixture::without_daemon();
@@ -139,7 +142,7 @@ fn a_flow_whose_end_was_missed_ends_with_its_socket() {
     );
 }
 
-/// The same where every record lies in the overflow table or competes for its bucket.
+/// The same with every record in the overflow table or competing for its bucket.
 #[test]
 fn flows_in_the_overflow_table_are_ended_as_well() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -151,7 +154,8 @@ fn flows_in_the_overflow_table_are_ended_as_well() {
     let open: Vec<_> = (0..90).map(|i| (i % 2, probes[i % 2].dial(SERVICE).socket)).collect();
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     assert!(overflow.keys().count() >= 26, "90 sockets in 64 buckets");
-    // The first ones found room in the table, unless two met at one bucket; of those that stay, most had to go elsewhere.
+    // The first ones found room in the table, unless two met at one bucket; most of those that stay
+    // are in the overflow.
     for (probe, socket) in &open[..30] {
         probes[*probe].close(*socket);
     }
@@ -169,7 +173,8 @@ fn flows_in_the_overflow_table_are_ended_as_well() {
     fixture.setup.active_becomes(0);
 }
 
-/// A socket whose connect failed is open and in no list: it must not be taken for one that is gone while a process holds it.
+/// A socket with a failed connect is open and in no list: it must not be taken for a missing one
+/// while a process holds it.
 #[test]
 fn a_socket_that_is_open_and_not_connected_is_kept() {
     let mut fixture = scene(|text| with_active_accounting(&text));
@@ -178,7 +183,8 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
     let mut probe = fixture.probe();
     let socket = probe.open_stream(Family::V4);
     assert_eq!(probe.try_redial(socket, SERVICE), Err(libc::ECONNREFUSED));
-    // Where namespaces do not tell their cookies nobody knows which list would have to show it, and only that it is held.
+    // If namespaces do not have cookies, the daemon does not know which list would have to show the
+    // socket, only that a process holds it.
     let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, 1, 0] } else { [0; 4] };
     let passes = |fixture: &Fixture| fixture.setup.client().reclaim.map(|reclaim| reclaim.passes);
     eventually("passes have seen it", || passes(&fixture), |passes| *passes >= Some(4));
@@ -191,7 +197,7 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
     fixture.setup.active_becomes(0);
 }
 
-/// The same when its process ends unseen, as all do whose link was lost: nobody holds it then.
+/// The same if its process ends unseen, as after the loss of a link: no process holds it then.
 #[test]
 fn a_socket_that_was_kept_is_given_back_when_nobody_holds_it() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -211,8 +217,8 @@ fn a_socket_that_was_kept_is_given_back_when_nobody_holds_it() {
     eventually("it is given back", || fixture.setup.active(), |active| *active == 0);
 }
 
-/// Sockets of other network namespaces are looked for in the lists of those namespaces, however many there are: a process
-/// of the cgroup may make thousands, and the daemon has few descriptors.
+/// Sockets of other network namespaces are searched in the lists of those namespaces, however many
+/// there are: a process of the cgroup may make thousands, and the daemon has few descriptors.
 #[test]
 fn sockets_of_many_namespaces_are_looked_for_there() {
     const NAMESPACES: usize = 30;
@@ -224,7 +230,7 @@ fn sockets_of_many_namespaces_are_looked_for_there() {
     // Nothing is reachable there: the socket is open, and in a list only if it listens.
     assert!(elsewhere.iter_mut().all(|probe| probe.try_dial(SERVICE).is_err()));
     look(|| fixture.setup.active()).becomes(NAMESPACES as u64);
-    // A pass takes some for the maps of the client and for the iteration over open files.
+    // A pass needs some for the maps of the client and for the iteration over open files.
     fixture.daemon().leave_descriptors(Some(30));
     let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, NAMESPACES as u64, 0] } else { [0; 4] };
     eventually("all were looked into", || passes_found(&fixture), |found| *found == kept);
@@ -232,7 +238,8 @@ fn sockets_of_many_namespaces_are_looked_for_there() {
     fixture.setup.active_becomes(0);
 }
 
-/// Where nobody may look into a namespace, and no process of the host holds the socket: what is gone is given back in the end.
+/// The daemon may not enter the namespace, and no process of the host holds the socket: the flows
+/// of a removed namespace are ended after some time.
 #[test]
 fn flows_of_a_namespace_that_is_gone_are_given_back() {
     let mut fixture = scene(|text| text);
@@ -250,7 +257,8 @@ fn flows_of_a_namespace_that_is_gone_are_given_back() {
     stage::within(4 * stage::patience(), given_back, |active| *active == 0).expect("it is given back");
 }
 
-/// Sockets that dial again while they are looked at, to backends that refuse: in no list at any moment, and open.
+/// Sockets that dial again during the pass, to backends that refuse: in no list at any moment, and
+/// open.
 #[test]
 fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -264,7 +272,7 @@ fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
             probe.dial(SERVICE);
         }
     }
-    // From here on everybody refuses.
+    // From here on all backends refuse.
     fixture.write_endpoints(&[("127.0.0.1:8009", ""), ("127.0.0.1:8010", "")]);
     let mut other = fixture.probe();
     let refused = failure(libc::ECONNREFUSED);

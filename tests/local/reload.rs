@@ -1,4 +1,5 @@
-//! Another configuration while the daemon runs: what may change of services and files does, and flows do not notice.
+//! A new configuration while the daemon runs: services and files change as configured, and flows do
+//! not notice.
 
 use rustix::process::Signal;
 use stage::{Setup, address, eventually, look, replace};
@@ -56,7 +57,8 @@ fn what_may_change_does_and_no_connect_fails() {
         } else {
             3
         };
-        // On a CPU of its own: two that take turns on one cursor may each meet every other entry only.
+        // On a CPU of its own: two probes that take turns on one cursor may each get only every
+        // second entry.
         let mut probe = fixture.probe();
         probe.pin(1);
         assert_eq!(probe.dial_many(SERVICE, 60).len(), size, "{service}");
@@ -83,7 +85,7 @@ fn files_that_are_not_watched_are_read_at_sighup_only() {
     probe.dial_many(SERVICE, 3);
     fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
     write(&fixture.setup, &(configured + &second_service()));
-    // Rates move with the ticks at which the daemon looks at files that it watches.
+    // Rates are updated at the ticks at which the daemon checks the files that it watches.
     let rate = || {
         let backends = fixture.setup.backends("web", "users").into_iter();
         backends.filter_map(|backend| Some(backend.rates_60s?.started)).sum::<f64>()

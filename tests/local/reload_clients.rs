@@ -1,5 +1,5 @@
-//! Client tasks that another configuration adds, removes, moves or renames while the daemon runs: each is balanced without a
-//! gap, and what is gone leaves nothing.
+//! Client tasks that a new configuration adds, removes, moves or renames while the daemon runs:
+//! each is balanced without a gap, and removed ones leave nothing.
 
 use stage::{Cgroup, Daemon, Probe, address, eventually, look};
 
@@ -22,7 +22,7 @@ fn service(fixture: &Fixture) -> String {
     text[text.find("[[service]]").expect("a service")..].to_owned()
 }
 
-/// Whether a process reaches backends only.
+/// Whether a process reaches only backends.
 fn reaches_backends(probe: &mut Probe) -> bool {
     probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'))
 }
@@ -40,7 +40,7 @@ fn a_client_that_is_removed_begins_no_flow_and_goes_with_its_last() {
     assert_eq!(first.peer(open.socket), address(SERVICE));
     look(|| fixture.setup.status().leaving[0].active).becomes(Some(1));
     assert!(reaches_backends(&mut second), "the second did not notice");
-    // The links that are left tell another daemon that the client leaves.
+    // The remaining links show another daemon that the client leaves.
     fixture.daemon.take().expect("a daemon runs").kill();
     fixture.start();
     look(|| fixture.setup.status().leaving[0].client.clone()).becomes("one");
@@ -76,7 +76,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
     }
 }
 
-/// As many clients at once as a host may have: the daemon answers meanwhile.
+/// The maximum number of clients of a host at once: the daemon answers meanwhile.
 #[test]
 fn a_reload_that_adds_many_clients_does_not_keep_the_daemon_from_answering() {
     let mut fixture = Fixture::without_daemon();
@@ -93,7 +93,7 @@ fn a_reload_that_adds_many_clients_does_not_keep_the_daemon_from_answering() {
     let (one, many) = (all(0), all(cgroups.len()));
     fixture.setup.write("socklb.toml", &one);
     let manager = stage::Manager::new(fixture.setup.folder.join("notify"));
-    // Fed every 100 ms by the loop that takes the clients on.
+    // Fed every 100 ms by the loop that adds the clients.
     let watchdog = std::time::Duration::from_millis(200);
     let daemon = Daemon::spawn_with(&fixture.setup, |command| manager.starts(command, watchdog));
     fixture.daemon = Some(daemon);

@@ -1,5 +1,5 @@
-//! A configuration that cannot be taken on, or not as a whole, while the daemon runs: what is in force stays, and it is said
-//! what is wrong and what helps.
+//! A configuration that cannot be applied, or not as a whole, while the daemon runs: the one in
+//! force stays, and the daemon reports the problem and the remedy.
 
 use stage::{Cgroup, eventually, look};
 
@@ -8,7 +8,7 @@ use stage::fixture::{Fixture, SERVICE};
 use crate::reload::write;
 use crate::reload_clients::two_clients;
 
-/// What the message about limits says to do: for every client.
+/// The message about limits advises this for every client.
 #[test]
 fn limits_change_as_the_message_says() {
     let mut fixture = Fixture::without_daemon();
@@ -21,7 +21,7 @@ fn limits_change_as_the_message_says() {
     let pins = fixture.setup.pins.display();
     let loop_ = format!("`for client in one two; do socklb detach $client --pins '{pins}'; done`");
     assert!(faults[0].contains(&loop_) && faults[0].starts_with("limits.slots cannot"), "{faults:?}");
-    // A restart all the same is refused with every client named at once.
+    // A restart without that is refused, and names every client at once.
     fixture.stop();
     let path = fixture.setup.folder.join("socklb.toml");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);

@@ -1,5 +1,5 @@
-//! Recorded picks replay: from the flow records of open sockets and the tables in the maps, the same function on the host
-//! chooses the same backends.
+//! Recorded picks replay: with the flow records of open sockets and the tables in the maps, the
+//! same function on the host chooses the same backends.
 
 use lb_common::abi::{
     Backend, BackendState, ENTRIES_PER_CELL, EjectionState, Flow, FlowBucket, MAX_SERVICES, Members, Policy,
@@ -10,7 +10,7 @@ use stage::maps::{array, hash, values};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// The tables of the one service as they lie in the pinned maps, and the flows that there were at a time.
+/// The tables of the one service from the pinned maps, and the flows at one time.
 struct Maps {
     service: Service,
     schedule: Vec<u16>,
@@ -98,7 +98,7 @@ impl Tables for Maps {
     }
 }
 
-/// The flows of open sockets in the order in which these were made: cookies are counted up on each CPU.
+/// The flows of open sockets in the order of their creation: cookies count up on each CPU.
 fn recorded(fixture: &Fixture) -> Vec<Flow> {
     let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_BUCKETS));
     let table = values::<Flow>(&fixture.setup.map("web", map::FLOWS));
@@ -113,7 +113,7 @@ fn recorded(fixture: &Fixture) -> Vec<Flow> {
 #[test]
 fn recorded_picks_replay_to_the_same_backends() {
     for policy in (0..).map_while(Policy::from_u8) {
-        // With a limit, so that all ways through a choice are taken: 30 below it, 10 over it.
+        // With a limit, so that all branches of a choice are taken: 30 below it, 10 over it.
         let mut fixture = Fixture::without_daemon();
         let lines = format!("policy = \"{}\"\nsubset = {{ size = 3 }}\nactive_limit = 10", policy.name());
         let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &lines);
@@ -128,7 +128,7 @@ fn recorded_picks_replay_to_the_same_backends() {
         let names: Vec<String> = (0..40).map(|_| probe.dial(SERVICE).name).collect();
         let flows = recorded(&fixture);
         let backends = fixture.setup.backends("web", "users");
-        // Who listens at 127.0.0.1:8001 is b1.
+        // The listener at 127.0.0.1:8001 is b1.
         let name = |slot: u32| {
             let backend =
                 backends.iter().find(|backend| backend.slot == slot).expect("a backend has the slot");
@@ -151,7 +151,8 @@ fn recorded_picks_replay_to_the_same_backends() {
             maps.flows[flow.slot as usize] += 1;
             samples.insert(flow.sample);
         }
-        // Samples differ: random ones nearly always, a cursor's always, the round robin's as it goes round.
+        // Samples differ: random ones nearly always, a cursor's always, the round robin's as it
+        // goes round.
         assert!(samples.len() >= 38, "{policy:?}: {} samples", samples.len());
     }
 }

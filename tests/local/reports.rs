@@ -1,5 +1,6 @@
-//! Backends that say of themselves how they are, by a real agent: from the next connect on a lame duck is not chosen, and ready
-//! it is again, whatever becomes of agents and daemons meanwhile.
+//! Backends that report their own state, through a real agent: from the next connect on a lame duck
+//! is not chosen, and after it is ready it is chosen again, whatever happens to agents and daemons
+//! meanwhile.
 
 use std::net::UdpSocket;
 
@@ -14,10 +15,10 @@ use stage::maps::hash;
 /// The backends.
 pub const ALL: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
 
-/// Policies, each of which must pass a lame duck over.
+/// Policies, each of which must skip a lame duck.
 pub const POLICIES: [&str; 5] = ["round-robin", "weighted-round-robin", "least-loaded", "p2c", "random"];
 
-/// A configuration whose service asks agents.
+/// A configuration with a service that requests reports.
 pub fn text(fixture: &Fixture, policy: &str, health: &str) -> String {
     let lines = format!(
         "policy = \"{policy}\"\nsubset = {{ size = 3 }}\nhealth = {{ probe = \"report\", interval = \"100ms\", idle_interval = \"100ms\"{health} }}"
@@ -26,7 +27,7 @@ pub fn text(fixture: &Fixture, policy: &str, health: &str) -> String {
         + "[reports]\nlisten = \"127.0.0.1:0\"\nkey = \"service.key\"\n"
 }
 
-/// Three backends, an agent that speaks for these, and a daemon that asks it.
+/// Three backends, an agent for these, and a daemon that sends requests to it.
 fn start(policy: &str, spoken_for: &[&str]) -> (Fixture, Agent) {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
@@ -43,17 +44,17 @@ fn seen(fixture: &Fixture, address: &str) -> backend::BackendStatus {
     fixture.setup.backend(address).expect("the backend")
 }
 
-/// How a backend is by what is known of it.
+/// A backend's state in the status.
 pub fn reported(fixture: &Fixture, address: &str) -> String {
     seen(fixture, address).probe.map(|probe| probe.state).unwrap_or_default()
 }
 
-/// Whether it is a lame duck.
+/// Whether the backend is a lame duck.
 pub fn is_lame(fixture: &Fixture, address: &str) -> bool {
     seen(fixture, address).state == "lame-duck"
 }
 
-/// The interval of polls is long, so that only the first look can have found it.
+/// The interval of polls is long, so that only the first poll can have found it.
 #[test]
 fn a_standing_lame_duck_gets_no_connect_from_a_fresh_host() {
     let mut fixture = Fixture::without_daemon();
@@ -70,7 +71,7 @@ fn a_standing_lame_duck_gets_no_connect_from_a_fresh_host() {
 
 #[test]
 fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
-    // In slow guests one is enough: what the programs do is tested there for each (`verdicts`).
+    // In slow guests one is enough: `verdicts` tests the programs there for each.
     let policies = if stage::in_a_guest() { &POLICIES[..1] } else { &POLICIES[..] };
     for policy in policies {
         let (fixture, agent) = start(policy, &ALL);
@@ -98,7 +99,7 @@ fn a_key_is_replaced_without_a_gap() {
         let by_agent = ["unknown-key", "forged"].map(|why| status["datagrams"]["refused"][why].to_string());
         (by_agent, ["unknown-key", "forged"].map(|why| datagrams(&fixture, why)))
     };
-    // Under which keys the daemon asks, the first to send with, and which the agent has.
+    // The ids of the daemon's keys, the first of which it sends with, and of the agent's keys.
     let asks = || {
         let map = hash::<SenderName, Sender>(&fixture.setup.host_map(host::map::SENDERS));
         let entries = map.iter().map(|entry| entry.expect("an entry").1.0.keys.map(|key| key.id));
@@ -109,7 +110,8 @@ fn a_key_is_replaced_without_a_gap() {
         let backends = status["backends"].as_array().expect("a list");
         backends.iter().map(|backend| backend["keys"].to_string()).collect::<Vec<_>>()
     };
-    // Agents know both, then clients; then clients send with the new one and forget the old one, then agents forget it.
+    // Agents get both keys, then clients; then clients send with the new one and drop the old one,
+    // then agents drop it.
     for (keys, ids) in [(old.clone() + &new, [1, 2]), (new.clone() + &old, [2, 1]), (new, [2, 0])] {
         std::fs::write(fixture.setup.folder.join("service.key"), &keys).expect("write the keys");
         fixture.daemon().signal(Signal::HUP);
@@ -129,7 +131,7 @@ fn a_key_is_replaced_without_a_gap() {
     assert_eq!(refused(), (["0".to_owned(), "0".to_owned()], [0, 0]), "each was under a key that both have");
 }
 
-/// How many datagrams have come to the daemon of which this became.
+/// The daemon's count of datagrams with this reception.
 fn datagrams(fixture: &Fixture, what: &str) -> u64 {
     let page = fixture.setup.metrics();
     let name = format!("socklb_report_datagrams_total{{result=\"{what}\"}} ");
@@ -153,7 +155,7 @@ fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
             "--backend",
             ALL[0],
         ]);
-        // The port is served by another process: it is ready at once.
+        // Another process serves the port, so it is ready at once.
         command.args(more).args(["--", "/usr/bin/sleep", "120"]);
         command.stderr(std::fs::File::create(fixture.setup.folder.join("run.log")).expect("open the log"));
         stage::daemon::Kept::of(command.spawn().expect("start it"))
@@ -170,7 +172,8 @@ fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
     let status = child.wait().expect("it ends");
     assert_eq!(status.signal(), Some(15), "as the command did: {}", log());
     assert!(is_lame(&fixture, ALL[0]), "a restart is to follow");
-    // Nobody can speak for it without keys and an agent. Asked to end meanwhile, it does at once.
+    // The application cannot be reported without keys and an agent. A request to end meanwhile
+    // takes effect at once.
     let mut child = run(&[]);
     eventually("it waits for an agent", log, |log| log.contains("not registered yet"));
     end(&mut child);
@@ -178,7 +181,8 @@ fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
     assert!(log().contains("asked to end before anything was started"), "{}", log());
 }
 
-/// A push of the first backend that it is a lame duck, later than all that was believed, with a MAC of zeros.
+/// A push of the first backend as a lame duck, later than everything that was believed, with a MAC
+/// of zeros.
 pub fn forged_push() -> [u8; 80] {
     let mut forged = [0_u8; 80];
     (forged[0], forged[1], forged[2], forged[3], forged[5]) = (1, 3, 2, 6, 1);

@@ -20,7 +20,8 @@ use crate::reports::{ALL, reported, text};
 /// Where the agent listens behind a router.
 const BEHIND: &str = "10.77.0.2:9465";
 
-/// The key of the first backend; the agent's configuration, which has the kernel answer on an interface.
+/// Writes the key of the first backend, and the agent's configuration, with which the kernel
+/// answers on an interface. Returns the key.
 pub fn configure(setup: &Setup, listen: &str, interface: &str, check: &str) -> [u8; 16] {
     let service = make_key(setup, "service.key", 1);
     let file = derive_key(setup, &service, ALL[0]);
@@ -44,7 +45,7 @@ pub fn request(key_id: u16, key: Key, cookie: u64) -> Datagram {
     request.sealed(key)
 }
 
-/// A client that asks by itself.
+/// A client that sends its own requests.
 struct Asker {
     socket: UdpSocket,
     key_id: u16,
@@ -60,7 +61,7 @@ impl Asker {
         Self { socket, key_id: 1, key }
     }
 
-    /// The next report that comes.
+    /// The next report that arrives.
     #[track_caller]
     fn hear(&self) -> Datagram {
         let mut bytes = [0; 2 * BYTES];
@@ -70,7 +71,7 @@ impl Asker {
         report
     }
 
-    /// The answer to a request. Pushes that come before it are left out.
+    /// The answer to a request. Skips pushes that arrive before it.
     #[track_caller]
     fn ask(&self, cookie: u64) -> Datagram {
         self.socket.send(request(self.key_id, self.key, cookie).bytes()).expect("send");
@@ -78,14 +79,14 @@ impl Asker {
         heard.find(|report| report.kind() == Some(Kind::Answer)).expect("an answer")
     }
 
-    /// What the backend is said to be.
+    /// The backend's reported readiness.
     #[track_caller]
     fn readiness(&self) -> Option<Readiness> {
         self.ask(0).readiness()
     }
 }
 
-/// Who answers on the one interface of the configuration.
+/// How requests on the one interface of the configuration are answered.
 fn mode(agent: &Agent) -> String {
     agent.status()["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned()
 }
@@ -97,7 +98,7 @@ fn datagrams(agent: &Agent, what: &str) -> u64 {
     count.as_u64().expect("a count")
 }
 
-/// How many requests were answered, and how many of them by the agent's socket.
+/// The number of answered requests, and of those that the agent's socket answered.
 fn answered(agent: &Agent) -> (u64, u64) {
     let status = agent.status();
     let count = |what: &str| status["datagrams"][what].as_u64().expect("a count");
@@ -116,7 +117,8 @@ fn behind_a_link(setup: &Setup, router: &Router) -> (Agent, Asker) {
 fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_ready() {
     let mut fixture = Fixture::without_daemon();
     let router = Router::new();
-    // Kernel fact: a virtual Ethernet device takes what its peer's program sends back only if it has a program, too.
+    // Kernel fact: a virtual Ethernet device receives frames that its peer's program sends back
+    // only if the device has a program, too.
     let _peer = stage::sys::attach_xdp("near", XdpMode::Native);
     let (agent, asker) = behind_a_link(&fixture.setup, &router);
     fixture.write_endpoints(&[(ALL[0], "agent = \"10.77.0.2:9465\"")]);
@@ -126,7 +128,7 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
     fixture.start();
     eventually("it is heard", || reported(&fixture, ALL[0]), |state| state == "ready");
     eventually("it is ready", || asker.readiness(), |readiness| *readiness == Some(Readiness::Ready));
-    // Whoever returns a cookie is told of changes, though the agent has not seen its requests.
+    // A client that returns a cookie is a subscriber, though the agent has not seen its requests.
     let before = asker.ask(0);
     let cookie = asker.ask(before.cookie).cookie;
     let subscribers = || agent.status()["backends"][0]["subscribers"].as_u64();
@@ -151,7 +153,7 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
         |unheard| *unheard == Some(0),
     );
     agent.tell(&["lame-duck"]);
-    // One that told of what was before may have been on its way.
+    // A push with the previous state may have been under way.
     let mut heard = std::iter::repeat_with(|| asker.hear()).take(100);
     let push = heard.find(|push| push.readiness() == Some(Readiness::LameDuck)).expect("it is told");
     assert_eq!(push.kind(), Some(Kind::Push));
@@ -163,7 +165,7 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
     assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
 }
 
-/// This kernel's own stack takes the answers.
+/// This kernel's own stack receives the answers.
 #[test]
 fn both_families_are_answered_on_loopback_and_what_nobody_answers_is_dropped_and_counted() {
     let fixture = Fixture::without_daemon();
@@ -200,7 +202,7 @@ fn both_families_are_answered_on_loopback_and_what_nobody_answers_is_dropped_and
         }
         look(|| datagrams(&agent, kind)).becomes(100);
     }
-    // The program has taken them all: nothing was left for the socket to answer.
+    // The program has processed them all: nothing was left for the socket to answer.
     assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
     let page = agent.metrics();
     assert!(page.contains("socklb_agent_xdp_interface{interface=\"lo\",mode=\"generic\"} 1.0"), "{page}");
@@ -239,7 +241,7 @@ fn backends_and_keys_of_another_configuration_are_answered_for_by_it() {
     eventually("it says so", takes_a_restart, |faults| faults.contains("takes a restart: xdp"));
 }
 
-/// Agents learn a new key, clients ask under it, agents forget the old one.
+/// Agents learn a new key, clients send requests under it, agents drop the old one.
 #[test]
 fn a_key_is_replaced_while_the_kernel_answers() {
     let fixture = Fixture::without_daemon();
@@ -281,7 +283,7 @@ fn a_key_is_replaced_while_the_kernel_answers() {
         0
     );
     first.socket.send(request(1, old, 0).bytes()).expect("send");
-    // The old one is forgotten.
+    // The agent has dropped the old one.
     look(|| datagrams(&agent, "unknown-key")).becomes(1);
     agent.tell(&["lame-duck"]);
     assert_eq!(second.hear().readiness(), Some(Readiness::LameDuck), "who asked under it is told");
@@ -316,7 +318,7 @@ fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
     look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
 }
 
-/// A health check may be a command of somebody else's.
+/// A health check may be a foreign command.
 #[test]
 fn what_the_agent_may_because_of_that_its_children_may_not() {
     let fixture = Fixture::without_daemon();
@@ -335,7 +337,7 @@ fn what_the_agent_may_because_of_that_its_children_may_not() {
     }
 }
 
-/// Has whatever is executed next inherit capabilities: those of the program, and another one.
+/// Makes the next executed program inherit capabilities: those of the program, and another one.
 fn with_ambient_capabilities() -> std::io::Result<()> {
     let all = CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON | CapabilitySet::CHOWN;
     let mut sets = rustix::thread::capabilities(None)?;
@@ -364,7 +366,7 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
         datagrams(&agent, "answered_by_kernel")
     };
     eventually("the kernel is told", by_kernel, |count| *count > 1);
-    // Another hardware address: until the kernel is told of it, the socket answers.
+    // Another hardware address: until the kernel has learned it, the socket answers.
     router.run("ip link set far address 02:00:00:00:00:03");
     router.run("ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:01 dev far nud permanent");
     let replaced = std::process::Command::new("ip")
@@ -390,7 +392,7 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
         look(|| datagrams(&agent, "answered_by_kernel")).now("requests are counted before they are answered"),
         count
     );
-    // Before Linux 6.2 an interface is renamed only while it is down.
+    // Before Linux 6.2 an interface can be renamed only while it is down.
     router.run("ip link set elsewhere down");
     router.run("ip link set elsewhere name far");
     router.run("ip link set far up");

@@ -1,5 +1,5 @@
-//! The program that answers in an agent's place, run by the kernel on frames of every shape: it does what the same code does that was
-//! compiled for this host.
+//! The program that answers in an agent's place, run by the kernel on frames of every shape: it
+//! does the same as the same code compiled for this host.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,7 +20,7 @@ const DROP: u32 = 1;
 const PASS: u32 = 2;
 const TRANSMIT: u32 = 3;
 
-/// Where the payload of the frames lies, without tags and options, by whether they are of IPv6.
+/// The offset of the payload of the frames, without tags and options, by whether they are IPv6.
 const PAYLOAD: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];
 
 struct Twins {
@@ -56,13 +56,13 @@ impl Twins {
         (datagrams["answered_by_kernel"].as_u64().expect("a count"), refused)
     }
 
-    /// Runs both on a frame, and compares. Returns what became of it, and the answer.
+    /// Runs both on a frame, and compares. Returns the result and the answer.
     #[track_caller]
     fn run(&self, shape: Shape, is_v6: bool, payload: &[u8], cut: usize) -> Option<(Response, Vec<u8>)> {
         self.run_to([0; 6], shape, is_v6, payload, cut)
     }
 
-    /// The same of a frame to this hardware address.
+    /// The same for a frame to this hardware address.
     #[track_caller]
     fn run_to(
         &self,
@@ -91,7 +91,8 @@ impl Twins {
             Some(Response::Answered) => {
                 assert_eq!((action, after.len()), (TRANSMIT, before.len()), "{what}");
                 let payload = PAYLOAD[usize::from(is_v6)] + 4 * usize::from(shape.tags[0] != 0);
-                // Headers, but for the checksum of UDP, which the twin's answer has another one of: its agent is another one.
+                // Headers, except for the checksum of UDP: the twin's answer has a different one,
+                // because its agent is another one.
                 assert_eq!(after[..payload - 2], expected[..payload - 2], "{what}");
                 let addresses = if is_v6 { payload - 40..payload - 8 } else { payload - 16..payload - 8 };
                 let pseudo = [&after[addresses], &[0, 17, 0, 88], &after[payload - 8..]].concat();
@@ -140,7 +141,7 @@ fn the_program_does_what_its_code_does_on_this_host() {
         for length in [0, 1, 79, 81, 150] {
             count(twins.run(plain, is_v6, &long[..length], usize::MAX));
         }
-        // Each byte of a datagram matters.
+        // Every byte of a datagram matters.
         for at in 0..BYTES {
             let mut changed = fine.bytes().to_vec();
             changed[at] ^= 0x11;
@@ -158,7 +159,8 @@ fn the_program_does_what_its_code_does_on_this_host() {
     count(change(|datagram| datagram.port = Be16::from_host(1)));
     count(change(|datagram| datagram.key_id = Be16::from_host(0)));
     count(change(|datagram| datagram.key_id = Be16::from_host(2)));
-    // A frame to another host, which a link that takes in all of them brings, is not answered in that host's name.
+    // A link that receives all frames also delivers those to other hosts, which must not be
+    // answered in their name.
     assert!(twins.run_to([2, 0, 0, 0, 0, 9], plain, false, fine.bytes(), usize::MAX).is_none());
     // Its cookie makes a subscriber.
     let (_, after) = twins.run(plain, false, fine.bytes(), usize::MAX).expect("an answer");

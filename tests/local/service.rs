@@ -1,4 +1,5 @@
-//! The client's service comes and goes: its cgroup is removed and made again, and is covered before it dials.
+//! The client's service stops and starts: its cgroup is removed and created again, and is covered
+//! before it dials.
 
 use std::os::fd::AsRawFd;
 
@@ -57,7 +58,7 @@ fn wait_returns_when_the_cgroup_is_covered() {
     let fixture = Fixture::new();
     // Covered before the process was started.
     assert_eq!(fixture.probe().socklb(&fixture.setup, &["wait", "web"]), 0);
-    // Made anew: the process that waits is in a cgroup that the daemon has not seen yet.
+    // The cgroup is new: the waiting process is in a cgroup that the daemon has not seen yet.
     for _ in 0..5 {
         fixture.cgroup.remove();
         fixture.cgroup.create();
@@ -83,7 +84,7 @@ fn wait_says_why_it_is_in_vain() {
     fixture.stop();
     let (code, text) = stage::daemon::failure(&fixture.setup.run(&["wait", "web", "--timeout", "1"]));
     assert!(code == Some(1) && text.contains("no daemon is running"), "{text}");
-    // What a dead daemon has attached covers as well.
+    // The attachments of a dead daemon cover as well.
     assert_eq!(fixture.probe().socklb(&fixture.setup, &["wait", "web", "--timeout", "1"]), 0);
 }
 
@@ -131,7 +132,7 @@ fn exec_for_a_client_that_there_is_not_names_those_that_there_are() {
     assert!(code == Some(1) && text.contains("clients here are: web"), "{text}");
 }
 
-/// A cgroup that is covered stays so while the daemon does not answer, and a limit of time holds.
+/// A covered cgroup stays covered while the daemon does not answer, and a time limit works.
 #[test]
 fn a_daemon_that_hangs_holds_up_nobody_who_can_do_without_it() {
     let fixture = Fixture::new();
@@ -162,7 +163,8 @@ fn a_daemon_that_hangs_holds_up_nobody_who_can_do_without_it() {
     assert!(text.contains("from the configuration"), "{text}");
 }
 
-/// What exec makes it says, and a path that was mistyped does not become real beside a client that is attached.
+/// exec reports that it makes a cgroup, and a mistyped path does not become a cgroup beside an
+/// attached client.
 #[test]
 fn exec_says_that_it_makes_a_cgroup_and_makes_none_beside_an_attached_one() {
     let fixture = Fixture::new();
@@ -193,7 +195,7 @@ fn exec_says_that_it_makes_a_cgroup_and_makes_none_beside_an_attached_one() {
     assert!(!fixture.cgroup.path().join("wrogn").exists());
 }
 
-/// The cgroup in which a socket is made decides, whoever holds it later.
+/// The cgroup in which a socket was made decides, whichever process holds it later.
 #[test]
 fn a_socket_that_was_made_elsewhere_is_named_as_uncovered() {
     let fixture = Fixture::new();

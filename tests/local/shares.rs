@@ -1,4 +1,5 @@
-//! Shares are exact: a CPU's cursor that goes once round a table gives every backend exactly its entries.
+//! Shares are exact: a CPU's cursor that goes once round a table gives every backend exactly its
+//! entries.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,7 +12,7 @@ fn explanation(fixture: &Fixture) -> Explanation {
     fixture.setup.document::<Vec<_>>(&["explain", "users"]).remove(0)
 }
 
-/// Connects to each backend in `explain`'s count of entries.
+/// Connects to each backend according to `explain`'s count of entries.
 fn entries(fixture: &Fixture) -> BTreeMap<String, u32> {
     let members = explanation(fixture).members;
     let name = |address: SocketAddr| {
@@ -39,7 +40,7 @@ fn weighted_shares_are_exact_over_a_table() {
     let mut probe = fixture.probe();
     // Wherever the cursor starts, 1,024 picks are the whole table.
     assert_eq!(probe.dial_many(SERVICE, 1024), expected);
-    // The cursor goes on where it stands: an eighth of the table is an eighth of each share.
+    // The cursor continues from its position: an eighth of the table is an eighth of each share.
     let eighth: BTreeMap<_, _> = expected.iter().map(|(name, count)| (name.clone(), count / 8)).collect();
     assert_eq!(probe.dial_many(SERVICE, 128), eighth);
 }

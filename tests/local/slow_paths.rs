@@ -1,4 +1,4 @@
-//! The slow paths of a connect are functions of their own: each of them works when no daemon runs.
+//! The slow paths of a connect are separate functions: each of them works when no daemon runs.
 
 use stage::fixture::{Fixture, SERVICE, with_active_accounting};
 use stage::kernel::FETCHING_ATOMICS;
@@ -7,18 +7,19 @@ use stage::{Backend, eventually, look, replace, window};
 use crate::ejection::{DEAD, THREE, at, dial, failed, hold, text, write};
 use crate::verdicts::{for_an_hour, identify, judge};
 
-/// A report id above those that a daemon gives out.
+/// A report id above those that a daemon assigns.
 const ID: u32 = 1_000;
 
 #[test]
 fn every_slow_path_of_a_connect_works_after_the_daemon_was_killed() {
     for is_followed in [true, false] {
         let mut fixture = Fixture::without_daemon();
-        // Of a connection that is not followed it is not told why it failed, and no backend is ejected.
+        // Without tracking, the programs do not learn why a connection failed, and eject no
+        // backend.
         let dead_ones = if is_followed { &DEAD[..1] } else { &[] };
         write(&fixture, &[dead_ones, &THREE].concat());
-        // There are 64 records, and as many in the overflow table, which is all there is where the kernel has no
-        // compare-and-swap.
+        // There are 64 records, and as many in the overflow table, which is the only one on kernels
+        // without compare-and-swap.
         let limit: u64 = if FETCHING_ATOMICS.is_here() { 40 } else { 20 };
         let base = window("200ms");
         let lines = format!(
@@ -33,11 +34,12 @@ fn every_slow_path_of_a_connect_works_after_the_daemon_was_killed() {
         let _elsewhere = Backend::start("elsewhere", "127.0.0.1:8005");
         let mut probe = fixture.probe();
 
-        // The second draw of `p2c`: of three backends every third pair names one twice, and that is no choice.
+        // The second draw of `p2c`: with three backends every third pair names one twice, which is
+        // no choice.
         let counts = dial(&mut probe, 200);
         assert_eq!(counts.len() - usize::from(failed(&counts) > 0), 3, "followed {is_followed}: {counts:?}");
         if is_followed {
-            // The dead backend is judged, and tried.
+            // The dead backend is ejected, and tried.
             let dead = || at(&fixture, DEAD[0]);
             look(|| dead().ejections > 0).becomes(true);
             eventually("it is tried", || (dial(&mut probe, 1), dead().trials), |(_, trials)| *trials > 0);
@@ -50,8 +52,9 @@ fn every_slow_path_of_a_connect_works_after_the_daemon_was_killed() {
         assert!(!counts.contains_key("b1"), "followed {is_followed}: {counts:?}");
         judge(&fixture.setup, ID, 0);
 
-        // A socket that goes elsewhere, and one that comes back: the end of the former flow is counted, and the new one.
-        // The dead backend may be tried at any time, and who tries it is refused.
+        // A socket that connects elsewhere, and one that returns: the end of the former flow is
+        // counted, and the new flow too. The dead backend may be tried at any time, and the trial
+        // is refused.
         let answers = "a server answers";
         fixture.setup.active_becomes(0);
         let mut connected = || eventually(answers, || probe.try_dial(SERVICE), Result::is_ok).expect(answers);
@@ -65,8 +68,9 @@ fn every_slow_path_of_a_connect_works_after_the_daemon_was_killed() {
         probe.close(returns);
         fixture.setup.active_becomes(0);
 
-        // All are at the limit, and a few more go to the least loaded. How many connects it takes depends on the sockets'
-        // cookies: a flow whose bucket is taken while the overflow table is full is not in the active count.
+        // All are at the limit, and a few more go to the least loaded. How many connects it takes
+        // depends on the sockets' cookies: a flow with an occupied bucket is not in the active
+        // count while the overflow table is full.
         let overflowed = || fixture.setup.service().outcomes["overflowed"];
         eventually("all are at the limit", || (hold(&mut probe, 1), overflowed()), |(_, count)| *count == 3);
         fixture.setup.active_becomes(3 * limit + 3);

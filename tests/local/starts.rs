@@ -1,4 +1,5 @@
-//! Starts where something is wrong: what is wrong with one client is that client's, is said, and heals by itself.
+//! Starts with a fault: the fault of one client affects only that client, is reported, and heals by
+//! itself.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +8,7 @@ use stage::fixture::{Fixture, SERVICE, config};
 use stage::sys::Exclusive;
 use stage::{Cgroup, Probe, eventually, look, within};
 
-/// Clients `one` in the fixture's cgroup and `two` in another, before the same service.
+/// Clients `one` in the fixture's cgroup and `two` in another, with the same service.
 fn with_another(fixture: &Fixture, other: &Cgroup) {
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "").replace("\"web\"", "\"one\"");
     let two = format!("[[client]]\njob = \"two\"\ncgroup = \"{}\"\n", other.relative().display());
@@ -33,11 +34,11 @@ fn a_client_beside_an_exclusive_program_keeps_no_other_client_from_being_started
     );
     let mut probe = Probe::start(&other);
     assert!(!reached(&mut probe));
-    // It is tried again without being asked for.
+    // The daemon retries without a request.
     drop(exclusive);
     eventually("it is attached once it can be", || fixture.setup.faults(), Vec::is_empty);
     assert!(reached(&mut probe));
-    // The same with a client that is the only one: its tables are there already.
+    // The same with a client that is the only one: its tables exist already.
     drop(probe);
     fixture.stop();
     assert!(fixture.setup.run(&["detach", "--all"]).status.success());
@@ -49,7 +50,7 @@ fn a_client_beside_an_exclusive_program_keeps_no_other_client_from_being_started
     eventually("it is attached once it can be", || fixture.setup.faults(), Vec::is_empty);
 }
 
-/// Clients are opened on all CPUs at once: what is wrong with one is told of that one.
+/// Clients are opened on all CPUs at once: a fault is reported for its own client.
 #[test]
 fn of_64_clients_two_that_are_refused_are_named_and_the_others_are_balanced() {
     let mut fixture = Fixture::without_daemon();
@@ -75,7 +76,7 @@ fn of_64_clients_two_that_are_refused_are_named_and_the_others_are_balanced() {
     assert!(faults.len() == 2 && named == ["client job-20", "client job-40"].into(), "{faults:?}");
     let is_reached = |cgroup: &Cgroup| reached(&mut Probe::start(cgroup));
     let alone: Vec<usize> = (0..63).filter(|number| !is_reached(&others[*number])).collect();
-    // The programs of the daemon before go on where the pins do not fit.
+    // The programs of the previous daemon continue if the pins do not fit.
     assert_eq!(alone, [exclusive]);
     drop(program);
     fs::rename(maps.join("theirs"), maps.join("counts")).expect("put it back");

@@ -1,4 +1,5 @@
-//! Subsets of the tasks of one job on the real kernel: what each gets by its table, and what all of them get together.
+//! Subsets of the tasks of one job on the real kernel: the share of each by its table, and the sum
+//! of all of them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +13,7 @@ const LIMITS: &str = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_rec
 
 /// Tasks of one job on one host, each in a cgroup of its own, that dial one service.
 struct Job {
-    // Dropped in this order: whoever uses something goes first.
+    // Dropped in this order: users before the things that they use.
     _daemon: Daemon,
     backends: Vec<Backend>,
     setup: Setup,
@@ -61,7 +62,7 @@ impl Job {
         explanation.members.into_iter().map(|member| (name(&member), member)).collect()
     }
 
-    /// Of each backend: entries in the tables of all tasks, and how many tasks use it.
+    /// For each backend: entries in the tables of all tasks, and how many tasks use it.
     fn entries(&self) -> BTreeMap<String, (u32, u32)> {
         let mut sum: BTreeMap<String, (u32, u32)> = BTreeMap::new();
         for task in 0..self.cgroups.len() {
@@ -97,8 +98,8 @@ fn explain(setup: &Setup, arguments: &[&str]) -> Explanation {
     explanations.into_iter().next().expect("an explanation")
 }
 
-/// 15 connections cannot be spread over 7 backends: one has three, or as many as two have, and with whole connections
-/// would get half as much again as another.
+/// 15 connections cannot be spread evenly over 7 backends: one backend has three, and with whole
+/// connections would get half as much again as a backend with two.
 #[test]
 fn five_tasks_together_load_seven_backends_evenly() {
     const VIP_TABLE: u32 = 128;
@@ -108,7 +109,8 @@ fn five_tasks_together_load_seven_backends_evenly() {
     let tasks: Vec<u32> = entries.values().map(|(_, tasks)| *tasks).collect();
     assert_eq!((tasks.iter().sum::<u32>(), tasks.iter().any(|one| *one != tasks[0])), (15, true));
     for (name, &(entries, tasks)) in &entries {
-        // Each table rounds by less than an entry, and loads are within 5e-4 of their target before.
+        // Each table rounds by less than an entry, and loads are within 5e-4 of their target
+        // before.
         let even = 5.0 * 1024.0 / 7.0;
         let off = (f64::from(entries) - even).abs();
         assert!(
@@ -127,7 +129,7 @@ fn five_tasks_together_load_seven_backends_evenly() {
             assert!(members.contains_key(&name), "{name} is no member of task {task}");
             *had.entry(name).or_default() += count;
         }
-        // What status calls wanted is the table's.
+        // The wanted share in status is the table's.
         for backend in job.setup.backends(&format!("task-{task}"), "users") {
             let mut members = members.values();
             let member = members.find(|member| member.address == backend.address).expect("a member");
@@ -136,11 +138,11 @@ fn five_tasks_together_load_seven_backends_evenly() {
         }
         let skew =
             job.setup.status().clients[task].services[0].skew.expect("more than ten connects per backend");
-        // Two entries more than its part, of at least a sixth of what was dialled.
+        // Two entries more than its share, of at least a sixth of the dialled connects.
         assert!((1.0..1.0 + 2.0 / (f64::from(VIP_TABLE) / 6.0)).contains(&skew), "{skew}");
     }
     for (name, (_, tasks)) in entries {
-        // A run of entries holds of every member its part of it, give or take two entries.
+        // A run of entries contains each member's share of the run, give or take two entries.
         let (had, even) = (f64::from(had[&name]), f64::from(5 * VIP_TABLE) / 7.0);
         assert!(
             (had - even).abs() < f64::from(2 * tasks),

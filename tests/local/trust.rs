@@ -1,4 +1,5 @@
-//! Whom socklb believes: what other users put in its way is refused with what mends it, and root does nothing for them.
+//! Which processes socklb trusts: obstacles by other users are refused with a remedy, and root does
+//! nothing for them.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -15,11 +16,12 @@ use stage::{Cgroup, Daemon, Setup, Stage, look};
 /// A user without any privilege.
 const NOBODY: u32 = 65534;
 
-/// A daemon of somebody else: it answers every question with this text. It ends with the test's process.
+/// A foreign daemon: it answers every request with this text. It ends with the test's process.
 fn lies(socket: &Path, user: u32, answer: String) {
     let listening = {
         let socket = socket.to_owned();
-        // The kernel tells whose the socket is by who has called listen(2): this thread alone becomes another user.
+        // The kernel determines the socket's owner by the caller of listen(2): only this thread
+        // becomes another user.
         std::thread::spawn(move || {
             // SAFETY: the call takes no pointers, and only this thread's credentials change.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, 0) }, 0);
@@ -43,7 +45,8 @@ fn json(status: &StatusDocument) -> String {
     serde_json::to_string(status).expect("JSON")
 }
 
-/// A set-up whose daemon has been replaced by somebody else's, who says that the client's cgroup is at `path`.
+/// A set-up with a foreign daemon in place of its own, which reports that the client's cgroup is at
+/// `path`.
 fn taken_over(fixture: &mut Fixture, path: &Path) {
     let mut status = fixture.setup.status();
     if fixture.daemon.is_some() {
@@ -64,7 +67,8 @@ fn exec(setup: &Setup) -> Output {
     finish(exec.arg(stage::program("socklb")).arg("--version"))
 }
 
-/// What a daemon says decides where root's `exec` writes: outside of cgroup2 that is nowhere.
+/// The daemon's answer decides where root's `exec` writes: outside of cgroup2 it must write
+/// nothing.
 #[test]
 fn exec_enters_and_makes_nothing_outside_of_cgroup2_whatever_the_daemon_says() {
     let mut fixture = Fixture::new();
@@ -83,7 +87,8 @@ fn exec_enters_and_makes_nothing_outside_of_cgroup2_whatever_the_daemon_says() {
     for path in &paths {
         if fixture.daemon.is_some() {
             taken_over(&mut fixture, path);
-            // Its pins belong to that user as well, as everything does where the daemon runs as a user of its own.
+            // Its pins belong to that user as well, as everything does if the daemon runs as its
+            // own user.
             chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
         } else {
             let mut status = status.clone();
@@ -102,7 +107,7 @@ fn exec_enters_and_makes_nothing_outside_of_cgroup2_whatever_the_daemon_says() {
     assert!(!folder.join("made").exists());
 }
 
-/// A process that can put another socket where the daemon has its own is not the daemon.
+/// A process that can replace the daemon's socket is not the daemon.
 #[test]
 fn root_asks_no_daemon_of_somebody_who_does_not_own_the_pins() {
     let mut fixture = Fixture::new();
@@ -114,25 +119,25 @@ fn root_asks_no_daemon_of_somebody_who_does_not_own_the_pins() {
         let (code, text) = failure(&output);
         assert!(code == Some(1) && text.contains(&expected), "{code:?} {text}");
     }
-    // The same daemon is believed once the pins are its user's.
+    // The same daemon is trusted as soon as the pins are its user's.
     chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
     let (code, text) = failure(&exec(&fixture.setup));
     assert_eq!((code, text.as_str()), (Some(0), ""));
 }
 
-/// socklb as a user of this group, to whom nothing belongs.
+/// socklb as a user of this group, who owns nothing.
 fn as_member_of(group: u32, fixture: &Fixture, arguments: &[&str]) -> Output {
     as_user(&["--regid", &group.to_string(), "--clear-groups"], fixture, arguments)
 }
 
-/// socklb as a user of the groups that these options of setpriv(1) give it.
+/// socklb as a user of the groups that these options of setpriv(1) set.
 fn as_user(groups: &[&str], fixture: &Fixture, arguments: &[&str]) -> Output {
     let setup = &fixture.setup;
     let stage = setup.folder.parent().expect("the stage's");
     for directory in [stage, &setup.folder] {
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).expect("let others pass");
     }
-    // The program must be reachable for that user, wherever the repository lies.
+    // The program must be reachable for that user, wherever the repository is.
     let program = stage.join("socklb");
     if !program.exists() {
         fs::copy(stage::program("socklb"), &program).expect("copy the program");
@@ -169,7 +174,7 @@ fn members_of_the_sockets_group_may_ask_and_change_nothing() {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, arguments));
         assert!(code == Some(4) && text.contains("ermission denied"), "{arguments:?}: {code:?} {text}");
     }
-    // Whatever is asked for by another method than GET is refused.
+    // Requests with a method other than GET are refused.
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
         let mut stream = std::os::unix::net::UnixStream::connect(&socket).expect("connect");
         let question = "/v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
@@ -178,7 +183,7 @@ fn members_of_the_sockets_group_may_ask_and_change_nothing() {
         stream.read_to_string(&mut answer).expect("an answer");
         assert!(answer.starts_with("HTTP/1.1 405"), "{method}: {answer}");
     }
-    // Verbs that write are for others.
+    // Verbs that write are refused.
     for verb in [&["readmit", "users", "127.0.0.1:8001"][..], &["load", "freeze", "users"]] {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, verb));
         let expected = "user 65533 may not: root may, user 0 (the daemon's), and the members of a group";
@@ -186,8 +191,9 @@ fn members_of_the_sockets_group_may_ask_and_change_nothing() {
     }
 }
 
-/// `[admin] group`: its members may lift ejections, whether it is their first group or a further one, and nobody else may who
-/// reaches the socket. Each call is in the log with who asked.
+/// `[admin] group`: its members may lift ejections, whether it is their primary group or a
+/// supplementary one, and no other user who reaches the socket may. The log shows each call with
+/// its user.
 #[test]
 fn ejections_are_lifted_by_the_members_of_one_group() {
     const OTHERS: &str = "65532";
@@ -207,7 +213,7 @@ fn ejections_are_lifted_by_the_members_of_one_group() {
     let calls = || fixture.daemon().log().lines().filter(|line| line.contains("lift an ejection")).count();
     assert_eq!(calls(), 2, "{}", fixture.daemon().log());
     assert!(fixture.daemon().log().contains("user=65533"), "{}", fixture.daemon().log());
-    // Who is of another group does not reach the socket; nor would that be enough.
+    // A user of another group does not reach the socket; nor would that be enough.
     let others = ["--regid", OTHERS, "--clear-groups"];
     let (code, text) = failure(&as_user(&others, &fixture, &readmit));
     assert!(code == Some(4) && text.contains("ermission denied"), "{code:?} {text}");
@@ -230,8 +236,8 @@ fn ejections_are_lifted_by_the_members_of_one_group() {
 #[test]
 fn a_group_that_does_not_exist_keeps_the_daemon_from_starting_and_is_named() {
     let fixture = Fixture::without_daemon();
-    // The tests' programs are static, and the C library cannot load a name service into them. This mount is the stage's own. A guest
-    // has no such list, and the library's own is files.
+    // The tests' programs are static, and the C library cannot load a name service into them. This
+    // mount is the stage's own. A guest has no such list, and the library's default is files.
     let services = Path::new("/etc/nsswitch.conf");
     if services.exists() {
         let files = fixture.setup.write("nsswitch.conf", "group: files\n");
@@ -247,13 +253,13 @@ fn a_group_that_does_not_exist_keeps_the_daemon_from_starting_and_is_named() {
     );
 }
 
-/// A start with these directories: its exit code and message.
+/// Starts with these directories: exit code and message.
 fn start(setup: &Setup) -> (Option<i32>, String) {
     let path = setup.folder.join("socklb.toml");
     failure(&setup.run(&["run", "--config", path.to_str().expect("UTF-8")]))
 }
 
-/// Runs what a message says between its first two backquotes.
+/// Runs the command between the first two backquotes of a message.
 fn do_as_told(text: &str) {
     let command = text.split('`').nth(1).unwrap_or_else(|| panic!("no command in {text}"));
     let words: Vec<&str> = command.split(' ').collect();
@@ -294,13 +300,14 @@ fn directories_of_others_are_refused_with_the_command_that_mends_it() {
         assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
         do_as_told(&text);
     }
-    // All that is pinned is still there, and everything works once the directories are ours.
+    // All pins are still there, and everything works as soon as the directories are ours.
     let daemon = Daemon::start_again(&setup);
     look(|| setup.status().faults).becomes([]);
     assert_eq!(daemon.stop(), Some(0));
 }
 
-/// In a bpf file system that everybody may write to, anybody can take the name of the pin directory.
+/// In a bpf file system that all users may write to, any user can take the name of the pin
+/// directory.
 #[test]
 fn a_link_in_place_of_the_pins_is_refused() {
     let stage = Stage::new();
@@ -314,7 +321,8 @@ fn a_link_in_place_of_the_pins_is_refused() {
     assert!(code == Some(1) && text.contains(&expected), "{code:?} {text}");
 }
 
-/// `detach` is run by root over directories of the daemon's user: what that user puts there leads nowhere else.
+/// Root runs `detach` over directories of the daemon's user: nothing that this user puts there
+/// leads elsewhere.
 #[test]
 fn detach_removes_pins_of_this_directory_and_nothing_else() {
     let mut fixture = Fixture::new();
@@ -325,7 +333,7 @@ fn detach_removes_pins_of_this_directory_and_nothing_else() {
     for name in ["services", "backends", "passwd"] {
         fs::write(victims.join(name), "of root\n").expect("write a file");
     }
-    // Of another version every name counts as a pin's.
+    // For another version, every name counts as a pin's.
     let trap = setup.pins.join("v1/trap");
     fs::create_dir_all(&trap).expect("make a client");
     symlink(&victims, trap.join("maps")).expect("set the trap");
@@ -344,7 +352,7 @@ fn detach_removes_pins_of_this_directory_and_nothing_else() {
     assert_eq!(names, ["backends", "passwd", "services"]);
     assert_eq!(fixture.probe().dial_many(stage::fixture::SERVICE, 6).len(), 3, "web is still attached");
     fs::remove_dir_all(&trap).expect("remove the trap");
-    // What is the daemon's user's, root may remove.
+    // Root may remove files that the daemon's user owns.
     for directory in
         [&setup.pins, setup.pins_of("web").parent().expect("the version's"), &setup.pins_of("web")]
     {

@@ -1,5 +1,6 @@
-//! Services over UDP: sockets that are connected, and sockets that name the service with each datagram. Whatever becomes of
-//! the backends, a socket hears the service's address.
+//! Services over UDP: sockets that are connected, and sockets that name the service with each
+//! datagram. Whatever happens to the backends, a socket receives answers from the service's
+//! address.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -24,7 +25,8 @@ fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
         probe.connect_datagram(socket, SERVICE);
         let name = probe.query_connected(socket, SERVICE);
         assert_eq!(probe.query_connected(socket, SERVICE), name);
-        // The same address said with the datagram is the same flow: nobody else is heard on this socket.
+        // Naming the same address in a datagram is the same flow: the socket receives from no other
+        // address.
         assert_eq!(probe.query(socket, SERVICE), name);
         // One socket.
         scene.setup.active_becomes(1);
@@ -32,7 +34,7 @@ fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
     }
     assert_eq!(names.len(), 3, "each connect is a choice of its own");
     look(|| (scene.outcome(0, "forwarded"), scene.outcome(0, "reused"))).becomes((3, 3));
-    // What is no service ends the flow.
+    // A connect to an address that is no service ends the flow.
     probe.connect_datagram(socket, &backend_of(0, 2));
     assert_eq!(probe.query_connected(socket, &backend_of(0, 2)), "s0b2");
     scene.all_gone();
@@ -75,7 +77,8 @@ fn one_socket_talks_to_several_services() {
     }
     scene.setup.active_becomes(8);
     look(|| scene.entries()).becomes(1);
-    // All asked first, all heard after: each answer names its own service.
+    // All requests are sent first, all answers are received after: each answer comes from its own
+    // service.
     for service in 0..8 {
         assert_eq!(probe.send_datagram(socket, &address_of(service)), Ok(()));
     }
@@ -88,7 +91,8 @@ fn one_socket_talks_to_several_services() {
     scene.all_gone();
 }
 
-/// Its datagrams leave by the hook of one family, and answers come back by that of the other.
+/// Its datagrams leave through the hook of one family, and answers arrive through that of the
+/// other.
 #[test]
 fn a_v4_mapped_socket_asks_an_ipv4_service() {
     let scene = Scene::new(2, 2);
@@ -142,14 +146,15 @@ fn ipv6_is_balanced_like_ipv4() {
     eventually("active counts return to 0", || setup.active(), |active| *active == 0);
 }
 
-/// A socket that uses two services, and all that must stay as it is when its backend of the first one may not be chosen.
+/// A socket that uses two services, and everything that must stay the same when its backend of the
+/// first one may not be chosen.
 struct Concerned {
     scene: Scene,
     probe: Probe,
     socket: SocketId,
-    /// Its own address.
+    /// The socket's own address.
     local: SocketAddr,
-    /// Who answers for the second service.
+    /// The name that answers for the second service.
     other: String,
     /// A socket with another backend of the first service.
     bystander: SocketId,
@@ -170,13 +175,13 @@ impl Concerned {
         Self { scene, probe, socket, local, other, bystander, backends: [own, beside, 6 - own - beside] }
     }
 
-    /// The next answer of the socket's backend is on its way until [`Concerned::hears_late_answer`].
+    /// Delays the next answer of the socket's backend until [`Concerned::hears_late_answer`].
     fn hold_answer(&mut self) {
         self.scene.backends[usize::from(self.backends[0]) - 1].hold();
         assert_eq!(self.probe.send_datagram(self.socket, SERVICE), Ok(()));
     }
 
-    /// It is the service's, whatever has become of the backend.
+    /// Asserts that it comes from the service's address, whatever has happened to the backend.
     #[track_caller]
     fn hears_late_answer(&mut self) {
         let own = self.backends[0];
@@ -206,7 +211,7 @@ impl Concerned {
         });
     }
 
-    /// The same port, and the same backends everywhere else.
+    /// Asserts that the port is the same, and so are the backends of everything else.
     #[track_caller]
     fn nothing_else_has_changed(&mut self) {
         assert_eq!(self.probe.local_address(self.socket), self.local);
@@ -219,8 +224,8 @@ impl Concerned {
 fn r2_a_flow_is_chosen_anew_when_its_backend_may_not_be_chosen() {
     let mut concerned = Concerned::new();
     let [own, beside, third] = concerned.backends;
-    // One more flow of its backend, whose slot, of which the counts are read, is then not free as soon as this one leaves it.
-    // Backends come in turn.
+    // One more flow of its backend, so that its slot, from which the counts are read, is not free
+    // as soon as this flow leaves it. Backends are chosen in turn.
     let [passed, keeper] =
         [concerned.probe.open_datagram(Family::V4), concerned.probe.open_datagram(Family::V4)];
     concerned.probe.query(passed, SERVICE);
@@ -264,7 +269,7 @@ fn make_both_lame_ducks(scene: &Scene) {
     eventually("both are lame ducks", states, |states| *states == ["lame-duck", "lame-duck"]);
 }
 
-/// Nobody else may be chosen: the fallback keeps the flow, and no datagram begins another.
+/// No other backend may be chosen: the fallback keeps the flow, and no datagram begins another.
 #[test]
 fn a_flow_stays_where_nobody_is_better() {
     let scene = Scene::new(1, 2);
@@ -284,7 +289,8 @@ fn a_flow_stays_where_nobody_is_better() {
     scene.all_gone();
 }
 
-/// Of a service that has lost all its backends a flow stays: it is the last that the socket was directed to.
+/// A flow of a service that has lost all its backends stays: it is the last one that the socket was
+/// directed to.
 #[test]
 fn a_datagram_is_refused_without_any_backend_and_its_flow_stays() {
     let scene = Scene::new(1, 2);
@@ -320,14 +326,15 @@ fn a_connection_that_cannot_be_replaced_stays() {
     assert_eq!(probe.try_connect_datagram(socket, SERVICE), Err(refused));
     assert_eq!(probe.query_connected(socket, SERVICE), peer);
     scene.setup.active_becomes(2);
-    // A backend without weight gives its slot back with its last flow, and its counts are not shown after that.
+    // A backend without weight releases its slot with its last flow, and its counts are not shown
+    // after that.
     scene.list(&[(&all[0], ""), (&all[1], "")]);
     eventually("it is sent again", || probe.send_datagram(other, SERVICE).is_ok(), |is_sent| *is_sent);
     probe.kill();
     scene.all_gone();
 }
 
-/// Stores a `rebind` that is shorter than a configuration may ask for.
+/// Stores a `rebind` that is shorter than a configuration may set.
 fn rebind_each_tenth_of_a_second(scene: &Scene) {
     let mut services = array::<Service>(&scene.setup.map("web", map::SERVICES));
     let mut service = services.get(&0, 0).expect("the service");
@@ -392,7 +399,7 @@ fn what_is_no_service_is_untouched() {
     assert_eq!(probe.query(four, "127.0.0.1:9000"), "other");
     assert_eq!(probe.query(six, "[::1]:9000"), "six");
     assert_eq!(probe.query(six, "[::ffff:127.0.0.1]:9000"), "other");
-    // A backend that is asked directly answers as itself: this socket is no flow of it.
+    // A backend that is addressed directly answers as itself: this socket is no flow of it.
     assert_eq!(probe.query(four, &backend_of(0, 1)), "s0b1");
     assert_eq!(look(|| scene.setup.active()).now("a datagram is counted before it is sent"), 0);
     // The service's address with another port is not the service.

@@ -1,4 +1,5 @@
-//! Flows of datagram sockets: however many a socket is, and however it ends, every count is exact.
+//! Flows of datagram sockets: however many flows a socket has, and however it ends, every count is
+//! exact.
 
 use stage::fixture::with_passes;
 use stage::udp::{MAPPED, SERVICE, Scene, address_of, backend_of};
@@ -21,7 +22,7 @@ fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
     probe.connect_datagram(sockets[1], &address_of(1));
     // A flow to another service instead.
     scene.setup.active_becomes(2);
-    // It names the service with a datagram now, for which a backend is chosen anew.
+    // It now names the service with a datagram, for which a backend is chosen again.
     probe.query(sockets[2], SERVICE);
     // The connection and the datagrams.
     scene.setup.active_becomes(3);
@@ -64,7 +65,7 @@ fn r30_a_connected_socket_that_addresses_another_service_is_a_flow_of_both() {
         probe.connect_datagram(socket, &first);
         assert_eq!(probe.send_datagram(socket, &other), Ok(()));
         scene.setup.active_becomes(2);
-        // A connected socket hears its peer alone.
+        // A connected socket receives only from its peer.
         assert!(probe.query_connected(socket, &first).starts_with("s0"));
         probe.disconnect(socket);
         assert!(probe.query(socket, &other).starts_with("s1"));
@@ -75,7 +76,8 @@ fn r30_a_connected_socket_that_addresses_another_service_is_a_flow_of_both() {
     scene.all_gone();
 }
 
-/// Two threads send the first datagrams of a socket at the same moment: one of them begins the flow.
+/// Two threads send the first datagrams of a socket at the same moment: one of them begins the
+/// flow.
 #[test]
 fn threads_that_send_at_once_begin_one_flow() {
     const ROUNDS: u32 = 2000;
@@ -137,7 +139,8 @@ fn a_full_table_of_datagrams_refuses_nobody() {
     let counted = || (scene.outcome(0, "forwarded"), scene.outcome(0, "untracked"), scene.entries());
     look(counted).becomes((64, 16, 64));
     scene.setup.active_becomes(64);
-    // A socket without a record is answered all the same, by the backend that was chosen, under the backend's own address.
+    // A socket without a record is answered all the same, by the chosen backend, under the
+    // backend's own address.
     let answer = probe.receive_datagram(sockets[79]);
     let number = answer.name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("a backend");
     assert_eq!(answer.source, address(&backend_of(0, number)));
@@ -147,7 +150,7 @@ fn a_full_table_of_datagrams_refuses_nobody() {
     scene.all_gone();
 }
 
-/// Sockets whose end nobody saw: connected and not, found by the kernel's lists.
+/// Sockets with an end that no program saw: connected and not, found by the kernel's lists.
 #[test]
 fn flows_whose_end_was_not_seen_are_ended() {
     if stage::kernel::NAMESPACE_COOKIES.skips() {

@@ -1,5 +1,5 @@
-//! Connects that the application gives up: whether they count against the backend, by what had become of the SYN until
-//! then.
+//! Connects that the application cancels: whether they count against the backend depends on the
+//! state of the SYN until then.
 
 use lb_view::backend::BackendStatus;
 use lb_view::flows::FlowsDocument;
@@ -11,7 +11,7 @@ use stage::{eventually, look};
 
 const ACCOUNTINGS: [&str; 2] = ["full", "active"];
 
-/// A daemon whose service has one backend and these lines.
+/// A daemon with a service with one backend and these lines.
 fn start(accounting: &str, backend: &str, lines: &str) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, &format!("{{ static = [\"{backend}\"] }}"), lines);
@@ -21,7 +21,7 @@ fn start(accounting: &str, backend: &str, lines: &str) -> Fixture {
     fixture
 }
 
-/// A listener that drops all that it is sent.
+/// A listener that drops all received packets.
 fn silent() -> std::net::TcpListener {
     let listener = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");
     stage::filter::drop_all(&listener).expect("drop what comes");
@@ -64,7 +64,8 @@ fn a_connect_that_is_given_up_before_is_the_applications_own_doing() {
         let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"60s\"");
         let _listener = silent();
         let mut probe = fixture.probe();
-        // On a busy machine the SYN may be sent again before the socket is closed, which is another matter.
+        // On a busy machine the SYN may be retransmitted before the socket is closed, which is
+        // another case.
         let give_up = || {
             let socket = probe.start_connect(SERVICE);
             probe.close(socket);
@@ -89,9 +90,10 @@ fn a_syn_that_was_sent_again_is_unanswered_however_long_that_may_take() {
     });
 }
 
-/// The router's answer arrives while `connect()` still holds the socket: the kernel keeps the error and does not act on it, so that
-/// the socket goes on connecting. Event loops take the error off. Some kernels queue the message as well (Linux 5.18, and Debian's
-/// 5.10): there the flow is unreachable all the same.
+/// The router's answer arrives while `connect()` still holds the socket: the kernel stores the
+/// error and does not act on it, so that the socket is still connecting. Event loops clear the
+/// error. Some kernels queue the message as well (Linux 5.18, and Debian's 5.10): there the flow is
+/// unreachable all the same.
 #[test]
 fn an_icmp_error_during_connect_is_told_also_if_the_application_has_taken_it_off() {
     for accounting in ACCOUNTINGS {
@@ -129,8 +131,9 @@ fn an_icmp_error_during_connect_is_told_also_if_the_application_has_taken_it_off
     }
 }
 
-/// A new socket that goes on connecting once its error is taken off. If softirqs are late, the error meets a socket that no call
-/// holds, and ends the connect, or one that is closed: then there is none.
+/// A new socket that is still connecting after its error is cleared. If softirqs are late, the
+/// error meets a socket that no call holds, and ends the connect, or a closed socket: then the
+/// result is `None`.
 fn take_error_of_new(probe: &mut Probe) -> Option<SocketId> {
     let socket = probe.start_connect(SERVICE);
     if probe.take_error(socket) == Some(libc::EHOSTUNREACH) && probe.take_error(socket).is_none() {

@@ -1,5 +1,6 @@
-//! Verdicts by report: a word in an array that all clients of the host share says until when a backend is a lame duck, and no
-//! connect that has another choice goes there. Here the words, and the report ids in the rows of backends, are stored by hand.
+//! Verdicts by report: a word in an array that all clients of the host share holds the time until
+//! which a backend is a lame duck, and no connect that has another choice goes there. Here the test
+//! stores the words, and the report ids in the rows of backends.
 
 use std::collections::BTreeMap;
 
@@ -18,15 +19,15 @@ use stage::{Cgroup, Family, Setup, Stage, eventually, replace};
 
 use crate::ejection::{THREE, dial, start};
 
-/// Report ids are above those that a daemon gives out to a few backends.
+/// Report ids above those that a daemon assigns to a few backends.
 const IDS: [u32; 3] = [1_000, 65_535, 7];
 
-/// Later than any test is over.
+/// Later than the end of any test.
 pub fn for_an_hour() -> u64 {
     monotonic_ns() + 3_600_000_000_000
 }
 
-/// Longer ago than the programs' clock is late: a few ticks of the kernel, of 10 ms at most.
+/// Longer ago than the lag of the programs' clock: a few ticks of the kernel, of 10 ms at most.
 fn just_over() -> u64 {
     monotonic_ns() - 100_000_000
 }
@@ -36,7 +37,7 @@ fn monotonic_ns() -> u64 {
     u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("after the start")
 }
 
-/// Says which report id the backend at an address has, in all services of a client.
+/// Stores the report id of the backend at an address, in all services of a client.
 pub fn identify(setup: &Setup, client: &str, address: &str, id: u32) {
     let mut backends = array::<abi::Backend>(&setup.map(client, map::BACKENDS));
     let address = stage::address(address);
@@ -53,13 +54,14 @@ pub fn identify(setup: &Setup, client: &str, address: &str, id: u32) {
     assert!(found > 0, "{address} has a slot");
 }
 
-/// Says until when the backend with a report id is a lame duck.
+/// Stores the time until which the backend with a report id is a lame duck.
 pub fn judge(setup: &Setup, id: u32, lame_until_ns: u64) {
     let mut verdicts = array::<Verdict>(&setup.host_map(abi::host::map::VERDICTS));
     verdicts.set(id, Raw(Verdict { lame_until_ns }), 0).expect("store the verdict");
 }
 
-/// Three backends with report ids behind a policy that scans, so that programs for all policies are loaded.
+/// Three backends with report ids behind a policy that scans, so that programs for all policies are
+/// loaded.
 fn three(lines: &str) -> Fixture {
     let fixture = start(&THREE, &format!("policy = \"least-loaded\"\n{lines}"));
     for (address, id) in THREE.iter().zip(IDS) {
@@ -68,7 +70,7 @@ fn three(lines: &str) -> Fixture {
     fixture
 }
 
-/// Lets the next connects be picked by a policy, as the daemon does it when the configuration changes.
+/// Makes a policy choose for the next connects, as the daemon does when the configuration changes.
 fn set_policy(fixture: &Fixture, policy: Policy) {
     let mut services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
     let Raw(mut row) = services.get(&0, 0).expect("the service");
@@ -76,7 +78,7 @@ fn set_policy(fixture: &Fixture, policy: Policy) {
     services.set(0, Raw(row), 0).expect("store the service");
 }
 
-/// Who of the three got anything.
+/// The names among the three that got connects.
 fn names(counts: &BTreeMap<String, u32>) -> Vec<&str> {
     counts.keys().map(String::as_str).collect()
 }
@@ -100,7 +102,7 @@ fn from_the_next_connect_on_a_lame_duck_is_not_chosen_whatever_the_policy() {
                     counts.values().all(|count| likely.contains(count)),
                     "{policy:?}, daemon {daemon}: {counts:?}"
                 );
-                // Of the other family's sockets, too.
+                // Also for sockets of the other family.
                 for _ in 0..6 {
                     let dialled = probe.dial("[::ffff:10.96.0.10]:80");
                     assert!(others.contains(&dialled.name.as_str()), "{policy:?}: {}", dialled.name);
@@ -131,7 +133,8 @@ fn a_flow_tells_that_it_was_diverted() {
     let text = fixture.setup.run(&["flows", "--json"]).stdout;
     let text = String::from_utf8(text).expect("text");
     let diverted = text.matches(&format!("\"reason\": \"{}\"", Reason::Diverted.name())).count();
-    // Those that never were to go elsewhere are picked. (Least-loaded meets a lame duck whenever that has fewer flows.)
+    // Connects to the other two are chosen as before. (Least-loaded meets a lame duck whenever that
+    // has fewer flows.)
     assert!((6..=12).contains(&diverted), "{diverted}: {text}");
 }
 
@@ -157,8 +160,8 @@ fn the_host_s_maps_outlive_the_daemon_and_who_asks_for_no_reports_heeds_none() {
     fixture.start();
     assert_eq!(id_of_map(&fixture.setup), before);
     assert_eq!(senders(&fixture.setup).get(&Raw(name), 0).expect("it is registered").0, sender);
-    // What is said of b1 is in force, and the service does not ask for it: an operator may have taken that away while no daemon ran.
-    // `reports` has a service that does ask.
+    // The verdict on b1 is in force, and the service does not request reports: an operator may have
+    // removed that while no daemon ran. `reports` has a service that does.
     let mut probe = fixture.probe();
     eventually("it is heeded no more", || dial(&mut probe, 30), |counts| names(counts) == ["b1", "b2", "b3"]);
     let text = config(
@@ -193,7 +196,8 @@ fn datagrams_are_diverted_where_they_are_sent_anew() {
             let connected = probe.open_datagram(family);
             probe.connect_datagram(connected, service);
             assert_eq!(probe.query_connected(connected, service), "s0b3");
-            // What is connected goes on where it is; what is not is sent elsewhere, as away from a lame duck of the list.
+            // A connected socket continues with its backend; an unconnected one is sent elsewhere,
+            // as with a lame duck of the list.
             judge(&scene.setup, IDS[2], for_an_hour());
             judge(&scene.setup, IDS[1], 0);
             assert_eq!(probe.query(addressed, service), "s0b2");
@@ -225,7 +229,7 @@ fn the_host_s_maps_go_with_the_last_client() {
     assert!(host.is_dir(), "the other client needs it");
     assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
     assert!(!host.exists() && !setup.pins.exists());
-    // Also where no client was ever attached, and where a start was cut off.
+    // Also if no client was ever attached, and if a start was cut off.
     std::fs::create_dir_all(&host).expect("make the directory");
     assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
     assert!(!setup.pins.exists());

@@ -1,8 +1,9 @@
-//! What the kernel's verifier makes of every program: accepted, at the default and at the maximum size of the maps, and
-//! no dearer than recorded.
+//! The kernel's verifier on every program: it accepts them, at the default and at the maximum size
+//! of the maps, and at no higher cost than recorded.
 //!
-//! The count is taken from the verifier's log on every kernel: program info has the same number, but only since 5.16.
-//! The object is the committed one; how the daemon would load it is restated here, because tests never link it.
+//! The count comes from the verifier's log on every kernel: program info has the same number, but
+//! only since 5.16. The object is the committed one; how the daemon would load it is restated here,
+//! because tests never link it.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -23,12 +24,11 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.
 /// The host's.
 static HOST_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/host.o");
 
-/// The one of agents.
+/// The agents'.
 static RESPONDER_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/responder.o");
 
 static RECORD: &str = include_str!("../vm/verifier.toml");
 
-/// A configuration.
 #[derive(Clone, Copy)]
 struct Configuration {
     name: &'static str,
@@ -41,10 +41,10 @@ struct Configuration {
 const DEFAULTS: [u32; 3] = [abi::SCHEDULE_ENTRIES, abi::SLOTS, abi::FLOW_RECORDS];
 
 const CONFIGURATIONS: [Configuration; 3] = [
-    // What most clients have.
+    // The configuration of most clients.
     Configuration { name: "without_scans", limits: DEFAULTS, scans: false },
     Configuration { name: "default", limits: DEFAULTS, scans: true },
-    // As far as [limits] goes.
+    // The maximum of [limits].
     Configuration { name: "maximum", limits: [4_194_304, abi::MAX_SLOTS, 4_194_304], scans: true },
 ];
 
@@ -97,13 +97,14 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
     );
 }
 
-/// A port that programs of network interfaces are for.
+/// The port for programs of network interfaces.
 const PORT: (&str, u32) = ("PORT", 9467);
 
-/// Of programs that cast nothing, and of kernels that have no function for it.
+/// For programs that cast nothing, and for kernels without a function for it.
 const NO_CASTS: u32 = 0;
 
-/// Writes constants into the instructions that use them, and the kernel's functions into calls of them; without them a move of zero.
+/// Writes constants into the instructions that use them, and the kernel's functions into calls of
+/// them; without the function, a move of zero.
 fn put_in_place(function: &mut Function, globals: &[(&'static str, u32)], cast: u32) {
     let value = |name| globals.iter().find(|(global, _)| *global == name).map_or(0, |(_, value)| *value);
     for instruction in &mut function.instructions {
@@ -112,7 +113,8 @@ fn put_in_place(function: &mut Function, globals: &[(&'static str, u32)], cast: 
         };
         let (number, is_call) = match placeholder {
             Placeholder::Word(name) => (value(name), false),
-            // Of none of these is the value known here; the verifier takes any for the time of a tick.
+            // None of these values is known here; the verifier accepts any value as the time of a
+            // tick.
             Placeholder::DoubleWord(_) => (1, false),
             Placeholder::Cast => (cast, true),
         };
@@ -125,7 +127,7 @@ fn put_in_place(function: &mut Function, globals: &[(&'static str, u32)], cast: 
     }
 }
 
-/// What `cargo xtask run --log-programs` loads.
+/// The programs of `cargo xtask run --log-programs`.
 #[test]
 fn programs_that_write_lines_for_whoever_changes_them_are_accepted() {
     let object = |name: &str| {
@@ -140,12 +142,13 @@ fn programs_that_write_lines_for_whoever_changes_them_are_accepted() {
     assert!(with_lines.1 > shipped[0].1, "it writes some: {with_lines:?}, {shipped:?}");
 }
 
-/// Instructions of each program of client tasks that this kernel can load, with maps of these sizes.
+/// Instructions of each program of client tasks that this kernel can load, with maps of these
+/// sizes.
 fn verified_of_client(
     object: &[u8],
     Configuration { limits: [schedule_entries, slots, flow_records], scans, .. }: Configuration,
 ) -> Vec<(String, u64)> {
-    // What the daemon tells its programs of this kernel.
+    // The daemon's settings of its programs for this kernel.
     let daemon = Fixture::new().setup.daemon();
     let is_on = |name: &str| u32::from(daemon.features[name]);
     let offset = |name: &str| daemon.offsets[name];
@@ -164,7 +167,7 @@ fn verified_of_client(
         (map::FLOW_OVERFLOW, flow_records),
         (map::DATAGRAMS, flow_records),
     ];
-    // Not of every kernel.
+    // Not on every kernel.
     let of_casts = |name: &str| if is_on("kernel_casts") == 1 { offset(name) } else { 0 };
     let globals = [
         ("FLOW_MASK", flow_records - 1),
@@ -196,7 +199,8 @@ fn verified_of_client(
     verified(object, &capacities, &globals, of_casts("bpf_rdonly_cast"))
 }
 
-/// Instructions of each program of an object that this kernel can load, with maps of these sizes and these globals.
+/// Instructions of each program of an object that this kernel can load, with maps of these sizes
+/// and these globals.
 fn verified(
     object: &[u8],
     capacities: &[(&str, u32)],
@@ -211,8 +215,8 @@ fn verified(
     for (name, value) in globals.iter().filter(|(name, _)| !constants::NAMES.contains(name)) {
         loader.override_global(name, value, true);
     }
-    // The kernel's maps are what the programs are verified against; the programs themselves are loaded below, because
-    // aya throws the log of a success away.
+    // The programs are verified against the kernel's maps; the programs themselves are loaded
+    // below, because aya discards the log of a success.
     let maps = loader.load(object).expect("create the maps");
     let fds: HashMap<&str, RawFd> =
         maps.maps().map(|(name, map)| (name, data(map).fd().as_fd().as_raw_fd())).collect();
@@ -223,11 +227,12 @@ fn verified(
     object.relocate_maps(relocated, &text).expect("relocate maps");
     object.relocate_calls(&text).expect("relocate calls");
     object.functions.values_mut().for_each(|function| put_in_place(function, globals, cast));
-    // Which functions are global is in the types: such are followed once, for any arguments, and not for each call.
+    // The types show which functions are global: the verifier checks such a function once, for any
+    // arguments, and not for each call.
     let types = load_types(&mut object);
     let mut programs: Vec<_> = object.programs.iter().collect();
     programs.sort_by_key(|(name, _)| *name);
-    // Where the kernel has no fetching atomics, the variants without them are loaded instead.
+    // If the kernel has no fetching atomics, the variants without them are loaded instead.
     let is_replaced = |name: &str| object.programs.contains_key(&format!("{name}_5_10"));
     programs.retain(|(name, _)| FETCHING_ATOMICS.is_here() || !is_replaced(name));
     programs
@@ -255,7 +260,7 @@ fn data(map: &Map) -> &MapData {
     }
 }
 
-/// Loads the description of the object's types, without what Linux 5.10 does not know.
+/// Loads the description of the object's types, without parts that Linux 5.10 does not know.
 fn load_types(object: &mut Object) -> OwnedFd {
     let features = BtfFeatures::new(true, true, true, true, false, false, false, false);
     let types = object.fixup_and_sanitize_btf(&features).expect("types").expect("the object has types");
@@ -265,11 +270,12 @@ fn load_types(object: &mut Object) -> OwnedFd {
     let load = unsafe { &mut attr.__bindgen_anon_7 };
     load.btf = bytes.as_ptr() as u64;
     load.btf_size = u32::try_from(bytes.len()).expect("a small description");
-    // SAFETY: what the attributes point to outlives the call; the kernel has made the descriptor for us.
+    // SAFETY: everything that the attributes point to outlives the call; the kernel has just made
+    // the descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(bpf(bpf_cmd::BPF_BTF_LOAD, &mut attr).expect("load the types")) }
 }
 
-/// Loads a program and returns what the verifier says of its work.
+/// Loads a program and returns the verifier's log.
 fn load(
     section: &ProgramSection,
     function: &Function,
@@ -287,7 +293,7 @@ fn load(
         ProgramSection::SockOps => {
             (bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS, bpf_attach_type::BPF_CGROUP_SOCK_OPS)
         }
-        // An iterator over open files: what the kernel calls it is known by its types.
+        // An iterator over open files: its types contain the kernel's name for it.
         ProgramSection::Iter { .. } => {
             (bpf_prog_type::BPF_PROG_TYPE_TRACING, bpf_attach_type::BPF_TRACE_ITER)
         }
@@ -317,12 +323,13 @@ fn load(
     load.log_buf = log.as_mut_ptr() as u64;
     load.log_size = u32::try_from(log.len()).expect("a small buffer");
     load.log_level = BPF_LOG_STATS;
-    // SAFETY: all that the attributes point to outlives the call, and the kernel writes only to the log.
+    // SAFETY: everything that the attributes point to outlives the call, and the kernel writes only
+    // to the log.
     let loaded = unsafe { bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
     let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
     let log = String::from_utf8_lossy(&log[..end]).into_owned();
     match loaded {
-        // SAFETY: the kernel has just made this descriptor for us.
+        // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
         Ok(program) => Ok((log, unsafe { OwnedFd::from_raw_fd(program) })),
         Err(error) => Err((error, log)),
     }

@@ -1,4 +1,5 @@
-//! `status --watch` on a terminal: what is seen fits, keys and signals are obeyed, and the terminal is given back.
+//! `status --watch` on a terminal: the view fits, keys and signals work, and the terminal is
+//! restored.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -8,7 +9,7 @@ use stage::eventually;
 use stage::fixture::Fixture;
 use stage::terminal::Terminal;
 
-/// `status --watch` of a set-up, once it is seen.
+/// `status --watch` of a set-up, after its first screen.
 fn watching(fixture: &Fixture, columns: u16, rows: u16) -> Terminal {
     let command = fixture.setup.socklb(&["status", "web", "--watch"]);
     let terminal = Terminal::start(command, columns, rows);
@@ -83,7 +84,7 @@ fn what_cannot_be_read_is_said_and_read_again() {
     assert_eq!(terminal.ended().code(), Some(0));
 }
 
-/// It gives the terminal back while it is stopped.
+/// It restores the terminal while it is stopped.
 #[test]
 fn it_can_be_stopped_and_continued() {
     let fixture = Fixture::new();
@@ -104,7 +105,7 @@ fn it_can_be_stopped_and_continued() {
     assert!(!terminal.is_raw());
 }
 
-/// A name that is misspelt is told where it was typed, and no screen is taken.
+/// A misspelt name is reported before the command switches the screen.
 #[test]
 fn what_cannot_be_read_at_first_is_a_failure() {
     let fixture = Fixture::new();

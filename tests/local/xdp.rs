@@ -1,4 +1,5 @@
-//! Reports that the kernel takes in on a network interface: connects heed them whatever the daemon does meanwhile.
+//! Reports that the kernel processes on a network interface: connects follow them whatever the
+//! daemon does meanwhile.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -21,15 +22,16 @@ use stage::{Probe, eventually, look, replace, window};
 
 use crate::reports::{ALL, POLICIES, forged_push, is_lame, reported, text};
 
-/// Where the daemon listens: at the same address after a restart, which agents know.
+/// Where the daemon listens: at the same address after a restart, because agents know it.
 pub const LISTEN: &str = "127.0.0.1:9467";
 
-/// The configuration with interfaces on which the kernel takes reports in.
+/// The configuration with interfaces on which the kernel processes reports.
 fn with_interfaces(fixture: &Fixture, policy: &str, interfaces: &str) -> String {
     text(fixture, policy, "").replace("127.0.0.1:0", LISTEN) + &format!("xdp = [{interfaces}]\n")
 }
 
-/// Three backends, an agent that speaks for them, and a daemon that asks it and has the kernel listen.
+/// Three backends, an agent for them, and a daemon that sends requests to it and makes the kernel
+/// process reports.
 pub fn start(policy: &str) -> (Fixture, Agent) {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
@@ -40,7 +42,7 @@ pub fn start(policy: &str) -> (Fixture, Agent) {
     for backend in ALL {
         eventually("it is heard", || reported(&fixture, backend), |state| state == "ready");
     }
-    // A push is for whoever has returned the cookie of an answer.
+    // A push goes to clients that have returned the cookie of an answer.
     eventually(
         "the agent knows the daemon",
         || subscribers(&agent),
@@ -49,7 +51,7 @@ pub fn start(policy: &str) -> (Fixture, Agent) {
     (fixture, agent)
 }
 
-/// How reports come in, by interface.
+/// How reports are received, by interface.
 fn modes(fixture: &Fixture) -> BTreeMap<String, String> {
     let interfaces = fixture.setup.status().interfaces.into_iter();
     let mut modes: BTreeMap<String, String> = interfaces.map(|one| (one.name, one.mode)).collect();
@@ -57,14 +59,14 @@ fn modes(fixture: &Fixture) -> BTreeMap<String, String> {
     modes
 }
 
-/// To how many clients the agent tells changes of each backend.
+/// The number of subscribers of each backend.
 fn subscribers(agent: &Agent) -> Vec<u64> {
     let status = agent.status();
     let backends = status["backends"].as_array().expect("a list");
     backends.iter().map(|backend| backend["subscribers"].as_u64().unwrap_or_default()).collect()
 }
 
-/// What the kernel has taken in, by what became of it.
+/// The kernel's count of reports, by reception.
 fn taken_in(fixture: &Fixture) -> BTreeMap<String, u64> {
     let page = fixture.setup.metrics();
     let of = |line: &str| {
@@ -75,7 +77,8 @@ fn taken_in(fixture: &Fixture) -> BTreeMap<String, u64> {
     page.lines().filter_map(of).collect()
 }
 
-/// What the daemon's socket has taken in and not believed. Before the program is attached that may be late answers.
+/// The counts of datagrams that the daemon's socket has received and not believed. Before the
+/// program is attached these may be late answers.
 fn not_believed_by_the_daemon(fixture: &Fixture) -> Vec<String> {
     let page = fixture.setup.metrics();
     let lines = page.lines().filter(|line| line.starts_with("socklb_report_datagrams_total"));
@@ -140,7 +143,7 @@ fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
     fixture.start();
     eventually("it is taken over", || other.exists(), |exists| !*exists);
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
-    // Not wanted any more, and again.
+    // Removed from the configuration, and added again.
     let path = fixture.setup.folder.join("socklb.toml");
     replace(&path, &with_interfaces(&fixture, "round-robin", ""));
     fixture.daemon().signal(Signal::HUP);
@@ -176,7 +179,7 @@ fn a_daemon_that_cannot_ask_yet_leaves_the_program_that_hears() {
     eventually("and says so", || modes(&fixture), |modes| modes["lo"] == "generic");
 }
 
-/// What the doctor says of interfaces.
+/// The doctor's findings about interfaces.
 fn told_by_doctor(fixture: &Fixture) -> String {
     let file = fixture.setup.folder.join("socklb.toml").display().to_string();
     let diagnosis: Diagnosis = fixture.setup.document(&["doctor", "--config", &file]);
@@ -263,7 +266,7 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
-/// At which addresses the kernel takes reports in.
+/// The addresses at which the kernel processes reports.
 fn listens_at(fixture: &Fixture) -> Vec<std::net::IpAddr> {
     let listeners = hash::<Address, Listener>(&fixture.setup.host_map(map::LISTENERS));
     listeners.keys().map(|key| key.expect("an entry").0.into()).collect()
@@ -327,11 +330,11 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
     eventually("it is attached", mode, |mode| mode == "native");
 }
 
-/// Where the verifier accepts the other programs without CAP_PERFMON.
+/// On kernels that accept the other programs without CAP_PERFMON.
 #[test]
 fn without_a_privilege_the_daemons_socket_does_it_and_says_why() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
-        // No daemon starts here without it: `faults` has that.
+        // No daemon starts here without it: `faults` tests that.
         return stage::kernel::say("below Linux 6.17 no program is accepted without CAP_PERFMON");
     }
     let stage = stage::Stage::new();
@@ -353,7 +356,8 @@ fn without_a_privilege_the_daemons_socket_does_it_and_says_why() {
     assert!(daemon.wait().expect("it ends").success());
 }
 
-/// What is asked for here would be unasked to a program that reads another version's maps.
+/// For a program that reads another version's maps, answers to this version's requests would be
+/// unrequested.
 #[test]
 fn a_program_of_another_version_goes_where_none_can_take_its_place() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
@@ -377,7 +381,8 @@ fn a_program_of_another_version_goes_where_none_can_take_its_place() {
     eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
 }
 
-/// Stopped before it has done anything, or once the kernel has its program and nobody answers for it yet.
+/// Stopped before it has done anything, or after the kernel has its program and before a daemon
+/// uses it.
 #[test]
 fn an_upgrade_that_stops_in_its_middle_holds_nothing_up() {
     for has_begun in [false, true] {
@@ -435,7 +440,7 @@ fn who_falls_silent_is_a_lame_duck_until_its_hold_is_over_also_without_a_daemon(
     eventually("its hold is over", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }
 
-/// As a version might leave it that has forgotten to be another one.
+/// As a version with a different layout under the same number might leave it.
 #[test]
 fn a_map_of_another_size_is_named_and_left_alone() {
     let mut fixture = Fixture::without_daemon();
@@ -461,7 +466,8 @@ fn a_map_of_another_size_is_named_and_left_alone() {
     assert!(is_chosen(&mut fixture.probe(), "b1"));
 }
 
-/// The register is full of what other backends have left there: who comes now has no place, and takes none from anybody.
+/// The register is full of entries that other backends have left: a new backend has no place, and
+/// takes none from another.
 #[test]
 fn past_the_last_report_id_a_backend_is_counted_and_connects_heed_the_others() {
     let (mut fixture, agent) = start("round-robin");

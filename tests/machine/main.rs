@@ -1,8 +1,9 @@
-//! Becomes process 1 of a machine like this one, in namespaces of its own: the same files under a copy-on-write layer,
-//! no network but loopback, and systemd or nobody as init. Started by the tests.
+//! Becomes process 1 of a machine like this one, in namespaces of its own: the same files under a
+//! copy-on-write layer, no network but loopback, and systemd or no program as init. The tests start
+//! it.
 //!
-//! What the machine writes lies in memory and is gone with its last process. The host's kernel settings, devices and
-//! services are out of its reach: they are read-only, absent, or not started.
+//! What the machine writes is in memory and disappears with its last process. It cannot reach the
+//! host's kernel settings, devices and services: they are read-only, absent, or not started.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -26,7 +27,7 @@ fn main() {
 
 /// Makes the namespaces and waits for the process 1 in them.
 fn start(init: &str, folder: &str, cgroup: &str) {
-    // Before the cgroup namespace, whose root is where its maker is.
+    // This precedes the cgroup namespace, whose root is the cgroup of its maker.
     fs::write(format!("{cgroup}/cgroup.procs"), std::process::id().to_string()).expect("enter the cgroup");
     let namespaces = UnshareFlags::NEWPID
         | UnshareFlags::NEWNS
@@ -40,7 +41,7 @@ fn start(init: &str, folder: &str, cgroup: &str) {
     process_1.args(["init", init, folder]);
     stage::probe::die_with_us(&mut process_1);
     let mut process_1 = process_1.spawn().expect("start process 1");
-    // Its number on the host, by which others enter.
+    // Its number on the host, with which other processes enter.
     println!("{}", process_1.id());
     process_1.wait().expect("reap process 1");
 }
@@ -50,12 +51,13 @@ fn begin(init: &str, folder: &Path) {
     files(folder);
     furnish(folder);
     std::env::set_current_dir(folder.join("root")).expect("enter the root");
-    // The new root is put over the old one, which is then taken away.
+    // The new root is put over the old one, which is then unmounted.
     rustix::process::pivot_root(".", ".").expect("change the root");
     rustix::mount::unmount(".", UnmountFlags::DETACH).expect("leave the old root");
     let mut command = if init == "systemd" {
         let mut systemd = Command::new("/usr/lib/systemd/systemd");
-        // It asks for this: as in a container, hardware and the clock are not its business.
+        // Tells systemd that it runs in a container, so that it does not manage hardware and the
+        // clock.
         systemd.env_clear().env("container", "socklb-test").env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         systemd.args(["--system", "--unit=basic.target", "--log-target=journal", "--show-status=no"]);
         systemd
@@ -69,7 +71,7 @@ fn begin(init: &str, folder: &Path) {
     panic!("become init: {error}");
 }
 
-/// The files of this machine under a layer that takes all changes.
+/// The files of this machine under a layer that receives all changes.
 fn files(folder: &Path) {
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .expect("make mounts private");
@@ -113,7 +115,8 @@ fn files(folder: &Path) {
     rustix::mount::mount_bind(&shared, &target).expect("share the folder");
 }
 
-/// Leaves of this machine's services only the journal, so that nothing of the host's is started a second time.
+/// Disables all of this machine's services except the journal, so that none of the host's is
+/// started a second time.
 fn furnish(folder: &Path) {
     let root = folder.join("root");
     for (directory, kept) in [
@@ -137,9 +140,10 @@ fn furnish(folder: &Path) {
             removed.unwrap_or_else(|error| panic!("remove {}: {error}", path.display()));
         }
     }
-    // An image may forbid packages to start services; here it is what is to be seen.
+    // An image may forbid packages to start services; the tests check these starts.
     let _ = fs::remove_file(root.join("usr/sbin/policy-rc.d"));
-    // Without this file no index of all manual pages is written after each installation, which takes seconds.
+    // Without this file there is no rebuild of the manual's index after each installation, which
+    // takes seconds.
     let _ = fs::remove_file(root.join("var/lib/man-db/auto-update"));
 }
 

@@ -1,5 +1,6 @@
-//! Readers that harm: those that ask and do not read, that do not finish asking, that are many. Whoever asks and reads gets
-//! its page all the same, the daemon does not grow, and its own work has the descriptors that it takes.
+//! Harmful readers: readers that send a request and do not read, readers that do not finish their
+//! request, and too many readers. A reader that sends a request and reads still gets its page, the
+//! daemon does not grow, and its own work has the descriptors that it needs.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -18,12 +19,12 @@ use crate::page::{LISTEN, listening, with};
 /// Connections that each listener has at a time.
 const CONNECTIONS: usize = 64;
 
-/// Backends that make a page of 10 MB, which no buffer of TCP takes.
+/// Enough backends for a page of 10 MB, which exceeds every TCP buffer.
 const MANY: usize = 1500;
-/// Backends that make a page that no buffer of a Unix socket takes.
+/// Enough backends for a page that exceeds every buffer of a Unix socket.
 const SOME: usize = 200;
 
-/// The common case with so many backends, and a port for metrics.
+/// The common case with this many backends, and a port for metrics.
 fn with_backends(count: usize) -> (Fixture, Daemon) {
     let fixture = Fixture::without_daemon();
     let list: Vec<String> = (0..count).map(|n| format!("\"127.1.{}.{}:80\"", n / 250, n % 250 + 1)).collect();
@@ -36,14 +37,14 @@ fn with_backends(count: usize) -> (Fixture, Daemon) {
     (fixture, daemon)
 }
 
-/// Reads no more of a page than that it begins.
+/// Reads only the beginning of a page.
 fn begins(mut stream: impl Read) {
     let mut begin = [0; 12];
     stream.read_exact(&mut begin).expect("the answer begins");
     assert_eq!(&begin, b"HTTP/1.0 200");
 }
 
-/// What a reader gets that asks and reads.
+/// The answer to a reader that sends a request and reads.
 #[track_caller]
 fn scrape() -> Answer {
     let page = http::get(LISTEN, "/metrics", OPEN_METRICS);
@@ -51,19 +52,19 @@ fn scrape() -> Answer {
     page
 }
 
-/// Descriptors that a process has open.
+/// Number of descriptors that a process has open.
 fn files(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").count()
 }
 
-/// Memory of its own that a process has at most had, in bytes.
+/// The peak of a process's own memory, in bytes.
 fn peak(pid: u32) -> u64 {
     let status = stage::daemon::read(Path::new(&format!("/proc/{pid}/status")));
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its peak");
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("kilobytes") << 10
 }
 
-/// Waits for what takes the daemon some ten seconds by itself.
+/// Waits for something that the daemon does by itself after some ten seconds.
 #[track_caller]
 fn until(what: &str, fact: impl FnMut() -> bool) {
     let time = 6 * stage::patience();
@@ -73,7 +74,7 @@ fn until(what: &str, fact: impl FnMut() -> bool) {
 /// Whether the other side has ended a connection.
 fn has_ended(stream: &mut (impl Read + Write)) -> bool {
     let mut rest = [0; 1 << 16];
-    // Bound: what lies in the buffers, which are small.
+    // Bounded by the content of the buffers, which are small.
     loop {
         match stream.read(&mut rest) {
             Ok(0) => return true,
@@ -87,7 +88,8 @@ fn has_ended(stream: &mut (impl Read + Write)) -> bool {
 fn readers_that_stop_hold_up_nobody() {
     let (fixture, daemon) = with_backends(MANY);
     let socket = fixture.setup.folder.join("run/socklb.sock");
-    // As many connections as are served at a time, on both. A port's buffers grow with what nobody reads.
+    // As many connections as are served at a time, on both. A port's buffers grow with data that is
+    // not read.
     let (mut stopped, mut far) = (Vec::new(), Vec::new());
     for _ in 0..CONNECTIONS {
         let mut stream = UnixStream::connect(&socket).expect("reach the socket");
@@ -100,7 +102,7 @@ fn readers_that_stop_hold_up_nobody() {
     }
     stopped.iter().for_each(begins);
     far.iter().for_each(begins);
-    // All connections are those of readers that do not read.
+    // All connections belong to readers that do not read.
     for _ in 0..5 {
         let page = scrape();
         let backends = page.body.lines().filter(|line| line.starts_with("socklb_flows_active{"));
@@ -129,7 +131,7 @@ fn a_page_that_is_cut_off_is_not_taken_for_whole() {
     let before = files(daemon.pid());
     until("it is cut off", || files(daemon.pid()) < before);
     let mut rest = Vec::new();
-    // Whether it ends or is reset: there is less than was announced.
+    // It ends or is reset; in both cases fewer bytes arrive than were announced.
     let _ = stream.read_to_end(&mut rest);
     assert!(read + rest.len() < length, "{} of {length}", read + rest.len());
 }
@@ -157,7 +159,7 @@ fn a_page_is_packed_for_those_who_take_it_so() {
     assert!(ratio >= 10, "{} bytes packed to {}", unpacked.len(), bytes.len() - end);
 }
 
-/// Requests whose heads never end: what is kept of each is bounded, in bytes and in time.
+/// Requests with heads that never end: the daemon limits each of them in bytes and in time.
 #[test]
 fn requests_that_do_not_end_take_little_and_are_dropped() {
     let fixture = listening();
@@ -167,7 +169,7 @@ fn requests_that_do_not_end_take_little_and_are_dropped() {
     for _ in 0..1500 {
         let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
         stream.set_write_timeout(Some(stage::patience())).expect("set the limit of time");
-        // What does not fit is refused before all of it is written.
+        // A head that does not fit is refused before all of it is written.
         let head = format!("GET /metrics HTTP/1.1\r\nx: {}", "x".repeat(390_000));
         let _ = stream.write_all(head.as_bytes());
         unfinished.push(stream);
@@ -175,7 +177,7 @@ fn requests_that_do_not_end_take_little_and_are_dropped() {
     scrape();
     // The limit is for the whole daemon: 8 KiB for each of 64 connections are half a megabyte.
     assert!(peak(pid) < before + (32 << 20), "{before} bytes, then {}", peak(pid));
-    // One that is short enough to be waited for is waited for, but not for ever.
+    // The daemon waits for an unfinished request within the limit, but not for ever.
     let mut slow = TcpStream::connect(LISTEN).expect("reach the port");
     write!(slow, "GET /metrics HTTP/1.1\r\n").expect("begin to ask");
     slow.set_nonblocking(true).expect("look, not wait");
@@ -204,7 +206,7 @@ fn a_head_at_its_limit_is_answered_and_past_it_refused() {
     drop(fixture);
 }
 
-/// Descriptors that a daemon with one client takes at most, as docs/reference/limits.md tells operators.
+/// Descriptors that a daemon with one client needs at most, as docs/reference/limits.md states.
 fn needed() -> u64 {
     let limits = include_str!("../../docs/reference/limits.md");
     let row = "| together, with one client | ";
@@ -212,7 +214,7 @@ fn needed() -> u64 {
     number.expect("the row").parse().expect("a number")
 }
 
-/// Whoever opens connections and stays silent loses them to those who ask.
+/// A connection that stays silent loses its place to one that sends a request.
 #[test]
 fn connections_without_number_keep_no_reader_out_and_take_no_descriptor_that_the_daemon_needs() {
     let mut fixture = Fixture::without_daemon();
@@ -242,7 +244,8 @@ fn connections_without_number_keep_no_reader_out_and_take_no_descriptor_that_the
         silent.extend((0..30).map(|_| TcpStream::connect(LISTEN).expect("reach the port")));
         scrape();
         most = most.max(files(pid));
-        // The daemon's own work goes on: a cgroup made anew is attached, and a configuration taken on.
+        // The daemon's own work continues: it attaches a cgroup that was created again, and applies
+        // a configuration.
         if round % 10 == 5 {
             fixture.cgroup.remove();
             fixture.cgroup.create();

@@ -1,13 +1,14 @@
-//! How many alerts a dead backend causes, and a host that sees most of its backends dead, in fleets of up to a thousand hosts.
-//! `promtool` takes series one by one, so these tests write its files; rules.test.yml has what fits a page. `promtool` refuses
-//! queries over more than 10,000 samples, so the hosts of large fleets have few backends.
+//! How many alerts a dead backend causes, and a host that sees most of its backends dead, in fleets
+//! of up to a thousand hosts. `promtool` reads series one by one, so these tests write its files;
+//! rules.test.yml has the cases that are short enough to write by hand. `promtool` refuses queries
+//! over more than 10,000 samples, so the hosts of large fleets have few backends.
 
 use std::fmt::Write;
 use std::ops::Range;
 
 use crate::shipped::{RULES, check, shipped};
 
-/// Instances with as many client tasks each, which use the same backends of one service.
+/// Instances with the same number of client tasks each, which use the same backends of one service.
 struct Fleet {
     instances: usize,
     clients: usize,
@@ -18,7 +19,8 @@ struct Fleet {
     alerts: Vec<String>,
 }
 
-/// The signs of a dead backend, of which each client task of an instance sees another: the rest of a series' name, and labels.
+/// The signs of a dead backend: the rest of a series' name, and labels. Each client task of an
+/// instance sees another sign.
 const SIGNS: [(&str, &str); 3] =
     [("ejected", ""), ("failing", ""), ("probe_state", r#",kind="tcp",state="failing""#)];
 
@@ -50,7 +52,7 @@ impl Fleet {
         self
     }
 
-    /// As an entry of promtool's `tests`.
+    /// Appends the fleet as an entry of promtool's `tests`.
     fn write(&self, file: &mut String) {
         *file += "  - interval: 1m\n    input_series:\n";
         let tasks =
@@ -82,7 +84,7 @@ impl Fleet {
     }
 }
 
-/// Lets promtool compare what fires with what is expected.
+/// Makes promtool compare the alerts that fire with the expected ones.
 #[track_caller]
 fn fire(fleets: &[Fleet]) {
     let rules = std::fs::canonicalize(shipped(RULES)).expect("the rules");
@@ -106,7 +108,7 @@ fn an_instance_that_sees_all_its_backends_dead_is_one_alert() {
     fire(&[
         Fleet::new(1, 3, 125).dead(0..1, 0..125).hosts(0..1),
         Fleet::new(10, 1, 125).dead(7..8, 0..125).hosts(7..8),
-        // Most of them, and of fewer than four not even all.
+        // Most of four backends count for the host; with fewer than four, not even all do.
         Fleet::new(9, 1, 4).dead(7..8, 0..3).hosts(7..8),
         Fleet::new(9, 1, 4).dead(7..8, 0..2).backends("warn", 0..2),
         Fleet::new(9, 1, 3).dead(7..8, 0..3).backends("warn", 0..3),
@@ -140,9 +142,9 @@ fn a_backend_pages_if_two_instances_and_a_twentieth_of_those_that_use_it_see_it_
 #[test]
 fn an_instance_that_sees_most_backends_dead_is_no_witness_against_any() {
     fire(&[
-        // Ten of 100 see all dead, and one more a single backend.
+        // Ten of 100 see all backends dead, and one more sees a single one dead.
         Fleet::new(100, 1, 4).dead(0..10, 0..4).dead(10..11, 3..4).hosts(0..10).backends("warn", 3..4),
-        // Five more.
+        // Five more see a single one dead.
         Fleet::new(100, 1, 4).dead(0..10, 0..4).dead(10..15, 3..4).hosts(0..10).backends("page", 3..4),
     ]);
 }
@@ -150,7 +152,7 @@ fn an_instance_that_sees_most_backends_dead_is_no_witness_against_any() {
 #[test]
 fn backends_that_most_instances_see_dead_are_their_own_alerts_and_no_hosts() {
     fire(&[
-        // Three quarters of the backends, for all instances and for most.
+        // All instances, and then most, see three quarters of the backends dead.
         Fleet::new(20, 2, 8).dead(0..20, 0..6).backends("page", 0..6),
         Fleet::new(20, 2, 8).dead(0..11, 0..6).backends("page", 0..6),
         // One of the instances sees the others dead as well.

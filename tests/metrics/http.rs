@@ -1,11 +1,11 @@
-//! A page by HTTP/1.0, whose answers end with the connection: no library between the test and what is sent.
+//! Requests a page by HTTP/1.0, where the end of the connection ends the answer: no library stands
+//! between the test and the bytes.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// What is answered.
 #[derive(Debug)]
 pub struct Answer {
     pub code: u16,
@@ -16,20 +16,19 @@ pub struct Answer {
 
 /// Accepts what Prometheus prefers.
 pub const OPEN_METRICS: &str = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5";
-/// Accepts what everybody understands.
+/// Accepts the text form, which every reader understands.
 pub const TEXT: &str = "text/plain;version=0.0.4";
 
-/// Asks over a Unix socket.
+/// Requests over a Unix socket.
 pub fn get_unix(socket: &Path, path: &str, accept: &str) -> Answer {
     ask(UnixStream::connect(socket).expect("reach the socket"), "GET", path, accept)
 }
 
-/// Asks over TCP.
+/// Requests over TCP.
 pub fn get(address: &str, path: &str, accept: &str) -> Answer {
     ask(TcpStream::connect(address).expect("reach the port"), "GET", path, accept)
 }
 
-/// Sends a request.
 pub fn request(stream: &mut impl Write, method: &str, path: &str, accept: &str) {
     let request = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("send the request");

@@ -1,6 +1,8 @@
-//! Metrics as those get them who build on them: a real Prometheus, its `promtool`, and whoever asks the daemon's socket.
+//! Metrics as their users get them: through a real Prometheus, its `promtool`, and requests to the
+//! daemon's socket.
 //!
-//! Apart from the local tests because the guests have no Prometheus. `cargo xtask prometheus` fetches it.
+//! They are separate from the local tests because the guests have no Prometheus. `cargo xtask
+//! prometheus` fetches it.
 
 mod http;
 

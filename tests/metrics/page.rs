@@ -1,4 +1,5 @@
-//! Pages as they are sent: on the daemon's socket and on the port, whole or cut off, to readers that read and that do not.
+//! Pages as they are sent: on the daemon's socket and on the port, whole or cut off, to readers
+//! that read and to readers that do not.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -28,7 +29,7 @@ pub fn with(fixture: &Fixture, lines: &str) {
     fixture.setup.write("socklb.toml", &(text + lines));
 }
 
-/// What does not change from one page to the next where nothing happens.
+/// The lines that stay the same from one page to the next while nothing happens.
 fn steady(page: &str) -> Vec<&str> {
     page.lines().filter(|line| !line.starts_with("socklb_source_age_seconds{")).collect()
 }
@@ -175,7 +176,7 @@ fn what_is_wrong_with_files_and_cgroups_is_told() {
     has(&[&attached(1)]);
 }
 
-/// One at a time: the kernel's statistics are on for everybody or for nobody.
+/// Held by one test at a time: the kernel's statistics are on for the whole host or off.
 pub static COUNTED: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -191,16 +192,17 @@ fn runs_of_the_programs_are_told_while_the_kernel_counts_them() {
         of("socklb_program_runs_total").zip(of("socklb_program_run_seconds_total"))
     };
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
-    // Somebody may have turned them on for the whole host, or count at this moment. Otherwise there is nothing to tell.
+    // Statistics may be on for the whole host, or another program may count at this moment.
+    // Otherwise there is nothing to show.
     let on =
         std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").is_ok_and(|text| text.trim() == "1");
     assert!(on || runs().is_none_or(|(count, _)| count > 0.0), "what was not counted is told as none");
     let counting = stage::sys::count_runs();
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     let (count, seconds) = runs().expect("what was counted");
-    // More than ours have passed through, if only to addresses that are no service.
+    // The programs have run for more calls than these, if only for addresses that are no service.
     assert!(count >= 30.0 && seconds > 0.0 && seconds / count < 1e-3, "{count} runs in {seconds} s");
     drop(counting);
-    // They are what they were: nobody has dialled since.
+    // The numbers are unchanged because there were no connects since.
     assert_eq!(runs(), Some((count, seconds)));
 }

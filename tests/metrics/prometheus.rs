@@ -1,4 +1,4 @@
-//! A running Prometheus, and the tools that check what is shipped for it.
+//! A running Prometheus, and the tools that check the files shipped for it.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::http;
 /// Where it listens, in the test's own network namespace.
 const ADDRESS: &str = "127.0.0.1:9090";
 
-/// A program of the packages that setup has fetched.
+/// The path of a program from the packages that setup has fetched.
 fn tool(name: &str) -> PathBuf {
     let tools =
         std::env::var_os("SOCKLB_TEST_TOOLS").expect("`cargo xtask test local` sets SOCKLB_TEST_TOOLS");
@@ -22,12 +22,10 @@ fn tool(name: &str) -> PathBuf {
     path
 }
 
-/// Runs promtool.
 pub fn promtool(arguments: &[&str], input: Stdio) -> Output {
     run("promtool", arguments, input)
 }
 
-/// Runs Alertmanager's amtool.
 pub fn amtool(arguments: &[&str]) -> Output {
     run("amtool", arguments, Stdio::null())
 }
@@ -40,14 +38,14 @@ fn run(name: &str, arguments: &[&str], input: Stdio) -> Output {
     output.unwrap_or_else(|error| panic!("run {name}: {error}"))
 }
 
-/// A running Prometheus. Killed when it is dropped.
+/// Killed on drop.
 pub struct Prometheus {
     child: Child,
 }
 
 impl Prometheus {
-    /// Starts one that scrapes each of these targets as a job of its own, once a second: more often, and with as little
-    /// time for each, a busy machine would make scrapes fail.
+    /// Starts a Prometheus that scrapes each of these targets as a job of its own, once a second.
+    /// With shorter intervals, and so shorter timeouts, scrapes would fail on a busy machine.
     pub fn start(folder: &Path, targets: &[(&str, &str)]) -> Self {
         let mut config =
             String::from("global:\n  scrape_interval: 1s\n  scrape_timeout: 1s\nscrape_configs:\n");
@@ -70,7 +68,7 @@ impl Prometheus {
         prometheus
     }
 
-    /// Asks its API.
+    /// Sends a request to its API.
     pub fn api(&self, path: &str) -> Value {
         let answer = http::get(ADDRESS, path, "application/json");
         let value: Value = serde_json::from_str(&answer.body).expect("JSON");
@@ -78,7 +76,7 @@ impl Prometheus {
         value["data"].clone()
     }
 
-    /// The series that an expression has now: labels and value.
+    /// The current series of an expression: labels and value.
     pub fn query(&self, expression: &str) -> Vec<(Value, f64)> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric();
         let escape =
@@ -97,7 +95,7 @@ impl Prometheus {
         value
     }
 
-    /// A counter that it keeps of itself.
+    /// A counter of Prometheus about itself.
     pub fn own(&self, name: &str) -> f64 {
         let page = http::get(ADDRESS, "/metrics", http::TEXT).body;
         let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -112,13 +110,13 @@ impl Drop for Prometheus {
     }
 }
 
-/// Passes requests on to a target that accepts nothing but the older text form: what a Prometheus of this age always prefers
-/// to it is the newer one. Ends with the test.
+/// Forwards requests to a target in a way that accepts only the older text form, because this
+/// Prometheus always prefers the newer form. Ends with the test.
 pub fn only_text(listen: &str, target: &'static str) {
     let listener = TcpListener::bind(listen).expect("listen");
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
-            // The head of a request: nothing follows it.
+            // Reads the head of a request: nothing follows it.
             let mut head = Vec::new();
             let mut byte = [0];
             while !head.ends_with(b"\r\n\r\n")
@@ -128,7 +126,7 @@ pub fn only_text(listen: &str, target: &'static str) {
             }
             let Ok(mut daemon) = TcpStream::connect(target) else { continue };
             http::request(&mut daemon, "GET", "/metrics", http::TEXT);
-            // A reader that is gone is not waited for.
+            // The reader may be gone; then the copy ends.
             let _ = std::io::copy(&mut daemon, &mut stream);
         }
     });

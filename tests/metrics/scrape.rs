@@ -1,4 +1,4 @@
-//! A real Prometheus scrapes the daemon, and has what `status` has.
+//! A real Prometheus scrapes the daemon, and has the same values as `status`.
 
 use lb_common::abi::{SlotCounters, map};
 use lb_common::ending::Ending;
@@ -13,7 +13,7 @@ use crate::prometheus::{Prometheus, only_text};
 
 /// Where a reader of the older form finds the daemon.
 const ONLY_TEXT: &str = "127.0.0.1:9465";
-/// Both ways of asking.
+/// One job for each form.
 const JOBS: [&str; 2] = ["openmetrics", "text"];
 
 fn scraped(fixture: &Fixture) -> Prometheus {
@@ -21,13 +21,13 @@ fn scraped(fixture: &Fixture) -> Prometheus {
     Prometheus::start(&fixture.setup.folder, &[(JOBS[0], LISTEN), (JOBS[1], ONLY_TEXT)])
 }
 
-/// The value of a backend's series, for each way of asking.
+/// The value of a backend's series, for each job.
 fn of_backend(prometheus: &Prometheus, name: &str, labels: &str, address: &str) -> Vec<f64> {
     let query = format!(r#"{name}{{client="web",service="users",backend="{address}"{labels}}}"#);
     prometheus.query(&query).into_iter().map(|(_, value)| value).collect()
 }
 
-/// What `status` says of a backend, by its series.
+/// The values of a backend in `status`, by its series.
 #[expect(clippy::cast_precision_loss, reason = "small counts")]
 fn series(backend: &BackendStatus) -> [(&'static str, f64); 9] {
     [
@@ -43,7 +43,7 @@ fn series(backend: &BackendStatus) -> [(&'static str, f64); 9] {
     ]
 }
 
-/// Waits until Prometheus has what `status` has of every backend, and of the service.
+/// Waits until Prometheus has the values of `status` for every backend and for the service.
 #[track_caller]
 #[expect(clippy::cast_precision_loss, reason = "small counts")]
 fn agrees(prometheus: &Prometheus, fixture: &Fixture) {
@@ -69,10 +69,10 @@ fn agrees(prometheus: &Prometheus, fixture: &Fixture) {
     }
 }
 
-/// Nothing was wrong with any scrape.
+/// Asserts that no scrape had a fault.
 #[track_caller]
 fn no_fault(prometheus: &Prometheus) {
-    // On a busy machine a scrape may take longer than it has.
+    // On a busy machine a scrape may exceed its timeout.
     let targets = || prometheus.api("/api/v1/targets")["activeTargets"].as_array().expect("targets").clone();
     let is_up = |target: &serde_json::Value| {
         (target["health"].as_str(), target["lastError"].as_str()) == (Some("up"), Some(""))
@@ -93,7 +93,7 @@ fn no_fault(prometheus: &Prometheus) {
     let scraped = || {
         prometheus.query("scrape_samples_scraped").into_iter().map(|(_, count)| count).collect::<Vec<f64>>()
     };
-    // The two scrapes are not of one moment, and a backend may come or go between them.
+    // The two scrapes are not of one moment, and a backend may appear or leave between them.
     eventually("as many series either way", scraped, |counts| counts.len() == 2 && counts[0] == counts[1]);
 }
 
@@ -104,7 +104,7 @@ fn prometheus_has_what_status_has() {
     let mut probe = fixture.probe();
     assert_eq!(probe.dial_many(SERVICE, 60).len(), 3);
     let open: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
-    // One address that is no service, and one backend that refuses.
+    // One connect to an address that is no service, and one to a backend that refuses.
     probe.dial("127.0.0.1:8001");
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8009", "weight = 2")]);
     eventually(
@@ -125,7 +125,7 @@ fn prometheus_has_what_status_has() {
     for dialled in &open {
         probe.close(dialled.socket);
     }
-    // The slots of those that have left are freed then, and their series end.
+    // Then the slots of the backends that have left are freed, and their series end.
     let left = || fixture.setup.backends("web", "users").len();
     eventually("only backends of the list have slots", left, |count| *count == 2);
     agrees(&prometheus, &fixture);
@@ -137,7 +137,7 @@ fn a_quantile_of_the_handshakes_lies_in_the_bucket_of_the_maps() {
     let fixture = listening();
     let prometheus = scraped(&fixture);
     assert_eq!(fixture.probe().dial_many(SERVICE, 90).len(), 3);
-    // All backends and CPUs together, as the kernel has them.
+    // The kernel's sums over all backends and CPUs.
     let counts = per_cpu::<SlotCounters>(&fixture.setup.map("web", map::COUNTS));
     let mut buckets = [0; lb_common::abi::TIME_BUCKETS];
     for backend in fixture.setup.backends("web", "users") {
@@ -165,7 +165,7 @@ fn a_quantile_of_the_handshakes_lies_in_the_bucket_of_the_maps() {
         let quantile = prometheus.value(&query);
         assert!(lower < quantile && quantile <= upper, "{job}: {lower} < {quantile} <= {upper}: {buckets:?}");
     }
-    // Types as Prometheus understood them, in either form.
+    // The types that Prometheus has read, in either form.
     for (metric, kind) in [("socklb_flows_started", "counter"), ("socklb_flows_started_total", "counter")] {
         let metadata = prometheus.api(&format!("/api/v1/targets/metadata?metric={metric}"));
         assert_eq!(metadata[0]["type"], kind, "{metadata}");

@@ -1,5 +1,5 @@
-//! The dashboard, the alert rules and the example for Alertmanager that the package ships name existing metrics and alerts, and
-//! the alerts fire when they should.
+//! The dashboard, the alert rules and the example for Alertmanager that the package ships name
+//! existing metrics and alerts, and the alerts fire when they should.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,11 +21,11 @@ pub fn shipped(name: &str) -> PathBuf {
 }
 
 const DASHBOARD: &str = "grafana/socklb.json";
-/// The alert rules.
 pub const RULES: &str = "prometheus/socklb.rules.yml";
 const ALERTMANAGER: &str = "prometheus/alertmanager.yml";
 
-/// Every name of a metric of ours in a text. The names of recorded series have colons, and are not the daemon's.
+/// The names of socklb's metrics in a text. Names of recorded series contain colons and are not the
+/// daemon's.
 fn names(text: &str) -> BTreeSet<&str> {
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c);
     let words = text.split(|c| !is_name(c));
@@ -35,7 +35,7 @@ fn names(text: &str) -> BTreeSet<&str> {
 #[test]
 fn dashboard_and_rules_are_of_metrics_that_there_are() {
     let _alone = COUNTED.lock();
-    // Metrics of program runs are there while the kernel counts them.
+    // Metrics of program runs exist while the kernel counts them.
     let _counting = stage::sys::count_runs();
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
@@ -46,7 +46,8 @@ fn dashboard_and_rules_are_of_metrics_that_there_are() {
     for backend in &addresses {
         agent.report(backend, "0.3");
     }
-    // Reports have all metrics that probes by connection have. Those of load are there where something follows it.
+    // Services with reports have all metrics that probes by connection have. Metrics of load exist
+    // if a policy follows it.
     let reports = "policy = \"weighted-round-robin\"\nload = { control = \"feedback\" }\nhealth = { probe = \"report\", interval = \"100ms\", idle_interval = \"100ms\" }\n[reports]\nlisten = \"127.0.0.1:0\"\nkey = \"service.key\"";
     with(&fixture, &format!("{reports}\n[metrics]\nlisten = \"{LISTEN}\"\n"));
     fixture.start();
@@ -55,7 +56,7 @@ fn dashboard_and_rules_are_of_metrics_that_there_are() {
     let backends = || fixture.setup.backends("web", "users");
     eventually("all are probed", backends, |all| all.len() == 3 && all.iter().all(is_probed));
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
-    // What follows load looks once a second.
+    // Control of load reads once a second.
     let page = eventually(
         "a look at the load",
         || http::get(LISTEN, "/metrics", http::OPEN_METRICS).body,
@@ -96,7 +97,7 @@ fn every_panel_of_the_dashboard_asks_for_something_and_says_what() {
         );
         for target in panel["targets"].as_array().expect("queries") {
             let query = target["expr"].as_str().expect("a query");
-            // What comes to the daemon is no client's.
+            // Datagrams to the daemon belong to no client.
             let is_of_client = !query.contains("socklb_report_");
             assert!(query.contains("socklb_"), "{title}: {query}");
             assert_eq!(query.contains("client=~\"$client\""), is_of_client, "{title}: {query}");
@@ -108,7 +109,7 @@ fn every_panel_of_the_dashboard_asks_for_something_and_says_what() {
 fn promtool_takes_the_queries_of_the_dashboard() {
     let text = stage::daemon::read(&shipped(DASHBOARD));
     let dashboard: Value = serde_json::from_str(&text).expect("JSON");
-    // As recording rules, which is the form in which promtool reads expressions.
+    // As recording rules, because promtool reads expressions in this form.
     let mut rules = String::from("groups:\n  - name: dashboard\n    rules:\n");
     let panels = dashboard["panels"].as_array().expect("panels").iter();
     for (number, target) in panels.flat_map(|panel| panel["targets"].as_array().expect("queries")).enumerate()
@@ -127,7 +128,7 @@ fn promtool_takes_the_rules_and_they_fire_when_they_should() {
     check(&["check", "rules", "--lint-fatal", shipped(RULES).to_str().expect("UTF-8")]);
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("metrics/rules.test.yml");
     check(&["test", "rules", tests.to_str().expect("UTF-8")]);
-    // Each alert of the file is among those that the tests let fire.
+    // Each alert of the file is among those that the tests cause to fire.
     let tests = stage::daemon::read(&tests);
     for alert in alerts(&stage::daemon::read(&shipped(RULES))) {
         assert!(tests.contains(&format!("alertname: {alert}\n        exp_alerts:\n")), "{alert} never fires");

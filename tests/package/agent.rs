@@ -1,4 +1,4 @@
-//! The agent's unit under a real systemd, and services that it speaks for.
+//! The agent's unit under a real systemd, and services with an agent.
 
 use stage::{Machine, eventually};
 
@@ -7,15 +7,17 @@ use crate::install;
 /// The address of the backend, in each machine's own network.
 const BACKEND: &str = "127.0.0.1:8001";
 
-/// A server of one line, from systemd's package: each connection is told `b1`, and closed.
+/// A server of one line, from systemd's package: it sends `b1` on each connection and closes it.
 const SERVER: &str =
     "/usr/bin/systemd-socket-activate --listen=127.0.0.1:8001 --accept --inetd /usr/bin/echo b1";
 
-/// A machine with the package, keys, and an agent that has this to say of the backend's health.
+/// A machine with the package, keys, and an agent that checks the backend's health with these
+/// lines.
 fn machine(check: &str) -> Machine {
     let machine = Machine::with_systemd();
     install(&machine);
-    // As docs/reference/agent.md has it: the unit's user may read it, and members of its group may not.
+    // As docs/reference/agent.md describes: the unit's user may read the key, and members of its
+    // group may not.
     let script = format!(
         "umask 077 && cd /etc/socklb && socklb agent key > service.key && \
          socklb agent key --of service.key {BACKEND} > backend.key && \
@@ -35,7 +37,7 @@ fn property(machine: &Machine, unit: &str, name: &str) -> String {
     machine.good(&["systemctl", "show", "--value", "--property", name, unit])
 }
 
-/// What the agent says of the backend; null if it does not answer.
+/// The backend in the agent's status; null if the agent does not answer.
 fn backend(machine: &Machine) -> serde_json::Value {
     let output = machine.run(&["socklb", "agent", "status", "--json"]).stdout;
     let status: Result<serde_json::Value, _> = serde_json::from_slice(&output);
@@ -70,7 +72,8 @@ fn the_agent_runs_as_its_own_user_and_keeps_what_the_operator_said() {
         machine.good(&["bash", "-c", script])
     };
     assert!(page().starts_with("HTTP/1.0 200 OK"), "{}", page());
-    // Taken out, it stays that over restarts, killed or not.
+    // A backend that was made a lame duck stays one over restarts of the agent, orderly or by a
+    // kill.
     machine.good(&["socklb", "agent", "lame-duck"]);
     assert_eq!(readiness(&machine), "lame-duck");
     assert!(page().starts_with("HTTP/1.0 503 "), "{}", page());
@@ -82,16 +85,17 @@ fn the_agent_runs_as_its_own_user_and_keeps_what_the_operator_said() {
     until(&machine, "lame-duck");
     machine.good(&["socklb", "agent", "ready"]);
     until(&machine, "ready");
-    // A faulty file is refused by the reload, and changes nothing.
+    // The reload refuses a faulty file and changes nothing.
     machine.write("/etc/socklb/agent.toml", "[[backend]]\n");
     assert!(!machine.run(&["systemctl", "reload", "socklb-agent.service"]).status.success());
     assert_eq!(readiness(&machine), "ready");
-    // A service that ends without a word is found by the check.
+    // The check detects a service that ends without notice.
     machine.good(&["systemctl", "stop", "users.service"]);
     until(&machine, "down");
 }
 
-/// With the drop-in that the package ships, for which only the address and the command are put in, and a user that is nobody.
+/// With the drop-in that the package ships, in which the test replaces only the address and the
+/// command, and with the user `nobody`.
 #[test]
 fn a_service_with_the_drop_in_leaves_before_it_ends_and_is_ready_again() {
     let machine = machine("check = \"off\"");
@@ -101,7 +105,7 @@ fn a_service_with_the_drop_in_leaves_before_it_ends_and_is_ready_again() {
     let ours = drop_in.replace("10.0.0.1:8080", BACKEND).replace("/usr/bin/users --listen 8080", &command);
     assert!(ours.contains(SERVER) && !ours.contains("10.0.0.1"), "{drop_in}");
     machine.write("/etc/systemd/system/users.service.d/socklb.conf", &ours);
-    // Its start is over when the command has said so.
+    // The start is complete when the command has notified systemd.
     let unit = "[Service]\nType=notify\nUser=nobody\nExecStart=/usr/bin/true\n";
     machine.write("/etc/systemd/system/users.service", unit);
     machine.good(&["systemctl", "daemon-reload"]);
@@ -109,12 +113,12 @@ fn a_service_with_the_drop_in_leaves_before_it_ends_and_is_ready_again() {
     until(&machine, "ready");
     let load = || backend(&machine)["load"]["utilization"].as_f64();
     eventually("its cgroup is measured", load, Option::is_some);
-    // An agent that is started anew hears of it by itself.
+    // A restarted agent learns of the service by itself.
     machine.good(&["systemctl", "restart", "socklb-agent.service"]);
     until(&machine, "ready");
     machine.good(&["systemctl", "restart", "users.service"]);
     until(&machine, "ready");
-    // If the run is killed, systemd starts another one sooner than the agent notices.
+    // If the run is killed, systemd starts another one before the agent notices.
     let main = property(&machine, "users.service", "MainPID");
     machine.write("/etc/systemd/system/users.service.d/again.conf", "[Service]\nRestart=on-failure\n");
     machine.good(&["systemctl", "daemon-reload"]);

@@ -1,4 +1,5 @@
-//! What the package puts where, on a machine that runs no systemd, and that nothing of it stays.
+//! Where the package puts its files, on a machine without systemd, and that a purge removes all of
+//! them.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -138,7 +139,7 @@ fn the_example_passes_the_check() {
         machine.good(&["cp", &format!("/usr/share/doc/socklb/examples/{name}"), "/etc/socklb/"]);
     }
     let said = machine.good(&["socklb", "check"]);
-    // Its service runs on no machine of ours.
+    // The example's service runs on no test machine.
     let note = "note: client frontend: there is no cgroup system.slice/frontend.service now; it is attached when it \
                 appears\n";
     assert_eq!(said, format!("{note}/etc/socklb/socklb.toml: ok"));
@@ -162,12 +163,14 @@ fn unit_and_drop_in_are_understood() {
         .map(String::as_str)
         .chain(["/usr/lib/systemd/system/socklb.service", "/usr/lib/systemd/system/socklb-agent.service"])
     {
-        // Unknown keys and values, missing programs and manual pages. It says nothing if it finds nothing.
+        // Unknown keys and values, missing programs and manual pages. It prints nothing if it finds
+        // nothing.
         let output = machine.run(&["systemd-analyze", "verify", "--recursive-errors=one", "--man=yes", unit]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.is_empty(), "{unit}: {}: {said}", output.status);
     }
-    // Out of ten, in tenths: 20 as it is. What is open is listed at the end of the unit with its reason.
+    // The scale is 0 to 10, in tenths: the unit scores 20. The end of the unit lists each open item
+    // with its reason.
     let unit = "/usr/lib/systemd/system/socklb.service";
     machine.good(&["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", unit]);
     let unit = "/usr/lib/systemd/system/socklb-agent.service";

@@ -1,7 +1,7 @@
 //! The Debian package on machines like this one: installed, used, upgraded and removed.
 //!
-//! `cargo xtask test package` builds it. Each test has a machine of its own, with systemd or without, whatever this one
-//! runs; this one is not changed.
+//! `cargo xtask test package` builds it. Each test has a machine of its own, with systemd or
+//! without, whatever this machine runs; this machine is not changed.
 
 mod contents;
 
@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 
 use stage::Machine;
 
-/// Where the package lies on a machine.
+/// The path of the package on a machine.
 const PACKAGE: &str = "/shared/socklb.deb";
 
-/// Brings the package to a machine and installs it.
+/// Copies the package to a machine and installs it.
 #[track_caller]
 fn install(machine: &Machine) {
     fs::copy(package(), machine.shared().join("socklb.deb")).expect("copy the package");
@@ -26,7 +26,7 @@ fn install(machine: &Machine) {
     machine.good(&["dpkg", "--install", PACKAGE]);
 }
 
-/// The package that was built last.
+/// The most recently built package.
 fn package() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/package");
     let entries = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());

@@ -1,11 +1,12 @@
-//! The unit under a real systemd: it starts, is closed where it says so, balances, and survives what happens to services.
+//! The unit under a real systemd: it starts, is restricted as it declares, balances, and survives
+//! what happens to services.
 
 use lb_common::abi::ABI_VERSION;
 use stage::{Machine, eventually};
 
 use crate::{PACKAGE, install};
 
-/// One client, whose cgroup is that of frontend.service, and one backend.
+/// One client, with the cgroup of frontend.service, and one backend.
 const CONFIG: &str = r#"
 [[client]]
 job    = "frontend"
@@ -21,7 +22,7 @@ backends = { static = ["127.0.0.1:8001"] }
 fn machine() -> Machine {
     let machine = Machine::with_systemd();
     install(&machine);
-    // systemd listens and starts what answers: a backend of three lines.
+    // systemd listens and starts the responder: a backend of three lines.
     machine
         .write("/etc/systemd/system/backend.socket", "[Socket]\nListenStream=127.0.0.1:8001\nAccept=yes\n");
     machine.write(
@@ -43,7 +44,7 @@ fn balanced() -> Machine {
     machine
 }
 
-/// What a process of frontend.service gets from the service: the backend's name, or what bash says.
+/// The result of a dial by a process of frontend.service: the backend's name, or the error of bash.
 fn dial(machine: &Machine) -> String {
     let script = "echo $$ > /sys/fs/cgroup/system.slice/frontend.service/cgroup.procs && \
                   exec 3<>/dev/tcp/10.96.0.10/80 && cat <&3";
@@ -88,9 +89,10 @@ fn the_daemon_has_what_the_unit_names_and_no_more() {
         assert_eq!(field(set), capabilities, "{set}");
     }
     assert_eq!(field("NoNewPrivs"), "1");
-    // 2: its system calls are filtered.
+    // 2 means that its system calls are filtered.
     assert_eq!(field("Seccomp"), "2");
-    // Of the kernel's own file systems it writes to its pins, and to /proc where every process may.
+    // Of the kernel's own file systems, the daemon can write to its pins, and to /proc as every
+    // process may.
     let mounts = machine.good(&["cat", &format!("/proc/{pid}/mounts")]);
     let writable = mounts.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split(' ').collect();
@@ -98,12 +100,12 @@ fn the_daemon_has_what_the_unit_names_and_no_more() {
         (fields[1].starts_with("/sys") && writable).then(|| fields[1].to_owned())
     });
     assert_eq!(writable.collect::<Vec<_>>(), ["/sys/fs/bpf/socklb"]);
-    // Who may ask: its group, and nobody else.
+    // Only its group may connect to the socket.
     let stat = machine.good(&["stat", "--format", "%U:%G %a", "/run/socklb", "/run/socklb/socklb.sock"]);
     assert_eq!(stat, "socklb:socklb 750\nsocklb:socklb 660");
 }
 
-/// By the unprivileged daemon, which has to open its maps anew for each page.
+/// The unprivileged daemon must reopen its maps for each page.
 #[test]
 fn metrics_are_told_at_the_port_that_is_configured() {
     let machine = machine();
@@ -127,12 +129,12 @@ fn metrics_are_told_at_the_port_that_is_configured() {
 #[test]
 fn a_service_that_starts_again_is_balanced_again() {
     let machine = balanced();
-    // systemd removes the cgroup and makes it anew.
+    // systemd removes the cgroup and creates it again.
     machine.good(&["systemctl", "restart", "frontend.service"]);
     until_balanced(&machine);
 }
 
-/// With the drop-in that the package ships: what the service does first is to dial.
+/// Uses the drop-in that the package ships; the first action of the service is a dial.
 #[test]
 fn the_first_connect_of_a_restarted_service_is_balanced() {
     let machine = balanced();
@@ -146,7 +148,8 @@ fn the_first_connect_of_a_restarted_service_is_balanced() {
     let answers = || machine.run(&["cat", "/run/answers"]).stdout;
     for restart in 1..=10 {
         machine.good(&["systemctl", "restart", "frontend.service"]);
-        // systemctl returns when the service has been started; another restart would kill it before it has its answer.
+        // systemctl returns when the service has been started; another restart would kill it before
+        // it has its answer.
         eventually("the first connect was balanced", answers, |answers| {
             answers == "b1\n".repeat(restart).as_bytes()
         });
@@ -159,7 +162,7 @@ fn the_first_connect_of_a_restarted_service_is_balanced() {
 #[test]
 fn the_unit_is_ready_when_its_daemon_is_and_its_status_line_says_how_it_goes() {
     let machine = machine();
-    // Returns when the daemon has said that it is ready.
+    // Returns after the daemon has notified that it is ready.
     machine.good(&["systemctl", "start", "socklb.service"]);
     assert_eq!(dial(&machine), "b1");
     assert_eq!(property(&machine, "StatusText"), "1 of 1 clients attached");
@@ -174,7 +177,7 @@ fn the_unit_is_ready_when_its_daemon_is_and_its_status_line_says_how_it_goes() {
 fn the_journal_knows_the_priority_of_each_line() {
     let machine = machine();
     machine.good(&["systemctl", "start", "socklb.service"]);
-    // The daemon follows the file.
+    // The daemon watches the file.
     machine.good(&["sh", "-c", "echo nonsense >> /etc/socklb/socklb.toml"]);
     let journal = |priority: &str| {
         let unit = ["--no-pager", "--output=cat", "--unit=socklb.service", "--identifier=socklb"];
@@ -212,7 +215,7 @@ fn an_upgrade_restarts_the_daemon_and_leaves_the_programs() {
     assert!(pid != before && pid != "0", "process {before}, then {pid}");
     assert_eq!(links(), made);
     assert_eq!(dial(&machine), "b1");
-    // A configuration that this version refuses: the daemon that has one keeps running.
+    // This version refuses the configuration; a running daemon continues.
     machine.write("/etc/socklb/socklb.toml", "[[client]]\n");
     let upgrade = machine.run(&["dpkg", "--install", PACKAGE]);
     let told = String::from_utf8_lossy(&upgrade.stderr).into_owned();
@@ -221,7 +224,7 @@ fn an_upgrade_restarts_the_daemon_and_leaves_the_programs() {
     assert_eq!(property(&machine, "MainPID"), pid);
     assert_eq!(dial(&machine), "b1");
     machine.write("/etc/socklb/socklb.toml", CONFIG);
-    // What the administrator has stopped stays stopped, and its programs in place.
+    // A daemon that the administrator has stopped stays stopped, and its programs stay in place.
     machine.good(&["systemctl", "stop", "socklb.service"]);
     machine.good(&["dpkg", "--install", PACKAGE]);
     assert_eq!(property(&machine, "ActiveState"), "inactive");
@@ -258,7 +261,7 @@ fn removal_stops_the_daemon_and_takes_the_programs_out() {
     for path in ["/sys/fs/bpf/socklb", "/run/socklb"] {
         assert!(!machine.file(path).exists(), "{path} is left");
     }
-    // The address is nobody's, and the machine has no route to it.
+    // No interface has the address, and the machine has no route to it.
     assert!(dial(&machine).contains("unreachable"));
     machine.good(&["dpkg", "--purge", "socklb"]);
     assert!(!machine.file("/var/lib/socklb").exists());

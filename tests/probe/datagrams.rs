@@ -13,7 +13,7 @@ use stage::protocol::{Family, Received, SocketId};
 use crate::sockets::{address_family, ip_address, peer};
 use crate::{Outcome, Probe};
 
-/// Longer than any answer takes, also in a guest: an answer that does not come is an error, and no hang.
+/// Longer than any answer takes, also in a guest: a missing answer is an error instead of a hang.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Probe {
@@ -56,7 +56,7 @@ fn send(socket: impl AsFd, address: SocketAddr) -> Outcome<()> {
     rustix::net::sendto(socket, b"?", SendFlags::empty(), &address).map(drop)
 }
 
-/// In each round a new socket, and two threads that begin at the same moment to send to each address.
+/// Each round opens a new socket, and two threads start at the same moment to send to each address.
 pub fn race(rounds: u32, addresses: &[SocketAddr]) -> Outcome<()> {
     let family = addresses.first().map_or(Family::V4, |address| Family::of(*address));
     for _ in 0..rounds {

@@ -1,8 +1,8 @@
-//! The probe: opens sockets on request and does with them what it is told. Started by tests inside a cgroup.
+//! The probe: opens sockets and uses them on request. Tests start it inside a cgroup.
 //!
-//! Each request of `stage::protocol` has one function here, by subject: `streams`, HTTP `requests`, `sockets` of any
-//! kind, `datagrams`, and `odd` ways to dial. They return the kernel's errors and do not panic, so that a test learns
-//! which request failed.
+//! Each request of `stage::protocol` has one function here, by subject: `streams`, HTTP `requests`,
+//! `sockets` of any kind, `datagrams`, and `odd` ways to dial. They return the kernel's errors and
+//! do not panic, so that a test learns which request failed.
 
 mod streams;
 
@@ -31,11 +31,12 @@ use crate::requests::Clients;
 
 fn main() -> Result<()> {
     let cgroup = std::env::args().nth(1).context("usage: probe CGROUP")?;
-    // Before the first socket: the cgroup that a socket is made in is the one that counts.
+    // This precedes the first socket: a socket belongs to the cgroup in which it was created.
     std::fs::write(format!("{cgroup}/cgroup.procs"), std::process::id().to_string())
         .with_context(|| format!("enter {cgroup}"))?;
     let (sender, requests) = channel();
-    // A thread of its own, so that what goes on until another request comes can look for one without waiting.
+    // Reads requests in a thread of its own, so that a request which runs until the next one can
+    // check for it without waiting.
     std::thread::spawn(move || rpc::requests().try_for_each(|request| sender.send(request)));
     rpc::ready()?;
     let mut probe = Probe {
@@ -52,13 +53,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What a request comes to, before it is known as an answer.
+/// The result of a request, before it becomes an answer.
 type Outcome<T> = rustix::io::Result<T>;
 
 struct Probe {
     sockets: BTreeMap<SocketId, OwnedFd>,
     next: u32,
-    /// Children that hold what was open when they were made.
+    /// Children that hold the sockets that were open when they were started.
     children: Vec<Child>,
     clients: Clients,
     requests: Receiver<Result<Request>>,
@@ -125,7 +126,8 @@ impl Probe {
         }
     }
 
-    /// Another probe, which ends with this one: nobody else has the other end of its standard input.
+    /// Starts another probe. It ends with this one, because only this one has the other end of its
+    /// standard input.
     fn hold_in_child(&mut self) -> Outcome<()> {
         let program = std::env::current_exe().map_err(errno)?;
         let mut child = Command::new(program);
@@ -155,14 +157,14 @@ fn pin(cpu: usize) -> Outcome<()> {
     rustix::thread::sched_setaffinity(None, &cpus)
 }
 
-/// Runs a command of the service's own, in its cgroup.
+/// Runs a command as the service itself, in its cgroup.
 fn run(program: &Path, arguments: &[String]) -> Outcome<i32> {
     let mut command = Command::new(program);
     let status = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).status();
     Ok(status.map_err(errno)?.code().unwrap_or(-1))
 }
 
-/// What the kernel said, where the standard library made the call.
+/// The kernel's error number of a call that the standard library made.
 #[expect(clippy::needless_pass_by_value, reason = "it is for `map_err`, which gives the error away")]
 fn errno(error: std::io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)

@@ -1,5 +1,6 @@
-//! The probe's odd ways to dial: through io_uring, with data in the SYN, with a SYN that is put off, with a number of SYNs of
-//! its own, and by the kernel itself. And what the kernel says of such a socket.
+//! The probe's unusual ways to dial: through io_uring, with data in the SYN, with a delayed SYN,
+//! with a number of SYNs of its own, and by the kernel itself. It also reads the kernel's state of
+//! such a socket.
 
 use std::ffi::CString;
 use std::net::SocketAddr;
@@ -71,7 +72,7 @@ impl Probe {
     }
 
     pub fn write(&self, socket: SocketId) -> Outcome<()> {
-        /// A guest that is interpreted takes its time to answer a SYN of its own.
+        /// An emulated guest needs time to answer its own SYN.
         const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
         let socket = self.socket(socket)?;
         poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&PATIENCE))?;
@@ -82,7 +83,8 @@ impl Probe {
         Ok(get(self.socket(socket)?, libc::TCP_SYNCNT)?.cast_unsigned())
     }
 
-    /// From the first word of `struct tcp_info`: state, state of congestion control, retransmissions, probes.
+    /// From the first word of `struct tcp_info`: state, state of congestion control,
+    /// retransmissions, probes.
     pub fn retransmissions(&self, socket: SocketId) -> Outcome<u8> {
         Ok(get(self.socket(socket)?, libc::TCP_INFO)?.to_ne_bytes()[2])
     }
@@ -102,7 +104,7 @@ impl Probe {
     }
 }
 
-/// Has the kernel dial a file server, by mounting what it serves.
+/// Makes the kernel dial a file server, by mounting its share.
 pub fn mount_share(address: SocketAddr, folder: &Path) -> Outcome<()> {
     let (ip, port) = (address.ip(), address.port());
     let options = format!("ip={ip},port={port},vers=3.0,sec=none,unc=\\\\{ip}\\share");
@@ -117,7 +119,7 @@ fn set(socket: &OwnedFd, option: libc::c_int, value: libc::c_int) -> Outcome<()>
 
 fn set_at(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &[u8]) -> Outcome<()> {
     let length = libc::socklen_t::try_from(value.len()).map_err(|_| Errno::INVAL)?;
-    // SAFETY: the value outlives the call and is as long as is said.
+    // SAFETY: the value outlives the call and has the length that is passed.
     let result =
         unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value.as_ptr().cast(), length) };
     if result == 0 { Ok(()) } else { Err(errno(std::io::Error::last_os_error())) }
@@ -125,7 +127,7 @@ fn set_at(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &[u8
 
 fn get(socket: &OwnedFd, option: libc::c_int) -> Outcome<libc::c_int> {
     let (mut value, mut length) = (0, SIZE_OF_INT);
-    // SAFETY: both outlive the call; the kernel writes at most as many bytes as the length says.
+    // SAFETY: both outlive the call; the kernel writes at most as many bytes as the length states.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -138,10 +140,10 @@ fn get(socket: &OwnedFd, option: libc::c_int) -> Outcome<libc::c_int> {
     if result == 0 { Ok(value) } else { Err(errno(std::io::Error::last_os_error())) }
 }
 
-/// Of `c_int`, as the calls above take it.
+/// The size of `c_int`, as the calls above expect it.
 const SIZE_OF_INT: libc::socklen_t = 4;
 
-/// Connects by a request in a ring, and waits for its completion. IPv4 only.
+/// Connects through a request in a ring, and waits for its completion. IPv4 only.
 fn connect_by_ring(socket: &OwnedFd, address: SocketAddr) -> Outcome<()> {
     let SocketAddr::V4(address) = address else { return Err(Errno::AFNOSUPPORT) };
     let sockaddr = libc::sockaddr_in {
@@ -154,7 +156,8 @@ fn connect_by_ring(socket: &OwnedFd, address: SocketAddr) -> Outcome<()> {
     let length = libc::socklen_t::try_from(size_of::<libc::sockaddr_in>()).expect("a small structure");
     let fd = io_uring::types::Fd(socket.as_raw_fd());
     let connect = io_uring::opcode::Connect::new(fd, (&raw const sockaddr).cast(), length).build();
-    // SAFETY: the socket and the address outlive the request, whose completion is waited for.
+    // SAFETY: the socket and the address outlive the request, because this function waits for its
+    // completion.
     unsafe { ring.submission().push(&connect) }.expect("a ring of two has room for one request");
     ring.submit_and_wait(1).map_err(errno)?;
     let completion = ring.completion().next().expect("one was waited for");

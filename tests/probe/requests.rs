@@ -1,7 +1,8 @@
-//! Clients of HTTP/1.1 that keep their connections and send requests without pause, each in a thread of its own.
+//! Clients of HTTP/1.1 that reuse their connections and send requests without pause, each in a
+//! thread of its own.
 //!
-//! They follow RFC 9112 (9.3 and 9.6): a client sends no further request on a connection that the server has closed, or
-//! whose last answer says `Connection: close`.
+//! They follow RFC 9112 (9.3 and 9.6): a client sends no further request on a connection that the
+//! server has closed, or after an answer with `Connection: close`.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -19,7 +20,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause of a client after a failure.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The clients.
 #[derive(Default)]
 pub struct Clients {
     shared: Arc<Shared>,
@@ -33,8 +33,9 @@ struct Shared {
 }
 
 impl Clients {
-    /// Starts `count` clients of this address. With `resends` a client sends a request again if a reused connection is
-    /// closed before a byte of the answer has come. RFC 9110 (9.2.2) allows that for idempotent methods.
+    /// Starts `count` clients of this address. With `resends` a client repeats a request if a
+    /// reused connection is closed before a byte of the answer has arrived. RFC 9110 (9.2.2) allows
+    /// that for idempotent methods.
     pub fn start(address: SocketAddr, count: u32, resends: bool) -> Self {
         let shared = Arc::new(Shared::default());
         let client = |_| {
@@ -49,7 +50,7 @@ impl Clients {
         self.shared.served.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Stops the clients once the requests under way are answered.
+    /// Stops the clients after the requests under way are answered.
     pub fn stop(self) -> Served {
         self.shared.is_over.store(true, Ordering::Relaxed);
         for thread in self.threads {
@@ -95,21 +96,21 @@ fn connect(address: SocketAddr) -> io::Result<BufReader<TcpStream>> {
     Ok(BufReader::new(stream))
 }
 
-/// Whether the server has not closed the connection.
+/// False if the server has closed the connection.
 fn is_open(stream: &BufReader<TcpStream>) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     matches!(rustix::net::recv(stream.get_ref(), &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN))
 }
 
-/// Whether the connection was closed before a byte of the answer had come.
+/// Whether the connection was closed before a byte of the answer arrived.
 fn is_close(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotConnected | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
 struct Answer {
-    /// The server's name: the body.
+    /// The server's name, which is the body.
     name: String,
-    /// Whether the connection may be used again.
+    /// Whether the connection may be reused.
     keeps: bool,
 }
 

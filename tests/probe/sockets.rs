@@ -10,7 +10,7 @@ use stage::protocol::{Family, SocketId};
 use crate::{Outcome, Probe, errno};
 
 impl Probe {
-    /// Keeps a socket until it is closed or the probe ends.
+    /// Holds a socket until it is closed or the probe ends.
     pub fn keep(&mut self, socket: OwnedFd) -> SocketId {
         let id = SocketId(self.next);
         self.next += 1;
@@ -22,7 +22,7 @@ impl Probe {
         self.sockets.get(&id).ok_or(Errno::BADF)
     }
 
-    /// Takes a socket away. Whoever drops it closes it.
+    /// Removes a socket from the probe. Dropping the result closes it.
     pub fn take(&mut self, id: SocketId) -> Outcome<OwnedFd> {
         self.sockets.remove(&id).ok_or(Errno::BADF)
     }
@@ -48,7 +48,7 @@ pub fn local_address(socket: impl AsFd) -> Outcome<SocketAddr> {
     rustix::net::getsockname(socket).and_then(|address| ip_address(Some(address)))
 }
 
-/// The address of an IP socket; another kind of socket has none.
+/// The address of an IP socket; an error for other kinds of sockets.
 pub fn ip_address(address: Option<SocketAddrAny>) -> Outcome<SocketAddr> {
     address.and_then(|address| SocketAddr::try_from(address).ok()).ok_or(Errno::AFNOSUPPORT)
 }

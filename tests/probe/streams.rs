@@ -1,4 +1,5 @@
-//! The probe's TCP sockets: how they dial, listen and end. Who answers says its name, which is a line.
+//! The probe's TCP sockets: how they dial, listen and end. Backends answer with their name, which
+//! is a line.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -55,7 +56,7 @@ impl Probe {
         Ok(counts)
     }
 
-    /// Dials again on every socket until another request comes. Whether anybody answers is no matter.
+    /// Dials again on every socket until another request comes. Failed dials are ignored.
     pub fn redial_until_stopped(&mut self, address: SocketAddr) -> Outcome<()> {
         while !self.is_stopped()? {
             for socket in self.sockets.values() {
@@ -66,7 +67,8 @@ impl Probe {
         Ok(())
     }
 
-    /// Whether [`Request::Stop`] has come. Another request instead is an error, for it would be lost.
+    /// Whether [`Request::Stop`] has arrived. Any other request is an error, because it would be
+    /// lost.
     fn is_stopped(&self) -> Outcome<bool> {
         match self.requests.try_recv() {
             Err(TryRecvError::Empty) => Ok(false),
@@ -124,7 +126,8 @@ pub fn dial_many(address: SocketAddr, count: u32) -> Counts {
     counts
 }
 
-/// Dials, reads the name, closes. Closes with a reset, so that a thousand calls leave no port waiting.
+/// Dials, reads the name, closes. Closes with a reset, so that a thousand calls leave no port in
+/// TIME_WAIT.
 fn dial_once(address: SocketAddr) -> String {
     let dial = || {
         let socket = socket(Family::of(address), SocketFlags::CLOEXEC)?;
@@ -135,12 +138,11 @@ fn dial_once(address: SocketAddr) -> String {
     dial().unwrap_or_else(|errno: Errno| failure(errno.raw_os_error()))
 }
 
-/// A new TCP socket.
 pub fn socket(family: Family, flags: SocketFlags) -> Outcome<OwnedFd> {
     rustix::net::socket_with(address_family(family), SocketType::STREAM, flags, None)
 }
 
-/// Connects a socket that does not wait.
+/// Connects a non-blocking socket.
 pub fn start(socket: impl AsFd, address: SocketAddr) -> Outcome<()> {
     match rustix::net::connect(socket, &address) {
         Err(Errno::INPROGRESS) => Ok(()),
@@ -152,7 +154,7 @@ fn reset_at_close(socket: OwnedFd) -> Outcome<()> {
     sockopt::set_socket_linger(socket, Some(Duration::ZERO))
 }
 
-/// Reads who answers.
+/// Reads the name that answers.
 pub fn read_name(socket: impl AsFd) -> Outcome<String> {
     let mut name = Vec::new();
     loop {

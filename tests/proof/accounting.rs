@@ -1,5 +1,5 @@
-//! Flows by the hundred thousand that end in every way: what is counted is what their owners saw, also while the flow
-//! tables are too small.
+//! Hundreds of thousands of flows that end in every way: the counts match what the flows' owners
+//! saw, also while the flow tables are too small.
 
 use stage::accounts::{calls_without_a_record, differences, differences_of_full_tables};
 use stage::ledger::Ledger;
@@ -13,7 +13,7 @@ fn flows() -> u64 {
     amount(50_000, 200_000)
 }
 
-/// A look between any two of them.
+/// The counts are checked between two rounds.
 const ROUNDS: u64 = 10;
 
 /// A daemon, a server and a worker.
@@ -38,7 +38,7 @@ impl Scene {
         Self { worker, _daemon: daemon, _server: server, setup, _cgroup: cgroup, _stage: stage }
     }
 
-    /// Plays, and looks at the counts whenever the worker pauses; then all is closed.
+    /// Plays, and checks the counts whenever the worker pauses; then closes everything.
     fn play(&mut self, flows: u64, differences: impl Fn(&Setup, &Ledger) -> Vec<String>) -> Ledger {
         for _ in 0..ROUNDS {
             let ledger = self.worker.play(flows / ROUNDS);
@@ -62,7 +62,7 @@ fn flows_end_as_their_owners_saw() {
     println!("{ledger:?}");
 }
 
-/// Never more than 64 in the table and few in the overflow.
+/// At most 64 flows in the table and few in the overflow.
 #[test]
 fn the_smallest_flow_table_counts_as_exactly() {
     let play = Play { threads: 4, batch: 8, held: 24, ..PLAY };

@@ -1,16 +1,17 @@
-//! A hundred and sixty thousand sockets that are open at once, more than the flow table has buckets.
+//! 160,000 sockets that are open at once, more than the flow table has buckets.
 
 use stage::accounts::{imbalances, totals};
 use stage::stress::{Service, config};
 use stage::workers::{Change, Crowd, another_server, server};
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 
-/// Sockets of one process. Servers get about as many each, and no process may need more than 20,000 descriptors.
+/// Sockets of one process. Servers get about as many each, and no process may need more than 20,000
+/// descriptors.
 const EACH: u32 = 16_000;
 const CROWDS: u64 = 10;
 const ALL: u64 = CROWDS * EACH as u64;
 
-/// Lets all do the same at once; returns how many sockets they have then.
+/// Makes all crowds change at the same time; returns how many sockets they have then.
 #[track_caller]
 fn all_do(crowds: &mut [Crowd], change: Change) -> u64 {
     for crowd in &mut *crowds {
@@ -19,7 +20,7 @@ fn all_do(crowds: &mut [Crowd], change: Change) -> u64 {
     crowds.iter_mut().map(Crowd::done).sum()
 }
 
-/// Every open socket is counted, and nothing else.
+/// Asserts that every open socket is counted, and nothing else.
 #[track_caller]
 fn counts(setup: &Setup, chosen: u64, open: u64) {
     let look = || {
@@ -42,7 +43,7 @@ fn a_hundred_and_sixty_thousand_open_sockets_are_counted() {
     let mut crowds: Vec<Crowd> = (0..CROWDS).map(|seed| Crowd::start(&cgroup, seed)).collect();
     assert_eq!(all_do(&mut crowds, Change::Open(EACH)), ALL);
     counts(&setup, ALL, ALL);
-    // Half of them are replaced, at random: buckets of the table get free and are claimed by others.
+    // Replaces half of them at random: buckets of the table become free and other flows claim them.
     assert_eq!(all_do(&mut crowds, Change::Replace(EACH / 2)), ALL);
     let mut chosen = ALL + ALL / 2;
     counts(&setup, chosen, ALL);

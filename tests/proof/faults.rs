@@ -1,10 +1,12 @@
-//! A sample of the daemon's system calls fails, one after the other: `cargo xtask inject --all` tries them all.
+//! Makes a sample of the daemon's system calls fail, one after the other: `cargo xtask inject
+//! --all` tries them all.
 
 use std::process::Command;
 
 use stage::{amount, program};
 
-/// The seed is fixed: a new find must not refuse an unrelated change. Each failing case is printed with what repeats it.
+/// The seed is fixed, because a newly found failure must not block an unrelated change. Each
+/// failing case is printed with the command that repeats it.
 #[test]
 fn a_system_call_that_fails_loses_no_link_no_connect_and_no_count() {
     let output = Command::new(program("inject"))

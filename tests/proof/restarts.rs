@@ -1,4 +1,4 @@
-//! The service and the daemon are restarted and killed, again and again.
+//! The service and the daemon are restarted and killed repeatedly.
 
 use lb_view::status::StatusDocument;
 use stage::daemon::active;
@@ -6,7 +6,7 @@ use stage::{Probe, Setup, address, amount, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE};
 
-/// Connects that any program of the client has seen to an address that is no service.
+/// Connects to an address that is no service, which the programs of the client have counted.
 pub fn elsewhere(setup: &Setup) -> u64 {
     setup.client().not_a_service
 }
@@ -19,7 +19,7 @@ pub fn busy(fixture: &Fixture, cpu: usize) -> Probe {
     probe
 }
 
-/// Ends it; returns how many connects it made, all of them to backends.
+/// Stops dialling; returns how many connects were made, and asserts that all reached backends.
 #[track_caller]
 pub fn all_reached(probe: &mut Probe) -> u64 {
     let counts = probe.stop_dialling();
@@ -29,7 +29,8 @@ pub fn all_reached(probe: &mut Probe) -> u64 {
     connects
 }
 
-/// As [`Setup::active_becomes`], in clients that leave as well. What is lost stays counted, for longer than this waits.
+/// As [`Setup::active_becomes`], but includes leaving clients. A lost flow stays counted for longer
+/// than this waits.
 #[track_caller]
 pub fn open_flows_become(setup: &Setup, wanted: u64) {
     let open = |status: &StatusDocument| {
@@ -39,7 +40,7 @@ pub fn open_flows_become(setup: &Setup, wanted: u64) {
     eventually(&format!("{wanted} flows are open"), || setup.status(), |status| open(status) == Some(wanted));
 }
 
-/// Connects that were counted, over all backends.
+/// Counted connects, over all backends.
 pub fn connects(setup: &Setup) -> u64 {
     let backends = setup.backends("web", "users");
     backends.iter().map(|backend| backend.started).sum()
@@ -62,7 +63,7 @@ fn restarts_of_the_service_leak_no_connect() {
         assert_eq!(probe.socklb(&fixture.setup, &["wait", "web"]), 0, "round {round}");
         probe.start_dialling(SERVICE);
         some_connects(&fixture.setup);
-        // Every other time it is killed in the middle of a connect.
+        // Every second round kills it in the middle of a connect.
         if round % 2 == 0 {
             made += all_reached(&mut probe);
         }
@@ -97,7 +98,7 @@ fn kills_of_the_daemon_fail_no_connect() {
     assert_eq!(elsewhere(&fixture.setup), 0);
 }
 
-/// A daemon that cannot start is started again and again by its service manager.
+/// The service manager restarts a daemon that cannot start.
 #[test]
 fn a_crash_loop_fails_no_connect() {
     let mut fixture = Fixture::new();
@@ -111,7 +112,7 @@ fn a_crash_loop_fails_no_connect() {
             assert_eq!(stage::Daemon::spawn(&fixture.setup).wait(), Some(1));
         } else {
             fixture.setup.write("socklb.toml", &good);
-            // At any moment of its start.
+            // Kills it at any moment of its start.
             stage::Daemon::spawn(&fixture.setup).kill();
         }
     }

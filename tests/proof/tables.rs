@@ -10,7 +10,8 @@ use stage::{Backend, amount};
 use crate::restarts::{all_reached, busy, connects, elsewhere, open_flows_become, some_connects};
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// Each change replaces all backends, ten times a second: at any moment a table holds one list or the other.
+/// Each change replaces all backends, ten times a second: at any moment a table holds one list or
+/// the other.
 #[test]
 fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_table() {
     let wanted_writes = amount(150, 600);
@@ -40,7 +41,7 @@ fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_t
             .into_iter()
             .map(|slot| backends.get(&u32::from(slot), 0).expect("a slot").0.endpoint.port.to_host())
             .collect();
-        // Its entries may have been written again while it was read here, long after any program could have.
+        // This slow read may see entries that were rewritten meanwhile; no program runs that long.
         if services.get(&0, 0).expect("the service").0.table == before {
             assert!(wanted.contains(&ports), "a mixed table: {ports:?}");
             looks += 1;
@@ -58,7 +59,7 @@ fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_t
     println!("{writes} writes, {} tables, {looks} looks, {made} connects", generations.len());
 }
 
-/// Neither table nor overflow has room; the daemon comes and goes meanwhile.
+/// Neither table nor overflow has room; the daemon stops and starts meanwhile.
 #[test]
 fn a_full_flow_table_fails_no_connect_whatever_the_daemon_does() {
     let mut fixture = Fixture::without_daemon();
@@ -81,7 +82,7 @@ fn a_full_flow_table_fails_no_connect_whatever_the_daemon_does() {
     assert_eq!(count("forwarded") + count("untracked"), made + 300, "{outcomes:?}");
     assert_eq!(connects(&fixture.setup), made + 300);
     assert!(count("untracked") > 0);
-    // What was held is counted as it was.
+    // The held flows are counted as before.
     open_flows_become(&fixture.setup, full);
     for dialled in open {
         held.close(dialled.socket);

@@ -1,4 +1,5 @@
-//! Upgrades and downgrades: to a build with other programs, and to one of another ABI version, back and forth.
+//! Upgrades and downgrades: to a build with other programs, and to one of another ABI version, back
+//! and forth.
 
 use stage::{Daemon, address, amount, eventually, look};
 
@@ -10,7 +11,7 @@ const CHANGED: &str = "socklb-changed";
 /// The build of another ABI version.
 const NEXT: &str = "socklb-next";
 
-/// Stops the daemon, or kills it, and starts another build's.
+/// Stops the daemon, or kills it, and starts that of another build.
 fn upgrade(fixture: &mut Fixture, build: &'static str, kill: bool) {
     let daemon = fixture.daemon.take().expect("a daemon runs");
     if kill {
@@ -32,7 +33,7 @@ fn upgrades_to_other_programs_and_back_fail_no_connect_and_keep_every_count() {
     for round in 0..rounds {
         some_connects(&fixture.setup);
         upgrade(&mut fixture, [CHANGED, "socklb"][round % 2], round % 3 == 0);
-        // What one build's programs have recorded, the other's read.
+        // The programs of one build read what those of the other have recorded.
         let dialled = held.dial(SERVICE);
         let socket = open[round].socket;
         assert_eq!(held.peer(socket), address(SERVICE));
@@ -60,7 +61,7 @@ fn upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     for round in 0..rounds {
         some_connects(&fixture.setup);
         upgrade(&mut fixture, [NEXT, "socklb"][round % 2], round % 3 == 0);
-        // Flows of both versions are open, and each still shows what was dialled.
+        // Flows of both versions are open, and each still shows the address that was dialled.
         let leaving = fixture.setup.status().leaving;
         assert!(leaving[0].active >= Some(1), "round {round}: {leaving:?}");
         open.push(held.dial(SERVICE));
@@ -71,7 +72,8 @@ fn upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     for client in &mut clients {
         all_reached(client);
     }
-    // By now the busy clients' flows have ended: what is open is what is held, in two tables together.
+    // By now the busy clients' flows have ended: only the held flows are open, in two tables
+    // together.
     open_flows_become(&fixture.setup, rounds as u64 + 1);
     for dialled in &open {
         held.close(dialled.socket);
@@ -80,15 +82,16 @@ fn upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     let leaving = || fixture.setup.status().leaving.len();
     eventually("the other version is removed", leaving, |count| *count == 0);
     let versions = std::fs::read_dir(&fixture.setup.pins).expect("pins");
-    // Beside them lie the maps that all clients share.
+    // The maps that all clients share are in the same folder.
     let versions = versions.map(|version| version.expect("a version"));
     let of_clients = versions.filter(|version| version.file_name().to_string_lossy().starts_with('v'));
     let clients: usize =
         of_clients.map(|version| std::fs::read_dir(version.path()).expect("clients").count()).sum();
     assert_eq!(clients, 1, "one version's client is left");
-    // (For a moment both versions' programs run. The second finds the address rewritten, and no service there: those count
-    // as `not_a_service` and are no leak. A leaked connect would have failed.)
-    // A client that is dropped while another version of it leaves, and comes back: that lock is ours already.
+    // (For a moment both versions' programs run. The second program finds the rewritten address,
+    // which is no service: these calls count as `not_a_service` and are no leak. A leaked connect
+    // would have failed.) Next, a client is removed while another version of it leaves, and
+    // returns: the daemon already has that lock.
     let held_here = held.dial(SERVICE);
     upgrade(&mut fixture, NEXT, false);
     let file = fixture.setup.folder.join("socklb.toml");
@@ -108,7 +111,7 @@ fn upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     assert_eq!(held.peer(held_here.socket), address(SERVICE));
     upgrade(&mut fixture, "socklb", false);
     held.close(held_here.socket);
-    // And detach removes both, should it be called in between.
+    // A detach in between removes both.
     let dialled = held.dial(SERVICE);
     upgrade(&mut fixture, NEXT, false);
     fixture.stop();

@@ -1,7 +1,9 @@
-//! The recipes of `docs/guide/clean-shutdown.md` with real servers. Clients keep their connections and send requests
-//! without pause: `socklb agent run` must end within ten seconds of SIGTERM, and no request may fail.
+//! The recipes of `docs/guide/clean-shutdown.md` with real servers. Clients reuse their connections
+//! and send requests without pause: `socklb agent run` must end within ten seconds of SIGTERM, and
+//! no request may fail.
 //!
-//! These are no local tests because the guests do not have the servers. `cargo xtask setup` installs them.
+//! These are not local tests because the guests do not have the servers. `cargo xtask setup`
+//! installs them.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -15,7 +17,7 @@ use stage::probe::die_with_us;
 use stage::protocol::Served;
 use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually, pace, within};
 
-/// The first server is stopped, the second one goes on.
+/// The test stops the first server; the second one continues.
 const BACKENDS: [&str; 2] = ["127.0.0.1:8001", "127.0.0.1:8002"];
 
 /// Clients, each with a connection.
@@ -27,10 +29,11 @@ const LOADED: u64 = 500;
 /// Limit for the time from SIGTERM to the end of the run.
 const EXIT: Duration = Duration::from_secs(10);
 
-/// How to run a server. `PORT` in the command and in the file is replaced by the server's port, with which it answers.
+/// How to run a server. The server answers with its port, which replaces `PORT` in the command and
+/// in the file.
 struct Recipe {
     on_lame_duck: Option<&'static str>,
-    /// Its last argument, the path of the file, is added.
+    /// The path of the file is added as the last argument.
     command: &'static str,
     /// The server's configuration.
     file: String,
@@ -40,7 +43,8 @@ struct Recipe {
 
 /// Two servers under `socklb agent run`, and a process in a balanced cgroup.
 struct Scene {
-    // Dropped in this order: users before what they use. A run that is killed leaves its server, which ends with the cgroup.
+    // Dropped in this order: users before the things that they use. A killed run leaves its server,
+    // which ends with the cgroup.
     clients: Probe,
     runs: Vec<Kept>,
     _servers: Cgroup,
@@ -136,7 +140,8 @@ fn check(recipe: &Recipe) -> Served {
     served
 }
 
-/// As [`check`], with clients that never resend: the server must announce that it closes a connection.
+/// As [`check`], with clients that never resend: the server must announce that it closes a
+/// connection.
 #[track_caller]
 fn check_announced(recipe: &Recipe) {
     let served = check(recipe);
@@ -213,7 +218,8 @@ fn gunicorn_that_closes_connections_as_a_lame_duck_ends_and_no_request_fails() {
     });
 }
 
-/// The configuration is a Python module. It also registers the module of the application, which saves a second file.
+/// The configuration is a Python module. It also registers the module of the application, which
+/// saves a second file.
 const GUNICORN: &str = r#"
 import signal, sys, types
 

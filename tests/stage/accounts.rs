@@ -1,4 +1,4 @@
-//! What socklb says of flows, compared with what a worker saw of them.
+//! Compares the counts of socklb with what a worker saw of its flows.
 
 use lb_view::backend::BackendStatus;
 use lb_view::status::{ClientStatus, ServiceStatus};
@@ -7,13 +7,14 @@ use crate::Setup;
 use crate::ending::{ENDINGS, Ending};
 use crate::ledger::{Flows, Ledger};
 
-/// In what the status of a set-up's only client differs from a ledger: nothing, if every flow found room in the flow
-/// tables.
+/// Lists where the status of a set-up's only client differs from a ledger. Requires that every flow
+/// found room in the flow tables.
 pub fn differences(setup: &Setup, ledger: &Ledger) -> Vec<String> {
     compare(setup, ledger, Sums::differences)
 }
 
-/// The same where the flow tables may be full: flows that found no room are counted as such, the others as they ended.
+/// The same for flow tables that may be full: flows without room are counted as such, the others by
+/// their endings.
 pub fn differences_of_full_tables(setup: &Setup, ledger: &Ledger) -> Vec<String> {
     compare(setup, ledger, Sums::differences_of_full_tables)
 }
@@ -38,12 +39,13 @@ fn imbalances_of(service: &ServiceStatus) -> Vec<String> {
     service.backends.iter().filter_map(of_backend).collect()
 }
 
-/// Whether every backend of every client adds up: at all times, but for calls that are under way.
+/// Lists the backends of all clients whose counts do not add up. They must add up at all times,
+/// except for calls under way.
 pub fn imbalances(setup: &Setup) -> Vec<String> {
     setup.status().clients.iter().flat_map(|client| &client.services).flat_map(imbalances_of).collect()
 }
 
-/// All backends of a set-up's only client together.
+/// Sums over all backends of a set-up's only client.
 pub fn totals(setup: &Setup) -> Sums {
     let mut sums = Sums::default();
     for service in &setup.client().services {
@@ -52,14 +54,14 @@ pub fn totals(setup: &Setup) -> Sums {
     sums
 }
 
-/// What a service's outcomes say of calls for which there was no room.
+/// Calls of a service that found no room in the flow tables, from its outcomes.
 #[track_caller]
 pub fn calls_without_a_record(client: &ClientStatus, service: &str) -> u64 {
     Sums::of_service(client.service(service).unwrap_or_else(|| panic!("no service {service}"))).without_record
 }
 
-/// The endings that are compared, together where a worker cannot tell them apart: whether an answer was due when it gave up
-/// depends on how busy the machine is.
+/// The endings to compare. Endings that a worker cannot distinguish are one group: whether an
+/// answer was due when the worker gave up depends on how busy the machine is.
 fn compared() -> Vec<(String, Vec<Ending>)> {
     let given_up = [Ending::GaveUp, Ending::Unanswered];
     let alone = ENDINGS.into_iter().filter(|ending| !given_up.contains(ending));
@@ -70,19 +72,17 @@ fn compared() -> Vec<(String, Vec<Ending>)> {
 /// The counts of one backend, or of several.
 #[derive(Clone, Debug, Default)]
 pub struct Sums {
-    /// Calls for which it was chosen.
+    /// Calls that chose this backend.
     pub chosen: u64,
-    /// Open flows.
     pub active: u64,
-    /// Flows without a record.
     pub untracked: u64,
-    /// Records without a socket that were removed.
+    /// Removed records whose socket was gone.
     pub reclaimed: u64,
     connecting: u64,
     established: u64,
     diverted: u64,
     flows: Flows,
-    /// Of services: calls for which there was no room.
+    /// Calls that found no room. Only services count them.
     without_record: u64,
 }
 
@@ -123,7 +123,7 @@ impl Sums {
         }
     }
 
-    /// Chosen is ended, active, reclaimed and untracked.
+    /// Checks that chosen = ended + active + reclaimed + untracked.
     fn imbalance(&self) -> Option<String> {
         let ended: u64 = ENDINGS.iter().map(|ending| self.flows.ended(*ending)).sum();
         let Self { chosen, active, reclaimed, untracked, .. } = *self;
@@ -164,7 +164,7 @@ impl Sums {
         told
     }
 
-    /// The endings that are compared, each with how many were counted and seen.
+    /// The compared endings, each with the counted and the seen number.
     fn endings(&self, flows: &Flows) -> impl Iterator<Item = (String, u64, u64)> {
         compared().into_iter().map(|(what, endings)| {
             let of = |flows: &Flows| endings.iter().map(|ending| flows.ended(*ending)).sum();
@@ -178,7 +178,8 @@ mod tests {
     use super::*;
     use crate::ending::Seen;
 
-    /// Of a backend with three flows that ended in the first three ways, one that is open, and one without a record.
+    /// A backend with three flows that ended in the first three ways, one open flow, and one flow
+    /// without a record.
     fn one() -> Sums {
         let endings = ENDINGS.map(|ending| (ending, u64::from(ending <= Ending::TimedOut)));
         Sums {
@@ -212,7 +213,7 @@ mod tests {
         let mut sums = Sums { without_record: 2, ..Sums::default() };
         sums.add(&one());
         sums.add(&one());
-        // Those without a record.
+        // Only the flows without a record differ.
         let told = [
             "started: counted 10, seen 8",
             "calls without a record: counted 2, seen 0",

@@ -1,4 +1,5 @@
-//! An agent beside backends, as an operator runs it, and the keys of a service and its backends.
+//! Runs an agent beside backends as an operator does, and makes the keys of a service and its
+//! backends.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,20 +10,21 @@ use crate::daemon::{Kept, finish};
 use crate::probe::die_with_us;
 use crate::{Setup, eventually, patience, program, socket, window};
 
-/// Writes a file that others may not read.
+/// Writes a file that only its owner may read.
 fn write_secret(path: &Path, text: &[u8]) {
     fs::write(path, text).expect("write the key");
     fs::set_permissions(path, Permissions::from_mode(0o600)).expect("hide the key");
 }
 
-/// What a command of `socklb agent` prints, which ends well.
+/// Returns the output of a command of `socklb agent` that must succeed.
 fn printed(command: &mut Command) -> Vec<u8> {
     let output = finish(command);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     output.stdout
 }
 
-/// Makes a key of a service in the folder of a set-up, as an operator does. Returns its file.
+/// Makes a service's key in the set-up's folder with the command that operators use. Returns the
+/// key's file.
 pub fn make_key(setup: &Setup, name: &str, id: u16) -> PathBuf {
     let path = setup.folder.join(name);
     let id = id.to_string();
@@ -30,7 +32,7 @@ pub fn make_key(setup: &Setup, name: &str, id: u16) -> PathBuf {
     path
 }
 
-/// Derives the key of a backend from its service's.
+/// Derives a backend's key from its service's key.
 pub fn derive_key(setup: &Setup, service: &Path, backend: &str) -> PathBuf {
     let path = setup.folder.join(format!("{}.key", backend.replace([':', '[', ']', '/'], "-")));
     let mut command = Command::new(&setup.build);
@@ -42,7 +44,7 @@ pub fn derive_key(setup: &Setup, service: &Path, backend: &str) -> PathBuf {
 /// The number and the bytes of the key in a file.
 ///
 /// # Panics
-/// If there is no line `ID KEY`.
+/// If the file has no line `ID KEY`.
 pub fn key_in(file: &Path) -> (u16, Vec<u8>) {
     let text = fs::read_to_string(file).expect("read the key");
     let (id, digits) = text.trim().split_once(' ').expect("a line ID KEY");
@@ -50,7 +52,7 @@ pub fn key_in(file: &Path) -> (u16, Vec<u8>) {
     (id.parse().expect("a number"), (0..digits.len()).step_by(2).map(byte).collect())
 }
 
-/// A running agent. Killed when it is dropped.
+/// Killed on drop.
 pub struct Agent {
     child: Kept,
     folder: PathBuf,
@@ -58,8 +60,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent for these backends, which it checks by connecting to them, and waits until it answers. It listens at
-    /// 127.0.0.1:9465.
+    /// Starts an agent that checks these backends by connecting to them, and waits until the agent
+    /// answers. It listens at 127.0.0.1:9465.
     pub fn start(setup: &Setup, service_key: &Path, backends: &[&str]) -> Self {
         let mut text = "listen = [\"127.0.0.1:9465\"]\n".to_owned();
         for backend in backends {
@@ -75,12 +77,12 @@ impl Agent {
         Self::start_again(setup)
     }
 
-    /// Starts an agent with the file that lies there.
+    /// Starts an agent with the existing configuration file.
     pub fn start_again(setup: &Setup) -> Self {
         Self::start_with(setup, |_| ())
     }
 
-    /// As [`Agent::start_again`], where `prepare` says how.
+    /// As [`Agent::start_again`], after `prepare` has changed the command.
     pub fn start_with(setup: &Setup, prepare: impl FnOnce(&mut Command)) -> Self {
         let folder = setup.folder.join("agent");
         fs::create_dir_all(&folder).expect("make the folder");
@@ -98,61 +100,58 @@ impl Agent {
         agent
     }
 
-    /// A command of `socklb agent` for it.
+    /// A command of `socklb agent` that talks to this agent.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.build);
         command.arg("--run").arg(self.folder.join("run")).arg("agent").args(arguments);
         command
     }
 
-    /// Runs a command of `socklb agent` for it.
+    /// Runs a command of `socklb agent` against this agent.
     pub fn run(&self, arguments: &[&str]) -> Output {
         finish(&mut self.command(arguments))
     }
 
-    /// The document of `agent status --json`, from the socket that the command asks.
+    /// The document of `agent status --json`, read from the socket that the command reads too.
     #[track_caller]
     pub fn status(&self) -> serde_json::Value {
         let answer = socket::get(&self.socket(), "/v1/status", patience()).expect("the agent answers");
         serde_json::from_str(&answer).expect("JSON")
     }
 
-    /// The path of its socket.
     fn socket(&self) -> PathBuf {
         self.folder.join("run/agent.sock")
     }
 
-    /// Runs a command that has to end well.
+    /// Runs a command that must succeed.
     #[track_caller]
     pub fn tell(&self, arguments: &[&str]) {
         let output = self.run(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Has a backend report this utilization with a hundred requests a second, for five minutes.
+    /// Sets the utilization that a backend reports for five minutes, at 100 requests per second.
     #[track_caller]
     pub fn report(&self, backend: &str, utilization: &str) {
         let load = ["--utilization", utilization, "--qps", "100", "--valid-for", "300000"];
         self.tell(&[&["report", "--backend", backend], &load[..]].concat());
     }
 
-    /// The page of metrics, from its socket.
+    /// The metrics page, from the agent's socket.
     pub fn metrics(&self) -> String {
         crate::daemon::metrics_of(&self.socket())
     }
 
-    /// Its process.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal.
     pub fn signal(&self, what: rustix::process::Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
         rustix::process::kill_process(pid.expect("a process id"), what).expect("send the signal");
     }
 
-    /// What it has logged.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }

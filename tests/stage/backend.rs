@@ -1,4 +1,5 @@
-//! Backends: listeners that answer every connection with their name, each in its manner.
+//! Backends: listeners that answer every connection with their name and then treat it in their
+//! `Manner`.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,34 +8,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// How a backend treats a connection once it has said its name.
+/// How a backend treats a connection after it has sent its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
     /// Waits for the client to close.
     Quiet,
     /// Closes first.
     ClosesFirst,
-    /// Resets the connection once the client has said something: before, a slow client might still be in connect.
+    /// Resets the connection after the client has sent something: earlier, a slow client might
+    /// still be in connect.
     Resets,
-    /// Resets the connection at once, without a word.
+    /// Resets the connection at once and sends nothing.
     ResetsAtOnce,
 }
 
-/// A listener that accepts nobody and whose queue takes one: connects to it stay in the handshake from the second on.
+/// A listener that accepts nothing and has a queue of one connection: from the second on, connects
+/// to it stay in the handshake.
 pub fn with_a_queue_of_one(address: &str) -> TcpListener {
     let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("listen on {address}: {error}"));
     rustix::net::listen(&listener, 0).expect("shorten the queue");
     listener
 }
 
-/// A listener that accepts nobody, and who is in its queue: all other connects to it stay in the handshake.
+/// A listener that accepts nothing, and the connection that fills its queue: all other connects to
+/// it stay in the handshake.
 pub fn with_a_full_queue(address: &str) -> (TcpListener, TcpStream) {
     let listener = with_a_queue_of_one(address);
     let queued = TcpStream::connect(address).expect("the first is queued");
     (listener, queued)
 }
 
-/// A listening backend. Stops when it is dropped.
+/// A listening backend. Stops on drop.
 pub struct Backend {
     name: String,
     address: SocketAddr,
@@ -44,10 +48,10 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Takes data that comes with a SYN, and gives out the cookies for it.
+    /// Accepts data in a SYN (TCP Fast Open), and sends cookies for it.
     pub fn allow_fast_open(&self) {
         let queue: libc::c_int = 16;
-        // SAFETY: the value outlives the call and is as long as is said.
+        // SAFETY: the value outlives the call and has the length that is passed.
         let result = unsafe {
             libc::setsockopt(
                 std::os::fd::AsRawFd::as_raw_fd(&self.listener),
@@ -60,12 +64,11 @@ impl Backend {
         assert_eq!(result, 0, "allow fast open: {}", std::io::Error::last_os_error());
     }
 
-    /// A patient backend.
+    /// A backend that waits for the client to close.
     pub fn start(name: &str, address: &str) -> Self {
         Self::with_manner(name, address, Manner::Quiet)
     }
 
-    /// A backend with a manner of its own.
     pub fn with_manner(name: &str, address: &str, manner: Manner) -> Self {
         let address: SocketAddr = address.parse().expect("an address");
         let listener =
@@ -79,7 +82,8 @@ impl Backend {
                 counter.fetch_add(1, Ordering::Relaxed);
                 let said = said.clone();
                 match manner {
-                    // It does not wait for the client, so it needs no thread of its own.
+                    // These manners do not wait for the client, so they need no thread of their
+                    // own.
                     Manner::ClosesFirst | Manner::ResetsAtOnce => serve(stream, &said, manner),
                     Manner::Quiet | Manner::Resets => {
                         std::thread::Builder::new()
@@ -93,7 +97,6 @@ impl Backend {
         Self { name: name.to_owned(), address, listener: handle, accepted, thread: Some(thread) }
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -103,7 +106,6 @@ impl Backend {
         self.address
     }
 
-    /// Connections it has accepted.
     pub fn accepted(&self) -> u64 {
         self.accepted.load(Ordering::Relaxed)
     }

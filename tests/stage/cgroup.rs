@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A cgroup that is removed when it is dropped.
+/// Removed on drop.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
@@ -14,7 +14,7 @@ pub struct Cgroup {
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 impl Cgroup {
-    /// A cgroup with a name that no other test has.
+    /// A cgroup with a unique name.
     #[expect(clippy::new_without_default, reason = "it makes a directory")]
     pub fn new() -> Self {
         let mount = mount();
@@ -28,25 +28,26 @@ impl Cgroup {
         Self::make(self.mount.clone(), &relative.to_string_lossy())
     }
 
-    /// A path for a cgroup that does not exist yet; removed at the end like any other.
+    /// A path for a cgroup that does not exist yet; removed on drop like any other.
     pub fn absent() -> Self {
         let cgroup = Self::new();
         cgroup.remove();
         cgroup
     }
 
-    /// Makes it again, as a service manager does when a service starts.
+    /// Creates the cgroup again, as a service manager does when a service starts.
     pub fn create(&self) {
         fs::create_dir(&self.path).unwrap_or_else(|error| panic!("create {}: {error}", self.path.display()));
     }
 
-    /// Ends its processes and removes it, as a service manager does when a service stops.
+    /// Ends the cgroup's processes and removes the cgroup, as a service manager does when a service
+    /// stops.
     pub fn remove(&self) {
         remove(&self.path);
         assert!(!self.path.exists(), "{} is removed", self.path.display());
     }
 
-    /// The kernel's id of it.
+    /// The kernel's id of the cgroup.
     pub fn id(&self) -> u64 {
         std::os::unix::fs::MetadataExt::ino(&fs::metadata(&self.path).expect("it exists"))
     }
@@ -62,12 +63,12 @@ impl Cgroup {
         Self { path, mount }
     }
 
-    /// Its full path.
+    /// The full path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its path as a configuration names it.
+    /// The path as configurations write it.
     pub fn relative(&self) -> PathBuf {
         self.path.strip_prefix(&self.mount).expect("made below the mount").to_owned()
     }
@@ -100,7 +101,7 @@ pub(crate) fn enter(directory: &Path, command: &mut std::process::Command) {
     }
 }
 
-/// Removes cgroups of test runs that were killed, of those below a mount.
+/// Removes cgroups that killed test runs have left below a mount.
 pub(crate) fn remove_leftovers(mount: &Path) {
     let Ok(entries) = fs::read_dir(mount) else { return };
     for entry in entries.flatten() {
@@ -112,7 +113,8 @@ pub(crate) fn remove_leftovers(mount: &Path) {
     }
 }
 
-/// Ends what is left in a cgroup, all of it started by tests, and removes it with its children.
+/// Ends the remaining processes of a cgroup, all of which tests have started, and removes the
+/// cgroup with its children.
 pub(crate) fn remove(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.flatten() {
@@ -120,7 +122,7 @@ pub(crate) fn remove(path: &Path) {
             remove(&entry.path());
         }
     }
-    // A process that was told to end stays in its cgroup until it is reaped.
+    // A killed process stays in its cgroup until its parent reaps it.
     for _ in 0..1000 {
         let pids = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
         for pid in pids.lines().filter_map(|pid| pid.parse().ok()).filter_map(rustix::process::Pid::from_raw)
@@ -135,7 +137,7 @@ pub(crate) fn remove(path: &Path) {
     eprintln!("cannot remove {}", path.display());
 }
 
-/// Where cgroup2 is mounted, by file system type.
+/// The mount point of cgroup2, found by file system type.
 pub fn mount() -> PathBuf {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("read the mount table");
     let line = table.lines().find(|line| line.contains(" - cgroup2 ")).expect("cgroup2 is mounted");

@@ -2,10 +2,11 @@
 
 use std::ops::RangeInclusive;
 
-/// The counts to expect of an event that has probability `share` in each of `samples` independent samples: six standard deviations
-/// around the mean, by the normal approximation of the binomial distribution. About two runs in a thousand million fall outside.
+/// The expected range of counts if an event has probability `share` in each of `samples`
+/// independent samples: six standard deviations around the mean, by the normal approximation of the
+/// binomial distribution. About two runs in a thousand million fall outside.
 ///
-/// The samples of p2c even each other out, so its counts are nearer to the mean.
+/// The samples of p2c balance each other, so its counts are nearer to the mean.
 pub fn likely(samples: u32, share: f64) -> RangeInclusive<u32> {
     const DEVIATIONS: f64 = 6.0;
     let mean = f64::from(samples) * share;

@@ -15,10 +15,9 @@ use serde::de::DeserializeOwned;
 use crate::probe::die_with_us;
 use crate::{Stage, eventually, patience, program, socket};
 
-/// Where a daemon under test has its files.
+/// The files of a daemon under test.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The folder.
     pub folder: PathBuf,
     /// Below a bpffs.
     pub pins: PathBuf,
@@ -27,7 +26,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A set-up in the stage's folder and bpffs, apart from others by `name`.
+    /// A set-up in the stage's folder and bpffs. `name` separates it from others.
     pub fn new(stage: &Stage, name: &str) -> Self {
         let folder = stage.folder().join(name);
         fs::create_dir_all(&folder).expect("make the folder");
@@ -69,9 +68,9 @@ impl Setup {
         self.pins.join(format!("host-v{HOST_ABI_VERSION}")).join(name)
     }
 
-    /// The status, from the daemon's socket. If no daemon answers in time, runs `status --json`, which reads the pins. The
-    /// command asks the same socket for the same document, but starts a program of 23 MB; a test whose claim is the command
-    /// uses [`Setup::document`].
+    /// The status, from the daemon's socket. If no daemon answers in time, runs `status --json`,
+    /// which reads the pins. The command requests the same document from the same socket, but it
+    /// starts a program of 23 MB. A test of the command itself uses [`Setup::document`].
     #[track_caller]
     pub fn status(&self) -> StatusDocument {
         self.status_of_daemon().unwrap_or_else(|| self.document(&["status"]))
@@ -85,12 +84,11 @@ impl Setup {
         (pins.canonicalize().ok()? == self.pins.canonicalize().ok()?).then_some(status)
     }
 
-    /// The path of the daemon's socket.
     fn socket(&self) -> PathBuf {
         self.folder.join("run/socklb.sock")
     }
 
-    /// What a command prints with `--json`, whatever its exit code.
+    /// The document that a command prints with `--json`, whatever its exit code.
     #[track_caller]
     pub fn document<D: DeserializeOwned>(&self, arguments: &[&str]) -> D {
         let output = self.run(&[arguments, &["--json"]].concat());
@@ -99,12 +97,12 @@ impl Setup {
         })
     }
 
-    /// The page of metrics, from the daemon's socket.
+    /// The metrics page, from the daemon's socket.
     pub fn metrics(&self) -> String {
         metrics_of(&self.socket())
     }
 
-    /// What the daemon says is wrong, once it answers.
+    /// The faults that the daemon reports, as soon as it answers.
     #[track_caller]
     pub fn faults(&self) -> Vec<String> {
         faults_of(&eventually("the daemon answers", || self.status(), |status| status.daemon.is_some()))
@@ -122,13 +120,14 @@ impl Setup {
         self.client().services.into_iter().next().expect("a service")
     }
 
-    /// Where the endpoints of that service come from. Only the daemon tells, which may take longer than `status` waits.
+    /// The source of that service's endpoints. Only a daemon reports it, which may take longer than
+    /// `status` waits.
     #[track_caller]
     pub fn source(&self) -> SourceStatus {
         eventually("the daemon answers", || self.service().source, Option::is_some).expect("it does")
     }
 
-    /// The backends of a service; none of one that is not there.
+    /// The backends of a service; empty if the service does not exist.
     pub fn backends(&self, client: &str, service: &str) -> Vec<BackendStatus> {
         let status = self.status();
         let service = status.client(client).and_then(|client| client.service(service));
@@ -141,26 +140,27 @@ impl Setup {
         self.backends("web", "users").into_iter().find(|backend| backend.address == address)
     }
 
-    /// What the daemon tells of itself, once it answers.
+    /// The daemon's part of the status, as soon as the daemon answers.
     #[track_caller]
     pub fn daemon(&self) -> status::DaemonStatus {
         eventually("the daemon answers", || self.status().daemon, Option::is_some).expect("it does")
     }
 
-    /// The last pass over flow records of the first client, once the daemon answers.
+    /// The last pass over flow records of the first client, as soon as the daemon answers.
     #[track_caller]
     pub fn reclaim(&self) -> status::Reclaim {
         eventually("the daemon answers", || self.client().reclaim, Option::is_some).expect("it does")
     }
 
-    /// Open flows of all backends of all clients together.
+    /// The sum of open flows over all backends of all clients.
     pub fn active(&self) -> u64 {
         active(&self.status())
     }
 
-    /// Waits until this many flows are open. A flow of a socket that was just closed may be open for a moment: a connection also ends
-    /// when its peer has closed it, and whoever looks at a process's open files, as a host's monitor does, holds each for an
-    /// instant, and the kernel closes the socket when the last holder lets go.
+    /// Waits until this many flows are open. A flow may remain open for a moment after its socket
+    /// was closed: a connection also ends when its peer has closed it, and a program that inspects
+    /// a process's open files, such as a host's monitor, holds each file for an instant. The kernel
+    /// closes the socket when the last reference is gone.
     #[track_caller]
     pub fn active_becomes(&self, wanted: u64) {
         let reclaimed =
@@ -172,18 +172,18 @@ impl Setup {
     }
 }
 
-/// Open flows of all backends of all clients in a status, without those of clients that leave.
+/// The sum of open flows over all backends in a status, without those of leaving clients.
 pub fn active(status: &StatusDocument) -> u64 {
     backends_of(status).map(|backend| backend.active).sum()
 }
 
-/// All backends of all clients, without those of clients that leave.
+/// All backends of all clients, without those of leaving clients.
 fn backends_of(status: &StatusDocument) -> impl Iterator<Item = &BackendStatus> {
     let services = status.clients.iter().flat_map(|client| &client.services);
     services.flat_map(|service| &service.backends)
 }
 
-/// Runs a command to its end; kills it and panics if it does not come to one.
+/// Runs a command to its end. If the command does not end in time, kills it and panics.
 #[track_caller]
 pub fn finish(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -204,11 +204,10 @@ pub fn finish(command: &mut Command) -> Output {
     output
 }
 
-/// A running daemon. Killed when it is dropped.
+/// A running daemon. Killed on drop.
 pub struct Daemon {
     child: Child,
     log: PathBuf,
-    /// Where its files are.
     pub setup: Setup,
 }
 
@@ -220,7 +219,7 @@ impl Daemon {
         Self::start_again(setup)
     }
 
-    /// Starts a daemon with the configuration that lies there, and waits until it answers.
+    /// Starts a daemon with the existing configuration and waits until it answers.
     #[track_caller]
     pub fn start_again(setup: &Setup) -> Self {
         let mut daemon = Self::spawn(setup);
@@ -240,7 +239,7 @@ impl Daemon {
         Self::spawn_with(setup, |_| {})
     }
 
-    /// Starts a daemon whose command `prepare` has changed, and does not wait.
+    /// Starts a daemon after `prepare` has changed its command, and does not wait.
     pub fn spawn_with(setup: &Setup, prepare: impl FnOnce(&mut Command)) -> Self {
         let log = setup.folder.join("log");
         let file = fs::File::options().create(true).append(true).open(&log).expect("open the log");
@@ -252,22 +251,19 @@ impl Daemon {
         Self { child: command.spawn().expect("start the daemon"), log, setup: setup.clone() }
     }
 
-    /// What it has logged.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Sends it a signal.
     pub fn signal(&self, what: rustix::process::Signal) {
         signal(&self.child, what);
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Lets it open so many descriptors more, and no further one; `None` for as many as it may have.
+    /// Limits the daemon to `free` more descriptors than it has open; `None` removes the limit.
     pub fn leave_descriptors(&self, free: Option<usize>) {
         use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
         let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("its descriptors");
@@ -275,8 +271,9 @@ impl Daemon {
             entry.expect("an entry").file_name().to_string_lossy().parse().expect("a number")
         };
         let taken: std::collections::BTreeSet<u64> = entries.map(number).collect();
-        // The limit bounds the numbers of descriptors, and some numbers are taken: it lies above as many free ones. Its maximum
-        // was inherited from this process.
+        // The limit bounds the numbers of descriptors, and some numbers are in use: the limit is
+        // the number above which `free` numbers remain below it. Its maximum was inherited from
+        // this process.
         let maximum = getrlimit(Resource::Nofile).maximum;
         let current = match free {
             Some(free) => (0..).filter(|number| !taken.contains(number)).nth(free),
@@ -286,11 +283,12 @@ impl Daemon {
         prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).expect("change its limit");
     }
 
-    /// Lets it take so many bytes of address space more, and no further one; `None` for as many as it may have.
+    /// Limits the daemon to `free` more bytes of address space than it uses; `None` removes the
+    /// limit.
     pub fn leave_memory(&self, free: Option<u64>) {
         use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
         let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid())).expect("its memory");
-        // Of one that has ended it is 0.
+        // The size of a process that has ended is 0.
         let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("its size");
         let size = pages * rustix::param::page_size() as u64;
         let maximum = getrlimit(Resource::As).maximum;
@@ -299,12 +297,12 @@ impl Daemon {
         prlimit(pid, Resource::As, Rlimit { current, maximum }).expect("change its limit");
     }
 
-    /// How it has ended, if it has.
+    /// The exit status, if the daemon has ended.
     pub fn ending(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("ask for the daemon")
     }
 
-    /// Asks it to stop and waits; returns its exit code.
+    /// Requests a stop with a signal and waits; returns the exit code.
     pub fn stop(mut self) -> Option<i32> {
         signal(&self.child, rustix::process::Signal::TERM);
         self.ended()
@@ -316,7 +314,7 @@ impl Daemon {
         self.child.wait().expect("reap the daemon");
     }
 
-    /// Waits until it ends of itself; returns its exit code.
+    /// Waits until it ends by itself; returns its exit code.
     pub fn wait(mut self) -> Option<i32> {
         self.ended()
     }
@@ -340,11 +338,10 @@ impl Drop for Daemon {
     }
 }
 
-/// A child that ends with whoever keeps it, also when a test panics.
+/// A child that is killed when its owner is dropped, also when a test panics.
 pub struct Kept(Child);
 
 impl Kept {
-    /// Keeps a child.
     pub fn of(child: Child) -> Self {
         Self(child)
     }
@@ -372,14 +369,14 @@ impl Drop for Kept {
     }
 }
 
-/// Sends a signal to a child of ours.
+/// Sends a signal to a child of this process.
 pub fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
     rustix::process::kill_process(pid, signal).expect("a living child");
 }
 
-/// Lets a child lock any amount of memory: below Linux 5.11 maps count as that, and only root's daemon raises the limit.
-/// From there on it does not matter, and raising it may be refused.
+/// Lets a child lock any amount of memory: below Linux 5.11 maps count as locked memory, and only
+/// root's daemon raises the limit. From 5.11 on the limit does not matter, and raising it may fail.
 pub fn lock_any_memory(command: &mut Command) {
     use rustix::process::{Resource, Rlimit, setrlimit};
     use std::os::unix::process::CommandExt;
@@ -393,7 +390,7 @@ pub fn lock_any_memory(command: &mut Command) {
     }
 }
 
-/// Lets a child lock this much memory, and not raise that.
+/// Limits the memory that a child may lock, and forbids it to raise the limit.
 pub fn lock_little_memory(command: &mut Command, bytes: u64) {
     use rustix::process::{Resource, Rlimit, setrlimit};
     use std::os::unix::process::CommandExt;
@@ -404,12 +401,12 @@ pub fn lock_little_memory(command: &mut Command, bytes: u64) {
     }
 }
 
-/// Lets membarrier(2) fail in a child, as on kernels booted with `nohz_full`.
+/// Makes membarrier(2) fail in a child, as on kernels booted with `nohz_full`.
 pub fn refuse_membarrier(command: &mut Command) {
     refuse(command, libc::SYS_membarrier, libc::EINVAL);
 }
 
-/// Lets a system call fail in a child, always and with this error.
+/// Makes a system call always fail in a child, with this error.
 pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
     use libc::{
         BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO,
@@ -419,7 +416,7 @@ pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
         |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).expect("an opcode"), jt, jf, k };
     let number = u32::try_from(call).expect("a system call");
     let refused = SECCOMP_RET_ERRNO | u32::try_from(errno).expect("an errno");
-    // The number of the call is the first word that a filter sees.
+    // The call's number is the first word of the filter's input.
     let mut filter = [
         instruction(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),
         instruction(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, number),
@@ -440,24 +437,23 @@ pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
     }
 }
 
-/// The exit code of a command, and what it printed on standard error.
+/// The exit code of a command, and its output on standard error.
 pub fn failure(output: &Output) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
 }
 
-/// Reads a file to its end.
 pub fn read(path: &Path) -> String {
     let mut text = String::new();
     fs::File::open(path).expect("open the file").read_to_string(&mut text).expect("read the file");
     text
 }
 
-/// The faults of a status, as people read them.
+/// The faults of a status, formatted for people.
 pub fn faults_of(status: &StatusDocument) -> Vec<String> {
     status.faults.iter().map(ToString::to_string).collect()
 }
 
-/// The page of metrics that is served on a socket.
+/// The metrics page that is served on a socket.
 ///
 /// # Panics
 /// If nothing answers there.

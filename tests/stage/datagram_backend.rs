@@ -1,17 +1,18 @@
-//! Backends that answer every datagram with their name, or hold the answers back until they are told to give them.
+//! Backends that answer every datagram with their name, or hold the answers back until a test
+//! releases them.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// A backend that is bound to an address. Stops when it is dropped.
+/// A backend that is bound to an address. Stops on drop.
 pub struct DatagramBackend {
     address: SocketAddr,
     gate: Arc<Gate>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Whether answers are given.
+/// Whether answers may be sent.
 #[derive(Default)]
 struct Gate {
     is_shut: Mutex<bool>,
@@ -34,7 +35,6 @@ impl Gate {
 const STOP: &[u8] = b"stop";
 
 impl DatagramBackend {
-    /// A backend of this name.
     pub fn start(name: &str, address: &str) -> Self {
         let address: SocketAddr = address.parse().expect("an address");
         let socket = UdpSocket::bind(address).unwrap_or_else(|error| panic!("bind {address}: {error}"));
@@ -42,7 +42,7 @@ impl DatagramBackend {
         let (said, passed) = (name.to_owned(), Arc::clone(&gate));
         let thread = std::thread::spawn(move || {
             let mut buffer = [0; 64];
-            // Ends when `drop` says so.
+            // Ends when `drop` sends `STOP`.
             while let Ok((length, source)) = socket.recv_from(&mut buffer) {
                 if &buffer[..length] == STOP {
                     return;
@@ -60,7 +60,7 @@ impl DatagramBackend {
         self.gate.set(true);
     }
 
-    /// Gives the answers that were held back, and all that follow.
+    /// Sends the held answers, and all that follow.
     pub fn give(&self) {
         self.gate.set(false);
     }

@@ -1,4 +1,4 @@
-//! How flows end: as socklb names it, and as who had the socket saw it.
+//! How flows end: as socklb names it, and as the owner of the socket saw it.
 
 use std::fmt;
 
@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ending {
-    /// In order, by either side.
+    /// An orderly close by either side.
     Closed,
-    /// Nobody listens.
+    /// Nothing listens.
     Refused,
     /// No answer to the SYN.
     TimedOut,
-    /// ICMP says that there is no way.
+    /// ICMP reports that the destination cannot be reached.
     Unreachable,
     /// By the peer.
     Reset,
@@ -24,19 +24,18 @@ pub enum Ending {
     NotSent,
     /// The application cancelled before there was a connection.
     GaveUp,
-    /// The application cut it off.
+    /// The application aborted the connection.
     Aborted,
-    /// An administrator did.
+    /// An administrator destroyed the socket.
     Destroyed,
-    /// Anything else.
     Other,
-    /// What accounting cannot tell.
+    /// Accounting cannot determine the ending.
     Unknown,
     /// The application cancelled when an answer was due.
     Unanswered,
 }
 
-/// All of them, in order.
+/// In the order of the variants.
 pub const ENDINGS: [Ending; 13] = [
     Ending::Closed,
     Ending::Refused,
@@ -63,7 +62,7 @@ impl fmt::Display for Ending {
 /// How a worker saw a flow end: finer than [`Ending`], because the kernel's counters are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// It or the peer closed, everything was read.
+    /// The worker or the peer closed, and everything was read.
     Closed,
     /// ECONNREFUSED, by a reset or by ICMP.
     Refused,
@@ -75,27 +74,28 @@ pub enum Seen {
     Other,
     /// ECONNRESET.
     Reset,
-    /// ETIMEDOUT of what was sent.
+    /// ETIMEDOUT of data that was sent.
     DataTimeout,
     /// The connect failed and nothing was sent.
     NotSent,
-    /// It gave up before there was a connection. Whether an answer was due by then depends on how busy the machine is, so
-    /// that [`Ending::GaveUp`] and [`Ending::Unanswered`] are compared together.
+    /// The worker gave up before there was a connection. Whether an answer was due by then depends
+    /// on how busy the machine is, so [`Ending::GaveUp`] and [`Ending::Unanswered`] are compared
+    /// together.
     GaveUp,
-    /// It closed with `SO_LINGER` 0.
+    /// The worker closed with `SO_LINGER` 0.
     Lingered,
-    /// It closed with unread data.
+    /// The worker closed with unread data.
     Unread,
-    /// It connected to `AF_UNSPEC`.
+    /// The worker connected to `AF_UNSPEC`.
     Disconnected,
-    /// ECONNABORTED by sock_diag, of a connection.
+    /// ECONNABORTED by sock_diag, on an established connection.
     Destroyed,
-    /// The same, before there was one.
+    /// The same, before the connection was established.
     DestroyedEarly,
 }
 
 impl Seen {
-    /// As socklb counts it.
+    /// The ending as socklb counts it.
     pub fn ending(self) -> Ending {
         match self {
             Self::Closed => Ending::Closed,
@@ -112,12 +112,11 @@ impl Seen {
         }
     }
 
-    /// Whether a SYN left.
+    /// Whether a SYN left this host.
     pub fn was_sent(self) -> bool {
         self != Self::NotSent
     }
 
-    /// Whether there was a connection.
     pub fn was_established(self) -> bool {
         match self {
             Self::Closed

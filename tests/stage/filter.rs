@@ -1,5 +1,5 @@
-//! Packet filters on sockets: who drops what it is sent, and who looks at what others are sent. With them a test loses
-//! packets where there is no firewall.
+//! Packet filters on sockets: they drop packets that a socket receives, or select packets that a
+//! raw socket sees. With them a test loses packets without a firewall.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,18 +19,19 @@ fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
     sock_filter { code: u16::try_from(code).expect("an opcode"), jt, jf, k }
 }
 
-/// Lets a socket drop all that it is sent. A listener with it is there and answers nobody.
+/// Makes a socket drop all received packets. A listener with this filter exists and never answers.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
     attach(socket, &[instruction(BPF_RET | BPF_K, 0, 0, DROP)])
 }
 
-/// Lets a connection drop data and acknowledgements; it can still be reset, and leaves its ports to a new one.
+/// Makes a connection drop data and acknowledgements. A reset still ends it, and a new connection
+/// may reuse its ports.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn drop_data(socket: impl AsFd) -> io::Result<()> {
     // A TCP socket's filter sees the packet from its TCP header on; the flags are its 14th byte.
     let filter = [
@@ -42,11 +43,11 @@ pub fn drop_data(socket: impl AsFd) -> io::Result<()> {
     attach(socket, &filter)
 }
 
-/// Lets a listener drop so many in a million of the SYNs that it is sent, which ones by chance. The connections that it makes
-/// take the filter over, which drops nothing of theirs.
+/// Makes a listener drop a random share of the SYNs that it receives, `in_a_million` per million.
+/// The connections that it accepts inherit the filter, which drops none of their packets.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn drop_syns(listener: impl AsFd, in_a_million: u32) -> io::Result<()> {
     let filter = [
         instruction(BPF_LD | BPF_B | BPF_ABS, 0, 0, 13),
@@ -60,11 +61,11 @@ pub fn drop_syns(listener: impl AsFd, in_a_million: u32) -> io::Result<()> {
     attach(listener, &filter)
 }
 
-/// Lets a socket drop so many in a million of the packets that it is sent, which ones by chance; a listener's connections
-/// do as it does.
+/// Makes a socket drop a random share of the packets that it receives, `in_a_million` per million;
+/// a listener's connections do the same.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn drop_some(socket: impl AsFd, in_a_million: u32) -> io::Result<()> {
     let filter = [
         random(),
@@ -80,18 +81,19 @@ fn random() -> sock_filter {
     instruction(BPF_LD | BPF_W | BPF_ABS, 0, 0, (SKF_AD_OFF + SKF_AD_RANDOM).cast_unsigned())
 }
 
-/// Below which number a random one lies so many times in a million.
+/// The bound below which a random number of 32 bits lies `in_a_million` times per million.
 fn share_of_numbers(in_a_million: u32) -> u32 {
     let numbers = (u64::from(in_a_million) << 32) / 1_000_000;
     u32::try_from(numbers).expect("fewer than a million in a million")
 }
 
-/// Lets a raw socket see only what asks for a connection to one of these ports.
+/// Makes a raw socket see only requests to connect to one of these ports.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub fn see_only_dials(socket: impl AsFd, ports: std::ops::RangeInclusive<u16>) -> io::Result<()> {
-    // A raw socket's filter sees the packet from its IP header on, whose length the index register is loaded with.
+    // A raw socket's filter sees the packet from its IP header on. The index register is loaded
+    // with that header's length.
     let filter = [
         instruction(BPF_LDX | BPF_B | BPF_MSH, 0, 0, 0),
         instruction(BPF_LD | BPF_B | BPF_IND, 0, 0, 13),
@@ -112,7 +114,8 @@ fn attach(socket: impl AsFd, filter: &[sock_filter]) -> io::Result<()> {
         filter: filter.as_ptr().cast_mut(),
     };
     let length = libc::socklen_t::try_from(size_of::<libc::sock_fprog>()).expect("a small structure");
-    // SAFETY: the kernel reads the program and its instructions, which live through the call, and writes nothing.
+    // SAFETY: the kernel reads the program and its instructions, which live through the call, and
+    // writes nothing.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),

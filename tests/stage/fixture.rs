@@ -4,21 +4,19 @@ use std::path::PathBuf;
 
 use crate::{Backend, Cgroup, Daemon, Probe, Setup, Stage, replace};
 
-/// The address of the service. Nothing has it: in a test's namespace only loopback can be reached.
+/// The address of the service. No interface has it: in a test's namespace only loopback can be
+/// reached.
 pub const SERVICE: &str = "10.96.0.10:80";
 
-/// The common case.
 pub struct Fixture {
-    // Dropped in this order: whoever uses something goes first.
-    /// The daemon, if it runs.
+    // Dropped in this order: users before the things that they use.
+    /// `None` if it does not run.
     pub daemon: Option<Daemon>,
-    /// Its three backends, by name `b1` to `b3`.
+    /// By name `b1` to `b3`.
     pub backends: Vec<Backend>,
-    /// Where its files are.
     pub setup: Setup,
     /// The client's cgroup.
     pub cgroup: Cgroup,
-    /// The endpoint file.
     pub file: PathBuf,
     _stage: Stage,
 }
@@ -47,7 +45,8 @@ impl Fixture {
         Self { daemon: None, backends, setup, cgroup, file, _stage: stage }
     }
 
-    /// As [`Fixture::without_daemon`], with a client whose connections are not followed: a flow ends with its socket.
+    /// As [`Fixture::without_daemon`], with a client whose connections are not tracked: a flow ends
+    /// with its socket.
     pub fn with_active_accounting() -> Self {
         let fixture = Self::without_daemon();
         let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
@@ -55,7 +54,7 @@ impl Fixture {
         fixture
     }
 
-    /// As [`Fixture::without_daemon`], where backends that fail go on being chosen.
+    /// As [`Fixture::without_daemon`], with ejection off: failing backends are still chosen.
     pub fn without_ejection() -> Self {
         let fixture = Self::without_daemon();
         let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "ejection = \"off\"");
@@ -63,7 +62,6 @@ impl Fixture {
         fixture
     }
 
-    /// Starts the daemon.
     pub fn start(&mut self) {
         self.daemon = Some(Daemon::start_again(&self.setup));
     }
@@ -74,25 +72,24 @@ impl Fixture {
         assert_eq!(daemon.stop(), Some(0));
     }
 
-    /// The running daemon.
     pub fn daemon(&self) -> &Daemon {
         self.daemon.as_ref().expect("a daemon runs")
     }
 
-    /// A process in the client's cgroup, on one CPU: one cursor, so that what it gets is exact.
+    /// A process in the client's cgroup, on one CPU. One CPU has one cursor, so the choices of the
+    /// process are exactly predictable.
     pub fn probe(&self) -> Probe {
         let mut probe = Probe::start(&self.cgroup);
         probe.pin(0);
         probe
     }
 
-    /// Replaces the endpoint file.
     pub fn write_endpoints(&self, list: &[(&str, &str)]) {
         replace(&self.file, &endpoints(list));
     }
 }
 
-/// A configuration of one client, one service, and more keys of the service.
+/// A configuration of one client, one service, and `more` keys of the service.
 pub fn config(cgroup: &Cgroup, backends: &str, more: &str) -> String {
     format!(
         "[[client]]\njob = \"web\"\ncgroup = \"{}\"\n\n[[service]]\nname = \"users\"\naddress = \"{SERVICE}\"\n\
@@ -101,17 +98,18 @@ pub fn config(cgroup: &Cgroup, backends: &str, more: &str) -> String {
     )
 }
 
-/// A configuration whose clients' connections are not followed.
+/// Changes a configuration: clients' connections are not tracked.
 pub fn with_active_accounting(text: &str) -> String {
     text.replace("[[client]]\n", "[[client]]\naccounting = \"active\"\n")
 }
 
-/// A configuration with which passes over the flow records are a second apart.
+/// Changes a configuration: passes over the flow records are one second apart.
 pub fn with_passes(text: &str) -> String {
     text.to_owned() + "[accounting]\nreclaim_interval = \"1s\"\n"
 }
 
-/// An endpoint file: addresses, each with further lines. Indexes are positions, so that slots and shares are in this order.
+/// An endpoint file: addresses, each with further lines. Indexes are positions, so slots and shares
+/// are in this order.
 pub fn endpoints(list: &[(&str, &str)]) -> String {
     let entry = |(index, (address, more)): (usize, &(&str, &str))| {
         format!("[[endpoint]]\naddress = \"{address}\"\n{more}\nindex = {index}\n")

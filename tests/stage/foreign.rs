@@ -1,4 +1,5 @@
-//! Kernel programs of somebody else on a cgroup, which do what programs in the wild do.
+//! Kernel programs that do not belong to socklb, attached to a cgroup; they do what programs in the
+//! field do.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -7,7 +8,7 @@ use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_prog_type};
 use crate::Cgroup;
 use crate::sys::{attributes, bpf, load_program};
 
-/// A program of somebody else, attached. Closing it detaches it.
+/// An attached program that does not belong to socklb. Detached on close.
 pub struct Foreign {
     _link: OwnedFd,
 }
@@ -22,8 +23,8 @@ const BPF_FUNC_SOCK_OPS_CB_FLAGS_SET: i32 = 59;
 const BPF_SOCK_OPS_TCP_CONNECT_CB: i32 = 3;
 
 impl Foreign {
-    /// Sets the callback flags of every socket that connects to nothing, whatever others have asked for: a program that
-    /// tunes TCP and forgets that it is not alone.
+    /// Clears the callback flags of every socket that connects, including flags that other programs
+    /// have set: a program that tunes TCP and ignores other programs.
     ///
     /// # Panics
     /// If the kernel refuses.
@@ -63,6 +64,6 @@ fn attach(program: &OwnedFd, cgroup: &Cgroup, attach_type: bpf_attach_type) -> O
     let link = unsafe { bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr) };
     let link =
         link.unwrap_or_else(|error| panic!("attach a program to {}: {error}", cgroup.path().display()));
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(link) }
 }

@@ -1,5 +1,6 @@
-//! A file system that does not answer: FUSE whose server never reads a request, as if the server of a network file system
-//! were gone. Whoever looks at anything in it waits until it is unmounted.
+//! A file system that does not answer: FUSE with a server that never reads a request, like a
+//! network file system with a dead server. A process that accesses anything in it waits until it is
+//! unmounted.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -7,14 +8,15 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// The file system, mounted over a directory. Gone when it is dropped.
+/// The file system, mounted over a directory. Unmounted on drop.
 pub struct Hung {
     at: PathBuf,
     _server: File,
 }
 
 impl Hung {
-    /// Whether there is FUSE here. Every host that these tests run on has it; guests have what their kernels are built with.
+    /// Whether the kernel has FUSE. Every host that these tests run on has it; a guest has what its
+    /// kernel was built with.
     pub fn is_possible() -> bool {
         let possible = Path::new("/dev/fuse").exists();
         if !possible {
@@ -40,7 +42,8 @@ impl Hung {
 
 impl Drop for Hung {
     fn drop(&mut self) {
-        // Whoever waits gets an error; the server's descriptor, closed after this, would do the same.
+        // Waiting processes get an error. Closing the server's descriptor, which follows, would do
+        // the same.
         let _ = unmount(&self.at, UnmountFlags::FORCE | UnmountFlags::DETACH);
     }
 }

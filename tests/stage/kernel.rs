@@ -1,7 +1,9 @@
-//! What a kernel may lack by its age: the only reason for which a test may expect less of it, or be skipped.
+//! Features that older kernels lack: the only reason for which a test may expect less of a kernel,
+//! or be skipped.
 //!
-//! The product probes and never asks for a version. The tests ask, so that a probe that wrongly says no is noticed: on
-//! a kernel that is new enough nothing here can lower what is expected, and nothing can be skipped.
+//! The product probes features and never reads the kernel's version. The tests read the version, so
+//! they notice if a probe wrongly reports a feature as absent. On a kernel that is new enough,
+//! nothing here can lower what a test expects, and nothing can be skipped.
 
 use std::fmt;
 use std::io::Write;
@@ -11,14 +13,15 @@ use std::io::Write;
 pub struct Version(pub u32, pub u32);
 
 impl Version {
-    /// The running kernel's.
+    /// The version of the running kernel.
     pub fn running() -> Self {
         let uname = rustix::system::uname();
         let release = uname.release().to_string_lossy();
         Self::parse(&release).unwrap_or_else(|| panic!("a kernel release without a version: {release}"))
     }
 
-    /// The version that a release begins with: `6.12.117+deb13-cloud-amd64` is 6.12, and so is `6.12~rc7`.
+    /// The version at the start of a release: `6.12.117+deb13-cloud-amd64` is 6.12, and so is
+    /// `6.12~rc7`.
     pub fn parse(release: &str) -> Option<Self> {
         let (major, rest) = release.split_once('.')?;
         let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
@@ -32,29 +35,31 @@ impl fmt::Display for Version {
     }
 }
 
-/// A feature of Linux, with the version that brought it.
+/// A feature of Linux, with the first version that has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Feature {
     name: &'static str,
     since: Version,
 }
 
-/// Compare-and-swap and fetching adds. Without: all flow records are in the overflow table.
+/// Compare-and-swap and fetching adds. Without it, all flow records are in the overflow table.
 pub const FETCHING_ATOMICS: Feature = Feature { name: "fetching atomics", since: Version(5, 12) };
-/// Without: maps and programs count against RLIMIT_MEMLOCK.
+/// Without it, maps and programs count against RLIMIT_MEMLOCK.
 pub const MAPS_ARE_NOT_LOCKED_MEMORY: Feature =
     Feature { name: "memory of maps in memory cgroups", since: Version(5, 11) };
-/// Without: what a map is said to take is computed from its size, not from what it has.
+/// Without it, the reported memory of a map is computed from its size instead of read from the
+/// kernel.
 pub const MAPS_TELL_THEIR_MEMORY: Feature = Feature { name: "map_mem_usage", since: Version(6, 4) };
-/// Sockets tell the cookie of their network namespace. Without: flow records are not compared with lists of sockets.
+/// Sockets report the cookie of their network namespace. Without it, flow records are not compared
+/// with lists of sockets.
 pub const NAMESPACE_COOKIES: Feature = Feature { name: "SO_NETNS_COOKIE", since: Version(5, 14) };
-/// Without: a refused connect fails with EPERM, whatever is configured.
+/// Without it, a refused connect fails with EPERM, whatever is configured.
 pub const SET_RETVAL: Feature = Feature { name: "bpf_set_retval", since: Version(5, 18) };
-/// Without: connections of MPTCP sockets stay counted.
+/// Without it, connections of MPTCP sockets stay counted.
 pub const SKC_TO_MPTCP_SOCK: Feature = Feature { name: "bpf_skc_to_mptcp_sock", since: Version(6, 0) };
 
-/// The verifier puts a barrier where a path that only a processor's guess would take is not to its liking. Without:
-/// programs with such paths are refused to whoever has no CAP_PERFMON.
+/// The verifier inserts a barrier if a path that only a processor's speculation takes is unsafe.
+/// Without it, the kernel rejects programs with such paths from processes without CAP_PERFMON.
 pub const SPECULATION_BARRIERS: Feature = Feature { name: "speculation barriers", since: Version(6, 17) };
 
 impl Feature {
@@ -63,8 +68,8 @@ impl Feature {
         Version::running() >= self.since
     }
 
-    /// Whether the calling test has nothing to show on this kernel; says so where the test's driver sees it. Better
-    /// than that is a test that asserts what socklb promises without the feature.
+    /// Whether the calling test cannot run on this kernel; prints the skip for the test's driver.
+    /// Prefer a test that asserts what socklb promises without the feature.
     #[must_use]
     pub fn skips(&self) -> bool {
         if self.is_here() {
@@ -77,12 +82,13 @@ impl Feature {
     }
 }
 
-/// What a connect fails with that socklb refuses with `errno`.
+/// The errno of a connect that socklb refuses with `errno`.
 pub fn refusal(errno: i32) -> i32 {
     if SET_RETVAL.is_here() { errno } else { libc::EPERM }
 }
 
-/// Prints a line past the capture of a test's output: it is for whoever drives the tests, also if the test passes.
+/// Prints a line past the capture of a test's output, so that the tests' driver sees it even if the
+/// test passes.
 pub fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).expect("print a line");

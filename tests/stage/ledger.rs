@@ -1,7 +1,8 @@
-//! What a worker's flows must be counted as, by what the worker itself saw: per service, and by the kernel's own
-//! counters of the network namespace, which know nothing of services and prove the worker.
+//! The expected counts of a worker's flows, from what the worker itself saw: per service, and by
+//! the kernel's own counters of the network namespace. The kernel's counters do not depend on
+//! services and so verify the worker.
 //!
-//! It knows nothing of how socklb counts.
+//! This file knows nothing of how socklb counts.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ending::{Ending, Seen};
 
-/// What the kernel counts per network namespace, in `/proc/net/snmp` and `/proc/net/netstat`.
+/// The kernel's counters per network namespace, from `/proc/net/snmp` and `/proc/net/netstat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// `ActiveOpens`: SYNs of new connections.
@@ -24,14 +25,15 @@ pub struct Counters {
     pub aborted_on_close: u64,
     /// `TCPAbortOnTimeout`.
     pub aborted_on_timeout: u64,
-    /// Connections that the client reset at once: the kernel may have handled that before its own last step of the
-    /// handshake, on another CPU, and then counts an attempt that failed in place of a reset. It counts no such thing itself.
+    /// Connections that the client reset at once. The kernel may have processed the reset before
+    /// its own last step of the handshake, on another CPU; it then counts a failed attempt instead
+    /// of a reset. No kernel counter corresponds to this field.
     pub hasty: u64,
 }
 
 impl Counters {
-    /// What the kernel counts when it ends so. Both ends of a connection are in the namespace, so that one that does not
-    /// end in order is reset twice.
+    /// The kernel's counts for one flow with this ending. Both ends of a connection are in the
+    /// namespace, so a connection that does not end in order is reset twice.
     pub fn of(seen: Seen) -> Self {
         let mut counters = Self::default();
         match seen {
@@ -40,7 +42,7 @@ impl Counters {
                 counters.attempts_failed = 1;
             }
             Seen::TimedOut => (counters.attempts_failed, counters.aborted_on_timeout) = (1, 1),
-            // The server does it with `SO_LINGER` 0.
+            // The server resets with `SO_LINGER` 0.
             Seen::Reset | Seen::Lingered => (counters.resets, counters.aborted_on_data) = (2, 1),
             Seen::DataTimeout => (counters.resets, counters.aborted_on_timeout) = (2, 1),
             Seen::Unread => (counters.resets, counters.aborted_on_close) = (2, 1),
@@ -49,10 +51,10 @@ impl Counters {
         counters
     }
 
-    /// The counters of the calling process's network namespace.
+    /// Reads the counters of the calling process's network namespace.
     ///
     /// # Panics
-    /// If one is not there.
+    /// If a counter is missing.
     pub fn read() -> Self {
         let files = ["snmp", "netstat"].map(|name| {
             std::fs::read_to_string(format!("/proc/net/{name}")).expect("the kernel's network counters")
@@ -71,7 +73,7 @@ impl Counters {
         }
     }
 
-    /// What was counted since these were read.
+    /// The difference between two readings.
     #[must_use]
     pub fn until(self, now: Self) -> Self {
         Self {
@@ -85,7 +87,7 @@ impl Counters {
         }
     }
 
-    /// Whether the kernel may count this much where all that was seen is these.
+    /// Whether the kernel's counts are consistent with these counts of what the worker saw.
     pub fn allow(self, counted: Self) -> bool {
         let early = self.resets.saturating_sub(counted.resets);
         let allowed = Self {
@@ -108,7 +110,7 @@ impl Counters {
     }
 }
 
-/// A line of names, then a line of values in the same order.
+/// The text has a line of names, then a line of values in the same order.
 fn counter(text: &str, name: &str) -> Option<u64> {
     let lines: Vec<&str> = text.lines().collect();
     lines.chunks(2).find_map(|pair| {
@@ -118,23 +120,21 @@ fn counter(text: &str, name: &str) -> Option<u64> {
     })
 }
 
-/// The flows of one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flows {
-    /// Calls of connect(2) for which a backend must have been chosen.
+    /// Calls of connect(2) that must have chosen a backend.
     pub chosen: u64,
-    /// Those of which a SYN was sent.
+    /// Those that sent a SYN.
     pub connecting: u64,
     /// Those that became connections.
     pub established: u64,
     /// Those whose socket is open.
     pub held: u64,
-    /// Those that ended, by how.
+    /// Flows that ended, by ending.
     pub endings: BTreeMap<Ending, u64>,
 }
 
 impl Flows {
-    /// How many ended so.
     pub fn ended(&self, ending: Ending) -> u64 {
         self.endings.get(&ending).copied().unwrap_or_default()
     }
@@ -145,7 +145,7 @@ impl Flows {
 pub struct Ledger {
     /// By service.
     pub services: BTreeMap<String, Flows>,
-    /// All together.
+    /// The sum over all services.
     pub counters: Counters,
 }
 
@@ -157,7 +157,7 @@ impl Ledger {
         self.services.get_mut(name).expect("it is there")
     }
 
-    /// A connection was made and is held.
+    /// Counts a connection that was made and is held.
     pub fn hold(&mut self, service: &str) {
         let flows = self.service(service);
         flows.chosen += 1;
@@ -167,7 +167,7 @@ impl Ledger {
         self.counters.opened += 1;
     }
 
-    /// A held connection ended.
+    /// Counts the end of a held connection.
     pub fn let_go(&mut self, service: &str, seen: Seen) {
         let flows = self.service(service);
         flows.held -= 1;
@@ -175,7 +175,7 @@ impl Ledger {
         self.counters.add(Counters::of(seen));
     }
 
-    /// A flow began and ended.
+    /// Counts a flow that began and ended.
     pub fn ended(&mut self, service: &str, seen: Seen) {
         let flows = self.service(service);
         flows.chosen += 1;
@@ -185,25 +185,25 @@ impl Ledger {
         self.elsewhere(seen);
     }
 
-    /// A datagram socket was connected: it is a flow until it is connected again or closed.
+    /// Counts a connected datagram socket: it is a flow until it is connected again or closed.
     pub fn datagram(&mut self, service: &str) {
         let flows = self.service(service);
         flows.chosen += 1;
         *flows.endings.entry(Ending::Closed).or_default() += 1;
     }
 
-    /// A connection to an address that is no service began and ended.
+    /// Counts a connection to an address that is no service, which began and ended.
     pub fn elsewhere(&mut self, seen: Seen) {
         self.counters.opened += u64::from(seen.was_sent());
         self.counters.add(Counters::of(seen));
     }
 
-    /// What ends now is a connection that the server may not know of yet.
+    /// Marks the connection that ends now as one that the server may not have seen yet.
     pub fn hastily(&mut self) {
         self.counters.hasty += 1;
     }
 
-    /// Takes the flows of another one in.
+    /// Adds the flows of another ledger.
     pub fn merge(&mut self, other: Self) {
         for (name, flows) in other.services {
             let mine = self.service(&name);
@@ -218,7 +218,7 @@ impl Ledger {
         self.counters.add(other.counters);
     }
 
-    /// Calls for which a backend must have been chosen, in all services.
+    /// Calls that must have chosen a backend, in all services.
     pub fn chosen(&self) -> u64 {
         self.services.values().map(|flows| flows.chosen).sum()
     }

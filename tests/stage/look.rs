@@ -1,5 +1,6 @@
-//! Facts of running programs, compared as they come true. A daemon, an agent or the kernel may show the effect of an action a
-//! moment later, so a single look can be too early. `crate::looks` finds single looks that an assertion compares.
+//! Facts of running programs, compared as they come true. A daemon, an agent or the kernel may show
+//! the effect of an action a moment later, so a single look can be too early. `crate::looks` finds
+//! single looks that an assertion compares.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -16,7 +17,8 @@ pub fn look<T: Debug, F: FnMut() -> T>(fact: F) -> Look<F> {
 }
 
 impl<T: Debug, F: FnMut() -> T> Look<F> {
-    /// Waits until the fact is exactly this value. A counter that exceeds the value never returns to it, and fails here.
+    /// Waits until the fact is exactly this value. A counter that exceeds the value never returns
+    /// to it, and fails here.
     #[track_caller]
     pub fn becomes<V: Debug>(self, value: V) -> T
     where

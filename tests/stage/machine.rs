@@ -1,7 +1,9 @@
-//! A machine like this one that may be changed at will: what a package does to a system is tried there.
+//! A disposable machine like this one: tests install packages there to see what they do to a
+//! system.
 //!
-//! Its files are this machine's, and what it writes is in memory. It runs systemd, whether this machine does or not, or
-//! nobody, as in an image that is being built. Gone without a trace when it is dropped, also when a test is killed.
+//! It sees this machine's files, and what it writes is in memory. It runs systemd even if this
+//! machine does not, or no init, like an image that is being built. It disappears without a trace
+//! when it is dropped, also when a test is killed.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,9 +13,8 @@ use std::process::{Child, Command, Output, Stdio};
 use crate::probe::die_with_us;
 use crate::{Cgroup, eventually, program};
 
-/// The machine.
 pub struct Machine {
-    // Dropped in this order: whoever uses something goes first.
+    // Dropped in this order: users before the things that they use.
     starter: Child,
     _cgroup: Cgroup,
     folder: tempfile::TempDir,
@@ -21,7 +22,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// With systemd, as far as `basic.target`.
+    /// With systemd, started up to `basic.target`.
     #[track_caller]
     pub fn with_systemd() -> Self {
         let machine = Self::start("systemd");
@@ -50,7 +51,7 @@ impl Machine {
         BufReader::new(out).read_line(&mut process_1).expect("the machine says its process 1");
         let process_1 = process_1.trim().to_owned();
         let mut machine = Self { starter, _cgroup: cgroup, folder, process_1 };
-        // Until init runs, the files are not those of the machine yet.
+        // Until init runs, the machine does not have its own files yet.
         let init = if init == "systemd" { "/usr/lib/systemd/systemd\0" } else { "/usr/bin/sleep\0" };
         let command = format!("/proc/{}/cmdline", machine.process_1);
         let look = || {
@@ -67,12 +68,11 @@ impl Machine {
         self.folder.path().join("shared")
     }
 
-    /// A file of the machine, seen from here.
+    /// The path on the host of a file of the machine.
     pub fn file(&self, path: &str) -> PathBuf {
         Path::new("/proc").join(&self.process_1).join("root").join(path.trim_start_matches('/'))
     }
 
-    /// Writes a file of the machine.
     #[track_caller]
     pub fn write(&self, path: &str, text: &str) {
         let path = self.file(path);
@@ -93,7 +93,7 @@ impl Machine {
         enter.stdin(Stdio::null()).output().expect("start nsenter")
     }
 
-    /// Runs a command that must succeed and returns what it printed.
+    /// Runs a command that must succeed and returns its output.
     #[track_caller]
     pub fn good(&self, command: &[&str]) -> String {
         let output = self.run(command);
@@ -110,7 +110,8 @@ impl Drop for Machine {
             let journal = self.run(&["journalctl", "--no-pager", "--output=short-monotonic"]);
             eprintln!("--- the machine's journal ---\n{}", String::from_utf8_lossy(&journal.stdout));
         }
-        // Process 1 dies with the one that started it, and everybody with process 1.
+        // Process 1 dies with its starter, and all other processes of the machine die with process
+        // 1.
         let _ = self.starter.kill();
         let _ = self.starter.wait();
     }

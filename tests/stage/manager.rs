@@ -1,4 +1,4 @@
-//! A service manager, as far as the daemon speaks with one: the socket of sd_notify(3).
+//! A service manager, as far as the daemon talks to one: the socket of sd_notify(3).
 
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
@@ -7,27 +7,28 @@ use std::time::Duration;
 
 use crate::patience;
 
-/// Receives what a daemon notifies.
+/// Receives a daemon's notifications.
 pub struct Manager {
     socket: UnixDatagram,
     path: PathBuf,
 }
 
 impl Manager {
-    /// Listens at a path.
     pub fn new(path: PathBuf) -> Self {
         let socket = UnixDatagram::bind(&path).expect("bind the notification socket");
         socket.set_read_timeout(Some(patience())).expect("set the limit of time");
         Self { socket, path }
     }
 
-    /// Makes a command one that this manager starts, and wants signs of life from.
+    /// Sets up a command as if this manager starts it and expects a watchdog notification in every
+    /// `watchdog`.
     pub fn starts(&self, command: &mut Command, watchdog: Duration) {
         command.env("NOTIFY_SOCKET", &self.path);
         command.env("WATCHDOG_USEC", watchdog.as_micros().to_string());
     }
 
-    /// The next notification that has a line beginning with `prefix`, whole; others are passed over.
+    /// Waits for the next notification that has a line beginning with `prefix`, and returns all its
+    /// lines. Skips other notifications.
     #[track_caller]
     pub fn expect(&self, prefix: &str) -> Vec<String> {
         let deadline = std::time::Instant::now() + patience();
@@ -45,7 +46,8 @@ impl Manager {
         panic!("no notification {prefix:?}; seen: {seen:?}");
     }
 
-    /// How many notifications with a line `counted` arrive until one with a line `last` does.
+    /// The number of notifications with a line `counted` that arrive until one with a line `last`
+    /// does.
     #[track_caller]
     pub fn count_until(&self, last: &str, counted: &str) -> usize {
         let mut count = 0;
@@ -60,7 +62,7 @@ impl Manager {
         }
     }
 
-    /// Forgets what has arrived.
+    /// Discards the notifications that have arrived.
     pub fn drain(&self) {
         self.socket.set_nonblocking(true).expect("do not wait");
         while self.socket.recv(&mut [0; 4096]).is_ok() {}

@@ -13,25 +13,26 @@ use crate::sys::{attributes, bpf};
 #[derive(Clone, Copy, Debug)]
 pub struct Raw<T>(pub T);
 
-// SAFETY: bytemuck's `Pod` promises what aya's asks for: any bits are a value, and there is no padding.
+// SAFETY: bytemuck's `Pod` guarantees what aya's requires: every bit pattern is a value, and there
+// is no padding.
 unsafe impl<T: bytemuck::Pod> aya::Pod for Raw<T> {}
 
-/// An array map by its pin.
+/// Opens an array map by its pin.
 pub fn array<T: bytemuck::Pod>(pin: &Path) -> Array<MapData, Raw<T>> {
     Array::try_from(open(pin)).expect("an array of this shape")
 }
 
-/// A hash map by its pin.
+/// Opens a hash map by its pin.
 pub fn hash<K: bytemuck::Pod, V: bytemuck::Pod>(pin: &Path) -> HashMap<MapData, Raw<K>, Raw<V>> {
     HashMap::try_from(open(pin)).expect("a hash of this shape")
 }
 
-/// A per-CPU array map by its pin.
+/// Opens a per-CPU array map by its pin.
 pub fn per_cpu<T: bytemuck::Pod>(pin: &Path) -> PerCpuArray<MapData, Raw<T>> {
     PerCpuArray::try_from(open(pin)).expect("a per-CPU array of this shape")
 }
 
-/// All values of an array map by its pin, in one call: one per entry takes seconds in a guest.
+/// All values of a pinned array map, in one call: one call per entry takes seconds in a guest.
 pub fn values<T: bytemuck::Pod>(pin: &Path) -> Vec<T> {
     let data = MapData::from_pin(pin).unwrap_or_else(|error| panic!("open {}: {error}", pin.display()));
     let info = data.info().expect("ask what the map is");
@@ -46,21 +47,22 @@ pub fn values<T: bytemuck::Pod>(pin: &Path) -> Vec<T> {
     attr.batch.values = values.as_mut_ptr() as u64;
     attr.batch.count = count;
     attr.batch.map_fd = data.fd().as_fd().as_raw_fd().cast_unsigned();
-    // SAFETY: there is room for as many keys and values as are asked for, and all of it outlives the call.
+    // SAFETY: there is room for as many keys and values as the call requests, and all of it
+    // outlives the call.
     let result = unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) };
     match result {
         Ok(_) => {}
-        // The end of the map is reported as an absence.
+        // The kernel reports the end of the map as ENOENT.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
         Err(error) => panic!("look all of {} up: {error}", pin.display()),
     }
-    // SAFETY: the call has stored how many it found.
+    // SAFETY: the call has stored how many entries it found.
     count = unsafe { attr.batch.count };
     values.truncate(count as usize);
     values
 }
 
-/// Stores all values of an array map by its pin, in one call.
+/// Stores all values of a pinned array map, in one call.
 pub fn set_all<T: bytemuck::Pod>(pin: &Path, values: &mut [T]) {
     let data = MapData::from_pin(pin).unwrap_or_else(|error| panic!("open {}: {error}", pin.display()));
     let mut keys: Vec<u32> = (0..).take(values.len()).collect();
@@ -69,7 +71,8 @@ pub fn set_all<T: bytemuck::Pod>(pin: &Path, values: &mut [T]) {
     attr.batch.values = values.as_mut_ptr() as u64;
     attr.batch.count = u32::try_from(values.len()).expect("32 bits");
     attr.batch.map_fd = data.fd().as_fd().as_raw_fd().cast_unsigned();
-    // SAFETY: the kernel reads as many keys and values as there are, and all of it outlives the call.
+    // SAFETY: the kernel reads as many keys and values as there are, and all of it outlives the
+    // call.
     let result = unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr) };
     result.unwrap_or_else(|error| panic!("store all of {}: {error}", pin.display()));
 }

@@ -1,4 +1,4 @@
-//! A network, mount and host name namespace for the calling thread and all that it starts.
+//! A network, mount and host name namespace for the calling thread and everything that it starts.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +7,8 @@ use rustix::thread::UnshareFlags;
 
 /// A stage: own loopback, own bpffs, a fixed host name, a folder that is removed at the end.
 ///
-/// The namespaces belong to the thread that makes the stage, and to threads and processes started by it; they and the
-/// mounts in them are gone when the last of these ends, however that happens.
+/// The namespaces belong to the thread that makes the stage, and to threads and processes that it
+/// starts. The namespaces and their mounts disappear when the last of these ends, whatever ends it.
 pub struct Stage {
     folder: tempfile::TempDir,
 }
@@ -21,13 +21,14 @@ impl Stage {
     #[expect(clippy::new_without_default, reason = "it changes the calling thread")]
     pub fn new() -> Self {
         assert!(rustix::process::geteuid().is_root(), "kernel tests need root");
-        // SAFETY: only this thread's namespaces change; it holds no resource that belongs to the old ones.
+        // SAFETY: only this thread's namespaces change; it holds no resource that belongs to the
+        // old ones.
         unsafe {
             rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS | UnshareFlags::NEWUTS)
         }
         .expect("unshare namespaces");
-        // The daemon derives the start of each cursor from the host's name. A fixed name makes draws of a cursor repeatable: a
-        // test that passes on one host does not fail for ever on another.
+        // The daemon derives the start of each cursor from the host's name. A fixed name makes a
+        // cursor's choices repeatable: a test that passes on one host passes on every host.
         rustix::system::sethostname(b"stage").expect("name the host");
         loopback_up();
         rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
@@ -44,7 +45,7 @@ impl Stage {
         self.folder.path()
     }
 
-    /// A bpf file system of one's own.
+    /// The stage's own bpf file system.
     pub fn bpffs(&self) -> PathBuf {
         self.folder.path().join("bpf")
     }
@@ -52,7 +53,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // Before the folder is removed with all that lies in it.
+        // Unmounts before the folder is removed with everything in it.
         let _ = rustix::mount::unmount(self.bpffs(), rustix::mount::UnmountFlags::DETACH);
     }
 }
@@ -68,8 +69,8 @@ pub fn in_a_network_of_its_own(command: &mut std::process::Command) {
     }
 }
 
-/// Makes one more network namespace, with nothing but loopback, and runs `within` in it. It lasts as long as the file that
-/// is returned, or a path of that file in `/proc`, is open.
+/// Makes another network namespace with only a loopback device, and runs `within` in it. The
+/// namespace exists as long as the returned file, or a path of that file in `/proc`, is open.
 ///
 /// # Panics
 /// Without root.
@@ -84,8 +85,8 @@ pub fn another_network(within: impl FnOnce() + Send) -> std::fs::File {
     std::thread::scope(|scope| scope.spawn(prepare).join().expect("the network is prepared"))
 }
 
-/// Starts a command in a cgroup namespace whose root is the cgroup that it is in, with cgroup2 mounted as there, as in a
-/// container.
+/// Starts a command in a cgroup namespace with the command's cgroup as root, and with cgroup2
+/// mounted for that namespace, as in a container.
 pub fn in_a_cgroup_namespace(command: &mut std::process::Command) {
     let mount = c_path(&crate::cgroup::mount());
     // SAFETY: the closure makes system calls only and allocates nothing.
@@ -114,7 +115,7 @@ fn c_path(path: &Path) -> std::ffi::CString {
     std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("a path")
 }
 
-/// A new network namespace has a loopback device that is down, and so has a guest.
+/// Brings the loopback device up; it is down in a new network namespace and in a guest.
 ///
 /// # Panics
 /// If the kernel refuses.

@@ -1,7 +1,8 @@
 //! The pace of this machine, and configured times that allow for it.
 //!
-//! Some steps of a test must fit into a time that the test configures: five failures within the longest ejection, or a connect
-//! before a lame duck's hold is over. A busy host and an emulated guest take longer for the steps, so the time grows with them.
+//! Some steps of a test must fit into a time that the test configures: five failures within the
+//! longest ejection, or a connect before a lame duck's hold is over. A busy host and an emulated
+//! guest take longer for the steps, so the time grows with the pace.
 
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -18,7 +19,7 @@ pub fn window(time: &str) -> String {
     times(time, pace())
 }
 
-/// How many times longer than an idle host this machine takes. Measured once in a process.
+/// How many times slower than an idle host this machine is. Measured once per process.
 pub fn pace() -> u32 {
     static PACE: OnceLock<u32> = OnceLock::new();
     *PACE.get_or_init(|| {
@@ -30,7 +31,7 @@ pub fn pace() -> u32 {
     })
 }
 
-/// Starts a process and waits for its end, which every test does often.
+/// The time to start a process and wait for its end, which every test does often.
 fn time_of_a_start() -> Duration {
     let begun = Instant::now();
     let mut version = Command::new(program("socklb"));
@@ -39,7 +40,8 @@ fn time_of_a_start() -> Duration {
     begun.elapsed()
 }
 
-/// At most 5 on a host and 20 in a guest: a window of 3 s then ends within the patience of the tests.
+/// At most 5 on a host and 20 in a guest: a window of 3 s then ends within the patience of the
+/// tests.
 fn pace_of(start: Duration, in_a_guest: bool) -> u32 {
     /// Idle hosts take 3 to 8 ms.
     const IDLE: Duration = Duration::from_millis(20);

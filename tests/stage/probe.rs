@@ -1,7 +1,8 @@
-//! A process inside a cgroup that opens sockets on request: what a service behind socklb does, one step at a time. One
-//! method for each request of `protocol`; here are those about processes and TCP, in `datagrams` and `odd` the others.
+//! A process inside a cgroup that opens sockets on request: it does what a service behind socklb
+//! does, one step at a time. There is one method for each request of `protocol`: those about
+//! processes and TCP are here, the others in `datagrams` and `odd`.
 //!
-//! A method whose name begins with `try_`, or that returns a `Result`, is for what may fail; the others panic.
+//! A method panics on failure unless its name begins with `try_` or it returns a `Result`.
 
 mod datagrams;
 
@@ -19,7 +20,6 @@ use crate::protocol::{Answer, Counts, Dialled, Errno, Family, Request, Served, S
 use crate::rpc::Process;
 use crate::{Cgroup, Setup, address, program};
 
-/// The process.
 pub struct Probe {
     process: Process,
 }
@@ -30,7 +30,7 @@ impl Probe {
         Self::start_with(cgroup, |_| {})
     }
 
-    /// Starts a probe whose command `prepare` has changed.
+    /// Starts a probe after `prepare` has changed its command.
     pub fn start_with(cgroup: &Cgroup, prepare: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(program("probe"));
         command.arg(cgroup.path());
@@ -38,13 +38,12 @@ impl Probe {
         Self::of(&mut command)
     }
 
-    /// A probe by a command that becomes one.
+    /// Starts a command that becomes a probe.
     pub fn of(command: &mut Command) -> Self {
         die_with_us(command);
         Self { process: Process::start(command) }
     }
 
-    /// Sends a request and returns the answer.
     #[track_caller]
     fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Answer<T> {
         self.process.ask(request)
@@ -57,68 +56,70 @@ impl Probe {
         succeeded(request, answer)
     }
 
-    /// The same if the answer says nothing else.
+    /// The same if the answer is empty.
     #[track_caller]
     fn perform(&mut self, request: &Request) {
         self.must::<()>(request);
     }
 
-    /// Dials and reads who answers; the socket stays open.
+    /// Dials and reads the name that answers; the socket stays open.
     #[track_caller]
     pub fn dial(&mut self, to: &str) -> Dialled {
         self.must(&Request::Dial(address(to)))
     }
 
-    /// Dials; the errno if that fails. The socket stays open in both cases.
+    /// Dials; returns the errno on failure. The socket stays open in both cases.
     #[track_caller]
     pub fn try_dial(&mut self, to: &str) -> Answer<Dialled> {
         self.ask(&Request::Dial(address(to)))
     }
 
-    /// Dials with a socket of MPTCP.
+    /// Dials with an MPTCP socket.
     #[track_caller]
     pub fn dial_mptcp(&mut self, to: &str) -> Dialled {
         self.must(&Request::DialMptcp(address(to)))
     }
 
-    /// Dials again on a socket that exists.
+    /// Dials again on an existing socket.
     #[track_caller]
     pub fn try_redial(&mut self, socket: SocketId, to: &str) -> Answer<Dialled> {
         self.ask(&Request::Redial(socket, address(to)))
     }
 
-    /// Dials `count` times, closing each socket at once, and counts who answered.
+    /// Dials `count` times, closing each socket at once; counts answers by name.
     #[track_caller]
     pub fn dial_many(&mut self, to: &str, count: u32) -> Counts {
         self.must(&Request::DialMany(address(to), count))
     }
 
-    /// Lets the probe dial without pause, closing each socket at once, until [`Probe::stop_dialling`].
+    /// Makes the probe dial without pause, closing each socket at once, until
+    /// [`Probe::stop_dialling`].
     #[track_caller]
     pub fn start_dialling(&mut self, to: &str) {
         self.process.send(&Request::DialUntilStopped(address(to)));
     }
 
-    /// Ends that, and returns who answered how often.
+    /// Stops dialling, and returns the number of answers by name.
     #[track_caller]
     pub fn stop_dialling(&mut self) -> Counts {
         self.stop()
     }
 
-    /// Lets the probe disconnect and connect its sockets without pause until [`Probe::stop_redialling`].
+    /// Makes the probe disconnect and connect its sockets without pause until
+    /// [`Probe::stop_redialling`].
     #[track_caller]
     pub fn start_redialling(&mut self, to: &str) {
         self.process.send(&Request::RedialUntilStopped(address(to)));
     }
 
-    /// Ends that.
     #[track_caller]
     pub fn stop_redialling(&mut self) {
         self.stop::<()>();
     }
 
-    /// Starts HTTP clients that keep their connections and send requests without pause. With `resends` a client sends a
-    /// request again if a reused connection is closed before a byte of the answer has come.
+    /// Starts HTTP clients that reuse their connections and send requests without pause. With
+    /// `resends` a client repeats a request if a reused connection is closed before a byte of the
+    /// answer has arrived.
     #[track_caller]
     pub fn start_requests(&mut self, to: &str, clients: u32, resends: bool) {
         self.perform(&Request::StartRequests(address(to), clients, resends));
@@ -130,25 +131,25 @@ impl Probe {
         self.must(&Request::Served)
     }
 
-    /// Stops these clients once the requests under way are answered.
+    /// Stops these clients after the requests under way are answered.
     #[track_caller]
     pub fn stop_requests(&mut self) -> Served {
         self.must(&Request::StopRequests)
     }
 
-    /// Ends what goes on, and returns its answer.
+    /// Ends the running loop, and returns its answer.
     #[track_caller]
     fn stop<T: DeserializeOwned>(&mut self) -> T {
         succeeded(&Request::Stop, self.ask(&Request::Stop))
     }
 
-    /// A new TCP socket that nothing is done with yet.
+    /// Opens a TCP socket and does nothing with it.
     #[track_caller]
     pub fn open_stream(&mut self, family: Family) -> SocketId {
         self.must(&Request::OpenStream(family))
     }
 
-    /// Begins to connect a new socket, and leaves it alone.
+    /// Begins to connect a new socket, and does not wait.
     #[track_caller]
     pub fn start_connect(&mut self, to: &str) -> SocketId {
         self.must(&Request::StartConnect(address(to)))
@@ -190,43 +191,42 @@ impl Probe {
         self.must(&Request::Listen(address(at)))
     }
 
-    /// Binds a socket that was connected, and listens on it.
+    /// Binds a socket that was connected before, and listens on it.
     #[track_caller]
     pub fn listen_again(&mut self, socket: SocketId, at: &str) {
         self.perform(&Request::ListenAgain(socket, address(at)));
     }
 
-    /// Accepts a connection, which stays open; returns the address of its peer.
+    /// Accepts a connection, which stays open; returns its peer's address.
     #[track_caller]
     pub fn accept(&mut self, listener: SocketId) -> SocketAddr {
         self.must(&Request::Accept(listener))
     }
 
-    /// Closes a socket.
     #[track_caller]
     pub fn close(&mut self, socket: SocketId) {
         self.perform(&Request::Close(socket));
     }
 
-    /// A copy of a socket.
     #[track_caller]
     pub fn duplicate(&mut self, socket: SocketId) -> SocketId {
         self.must(&Request::Duplicate(socket))
     }
 
-    /// What getpeername(2) says of a socket.
+    /// The result of getpeername(2).
     #[track_caller]
     pub fn peer(&mut self, socket: SocketId) -> SocketAddr {
         self.must(&Request::Peer(socket))
     }
 
-    /// What getsockname(2) says of a socket.
+    /// The result of getsockname(2).
     #[track_caller]
     pub fn local_address(&mut self, socket: SocketId) -> SocketAddr {
         self.must(&Request::LocalAddress(socket))
     }
 
-    /// Runs a command of socklb inside the probe's cgroup, by a process that the probe starts; returns its exit code.
+    /// Runs a command of socklb inside the probe's cgroup, in a process that the probe starts;
+    /// returns its exit code.
     #[track_caller]
     pub fn socklb(&mut self, setup: &Setup, arguments: &[&str]) -> i32 {
         self.start_socklb(setup, arguments);
@@ -241,7 +241,7 @@ impl Probe {
         self.process.send(&Request::Run { program: command.get_program().into(), arguments });
     }
 
-    /// Waits for its end; returns its exit code.
+    /// Waits for the end of that command; returns its exit code.
     #[track_caller]
     pub fn finish_socklb(&mut self) -> i32 {
         succeeded(&"a command of socklb", self.process.receive())
@@ -259,18 +259,15 @@ impl Probe {
         self.perform(&Request::HoldInChild);
     }
 
-    /// Kills such children.
     #[track_caller]
     pub fn kill_children(&mut self) {
         self.perform(&Request::KillChildren);
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// Kills the process.
     pub fn kill(self) {
         drop(self.process);
     }
@@ -283,7 +280,7 @@ fn succeeded<T>(request: &impl Debug, answer: Result<T, Errno>) -> T {
     })
 }
 
-/// Lets a child end when the test thread that started it does, however that happens.
+/// Makes a child end when the test thread that started it ends, for whatever reason.
 pub fn die_with_us(command: &mut Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {
@@ -294,7 +291,7 @@ pub fn die_with_us(command: &mut Command) {
     }
 }
 
-/// Takes capabilities from what a command starts, root's as well.
+/// Removes capabilities from a command's process, even if it runs as root.
 pub fn without(command: &mut Command, capabilities: CapabilitySet) {
     // SAFETY: the closure makes system calls and allocates nothing.
     unsafe {

@@ -1,5 +1,5 @@
-//! Cgroups whose processes may use a part of a processor, of whichever version has the controller here: version 1 where it is mounted,
-//! else version 2. What they have used is the kernel's own count.
+//! Cgroups that limit their processes to a part of a processor. They use version 1 if its
+//! controller is mounted, else version 2. The used time is the kernel's own count.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cgroup::{enter, mount, name, remove, remove_leftovers};
 
-/// A cgroup with a quota. Removed when it is dropped, with whoever is in it.
+/// A cgroup with a quota. On drop, its processes are killed and it is removed.
 #[derive(Debug)]
 pub struct Quota {
     name: String,
     version: Version,
 }
 
-/// The directories of one.
+/// The directories of the cgroup.
 #[derive(Debug)]
 enum Version {
     /// Limits and use may be counted in different hierarchies.
@@ -30,12 +30,12 @@ enum Version {
     },
 }
 
-/// What the kernel has counted.
+/// The kernel's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
     /// Time on processors.
     pub used: Duration,
-    /// Time in which somebody could not run because the quota was used up, by processor.
+    /// Time in which a process could not run because the quota was used up, summed over processors.
     pub throttled: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Quota {
             let cpuacct = mount_1("cpuacct")?.context("cpuacct is mounted where cpu is")?;
             for mount in [&cpu, &cpuacct] {
                 remove_leftovers(mount);
-                // Both may be one hierarchy.
+                // Both directories may be the same.
                 fs::create_dir_all(mount.join(&name)).with_context(|| mount.display().to_string())?;
             }
             Version::One { cpu: cpu.join(&name), cpuacct: cpuacct.join(&name) }
@@ -65,12 +65,12 @@ impl Quota {
         Ok(Self { name, version })
     }
 
-    /// Its path as a configuration names it: relative to the mount.
+    /// The path as configurations write it: relative to the mount.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its version of cgroups.
+    /// The version of cgroups.
     pub fn version(&self) -> u8 {
         match self.version {
             Version::One { .. } => 1,
@@ -78,7 +78,7 @@ impl Quota {
         }
     }
 
-    /// Lets it use so much in each period.
+    /// Limits the processor time in each period.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -96,7 +96,7 @@ impl Quota {
         }
     }
 
-    /// What it has used.
+    /// The kernel's counts of what the cgroup has used.
     ///
     /// # Errors
     /// If its files cannot be read.
@@ -120,7 +120,6 @@ impl Quota {
         })
     }
 
-    /// Starts a command inside it.
     pub fn enter(&self, command: &mut Command) {
         for directory in self.directories() {
             enter(directory, command);
@@ -143,7 +142,8 @@ impl Drop for Quota {
     }
 }
 
-/// Where a controller of version 1 is mounted, by file system type; `None` if it is not.
+/// The mount point of a version 1 controller, found by file system type; `None` if it is not
+/// mounted.
 fn mount_1(controller: &str) -> Result<Option<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mountinfo").context("read the mount table")?;
     let line = table.lines().find(|line| {

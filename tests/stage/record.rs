@@ -1,19 +1,18 @@
-//! How many instructions the verifier looked at, per kernel, configuration and program, as recorded in the tree: a
-//! program that gets much dearer to verify comes nearer to the kernel's limit of a million, and nobody would notice.
+//! How many instructions the verifier processed, per kernel, configuration and program, as recorded
+//! in the tree. The record makes it visible when a program becomes much more expensive to verify
+//! and approaches the kernel's limit of a million.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One program on one kernel.
+/// The count of one program on one kernel.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Count {
     /// The kernel's version, such as `6.1`.
     pub kernel: String,
-    /// How large the maps are: `default` or `maximum`.
+    /// The size of the maps: `default` or `maximum`.
     pub configuration: String,
-    /// The program.
     pub program: String,
-    /// Instructions.
     pub instructions: u64,
 }
 
@@ -24,10 +23,11 @@ impl fmt::Display for Count {
     }
 }
 
-/// Names the variable with which counts are printed for a new record and not compared with the old one.
+/// Names the variable that makes tests print counts for a new record instead of comparing them with
+/// the old one.
 pub const RECORDING: &str = "SOCKLB_TEST_RECORDING";
 
-/// What a line of a count begins with.
+/// The prefix of a line with a count.
 const MARK: &str = "verifier: ";
 
 impl Count {
@@ -44,16 +44,15 @@ impl Count {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record(BTreeMap<String, BTreeMap<String, BTreeMap<String, u64>>>);
 
-/// How a count stands to the record.
+/// How a count compares with the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Compared {
-    /// No count of this kernel is recorded.
+    /// The record has no count of this kernel.
     UnknownKernel,
-    /// This kernel's are, but not this one.
+    /// The record has counts of this kernel, but not this one.
     Unrecorded,
-    /// As recorded, or up to a tenth more.
+    /// As recorded, or at most a tenth more.
     Fine(u64),
-    /// Fewer than recorded.
     Fewer(u64),
     /// More than a tenth more than recorded.
     TooMany(u64),
@@ -63,12 +62,12 @@ impl Record {
     /// Reads a record.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the text is not a record.
     pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
         toml::from_str(text).map(Self)
     }
 
-    /// Takes counts in, in place of all that is recorded of their kernels.
+    /// Replaces everything that is recorded of the kernels of these counts.
     pub fn replace(&mut self, counts: impl IntoIterator<Item = Count>) {
         let mut fresh = Self::default();
         for Count { kernel, configuration, program, instructions } in counts {
@@ -78,7 +77,6 @@ impl Record {
         self.0.extend(fresh.0);
     }
 
-    /// The record as text.
     pub fn text(&self) -> String {
         let mut text = "# Instructions that the verifier looked at, by kernel, size of the maps, and program. Written by\n\
                         # `cargo xtask test vm --record`; a test fails if a count grows by more than a tenth.\n"
@@ -94,7 +92,6 @@ impl Record {
         text
     }
 
-    /// Compares one count.
     pub fn compare(&self, count: &Count) -> Compared {
         let Some(kernel) = self.0.get(&count.kernel) else { return Compared::UnknownKernel };
         let recorded = kernel.get(&count.configuration).and_then(|programs| programs.get(&count.program));
@@ -108,7 +105,7 @@ impl Record {
         }
     }
 
-    /// What is recorded of a kernel and not among these counts.
+    /// The entries that are recorded of a kernel and missing in these counts.
     pub fn stale(&self, kernel: &str, counts: &[Count]) -> Vec<String> {
         let mut stale = Vec::new();
         for (configuration, programs) in self.0.get(kernel).into_iter().flatten() {

@@ -1,5 +1,5 @@
-//! A host behind a router that knows no way to it: a pair of virtual Ethernet devices, with a network namespace at the far
-//! end that forwards, and answers with ICMP.
+//! A host behind a router that has no route to it: a pair of virtual Ethernet devices, with a
+//! network namespace at the far end that forwards, and answers with ICMP.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,10 +10,10 @@ use rustix::thread::LinkNameSpaceType;
 
 use crate::namespace::another_network;
 
-/// Where nobody is: the router answers what is sent there with "host unreachable".
+/// An unused address: the router answers packets to it with "host unreachable".
 pub const NOWHERE: &str = "10.77.9.9";
 
-/// The router. It is gone when this is dropped, and with it both devices.
+/// The router. Removed on drop, with both devices.
 pub struct Router {
     namespace: File,
 }
@@ -21,7 +21,8 @@ pub struct Router {
 impl Router {
     /// Connects the calling thread's network namespace with a router.
     ///
-    /// Neither side has to ask for the other's hardware address: so the answer to a packet arrives while it is being sent.
+    /// Both sides know each other's hardware address in advance, so the answer to a packet arrives
+    /// while the packet is being sent.
     ///
     /// # Panics
     /// Without root, `ip`, or virtual Ethernet devices in the kernel.
@@ -46,10 +47,10 @@ impl Router {
         router
     }
 
-    /// Has a command run in the router.
+    /// Makes a command run in the router.
     ///
     /// # Panics
-    /// Without a descriptor left.
+    /// If no descriptor is left.
     pub fn place(&self, command: &mut Command) {
         let namespace = self.namespace.try_clone().expect("a descriptor");
         // SAFETY: the closure makes one system call and allocates nothing.
@@ -59,7 +60,7 @@ impl Router {
     /// Runs a command line in the router.
     ///
     /// # Panics
-    /// If it fails.
+    /// If the command fails.
     pub fn run(&self, line: &str) {
         let mut words = line.split(' ');
         let mut command = Command::new(words.next().expect("a program"));
@@ -67,10 +68,10 @@ impl Router {
         run(&mut command);
     }
 
-    /// Does something in the router, on a thread of its own.
+    /// Runs `work` in the router, on a thread of its own.
     ///
     /// # Panics
-    /// If the work does.
+    /// If the work panics.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let enter_and_work = || {
             enter(&self.namespace).expect("enter the router");

@@ -1,7 +1,8 @@
-//! Requests to a process that a test has started, and its answers: one line of JSON each way, over the process's standard
-//! input and output. Both sides are here, so that they cannot differ.
+//! Requests to a process that a test has started, and its answers: one line of JSON each way, over
+//! the process's standard input and output. Both sides are here, so that they cannot differ.
 //!
-//! What may be asked is not known here: `protocol` defines it for probes, `workers` for the workers of the stress test.
+//! This file does not know the requests: `protocol` defines them for probes, `workers` for the
+//! workers of the stress test.
 
 use std::fmt::Debug;
 use std::io::{self, BufRead, BufReader, Write};
@@ -11,7 +12,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A process that answers requests. Killed when it is dropped.
+/// A process that answers requests. Killed on drop.
 pub struct Process {
     child: Child,
     requests: ChildStdin,
@@ -21,7 +22,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a command that becomes one, and waits until it takes requests.
+    /// Starts a command that becomes such a process, and waits until it accepts requests.
     #[track_caller]
     pub fn start(command: &mut Command) -> Self {
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -33,7 +34,6 @@ impl Process {
         process
     }
 
-    /// Sends a request and returns the answer.
     #[track_caller]
     pub fn ask<T: DeserializeOwned>(&mut self, request: &(impl Serialize + Debug)) -> T {
         self.send(request);
@@ -60,7 +60,6 @@ impl Process {
             .unwrap_or_else(|error| panic!("asked {}, the process answers {line}: {error}", self.asked))
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -73,15 +72,15 @@ impl Drop for Process {
     }
 }
 
-/// Tells whoever has started this process that it takes requests from now on.
+/// Notifies the starter of this process that it accepts requests from now on.
 ///
 /// # Errors
-/// If nobody reads.
+/// If standard output is closed.
 pub fn ready() -> Result<()> {
     answer(&())
 }
 
-/// The requests to this process, until whoever asks is gone.
+/// The requests to this process, until the requester closes standard input.
 pub fn requests<R: DeserializeOwned>() -> impl Iterator<Item = Result<R>> {
     io::stdin().lines().map(|line| {
         let line = line.context("read a request")?;
@@ -92,14 +91,14 @@ pub fn requests<R: DeserializeOwned>() -> impl Iterator<Item = Result<R>> {
 /// Answers a request.
 ///
 /// # Errors
-/// If nobody reads.
+/// If standard output is closed.
 pub fn answer(answer: &impl Serialize) -> Result<()> {
     let line = serde_json::to_string(answer)?;
     let mut out = io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).context("answer")
 }
 
-/// Answers requests one after the other, until whoever asks is gone.
+/// Answers requests one after the other, until the requester closes standard input.
 ///
 /// # Errors
 /// If a request cannot be read or carried out: the error names it.

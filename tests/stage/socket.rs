@@ -1,5 +1,6 @@
-//! HTTP over a Unix socket of the daemon or the agent. Asking the socket costs no process, unlike a command. The time limits
-//! of the commands (`lb-user/src/api/client.rs`) are here as well, so a daemon that hangs leaves both without an answer.
+//! HTTP over a Unix socket of the daemon or the agent. Asking the socket costs no process, unlike a
+//! command. The time limits of the commands (`lb-user/src/api/client.rs`) are here as well, so a
+//! daemon that hangs leaves both without an answer.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,7 +18,8 @@ const TO_GO_ON: Duration = Duration::from_secs(30);
 /// Returns the body of the answer to a GET request. It must begin within `to_begin`.
 ///
 /// # Errors
-/// If nothing listens, if the socket's queue is full, if the answer does not arrive in time, or if its status is not 200.
+/// If nothing listens, if the socket's queue is full, if the answer does not arrive in time, or if
+/// its status is not 200.
 pub fn get(socket: &Path, path: &str, to_begin: Duration) -> io::Result<String> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -26,7 +28,8 @@ pub fn get(socket: &Path, path: &str, to_begin: Duration) -> io::Result<String> 
     let mut stream = UnixStream::from(stream);
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(to_begin))?;
-    // HTTP 1.0 has no chunks: a chunk's size would lie between two lines of the body, or within one.
+    // HTTP 1.0 has no chunks: a chunk's size would lie between two lines of the body, or within
+    // one.
     write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n")?;
     let mut answer = vec![0; 64];
     let begun = stream.read(&mut answer)?;

@@ -1,8 +1,9 @@
-//! The stage of the kernel tests: a network and mount namespace of one's own, cgroups, backends that answer with their
-//! names, a probe process inside a cgroup, and the program under test.
+//! The stage of the kernel tests: a network and mount namespace of the test's own, cgroups,
+//! backends that answer with their names, a probe process inside a cgroup, and the program under
+//! test.
 //!
-//! Everything is struck when its owner is dropped, also when a test panics. It knows of socklb what an operator knows:
-//! its commands, its files, its pinned maps.
+//! Everything is removed when its owner is dropped, also when a test panics. The stage knows of
+//! socklb what an operator knows: its commands, its files, its pinned maps.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -88,27 +89,29 @@ pub use probe::Probe;
 pub use protocol::{Dialled, Family, SocketId};
 pub use quota::Quota;
 
-/// An address as tests and configurations write it.
+/// Parses an address as tests and configurations write it.
 ///
 /// # Panics
-/// If it is none.
+/// If the text is not an address.
 #[track_caller]
 pub fn address(text: &str) -> SocketAddr {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// How long a fact may take to come true: longer in a guest, whose CPU is emulated and shared.
+/// How long a fact may take to come true: longer in a guest, because its CPU is emulated and
+/// shared.
 pub fn patience() -> Duration {
     let seconds = std::env::var(PATIENCE_S).ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(30))
 }
 
-/// Whether the tests run in a guest under emulation, where everything that computes takes many times longer.
+/// Whether the tests run in a guest under emulation, where all computation takes many times longer.
 pub fn in_a_guest() -> bool {
     std::env::var_os(PATIENCE_S).is_some()
 }
 
-/// How often or how long a test does something: less in a normal run than with `cargo xtask test --all`.
+/// Selects how often or how long a test does something: `long` with `cargo xtask test --all`, else
+/// `short`.
 pub fn amount<T>(short: T, long: T) -> T {
     if std::env::var_os(LONG).is_some() { long } else { short }
 }
@@ -116,10 +119,11 @@ pub fn amount<T>(short: T, long: T) -> T {
 /// Names the variable that `cargo xtask test --all` sets.
 const LONG: &str = "SOCKLB_TEST_LONG";
 
-/// Names the variable that lengthens it; set by whoever starts the tests in a guest.
+/// Names the variable that lengthens the patience; the starter of the tests in a guest sets it.
 pub const PATIENCE_S: &str = "SOCKLB_TEST_PATIENCE_S";
 
-/// Waits until `fact` holds, looking again and again; panics with `what` and the last look if it does not in time.
+/// Calls `look` repeatedly until `fact` holds for its result; panics with `what` and the last
+/// result if that takes too long.
 #[track_caller]
 pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> T {
     let patience = patience();
@@ -127,10 +131,11 @@ pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact:
         .unwrap_or_else(|seen| panic!("{what} did not come true in {patience:?}; last seen: {seen:?}"))
 }
 
-/// The same with a time of one's own, and the last look as an error if the fact does not come true.
+/// The same with another time limit. If the fact does not come true, returns the last result as an
+/// error.
 ///
 /// # Errors
-/// If it does not.
+/// If the fact does not come true in time.
 pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> Result<T, T> {
     let deadline = Instant::now() + time;
     loop {
@@ -141,8 +146,8 @@ pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) 
         if Instant::now() >= deadline {
             return Err(seen);
         }
-        // Yields the CPU between looks, which may themselves be dear: 5 ms, and longer where everything takes longer.
-        // The fact decides when it ends, not the clock.
+        // Yields the CPU between looks, which may be expensive themselves: 5 ms, and longer if the
+        // patience is longer. The fact decides when the wait ends, not the clock.
         std::thread::park_timeout(patience() / 2000);
     }
 }
@@ -150,7 +155,7 @@ pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) 
 /// A program of this build: `socklb`, or one of the tests' own.
 pub fn program(name: &str) -> PathBuf {
     let mut directory = std::env::current_exe().expect("the path of the running test");
-    // target/<profile>/deps/<test> or target/<profile>/<bin>.
+    // The path is target/<profile>/deps/<test> or target/<profile>/<bin>.
     directory.pop();
     if directory.ends_with("deps") {
         directory.pop();
@@ -164,20 +169,21 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// Waits until nobody has a file open for writing: a child that another test starts at this moment may have inherited our
-/// descriptor, and until it has become another program the kernel starts none from the file (ETXTBSY).
+/// Waits until no process has a file open for writing. A child that another test starts at this
+/// moment may have inherited this process's descriptor; until the child executes another program,
+/// the kernel refuses to execute the file (ETXTBSY).
 pub fn until_nobody_writes(path: &Path) {
     let file = std::fs::File::open(path).expect("open the file");
     let lease = |kind: libc::c_int| {
         // SAFETY: the call takes no pointers.
         unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_SETLEASE, kind) }
     };
-    // The kernel grants a lease for reading only if nobody writes.
+    // The kernel grants a lease for reading only if no process has the file open for writing.
     eventually("nobody writes the file", || lease(libc::F_RDLCK), |result| *result == 0);
     lease(libc::F_UNLCK);
 }
 
-/// Writes a file the way a careful tool does: to another name, then renamed into place.
+/// Replaces a file as a careful tool does: writes another name, then renames it into place.
 pub fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).expect("write the new file");

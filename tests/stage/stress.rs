@@ -1,55 +1,56 @@
-//! The services of the stress test: their backends behave in every way in which a connection can end.
+//! The services of the stress test: their backends behave in every way in which a connection can
+//! end.
 //!
-//! One service per scenario, so that what ends wrongly is not hidden by something that ends wrongly the other way round.
-//! All is within one network namespace and needs no firewall: who must not answer has a packet filter on its socket.
+//! There is one service per scenario, so that opposite miscounts of two scenarios cannot hide each
+//! other. Everything is within one network namespace and needs no firewall: a socket that must not
+//! answer has a packet filter.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
 
 use crate::Cgroup;
 
-/// Where the server answers, over TCP and UDP. All ports are below those that clients are given.
+/// The port at which the server answers, over TCP and UDP. All ports are below those that clients
+/// are given.
 pub const ANSWERS: u16 = 1100;
-/// Nobody listens.
+/// Nothing listens here.
 pub const CLOSED: u16 = 1101;
-/// Somebody listens and drops what comes.
+/// A listener drops all packets.
 pub const DROPS: u16 = 1102;
-/// Somebody listens and drops what comes, and ICMP says that...
-/// ...the host cannot be reached.
+/// A listener drops all packets, and ICMP reports that the host cannot be reached.
 pub const NO_HOST: u16 = 1104;
-/// ...the port cannot.
+/// The same; ICMP reports that the port cannot be reached.
 pub const NO_PORT: u16 = 1105;
-/// ...the protocol is not spoken.
+/// The same; ICMP reports that the protocol is not supported.
 pub const NO_PROTOCOL: u16 = 1106;
-/// ...the network cannot be reached.
+/// The same; ICMP reports that the network cannot be reached.
 pub const NO_NETWORK: u16 = 1107;
 
-/// Networks to which there is no way, each for another reason: no route, and routes that refuse in three manners.
+/// Networks that cannot be reached, each for another reason: no route, and three kinds of routes
+/// that refuse.
 pub const UNROUTED: [&str; 4] = ["198.18.0.1:80", "198.18.1.1:80", "198.18.2.1:80", "198.18.3.1:80"];
 
 /// Where the backends of a service are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
-    /// That many addresses of the loopback network, at a port.
+    /// This many addresses of the loopback network, at a port.
     Loopback(u8, u16),
     /// The loopback address of IPv6, at a port.
     Loopback6(u16),
-    /// Nowhere that can be reached.
+    /// Addresses that cannot be reached.
     Unrouted,
-    /// As the first, over UDP.
+    /// As `Loopback`, over UDP.
     Datagrams(u8, u16),
 }
 
-/// A service of the stress test.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
-    /// Its name.
     pub name: &'static str,
     number: u8,
     behind: Behind,
 }
 
-/// All services. Those whose names begin alike are of one scenario.
+/// All services. Services with the same prefix belong to one scenario.
 const SERVICES: [(&str, Behind); 33] = [
     ("closed", Behind::Loopback(4, ANSWERS)),
     ("closed-6", Behind::Loopback6(ANSWERS)),
@@ -83,7 +84,7 @@ const SERVICES: [(&str, Behind); 33] = [
     ("retried-refused", Behind::Loopback(2, CLOSED)),
     ("retried-unrouted", Behind::Unrouted),
     ("datagram", Behind::Datagrams(3, ANSWERS)),
-    // Enough of them that a hundred thousand sockets and more find ports.
+    // Enough backends that more than a hundred thousand sockets find ports.
     ("crowd", Behind::Loopback(16, ANSWERS)),
 ];
 
@@ -96,12 +97,12 @@ impl Service {
         all().find(|service| service.name == name).unwrap_or_else(|| panic!("no service {name}"))
     }
 
-    /// Whether it takes datagrams.
+    /// Whether the service is UDP.
     pub fn is_datagram(&self) -> bool {
         matches!(self.behind, Behind::Datagrams(..))
     }
 
-    /// Its address, which nothing has.
+    /// The service's address, which no interface has.
     pub fn address(&self) -> SocketAddr {
         let Self { number, behind, .. } = self;
         let text = match behind {
@@ -111,7 +112,6 @@ impl Service {
         text.parse().expect("an address")
     }
 
-    /// Its backends.
     pub fn backends(&self) -> Vec<SocketAddr> {
         let number = self.number;
         let texts: Vec<String> = match self.behind {
@@ -125,12 +125,11 @@ impl Service {
     }
 }
 
-/// All services.
 pub fn all() -> impl Iterator<Item = Service> {
     SERVICES.iter().zip(1..).map(|((name, behind), number)| Service { name, number, behind: *behind })
 }
 
-/// A configuration with one client and some of the services. `end` are further lines.
+/// A configuration with one client and some of the services. `end` is appended.
 pub fn config(cgroup: &Cgroup, services: impl Iterator<Item = Service>, end: &str) -> String {
     let path = cgroup.relative();
     let mut text = format!("[[client]]\njob = \"web\"\ncgroup = \"{}\"\n", path.display());

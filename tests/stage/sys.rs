@@ -1,4 +1,5 @@
-//! The system call bpf(2) for what aya does not offer: one function, and what several tests need of it.
+//! The system call bpf(2) for what aya does not offer: one function, and helpers that several tests
+//! share.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -9,37 +10,39 @@ use std::path::Path;
 
 use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_prog_type};
 
-/// No attribute set.
+/// Attributes that are all zero.
 pub fn attributes() -> bpf_attr {
     // SAFETY: a union of plain numbers, for all of which zero is a value.
     unsafe { std::mem::zeroed() }
 }
 
-/// One call. What it returns is the command's.
+/// One call. The meaning of the returned number depends on the command.
 ///
 /// # Safety
-/// Whatever the attributes point to is as large as they say, and the kernel may write to it as the command does.
+/// Everything that the attributes point to is as large as they state, and the kernel may write to
+/// it as the command does.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's.
 pub unsafe fn bpf(command: bpf_cmd, attributes: &mut bpf_attr) -> io::Result<i32> {
-    // SAFETY: the caller's promise; the attributes themselves are as large as is said.
+    // SAFETY: the caller guarantees it for the pointers; the attributes themselves have the length
+    // that is passed.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command as u32, std::ptr::from_mut(attributes), size_of::<bpf_attr>())
     };
     i32::try_from(result).ok().filter(|result| *result >= 0).ok_or_else(io::Error::last_os_error)
 }
 
-/// `r0 = 1; exit`: lets every call go on.
+/// `r0 = 1; exit`: lets every call proceed.
 const NOTHING: [u64; 2] = [0x0000_0001_0000_00b7, 0x0000_0000_0000_0095];
 
-/// Loads a program of these instructions: an opcode is the lowest byte of each, registers the next, then an offset of 16 bits
-/// and a constant of 32.
+/// Loads a program of these instructions. In each, the lowest byte is the opcode; registers follow,
+/// then an offset of 16 bits and a constant of 32.
 ///
 /// # Panics
 /// If the kernel refuses.
 pub fn load_program(kind: bpf_prog_type, attach_type: bpf_attach_type, instructions: &[u64]) -> OwnedFd {
-    // Below Linux 5.11 programs count against what a process may lock.
+    // Below Linux 5.11 programs count as locked memory, which is limited per process.
     let unlimited = rustix::process::Rlimit { current: None, maximum: None };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Memlock, unlimited);
     let mut attr = attributes();
@@ -53,11 +56,11 @@ pub fn load_program(kind: bpf_prog_type, attach_type: bpf_attach_type, instructi
     // SAFETY: instructions and licence outlive the call, and nothing is written.
     let program = unsafe { bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
     let program = program.unwrap_or_else(|error| panic!("load a program: {error}"));
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(program) }
 }
 
-/// Attaches a program that does nothing to a cgroup. It goes with the cgroup.
+/// Attaches a program that does nothing to a cgroup. It is detached when the cgroup is removed.
 ///
 /// # Panics
 /// If the kernel refuses, or there is no such cgroup.
@@ -100,7 +103,7 @@ fn open_link(pin: &Path) -> OwnedFd {
     // SAFETY: the path outlives the call, and nothing is written.
     let link = unsafe { bpf(bpf_cmd::BPF_OBJ_GET, &mut attr) }
         .unwrap_or_else(|error| panic!("open {}: {error}", pin.display()));
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(link) }
 }
 
@@ -114,19 +117,19 @@ pub fn detach_link(pin: &Path) {
         .unwrap_or_else(|error| panic!("detach {}: {error}", pin.display()));
 }
 
-/// Detaches the program of a pinned link, at once, and removes the pin. Without the first, the kernel would do it some
-/// milliseconds after the pin is gone.
+/// Detaches the program of a pinned link at once, and removes the pin. If only the pin were
+/// removed, the kernel would detach the program some milliseconds later.
 pub fn remove_link(pin: &Path) {
     detach_link(pin);
     std::fs::remove_file(pin).unwrap_or_else(|error| panic!("remove {}: {error}", pin.display()));
 }
 
-/// Puts a program that does nothing in place of the one of a pinned link at the hook `connect4`.
+/// Replaces the program of a pinned link at the hook `connect4` with one that does nothing.
 pub fn disable_connect4(pin: &Path) {
     update_link(pin, &idle_connect4());
 }
 
-/// Puts a program in place of the one of a pinned link.
+/// Replaces the program of a pinned link.
 ///
 /// # Panics
 /// If the kernel refuses.
@@ -140,7 +143,8 @@ pub fn update_link(pin: &Path, program: &OwnedFd) {
         .unwrap_or_else(|error| panic!("update {}: {error}", pin.display()));
 }
 
-/// The kernel's ids of a client's pinned links, by name: a link that was made again has another one.
+/// The kernel's ids of a client's pinned links, by name: a link that was created again has another
+/// id.
 pub fn link_ids(pins: &Path) -> BTreeMap<String, u32> {
     let links = std::fs::read_dir(pins.join("links")).into_iter().flatten();
     links
@@ -155,16 +159,16 @@ fn link_id(pin: &Path) -> u32 {
     link_info(pin).id
 }
 
-/// A link, and the program that it leads to, by the kernel's ids.
+/// The kernel's ids of a link and of its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Its own.
+    /// The link's id.
     pub id: u32,
-    /// The program's.
+    /// The program's id.
     pub program: u32,
 }
 
-/// The link of a pin.
+/// Reads the link of a pin.
 pub fn link(pin: &Path) -> Link {
     let info = link_info(pin);
     Link { id: info.id, program: info.prog_id }
@@ -178,7 +182,7 @@ fn link_info(pin: &Path) -> bpf_link_info {
     attr.info.bpf_fd = link.as_raw_fd().cast_unsigned();
     attr.info.info_len = u32::try_from(size_of::<bpf_link_info>()).expect("a small structure");
     attr.info.info = (&raw mut info) as u64;
-    // SAFETY: the structure is as large as is said, and outlives the call.
+    // SAFETY: the structure has the length that is passed, and outlives the call.
     unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }
         .unwrap_or_else(|error| panic!("ask for {}: {error}", pin.display()));
     info
@@ -194,16 +198,17 @@ pub fn program(id: u32) -> OwnedFd {
     // SAFETY: there are no pointers in these attributes.
     let program = unsafe { bpf(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr) };
     let program = program.unwrap_or_else(|error| panic!("open program {id}: {error}"));
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(program) }
 }
 
-/// What a program of network interfaces returns for a frame, and what it has made of it.
+/// Runs a program of network interfaces on a frame. Returns the program's result and the frame that
+/// it leaves.
 ///
 /// # Panics
 /// If the kernel refuses to run it.
 pub fn run_xdp(program: &OwnedFd, frame: &[u8]) -> (u32, Vec<u8>) {
-    // As much as any program here makes longer.
+    // No program here lengthens a frame by more.
     let mut after = vec![0; frame.len() + 64];
     let mut attr = attributes();
     // SAFETY: this member is the one that the command below reads; nothing else was written.
@@ -213,7 +218,7 @@ pub fn run_xdp(program: &OwnedFd, frame: &[u8]) -> (u32, Vec<u8>) {
     (test.data_out, test.data_size_out) =
         (after.as_mut_ptr() as u64, u32::try_from(after.len()).expect("a frame"));
     test.repeat = 1;
-    // SAFETY: both buffers are as large as is said, and outlive the call.
+    // SAFETY: both buffers have the lengths that are passed, and outlive the call.
     unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }.unwrap_or_else(|error| panic!("run it: {error}"));
     // SAFETY: the call has stored both.
     let (action, length) = unsafe { (attr.test.retval, attr.test.data_size_out) };
@@ -221,19 +226,19 @@ pub fn run_xdp(program: &OwnedFd, frame: &[u8]) -> (u32, Vec<u8>) {
     (action, after)
 }
 
-/// What a program of network interfaces says of a packet.
+/// The action that a program of network interfaces returns for a packet.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub enum Action {
-    /// It is dropped.
+    /// Drop the packet.
     Drop = 1,
-    /// It goes on.
+    /// Pass the packet to the network stack.
     Pass = 2,
-    /// It is sent where it came from.
+    /// Send the packet back out of the interface that received it.
     Transmit = 3,
 }
 
-/// A program that does the same with every packet.
+/// A program that returns the same action for every packet.
 ///
 /// # Panics
 /// If the kernel refuses.
@@ -243,7 +248,7 @@ pub fn xdp_program(action: Action) -> OwnedFd {
     load_program(bpf_prog_type::BPF_PROG_TYPE_XDP, bpf_attach_type::BPF_XDP, &instructions)
 }
 
-/// The number of a network interface of this network.
+/// The number of a network interface of this network namespace.
 ///
 /// # Panics
 /// If there is no such interface.
@@ -255,8 +260,8 @@ pub fn interface_index(interface: &str) -> u32 {
     index
 }
 
-/// Sends a frame out of a network interface, so many times, as fast as one processor can: the kernel makes packets of the frame and lets a
-/// program run on them that transmits each (Linux 5.18).
+/// Sends a frame `times` times out of a network interface, as fast as one processor can: the kernel
+/// makes packets of the frame and runs a program on them that transmits each (Linux 5.18).
 ///
 /// # Panics
 /// If the kernel refuses.
@@ -272,7 +277,7 @@ pub fn send_frames(transmit: &OwnedFd, interface: u32, frame: &[u8], times: u32)
     (test.data_in, test.data_size_in) = (frame.as_ptr() as u64, context[1]);
     (test.ctx_in, test.ctx_size_in) = (context.as_ptr() as u64, 24);
     (test.repeat, test.flags, test.batch_size) = (times, LIVE_FRAMES, 64);
-    // SAFETY: frame and context are as large as is said, and outlive the call.
+    // SAFETY: frame and context have the lengths that are passed, and outlive the call.
     unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }.unwrap_or_else(|error| panic!("send it: {error}"));
 }
 
@@ -297,7 +302,8 @@ pub enum XdpMode {
     Native = 4,
 }
 
-/// Attaches a program to a network interface that lets every packet pass. It goes with the descriptor.
+/// Attaches a program to a network interface that passes every packet. It is detached when the
+/// descriptor is closed.
 ///
 /// # Panics
 /// If the kernel refuses, or there is no such interface.
@@ -314,11 +320,12 @@ pub fn attach_xdp(interface: &str, mode: XdpMode) -> OwnedFd {
     // SAFETY: there are no pointers in these attributes.
     let link = unsafe { bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr) };
     let link = link.unwrap_or_else(|error| panic!("attach to {interface}: {error}"));
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(link) }
 }
 
-/// Lets the kernel count how often programs run and how long, on the whole host, until the descriptor is closed.
+/// Makes the kernel count how often and how long programs run, on the whole host, until the
+/// descriptor is closed.
 ///
 /// # Panics
 /// If the kernel refuses.
@@ -327,18 +334,19 @@ pub fn count_runs() -> OwnedFd {
     // SAFETY: there are no pointers in these attributes.
     let fd = unsafe { bpf(bpf_cmd::BPF_ENABLE_STATS, &mut attributes()) };
     let fd = fd.unwrap_or_else(|error| panic!("turn statistics on: {error}"));
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A program at a cgroup's IPv4 connects that admits no other beside it, as an old tool attaches it. Goes when it is dropped.
+/// A program at a cgroup's IPv4 connects that permits no other program beside it, as old tools
+/// attach it. Detached on drop.
 pub struct Exclusive {
     program: OwnedFd,
     cgroup: std::fs::File,
 }
 
 impl Exclusive {
-    /// Attaches it to the cgroup at a path; it does nothing.
+    /// Attaches a program that does nothing to the cgroup at a path.
     ///
     /// # Panics
     /// If the kernel refuses.
@@ -357,7 +365,7 @@ impl Exclusive {
 
 impl Drop for Exclusive {
     fn drop(&mut self) {
-        // The cgroup takes it along if it was removed.
+        // Fails if the cgroup was removed, which detaches the program too.
         let _ = self.call(bpf_cmd::BPF_PROG_DETACH);
     }
 }

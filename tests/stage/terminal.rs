@@ -1,4 +1,5 @@
-//! A terminal as an operator's: a program runs on it and obeys its keys, its size and its end.
+//! A terminal like an operator's: a program runs on it and reacts to its keys, its size and its
+//! end.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,26 +15,25 @@ use crate::daemon::Kept;
 use crate::eventually;
 use crate::probe::die_with_us;
 
-/// A terminal with a program on it.
 pub struct Terminal {
     program: Kept,
     /// The operator's end.
     keyboard: File,
-    /// The program's end: its modes stay to be looked at.
+    /// The program's end, open so that tests can read its modes.
     line: OwnedFd,
     written: Arc<Mutex<Vec<u8>>>,
 }
 
-/// Takes the other screen.
+/// Switches to the alternate screen.
 const ENTER: &str = "\x1b[?1049h";
-/// Gives it back, after cursor and wrapping.
+/// Switches back, after restoring cursor and wrapping.
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
-/// Where a screen begins, and each of its rows.
+/// Moves to the start of the screen. Each screen begins with it.
 const HOME: &str = "\x1b[H";
 const ROW: &str = "\x1b[2K";
 
 impl Terminal {
-    /// Starts a program on a terminal of so many columns and rows.
+    /// Starts a program on a terminal of this many columns and rows.
     pub fn start(mut command: Command, columns: u16, rows: u16) -> Self {
         let keyboard = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
             .expect("open a terminal");
@@ -62,13 +62,13 @@ impl Terminal {
         }
         die_with_us(&mut command);
         let program = Kept::of(command.spawn().expect("start the program"));
-        // The clones of the program's end go with it.
+        // Closes the clones of the program's end.
         drop(command);
         let written = Arc::new(Mutex::new(Vec::new()));
         let (shown, mut screen) = (written.clone(), keyboard.try_clone().expect("clone the operator's end"));
         std::thread::spawn(move || {
             let mut some = [0; 4096];
-            // Bound: what the program writes. At its end there is an error.
+            // Bounded by what the program writes. When the program ends, reading fails.
             while let Ok(count @ 1..) = screen.read(&mut some) {
                 shown.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&some[..count]);
             }
@@ -76,15 +76,15 @@ impl Terminal {
         Self { program, keyboard, line, written }
     }
 
-    /// All that was written so far.
+    /// Everything that was written so far.
     pub fn written(&self) -> String {
         String::from_utf8_lossy(&self.written.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
     }
 
-    /// The rows of the last screen that is whole, without colours.
+    /// The rows of the last complete screen, without colours.
     pub fn rows(&self) -> Vec<String> {
         let written = self.written();
-        // The last one may be cut off.
+        // The last screen may be cut off.
         let Some((before, _)) = written.rsplit_once(HOME) else { return Vec::new() };
         let Some((_, screen)) = before.rsplit_once(HOME) else { return Vec::new() };
         let plain = |row: &str| {
@@ -96,29 +96,28 @@ impl Terminal {
         screen.split(ROW).skip(1).map(plain).collect()
     }
 
-    /// Waits for a screen.
+    /// Waits for a screen for which `fact` holds.
     #[track_caller]
     pub fn shows(&self, what: &str, fact: impl Fn(&[String]) -> bool) -> Vec<String> {
         eventually(what, || self.rows(), |rows| fact(rows))
     }
 
-    /// Types keys.
     pub fn types(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).expect("type");
     }
 
-    /// Makes it another size.
+    /// Changes the terminal's size.
     pub fn resize(&self, columns: u16, rows: u16) {
         resize(&self.keyboard, columns, rows);
     }
 
-    /// Whether keys come as they are typed, without being shown.
+    /// Whether keys reach the program as they are typed, without echo.
     pub fn is_raw(&self) -> bool {
         let modes = rustix::termios::tcgetattr(&self.line).expect("its modes");
         !modes.local_modes.intersects(LocalModes::ICANON | LocalModes::ECHO)
     }
 
-    /// Whether the other screen is shown. Panics if it was taken or given back twice.
+    /// Whether the alternate screen is shown. Panics if the program switched to it, or back, twice.
     pub fn is_taken(&self) -> bool {
         let written = self.written();
         let count = |of: &str| written.matches(of).count();
@@ -129,12 +128,11 @@ impl Terminal {
         }
     }
 
-    /// The program.
     pub fn program(&self) -> &Child {
         &self.program
     }
 
-    /// How the program ended, once it has.
+    /// Waits for the program's end, and returns its status.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
         let ended = eventually("it ends", || self.program.try_wait().expect("wait for it"), Option::is_some);

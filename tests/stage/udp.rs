@@ -1,4 +1,4 @@
-//! Clients with services over UDP, and what their processes hear.
+//! Clients with services over UDP, and what their processes receive.
 
 use lb_common::abi::{Datagrams, map};
 use lb_view::backend::BackendStatus;
@@ -7,26 +7,25 @@ use crate::fixture::endpoints;
 use crate::maps::hash;
 use crate::{Cgroup, Daemon, DatagramBackend, Probe, Setup, Stage, eventually, replace};
 
-/// The first service; nobody has its address.
+/// The first service; no interface has its address.
 pub const SERVICE: &str = "10.96.0.10:53";
-/// The same, as a socket of IPv6 names it.
+/// The same, as an IPv6 socket names it.
 pub const MAPPED: &str = "[::ffff:10.96.0.10]:53";
 
 /// A client with services over UDP, each with backends of its own behind a file.
 pub struct Scene {
-    /// The daemon, if it runs.
+    /// `None` if it does not run.
     pub daemon: Option<Daemon>,
     /// All backends, by service and number.
     pub backends: Vec<DatagramBackend>,
-    /// Where its files are.
     pub setup: Setup,
-    /// The client's cgroup.
     pub cgroup: Cgroup,
     _stage: Stage,
 }
 
 impl Scene {
-    /// `services` services `s0` to `s8` at 10.96.0.10 to 18, each with backends `<service>b1` to `b<backends>`.
+    /// `services` services `s0` to `s8` at 10.96.0.10 to 18, each with backends `<service>b1` to
+    /// `b<backends>`.
     pub fn new(services: u16, backends: u16) -> Self {
         Self::with(services, backends, "")
     }
@@ -75,13 +74,13 @@ impl Scene {
         replace(&self.setup.folder.join("s0.toml"), &endpoints(list));
     }
 
-    /// How often calls to a service had an outcome.
+    /// How many calls to a service had this outcome.
     pub fn outcome(&self, service: u16, name: &str) -> u64 {
         let client = self.setup.client();
         client.service(&format!("s{service}")).expect("a service").outcomes[name]
     }
 
-    /// What is told of a service's backend with this number.
+    /// The status of a service's backend with this number.
     pub fn backend(&self, service: u16, n: u16) -> BackendStatus {
         let (service, address) = (format!("s{service}"), backend_of(service, n));
         let backends = self.setup.backends("web", &service);
@@ -94,13 +93,13 @@ impl Scene {
         self.setup.client().services.iter().flat_map(|service| &service.backends).map(count).sum()
     }
 
-    /// Sockets with flows of addressed datagrams.
+    /// Number of sockets with flows of addressed datagrams.
     pub fn entries(&self) -> usize {
         let map = hash::<u64, Datagrams>(&self.setup.map("web", map::DATAGRAMS));
         map.keys().filter(Result::is_ok).count()
     }
 
-    /// Nothing is open, and everything that was chosen is accounted for.
+    /// Asserts that no flow is open, and that every choice is accounted for.
     #[track_caller]
     pub fn all_gone(&self) {
         eventually("active counts return to 0", || self.setup.active(), |active| *active == 0);
@@ -112,12 +111,10 @@ impl Scene {
     }
 }
 
-/// The address of a service by its number.
 pub fn address_of(service: u16) -> String {
     format!("10.96.0.{}:53", 10 + service)
 }
 
-/// The address of a service's backend by its number.
 pub fn backend_of(service: u16, n: u16) -> String {
     format!("127.0.0.1:{}", 8100 + 10 * service + n)
 }

@@ -1,4 +1,5 @@
-//! The processes of the stress test: the server behind its services, and the workers that dial them.
+//! The processes of the stress test: the server behind its services, and the workers that dial
+//! them.
 
 use std::process::Command;
 
@@ -10,13 +11,14 @@ use crate::rpc::Process;
 use crate::stress::Service;
 use crate::{Cgroup, program};
 
-/// Starts the server behind all services, in the calling thread's network namespace, which it changes to the needs of the
-/// test: clients get every port above the server's, and some networks have no way.
+/// Starts the server behind all services in the calling thread's network namespace, and changes the
+/// namespace to the needs of the test: clients get every port above the server's, and some networks
+/// have no route.
 pub fn server() -> Process {
     start(stress("serve"))
 }
 
-/// Starts one server more, which takes a part of the connections.
+/// Starts another server, which receives a part of the connections.
 pub fn another_server() -> Process {
     start(stress("serve-more"))
 }
@@ -34,14 +36,14 @@ fn start(mut command: Command) -> Process {
     Process::start(&mut command)
 }
 
-/// What a crowd is asked; answered with the number of sockets that are open then, as a `u64`.
+/// A request to a crowd; answered with the number of sockets that are open afterwards, as a `u64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
-    /// Open so many.
+    /// Open this many sockets.
     Open(u32),
-    /// Close so many, which ones by chance.
+    /// Close this many randomly chosen sockets.
     Close(u32),
-    /// Close one and open another, so often.
+    /// Close a socket and open another, this many times.
     Replace(u32),
 }
 
@@ -49,7 +51,6 @@ pub enum Change {
 pub struct Crowd(Process);
 
 impl Crowd {
-    /// Starts one.
     #[track_caller]
     pub fn start(cgroup: &Cgroup, seed: u64) -> Self {
         let mut command = stress("crowd");
@@ -58,25 +59,25 @@ impl Crowd {
         Self(start(command))
     }
 
-    /// Asks for a change, and does not wait.
+    /// Requests a change, and does not wait.
     #[track_caller]
     pub fn tell(&mut self, change: Change) {
         self.0.send(&change);
     }
 
-    /// Waits until it has done so; returns how many are open.
+    /// Waits until the change is done; returns the number of open sockets.
     #[track_caller]
     pub fn done(&mut self) -> u64 {
         self.0.receive()
     }
 
-    /// Kills it, with all that is open.
+    /// Kills the process, with all its open sockets.
     pub fn kill(self) {
         drop(self.0);
     }
 }
 
-/// What a hammer is asked; answered with a [`Ledger`] of these connects.
+/// A request to a hammer: the number of connects; answered with a [`Ledger`] of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connects(pub u64);
 
@@ -84,12 +85,11 @@ pub struct Connects(pub u64);
 pub struct Hammer(Process);
 
 impl Hammer {
-    /// What it dials.
+    /// The services that it dials.
     pub fn services() -> impl Iterator<Item = Service> {
         ["crowd", "refused", "no-route"].into_iter().map(Service::of)
     }
 
-    /// Starts one.
     #[track_caller]
     pub fn start(cgroup: &Cgroup, seed: u64) -> Self {
         let mut command = stress("hammer");
@@ -98,49 +98,44 @@ impl Hammer {
         Self(start(command))
     }
 
-    /// Lets it make so many connects, and does not wait.
+    /// Requests this many connects, and does not wait.
     #[track_caller]
     pub fn tell(&mut self, connects: u64) {
         self.0.send(&Connects(connects));
     }
 
-    /// Waits until it has done so; returns what they must be counted as.
+    /// Waits until the connects are done; returns their expected counts.
     #[track_caller]
     pub fn done(&mut self) -> Ledger {
         self.0.receive()
     }
 }
 
-/// What a worker is asked; answered with the [`Ledger`] of all its flows so far.
+/// A request to a worker; answered with the [`Ledger`] of all its flows so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Task {
-    /// Play until about so many more flows have been chosen for.
-    Play {
-        /// So many.
-        flows: u64,
-    },
-    /// Close what is held.
+    /// Play until about this many more flows have been chosen for.
+    Play { flows: u64 },
+    /// Close the held connections.
     Rest,
 }
 
 /// How a worker plays.
 #[derive(Clone, Copy, Debug)]
 pub struct Play {
-    /// Decides what is played in which order, and what is not decided by the kernel.
+    /// Determines the order of scenarios, and everything that the kernel does not determine.
     pub seed: u64,
-    /// At a time.
+    /// Threads that play at the same time.
     pub threads: u32,
-    /// Sockets that a thread opens at once where a scenario opens several.
+    /// Sockets that a thread opens at once in a scenario that opens several.
     pub batch: u32,
     /// Connections that stay open between rounds.
     pub held: u32,
 }
 
-/// A worker.
 pub struct Worker(Process);
 
 impl Worker {
-    /// Starts a worker in a cgroup.
     #[track_caller]
     pub fn start(cgroup: &Cgroup, play: Play) -> Self {
         let mut command = stress("play");
@@ -156,14 +151,14 @@ impl Worker {
         Self(start(command))
     }
 
-    /// Plays until about `flows` more flows have been chosen for. Returns what all flows so far must be counted as; only
-    /// held ones are open.
+    /// Plays until a backend has been chosen for about `flows` more flows. Returns the expected
+    /// counts of all flows so far; only held ones are open.
     #[track_caller]
     pub fn play(&mut self, flows: u64) -> Ledger {
         self.0.ask(&Task::Play { flows })
     }
 
-    /// Closes what is held.
+    /// Closes the held connections.
     #[track_caller]
     pub fn rest(&mut self) -> Ledger {
         self.0.ask(&Task::Rest)

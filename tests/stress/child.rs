@@ -16,12 +16,13 @@ use crate::socket::{begin, dial, exchange};
 /// `stress child`
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Options {
-    /// Of each kind
+    /// Sockets of each kind
     #[arg(long)]
     sockets: u32,
 }
 
-/// `stress child`: opens sockets, says what they will have come to once it is killed, and waits for that.
+/// `stress child`: opens sockets, reports the counts that are expected after its kill, and waits
+/// for that.
 pub fn run(options: &Options) -> Result<()> {
     let mut ledger = Ledger::default();
     let mut sockets: Vec<OwnedFd> = Vec::new();

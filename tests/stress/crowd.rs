@@ -1,4 +1,5 @@
-//! Many sockets that are open at once: opens, replaces and closes as many as it is told, which ones by chance.
+//! Many sockets that are open at once: opens, replaces and closes as many as requested, chosen at
+//! random.
 
 use std::os::fd::OwnedFd;
 
@@ -14,7 +15,7 @@ use crate::socket;
 /// `stress crowd`
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Options {
-    /// Decides which sockets are closed
+    /// Determines which sockets are closed
     #[arg(long)]
     seed: u64,
 }

@@ -1,4 +1,4 @@
-//! Scenarios whose connect fails, or is given up.
+//! Scenarios with a connect that fails or is cancelled.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub const SCENARIOS: [Scenario; 9] = [
     Scenario { name: "rejected by ICMP", weight: 10, play: rejected },
 ];
 
-/// What the routes of [`stage::stress::UNROUTED`] fail with.
+/// The errors of the routes of [`stage::stress::UNROUTED`].
 pub const UNROUTED: [Errno; 4] = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::ACCESS, Errno::INVAL];
 
 fn refused(player: &mut Player) -> Result<()> {
@@ -42,16 +42,17 @@ fn refused(player: &mut Player) -> Result<()> {
         let socket = begin(service)?;
         wait(&socket, PollFlags::OUT)?;
         match player.random.u32(..4) {
-            // Nobody looks at the error.
+            // The error is not read.
             0 => {}
-            // The next connect gives the error and chooses nobody, the one after that begins anew.
+            // The next connect returns the error and makes no choice; the one after that makes a
+            // new choice.
             1 => {
                 fails(connect(&socket, &service.address()), &[Errno::CONNREFUSED])?;
                 begin_again(&socket, service.address())?;
                 wait(&socket, PollFlags::OUT)?;
                 flows += 1;
             }
-            // The same, with another error, since this one is taken off.
+            // The same, with another error, since this one is cleared.
             2 => {
                 has_failed(&socket, Errno::CONNREFUSED)?;
                 fails(connect(&socket, &service.address()), &[Errno::CONNABORTED])?;
@@ -76,7 +77,7 @@ fn refused_6(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Once, or some times on one socket.
+/// Once, or several times on one socket.
 fn no_route(player: &mut Player) -> Result<()> {
     let service = Service::of("no-route");
     let socket = tcp(service.address(), SocketFlags::empty())?;
@@ -87,7 +88,8 @@ fn no_route(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The only port that the socket may use is taken, to this backend. Half of the sockets were refused elsewhere before.
+/// The only port that the socket may use is taken, to this backend. Half of the sockets were
+/// refused elsewhere before.
 fn no_port(player: &mut Player) -> Result<()> {
     let (service, closed) = (Service::of("no-port"), Service::of("no-port-refused"));
     let bound = |port: u16| -> Result<OwnedFd> {
@@ -115,7 +117,7 @@ fn no_port(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Given up before anybody answered, in one way or another.
+/// Cancelled before there was an answer, in one way or another.
 fn cancelled(player: &mut Player) -> Result<()> {
     let service = Service::of("cancelled");
     let socket = begin(service)?;
@@ -149,7 +151,7 @@ fn doubled(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// By an administrator, before anybody answered.
+/// Destroyed by an administrator, before there was an answer.
 fn destroyed_early(player: &mut Player) -> Result<()> {
     let service = Service::of("destroyed-early");
     let socket = begin(service)?;
@@ -162,7 +164,7 @@ fn destroyed_early(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Nobody answers. The clients wait in connect, read the error, or do not look.
+/// There is no answer. The clients wait in connect, read the error, or do not look.
 fn timed_out(player: &mut Player) -> Result<()> {
     let service = Service::of("timed-out");
     let mut sockets = Vec::new();
@@ -186,7 +188,7 @@ fn timed_out(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The SYN leaves, and ICMP says why there is no answer.
+/// The SYN leaves, and ICMP reports why there is no answer.
 fn rejected(player: &mut Player) -> Result<()> {
     let kinds = [
         ("icmp-host", Errno::HOSTUNREACH, Seen::Unreachable),

@@ -16,7 +16,7 @@ use crate::socket::{dial, fails, linger_not, tcp};
 /// `stress hammer`
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Options {
-    /// Decides how each connection ends
+    /// Determines how each connection ends
     #[arg(long)]
     seed: u64,
 }
@@ -33,7 +33,7 @@ pub fn run(options: &Options) -> Result<()> {
                     linger_not(dial(crowd)?)?;
                     ledger.ended(crowd.name, Seen::Lingered);
                 }
-                // Each leaves a port behind that waits for a minute.
+                // Each leaves a port that waits for a minute.
                 75..90 => {
                     drop(dial(crowd)?);
                     ledger.ended(crowd.name, Seen::Closed);

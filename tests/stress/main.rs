@@ -1,8 +1,8 @@
-//! The workers of the stress test: a server whose backends behave in every way, and processes that dial it through socklb
-//! in every way, know what they saw, and say what must therefore have been counted. Started by the tests; `soak` starts
-//! them itself.
+//! The workers of the stress test: a server whose backends behave in every way, and processes that
+//! dial it through socklb in every way, record what they saw, and report the counts that must
+//! follow. The tests start them; `soak` starts them itself.
 //!
-//! They drive sockets and nothing else: what socklb says is read by whoever started them, but for `soak`.
+//! They only drive sockets: their starter reads the output of socklb, except in `soak`.
 
 mod child;
 
@@ -37,13 +37,13 @@ enum Command {
     Serve,
     /// A worker: plays scenarios on request
     Play(play::Options),
-    /// One more server, where one process has too few descriptors
+    /// Another server, if one process has too few descriptors
     ServeMore,
     /// Opens and closes sockets on request, many at once
     Crowd(crowd::Options),
     /// Connects and closes on request, as fast as it can
     Hammer(hammer::Options),
-    /// Millions of connects, and whether a record of one is left
+    /// Millions of connects, then a count of the records that remain
     Soak(soak::Options),
     /// A process that opens sockets and waits to be killed
     Child(child::Options),

@@ -1,4 +1,5 @@
-//! What a worker asks of the kernel by netlink: to destroy a socket, and to have no way to a network.
+//! A worker's netlink requests to the kernel: to destroy a socket, and to make a network
+//! unreachable.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -48,7 +49,8 @@ pub fn destroy(socket: impl AsFd, backend: SocketAddr) -> Result<()> {
         bytes[..4].copy_from_slice(&address.octets());
         bytes
     };
-    // struct inet_diag_req_v2: family, protocol, two bytes of nothing, all states, and which socket.
+    // struct inet_diag_req_v2: family, protocol, two bytes of nothing, all states, and which
+    // socket.
     let mut body = vec![u8::try_from(libc::AF_INET)?, u8::try_from(libc::IPPROTO_TCP)?, 0, 0];
     body.extend(u32::MAX.to_ne_bytes());
     body.extend(own.port().to_be_bytes());
@@ -62,10 +64,12 @@ pub fn destroy(socket: impl AsFd, backend: SocketAddr) -> Result<()> {
     request(Some(SOCK_DIAG), SOCK_DESTROY, 0, &body).context("destroy a socket")
 }
 
-/// Lets there be no way to a network of 24 bits: `kind` is `RTN_UNREACHABLE` or another that refuses.
+/// Makes a network of 24 bits unreachable: `kind` is `RTN_UNREACHABLE` or another type that
+/// refuses.
 pub fn refuse_network(network: Ipv4Addr, kind: u8) -> Result<()> {
     const RTA_DST: u16 = 1;
-    // struct rtmsg: family, length of the destination, of the source, type of service, table, who made it, scope, kind.
+    // struct rtmsg: family, length of the destination, of the source, type of service, table,
+    // origin, scope, kind.
     let mut body =
         vec![u8::try_from(libc::AF_INET)?, 24, 0, 0, libc::RT_TABLE_MAIN, libc::RTPROT_STATIC, 0, kind];
     body.extend(0u32.to_ne_bytes());

@@ -25,7 +25,7 @@ pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "datagram", weight: 700, play: datagram },
 ];
 
-/// Fails some times in one way or another. Each is a choice.
+/// Fails several times in one way or another. Each is a choice.
 fn fail(player: &mut Player, socket: &OwnedFd) -> Result<()> {
     for _ in 0..=player.random.u32(..4) {
         if player.random.bool() {
@@ -39,7 +39,7 @@ fn fail(player: &mut Player, socket: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// Several connects on one socket, of which the last may succeed.
+/// Several connects on one socket, the last of which may succeed.
 fn retried(player: &mut Player) -> Result<()> {
     let service = Service::of("retried");
     let socket = tcp(service.address(), SocketFlags::empty())?;
@@ -60,7 +60,7 @@ fn retried(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// A socket of a service that dials an address which is none, or the other way round.
+/// A socket of a service that dials an address which is no service, or the other way round.
 fn moved(player: &mut Player) -> Result<()> {
     let service = Service::of("retried");
     let socket = tcp(service.address(), SocketFlags::empty())?;
@@ -98,11 +98,11 @@ fn copied(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// A child has the socket when this process does not have it any more, and is killed.
+/// A child has the socket after this process has closed it, and is killed.
 fn inherited(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("copied"))?;
     exchange(&socket, ECHO)?;
-    // The descriptor that is given away is closed here once the child has it.
+    // The passed descriptor is closed here as soon as the child has it.
     let child = itself()?.arg("keep").stdin(socket).spawn().context("start a child")?;
     end(child)?;
     player.ledger.ended("copied", Seen::Closed);
@@ -126,7 +126,6 @@ fn itself() -> Result<Command> {
     Ok(Command::new(std::env::current_exe()?))
 }
 
-/// Kills a child.
 fn end(mut child: Child) -> Result<()> {
     child.kill().context("kill a child")?;
     let status = child.wait()?;
@@ -134,7 +133,7 @@ fn end(mut child: Child) -> Result<()> {
     Ok(())
 }
 
-/// Connected, some times, perhaps disconnected or connected elsewhere in between.
+/// Connected, several times, perhaps disconnected or connected elsewhere in between.
 fn datagram(player: &mut Player) -> Result<()> {
     let service = Service::of("datagram");
     let socket =

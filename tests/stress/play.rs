@@ -1,4 +1,5 @@
-//! Rounds: threads play scenarios until enough flows were chosen for, then all rest and the worker says what it saw.
+//! Rounds: threads play scenarios until enough flows have a backend, then all rest and the worker
+//! reports what it saw.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -16,30 +17,30 @@ use crate::{failed, odd, reached, socket};
 /// `stress play`
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Decides what is played
+    /// Determines the scenarios
     #[arg(long)]
     seed: u64,
-    /// At a time
+    /// Number of threads
     #[arg(long)]
     threads: u32,
-    /// Sockets that a thread opens at once where a scenario opens several
+    /// Sockets that a thread opens at once in scenarios with several
     #[arg(long)]
     batch: u32,
     /// Connections that stay open between rounds
     #[arg(long)]
     held: u32,
-    /// Only scenarios whose name contains this, to find out which one is counted wrongly
+    /// Only scenarios whose name contains this, to find the one that is counted wrongly
     #[arg(long, default_value = "")]
     only: String,
 }
 
 /// One thread's part of a round.
 pub struct Player {
-    /// What it plays next.
+    /// Determines what it plays next.
     pub random: Rng,
     /// What it saw.
     pub ledger: Ledger,
-    /// Sockets at once where there are several.
+    /// Sockets at once in scenarios with several.
     pub batch: u32,
 }
 
@@ -49,7 +50,6 @@ pub struct Scenario {
     pub name: &'static str,
     /// How often, compared with the others.
     pub weight: u32,
-    /// How.
     pub play: fn(&mut Player) -> Result<()>,
 }
 
@@ -68,7 +68,7 @@ pub fn run(options: &Options) -> Result<()> {
     })
 }
 
-/// The scenarios that are asked for.
+/// The requested scenarios.
 fn scenarios(options: &Options) -> Vec<&'static Scenario> {
     let all = reached::SCENARIOS.iter().chain(&failed::SCENARIOS).chain(&odd::SCENARIOS);
     all.filter(|scenario| scenario.name.contains(&options.only)).collect()
@@ -84,7 +84,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Plays one round; says what was seen in all rounds.
+    /// Plays one round; returns what was seen in all rounds.
     fn round(&mut self, flows: u64) -> Result<Ledger> {
         self.round += 1;
         self.hold()?;
@@ -99,7 +99,7 @@ impl Worker {
                         batch: self.options.batch,
                     };
                     let scenarios = &scenarios;
-                    // Every scenario comes once a round at least, on one thread or another.
+                    // Every scenario is played at least once per round, on one thread or another.
                     let first = scenarios.iter().skip(usize::try_from(thread).expect("a small number"));
                     let first: Vec<&Scenario> =
                         first.step_by(self.options.threads as usize).copied().collect();
@@ -114,7 +114,7 @@ impl Worker {
         Ok(self.proven_ledger())
     }
 
-    /// Closes all that is held.
+    /// Closes everything that is held.
     fn rest(&mut self) -> Ledger {
         while self.held.pop_front().is_some() {
             self.ledger.let_go("held", Seen::Closed);
@@ -122,7 +122,8 @@ impl Worker {
         self.proven_ledger()
     }
 
-    /// Closes the older half of what is held and opens as much as is to be held.
+    /// Closes the older half of the held connections and opens new ones up to the configured
+    /// number.
     fn hold(&mut self) -> Result<()> {
         for _ in 0..self.held.len() / 2 {
             self.held.pop_front();
@@ -135,7 +136,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The ledger, once the kernel's own counters agree with it: what the worker says is so.
+    /// The ledger, after the kernel's own counters agree with it, which proves it.
     fn proven_ledger(&self) -> Ledger {
         let seen = self.ledger.counters;
         // Servers notice the ends of connections some time after the clients.

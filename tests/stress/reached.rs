@@ -1,4 +1,4 @@
-//! Scenarios whose connect succeeds.
+//! Scenarios with a connect that succeeds.
 
 use std::os::fd::OwnedFd;
 
@@ -31,7 +31,7 @@ pub const SCENARIOS: [Scenario; 11] = [
     Scenario { name: "data timeout", weight: 6, play: data_timeout },
 ];
 
-/// By the client, after a word or without one.
+/// Closed by the client, after a byte was sent or without one.
 fn closed(player: &mut Player, service: &str) -> Result<()> {
     let socket = dial(Service::of(service))?;
     match player.random.u32(..3) {
@@ -43,7 +43,7 @@ fn closed(player: &mut Player, service: &str) -> Result<()> {
     Ok(())
 }
 
-/// The client hears of it, or closes at about the same time.
+/// Closed by the server. The client notices it, or closes at about the same time.
 fn closed_by_server(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("closed-by-server"))?;
     exchange(&socket, CLOSE)?;
@@ -54,7 +54,7 @@ fn closed_by_server(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// By the server. The client reads the error, takes it off, or does not look.
+/// Reset by the server. The client reads the error, clears it, or does not look.
 fn reset(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("reset"))?;
     say(&socket, RESET)?;
@@ -89,7 +89,7 @@ fn unread(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// A connection with a word that the client has not read.
+/// A connection with a byte that the client has not read.
 pub fn with_unread_data(service: &str) -> Result<OwnedFd> {
     let socket = dial(Service::of(service))?;
     say(&socket, ECHO)?;
@@ -116,7 +116,7 @@ fn shut(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Disconnected and connected again, some times.
+/// Disconnected and connected again, several times.
 fn disconnected(player: &mut Player) -> Result<()> {
     let service = Service::of("disconnected");
     let socket = dial(service)?;
@@ -148,7 +148,7 @@ fn doubled_late(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// By an administrator. The client reads the error, or does not look.
+/// Destroyed by an administrator. The client reads the error, or does not look.
 fn destroyed(player: &mut Player) -> Result<()> {
     let service = Service::of("destroyed");
     let socket = dial(service)?;
@@ -162,7 +162,7 @@ fn destroyed(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The server hears nothing any more. The clients read the error, or do not look.
+/// The server receives nothing any more. The clients read the error, or do not look.
 fn data_timeout(player: &mut Player) -> Result<()> {
     let service = Service::of("data-timeout");
     let mut sockets = Vec::new();

@@ -1,5 +1,5 @@
-//! A firewall that rejects, without a firewall: answers SYNs to some ports with ICMP errors. Their listeners drop them,
-//! so that nothing else answers.
+//! Rejects like a firewall, without one: answers SYNs to some ports with ICMP errors. The listeners
+//! at these ports drop the SYNs, so that nothing else answers.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -34,7 +34,7 @@ fn reject(seen: &OwnedFd, icmp: &OwnedFd) {
     }
 }
 
-/// The answer to a SYN: whom, and with what.
+/// The answer to a SYN: its destination and its bytes.
 fn answer(packet: &[u8]) -> Option<(Ipv4Addr, Vec<u8>)> {
     let header = usize::from(packet.first()? & 0x0f) * 4;
     let from: [u8; 4] = packet.get(12..16)?.try_into().ok()?;
@@ -42,7 +42,7 @@ fn answer(packet: &[u8]) -> Option<(Ipv4Addr, Vec<u8>)> {
     let (_, code) = CODES.iter().find(|(rejected, _)| *rejected == port)?;
     const UNREACHABLE: u8 = 3;
     let mut answer = vec![UNREACHABLE, *code, 0, 0, 0, 0, 0, 0];
-    // The header of what was sent, and eight bytes more: the ports and the sequence number.
+    // The header of the received packet, and eight bytes more: the ports and the sequence number.
     answer.extend(packet.get(..header + 8)?);
     let sum = checksum(&answer);
     answer[2..4].copy_from_slice(&sum.to_be_bytes());

@@ -1,5 +1,5 @@
-//! The server behind all services: one thread, any number of connections. What it does with a connection, the client says
-//! by one byte.
+//! The server behind all services: one thread, any number of connections. The client selects the
+//! behaviour of a connection by one byte.
 
 use std::fs;
 use std::io;
@@ -24,7 +24,7 @@ pub const ECHO: u8 = b'e';
 pub const CLOSE: u8 = b'c';
 /// Resets the connection.
 pub const RESET: u8 = b'r';
-/// Hears nothing any more, and answers with the same byte.
+/// Drops everything it receives from then on, and answers with the same byte.
 pub const MUTE: u8 = b'm';
 
 /// The settings of the network namespace: ports and queues for many sockets.
@@ -35,7 +35,7 @@ const SETTINGS: [(&str, &str); 4] = [
     ("net/core/somaxconn", "65535"),
 ];
 
-/// As many as it can be asked for.
+/// The longest queue that can be requested.
 const BACKLOG: i32 = 65535;
 
 /// `stress serve`.
@@ -59,35 +59,36 @@ pub fn run() -> Result<()> {
         silent.push(listener);
     }
     reject::start()?;
-    // Takes datagrams, as many as have room.
+    // Receives datagrams, as many as have room.
     let datagrams = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     rustix::net::bind(&datagrams, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, ANSWERS)))?;
     answer()
 }
 
-/// `stress serve-more`: takes a part of the connections.
+/// `stress serve-more`: accepts a part of the connections.
 pub fn run_more() -> Result<()> {
     many_files()?;
     answer()
 }
 
-/// Answers connections on a thread, and ends with whoever started it.
+/// Answers connections on a thread, and ends with its starter.
 fn answer() -> Result<()> {
     let mut server = Server::new(listen(ANSWERS)?)?;
     std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.run())?;
-    // Whoever started it asks for nothing and is there until the end.
+    // The starter sends no requests and lives until the end.
     rpc::ready()?;
     io::copy(&mut io::stdin(), &mut io::sink())?;
     Ok(())
 }
 
-/// Lets this process have as many sockets as it may.
+/// Raises this process's limit of descriptors to the maximum.
 pub fn many_files() -> Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("many files")
 }
 
-/// A listener for both families. Several processes may listen on one port, and get connections in turns.
+/// A listener for both families. Several processes may listen on one port, and get connections in
+/// turn.
 fn listen(port: u16) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::INET6, SocketType::STREAM, flags, None)?;
@@ -131,7 +132,7 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        // Bound: so many, then the others have their turn.
+        // Bounded: at most this many, then the other sockets have their turn.
         for _ in 0..128 {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             match rustix::net::accept_with(&self.listener, flags) {
@@ -167,7 +168,7 @@ impl Server {
     }
 }
 
-/// Does what a client asks for. Returns whether the connection stays.
+/// Does what a client requests. Returns whether the connection stays.
 fn obey(socket: &OwnedFd, word: u8) -> bool {
     let echo = || rustix::io::write(socket, &[word]).is_ok();
     match word {
@@ -185,7 +186,7 @@ fn obey(socket: &OwnedFd, word: u8) -> bool {
             filter::drop_data(socket).expect("a filter");
             echo()
         }
-        // Other words are not commands.
+        // Other bytes are not commands.
         _ => true,
     }
 }

@@ -1,5 +1,6 @@
-//! Millions of connects, as fast as this machine makes them; then all sockets are closed, and whatever record is left is
-//! one that was missed. How many those are, and whether they are reclaimed, is what this is for.
+//! Millions of connects, as fast as this machine makes them. Then all sockets are closed, and every
+//! remaining record belongs to an end that was missed. The soak counts these records, and checks
+//! whether they are reclaimed.
 
 use std::time::{Duration, Instant};
 
@@ -13,21 +14,21 @@ use stage::{Cgroup, Daemon, Setup, Stage, within};
 /// `stress soak`
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Options {
-    /// How many
+    /// Number of connects
     #[arg(long, default_value_t = 10_000_000)]
     connects: u64,
-    /// Not longer than this
+    /// Maximum duration in minutes
     #[arg(long)]
     minutes: Option<u64>,
 }
 
 /// Processes that connect.
 const HAMMERS: u64 = 2;
-/// Connects of each between two looks.
+/// Connects of each process between two reports.
 const ROUND: u64 = 50_000;
-/// The last sockets' ends reach the kernel programs within this.
+/// The last sockets' ends reach the kernel programs within this time.
 const SETTLING: Duration = Duration::from_secs(5);
-/// The daemon looks at the records once a minute, and may leave young ones to the next pass.
+/// The daemon checks the records once a minute, and may leave young ones to the next pass.
 const RECLAIMING: Duration = Duration::from_secs(150);
 
 /// `stress soak`.
@@ -79,7 +80,7 @@ fn hammer(options: &Options, cgroup: &Cgroup) -> Ledger {
     ledger
 }
 
-/// Says what is left, what was removed, and what the kernel programs met.
+/// Prints how many are left, how many were removed, and what the kernel programs met.
 fn report(setup: &Setup, when: &str) {
     let sums = totals(setup);
     println!(

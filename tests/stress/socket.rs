@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, sockopt};
 use stage::stress::Service;
 
-/// Longer than anything takes that ends of itself, also in a guest.
+/// Longer than everything that ends by itself, also in a guest.
 const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 /// A TCP socket for an address.
@@ -31,19 +31,19 @@ pub fn reach(socket: impl AsFd, to: SocketAddr) -> Result<()> {
     connect(socket, &to).with_context(|| format!("connect to {to}"))
 }
 
-/// Begins to connect, without waiting for more. Nobody may have answered yet.
+/// Begins to connect, without waiting. There may be no answer yet.
 pub fn begin(service: Service) -> Result<OwnedFd> {
     let socket = tcp(service.address(), SocketFlags::NONBLOCK)?;
     begin_again(&socket, service.address())?;
     Ok(socket)
 }
 
-/// The same with a non-blocking socket that there is.
+/// The same with an existing non-blocking socket.
 pub fn begin_again(socket: impl AsFd, to: SocketAddr) -> Result<()> {
     fails(connect(socket, &to), &[Errno::INPROGRESS])
 }
 
-/// A result must be one of these failures.
+/// The result must be one of these failures.
 pub fn fails(result: rustix::io::Result<()>, with: &[Errno]) -> Result<()> {
     match result {
         Err(errno) if with.contains(&errno) => Ok(()),
@@ -52,13 +52,13 @@ pub fn fails(result: rustix::io::Result<()>, with: &[Errno]) -> Result<()> {
     }
 }
 
-/// Says something to the server.
+/// Sends a byte to the server.
 pub fn say(socket: impl AsFd, word: u8) -> Result<()> {
     ensure!(rustix::io::write(socket, &[word])? == 1, "one byte is written whole");
     Ok(())
 }
 
-/// Says something and hears it said back: from now on the server is there too.
+/// Sends a byte and receives it back: from now on the server has the connection too.
 pub fn exchange(socket: impl AsFd, word: u8) -> Result<()> {
     say(&socket, word)?;
     wait(&socket, PollFlags::IN)?;
@@ -67,7 +67,7 @@ pub fn exchange(socket: impl AsFd, word: u8) -> Result<()> {
     Ok(())
 }
 
-/// Reads the end of what the server says.
+/// Reads until the server's end of the stream.
 pub fn hear_the_end(socket: impl AsFd) -> Result<()> {
     wait(&socket, PollFlags::IN)?;
     ensure!(rustix::io::read(&socket, &mut [0; 1])? == 0, "the server says more");
@@ -81,8 +81,9 @@ pub fn wait(socket: impl AsFd, what: PollFlags) -> Result<()> {
     Ok(())
 }
 
-/// Waits until none of these is connecting any more. Kernel fact: an error alone does not say so. ICMP that finds the
-/// socket in use, as it is until connect(2) returns, leaves an error that can be seen and read, and lets the socket go on.
+/// Waits until none of these is connecting any more. Kernel fact: an error alone does not prove it.
+/// An ICMP error that finds the socket in use, as it is until connect(2) returns, leaves an error
+/// that can be seen and read, and the socket is still connecting.
 pub fn wait_until_over(sockets: &[OwnedFd]) -> Result<()> {
     for socket in sockets {
         let look = || {
@@ -99,30 +100,30 @@ pub fn wait_until_over(sockets: &[OwnedFd]) -> Result<()> {
     Ok(())
 }
 
-/// The error of a socket, which is taken off it.
+/// Reads and clears the error of a socket.
 pub fn error(socket: impl AsFd) -> Result<Errno> {
     sockopt::socket_error(socket)?.err().context("a socket without an error")
 }
 
-/// Takes the error of a socket; it must be this one.
+/// Reads and clears the error of a socket; it must be this one.
 pub fn has_failed(socket: impl AsFd, with: Errno) -> Result<()> {
     let errno = error(socket)?;
     ensure!(errno == with, "failed with {errno:?}, not with {with:?}");
     Ok(())
 }
 
-/// Lets the next close reset the connection.
+/// Makes the next close reset the connection.
 pub fn linger_not(socket: impl AsFd) -> Result<()> {
     Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
 }
 
-/// Lets a socket give up soon: whatever is not acknowledged fails after its first retransmission.
+/// Makes a socket give up soon: unacknowledged data fails after its first retransmission.
 pub fn impatient(socket: impl AsFd) -> Result<()> {
     const SOON_MS: u32 = 20;
     Ok(sockopt::set_tcp_user_timeout(socket, SOON_MS)?)
 }
 
-/// Where the server answers whoever dials it itself and no service.
+/// The address at which the server answers direct dials, which is no service.
 pub fn direct(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }

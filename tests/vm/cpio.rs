@@ -1,8 +1,8 @@
 //! Writes archives in the one format that the kernel unpacks into its first root: cpio, "newc".
 //!
-//! Not compressed: the image is read from memory that the emulator fills, while decompressing would be emulated.
+//! The archive is not compressed: the emulator fills the memory that the image is read from, but
+//! decompression would run emulated.
 
-/// An archive that grows.
 #[derive(Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -13,17 +13,17 @@ const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 
 impl Archive {
-    /// A folder; those above it come first.
+    /// Adds a folder, after those above it.
     pub fn folder(&mut self, path: &str) {
         self.entry(path, FOLDER, &[]);
     }
 
-    /// A file that may be executed.
+    /// Adds an executable file.
     pub fn file(&mut self, path: &str, content: &[u8]) {
         self.entry(path, PROGRAM, content);
     }
 
-    /// The whole archive.
+    /// Ends the archive and returns it.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
@@ -33,8 +33,9 @@ impl Archive {
         self.entries += 1;
         let size = u32::try_from(content.len()).expect("no file of 4 GiB");
         let name = u32::try_from(path.len() + 1).expect("a short name");
-        // Magic; then inode, mode, owner, group, links, time, size, device and special device by two numbers each, the
-        // name's length with its NUL, and a checksum that this format does not have.
+        // Magic; then inode, mode, owner, group, links, time, size, two numbers each for device and
+        // special device, the name's length with its NUL, and a checksum that this format does not
+        // have.
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name, 0];
         self.bytes.extend(b"070701");
         for field in fields {

@@ -1,6 +1,7 @@
 //! Runs the tests of one boot: a guest for all of them, and another for each round of a second try.
 //!
-//! It knows where programs and kernels lie, and neither why a kernel runs these tests nor what follows from the results.
+//! It knows where programs and kernels are, but neither why a kernel runs these tests nor what
+//! follows from the results.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,14 +18,16 @@ use crate::selection::Boot;
 
 /// How many tests run at a time in a guest. They wait more than they compute.
 const THREADS: usize = 4;
-/// A guest that prints nothing for so long hangs. A test may take half of it under emulation on a busy machine.
+/// A guest that prints nothing for this long hangs. A test may take half of it under emulation on a
+/// busy machine.
 const SILENCE: Duration = Duration::from_secs(300);
-/// How long a fact may take to come true in a guest, in seconds. Only a test that fails waits so long.
+/// How long a fact may take to come true in a guest, in seconds. Only a test that fails waits this
+/// long.
 const PATIENCE_S: u32 = 120;
-/// However much it prints, a guest that runs so long is lost.
+/// A guest that runs this long is lost, even if it still prints.
 const TOTAL: Duration = Duration::from_secs(40 * 60);
 
-/// What every boot has in common.
+/// What all boots have in common.
 pub struct Driver {
     /// Folder of the programs for the guest.
     pub programs: PathBuf,
@@ -38,7 +41,7 @@ pub struct Driver {
     pub modules: Modules,
     /// New and changed tests.
     pub changed: BTreeSet<String>,
-    /// Whether the tests print what the verifier counts instead of comparing it.
+    /// Whether the tests print the verifier's counts instead of comparing them.
     pub recording: bool,
 }
 

@@ -1,5 +1,5 @@
-//! One boot of a guest: the emulator as a child process, its serial line as a stream of lines, its end as a result code
-//! or as the way it was lost.
+//! One boot of a guest: the emulator as a child process, its serial line as a stream of lines, its
+//! end as a result code or as the way it was lost.
 
 use std::fmt;
 use std::fs::File;
@@ -18,32 +18,32 @@ pub struct Guest {
     pub name: String,
     /// The kernel's image.
     pub kernel: PathBuf,
-    /// Its first and only root.
+    /// The image of its only root file system.
     pub initramfs: PathBuf,
     /// How many CPUs it has.
     pub cpus: u32,
     /// Variables of the tests.
     pub variables: Vec<String>,
-    /// Where to keep what it prints.
+    /// File for its output.
     pub log: PathBuf,
-    /// It hangs if it prints nothing for so long.
+    /// The guest hangs if it prints nothing for this long.
     pub silence: Duration,
-    /// It is lost if it runs for so long.
+    /// The guest is lost if it runs this long.
     pub total: Duration,
-    /// Show what it prints as it comes.
+    /// Show its output as it arrives.
     pub live: bool,
 }
 
 /// How a boot ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Init left by the exit device with this code.
+    /// Init left through the exit device with this code.
     Code(u8),
     /// The emulator ended without a code: the kernel panicked, or the emulator died.
     Died(String),
-    /// It was killed because it printed nothing any more.
+    /// Killed because it printed nothing for this long.
     Silent(Duration),
-    /// It was killed because it did not come to an end.
+    /// Killed because it did not end within this time.
     Late(Duration),
 }
 
@@ -58,16 +58,15 @@ impl fmt::Display for Ended {
     }
 }
 
-/// A boot that is over.
+/// A boot that has ended.
 pub struct Booted {
-    /// How.
     pub ended: Ended,
-    /// What it printed.
+    /// The lines that it printed.
     pub lines: Vec<String>,
 }
 
 impl Guest {
-    /// Boots it and waits for its end.
+    /// Boots the guest and waits for its end.
     pub fn run(&self) -> Result<Booted> {
         let mut command = self.command(tsc_khz()?);
         println!("$ {}", describe(&command));
@@ -83,15 +82,18 @@ impl Guest {
 
     /// No device but the serial line and the exit device.
     ///
-    /// Mitigations stay on: with them, the verifier looks at paths that only a processor's guesses would take. But page
-    /// tables are not switched at every system call, which is nothing to the verifier: an emulator forgets every
-    /// translated address at each switch, and tests that read maps make hundreds of thousands of calls.
+    /// Mitigations stay on: with them, the verifier checks paths that only a processor's
+    /// speculation would take. Page tables are not switched at every system call, because that does
+    /// not affect the verifier: an emulator discards every translated address at each switch, and
+    /// tests that read maps make hundreds of thousands of calls.
     ///
-    /// Time is the host's: the emulated counter counts as the host's does. A kernel that finds out its speed while the
-    /// host is busy gets it wrong by ten times, and a minute of patience is over in six seconds, so it is told. The
-    /// emulated board's timer needs no speed to be known, but every look at it leaves the guest's code, which took a sixth
-    /// of all the time. Nor does the kernel try whether the timer's interrupts arrive (`no_timer_check`): it waits for ten of
-    /// them, panics if a busy host's emulator delivers fewer, and does not try either where it recognises KVM.
+    /// Time is the host's: the emulated counter counts as the host's does. A kernel that measures
+    /// its speed while the host is busy can be wrong by a factor of ten; a minute of patience then
+    /// ends after six seconds. So the command line states the speed. The emulated board's timer
+    /// needs no known speed, but every read of it leaves the guest's code, which took a sixth of
+    /// all the time. The kernel also does not test whether the timer's interrupts arrive
+    /// (`no_timer_check`): the test waits for ten of them and panics if a busy host's emulator
+    /// delivers fewer. The kernel skips it as well if it recognises KVM.
     fn command(&self, tsc_khz: u64) -> Command {
         let speed = format!("tsc_early_khz={tsc_khz}");
         let mut words = vec!["console=ttyS0", "loglevel=5", "panic=-1", "tsc=reliable", &speed, "pti=off"];
@@ -109,7 +111,7 @@ impl Guest {
         command
     }
 
-    /// Reads what it prints until it ends, or until patience does.
+    /// Reads the guest's output until the guest ends or a time limit passes.
     fn read(&self, child: &mut Child, lines: &mut Vec<String>) -> Result<Option<Ended>> {
         let serial = BufReader::new(child.stdout.take().context("the emulator's output")?);
         let (sender, received) = mpsc::channel();
@@ -137,7 +139,7 @@ impl Guest {
     }
 }
 
-/// Prints a line as it comes, an event in short.
+/// Prints a line as it arrives; shortens an event.
 fn show(name: &str, line: &str) {
     match Event::of_line(line) {
         Some(Event::Test { event, name: test, exec_time, .. }) if event != "started" => {
@@ -148,15 +150,18 @@ fn show(name: &str, line: &str) {
     }
 }
 
-/// All that emulation knows, without what makes a real CPU faster and an emulated one three times slower: a fifth level
-/// of page tables, copies byte by byte in one instruction, wide registers (which every process start uses to copy), and
-/// checks of every access by protection keys and supervisor mode. Nothing of it is seen by programs or verifier.
+/// Everything that the emulator supports, without features that make a real CPU faster and an
+/// emulated one three times slower: a fifth level of page tables, copies byte by byte in one
+/// instruction, wide registers (which every process start uses to copy), and checks of every access
+/// by protection keys and supervisor mode. Neither programs nor the verifier depend on them.
 const CPU: &str = "max,-la57,-erms,-fsrm,-avx,-avx2,-fma,-pku,-smap";
 
-/// How fast the host's time stamp counter counts, in kHz: by comparison with its clock, to some millionths.
+/// The frequency of the host's time stamp counter in kHz: measured against its clock, exact to some
+/// millionths.
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Result<u64> {
-    // SAFETY: every x86-64 processor has this instruction, and user space may use it unless a process forbids it to itself.
+    // SAFETY: every x86-64 processor has this instruction, and user space may use it unless a
+    // process disables it for itself.
     let counter = || unsafe { std::arch::x86_64::_rdtsc() };
     let (began, first) = (Instant::now(), counter());
     while began.elapsed() < Duration::from_millis(100) {
@@ -167,13 +172,14 @@ fn tsc_khz() -> Result<u64> {
     u64::try_from(khz).context("the time stamp counter jumps")
 }
 
-/// Guests are of the host's architecture.
+/// Guests have the host's architecture.
 #[cfg(not(target_arch = "x86_64"))]
 fn tsc_khz() -> Result<u64> {
     anyhow::bail!("guests are x86-64, and so must the host be")
 }
 
-/// The exit device turns a code into twice the code plus one. The lowest codes look like an emulator that failed.
+/// The exit device turns a code into twice the code plus one. The lowest codes look like an
+/// emulator that failed.
 fn of_status(status: ExitStatus) -> Ended {
     match status.code() {
         Some(code) if code > 3 && code % 2 == 1 => {
@@ -183,7 +189,7 @@ fn of_status(status: ExitStatus) -> Ended {
     }
 }
 
-/// A command as one would type it.
+/// The command line as an operator would type it.
 fn describe(command: &Command) -> String {
     let quote = |word: &std::ffi::OsStr| {
         let word = word.to_string_lossy().into_owned();

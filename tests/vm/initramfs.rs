@@ -1,4 +1,5 @@
-//! What a guest finds in its root: init, the tests and their programs, and the few programs of the host that tests call.
+//! The content of a guest's root: init, the tests and their programs, and the few programs of the
+//! host that tests call.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,8 +10,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::cpio::Archive;
 
-/// Programs of the host that tests call, by the path at which they look for them or that `PATH` leads to. They come
-/// with the libraries that they are linked to, so that no test needs another machine in a guest than on the host.
+/// Programs of the host that tests call, by the path at which they look for them or that `PATH`
+/// leads to. They come with the libraries that they are linked to, so tests need nothing else in a
+/// guest than on the host.
 const HOST_PROGRAMS: [(&str, &str); 7] = [
     ("/usr/sbin/bpftool", "shows maps by the names of their fields"),
     ("/usr/bin/setpriv", "takes capabilities away"),
@@ -21,11 +23,12 @@ const HOST_PROGRAMS: [(&str, &str); 7] = [
     ("/usr/bin/ip", "connects a network namespace with another one"),
 ];
 
-/// Our own, beside the tests: that is where the stage looks for them.
+/// Our own programs, beside the tests: the stage looks for them there.
 const PROGRAMS: [&str; 6] =
     ["socklb", "probe", "stress", "log-programs/socklb.o", "log-programs/host.o", "log-programs/responder.o"];
 
-/// Makes the image. The plan has a line for each run of the tests (`Phase`): a kernel's command line would be too short.
+/// Makes the image. The plan has a line for each run of the tests (`Phase`): a kernel's command
+/// line would be too short.
 pub fn build(programs: &Path, tests: &Path, modules: &Path, plan: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     let mut folders = BTreeSet::new();
@@ -76,7 +79,7 @@ fn above(path: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// What the dynamic linker would load for a program, and the linker itself.
+/// The files that the dynamic linker would load for a program, and the linker itself.
 fn libraries_of(program: &str) -> Result<Vec<String>> {
     let output = Command::new("ldd").arg(program).output().context("start ldd")?;
     if !output.status.success() {
@@ -85,7 +88,8 @@ fn libraries_of(program: &str) -> Result<Vec<String>> {
     Ok(paths_of(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// `name => /path (address)`, `/path (address)`, or a name without a file, which the kernel provides.
+/// A line is `name => /path (address)`, `/path (address)`, or a name without a file, which the
+/// kernel provides.
 fn paths_of(ldd: &str) -> Vec<String> {
     let words = ldd.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
     words.map(str::to_owned).collect()

@@ -1,7 +1,8 @@
-//! Drives the VM tests: boots each kernel that it is given with the local tests inside and judges the results.
+//! Drives the VM tests: boots each given kernel with the local tests inside and evaluates the
+//! results.
 //!
-//! It is told where kernels and programs lie, because fetching and building are the workshop's, and it knows nothing of
-//! what the tests are about but the table of their modules.
+//! The command line states where kernels and programs are, because xtask fetches and builds them.
+//! Of the tests' subjects this program knows only the table of their modules.
 
 mod cpio;
 
@@ -55,7 +56,8 @@ struct Options {
     kernels: Vec<PathBuf>,
 }
 
-/// Without any of these: classes A to D on the oldest kernel, class A and smoke tests on the others.
+/// Without any of these: classes A to D on the oldest kernel, class A and smoke tests on the
+/// others.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 struct Which {
@@ -68,7 +70,7 @@ struct Which {
     /// Only tests whose name contains this
     #[arg(long)]
     filter: Option<String>,
-    /// Write what the verifier counted to this file, instead of comparing with it
+    /// Write the verifier's counts to this file, instead of comparing with it
     #[arg(long)]
     record: Option<PathBuf>,
 }
@@ -161,7 +163,8 @@ fn lines_of(path: &Path) -> Result<BTreeSet<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-/// Runs every boot, as many at a time as the host has CPUs: each guest keeps one busy. Results come with their kernels.
+/// Runs every boot, as many at a time as the host has CPUs, because each guest occupies one.
+/// Results come with their kernels.
 fn test(driver: &Driver, boots: &[Boot]) -> Vec<(usize, Result<Tested>)> {
     let (pending, tested) = (Mutex::new(boots.iter()), Mutex::new(Vec::new()));
     let next = || pending.lock().ok()?.next();
@@ -178,7 +181,7 @@ fn test(driver: &Driver, boots: &[Boot]) -> Vec<(usize, Result<Tested>)> {
     tested.into_inner().expect("no thread panics with it")
 }
 
-/// Adds up the boots of a kernel. What is wrong with a guest itself counts as a failed test.
+/// Adds up the boots of a kernel. A fault of a guest itself counts as a failed test.
 fn summary(kernel: &str, boots: impl Iterator<Item = Result<Tested>>) -> Summary {
     let mut summary = Summary { name: format!("vm {kernel}"), ..Summary::default() };
     for boot in boots {
@@ -202,7 +205,7 @@ fn summary(kernel: &str, boots: impl Iterator<Item = Result<Tested>>) -> Summary
     summary
 }
 
-/// Prints a kernel's results. Returns how many of them make the run fail.
+/// Prints a kernel's results. Returns the number of tests that make the run fail.
 fn print(modules: &Modules, summary: &Summary) -> usize {
     let Summary { name, skipped, unsteady, failed, seconds, .. } = summary;
     println!(
@@ -228,7 +231,7 @@ fn print(modules: &Modules, summary: &Summary) -> usize {
     failed.len() + strict.len()
 }
 
-/// The unsteady tests that fail the run all the same.
+/// The unsteady tests that fail the run despite a passed second try.
 fn strict<'t>(modules: &Modules, unsteady: &'t [Failed]) -> Vec<&'t str> {
     unsteady.iter().map(|test| test.name.as_str()).filter(|test| modules.is_strict(test)).collect()
 }

@@ -1,4 +1,4 @@
-//! Writes what the guests' verifiers counted into the record that is committed.
+//! Writes the counts of the guests' verifiers into the record that is committed.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,8 @@ use stage::record::{Count, RECORDING, Record};
 /// The test that counts.
 pub const TEST: &str = "verifier::";
 
-/// Writes the guests' counts and those of this machine's kernel. Kernels that did not run keep what was recorded of them.
+/// Writes the guests' counts and those of this machine's kernel. Recorded counts of kernels that
+/// did not run stay.
 pub fn write(path: &Path, counts: impl IntoIterator<Item = Count>, tests: &Path) -> Result<()> {
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
     let mut record = Record::parse(&text).with_context(|| format!("read {}", path.display()))?;
@@ -21,7 +22,7 @@ pub fn write(path: &Path, counts: impl IntoIterator<Item = Count>, tests: &Path)
     Ok(())
 }
 
-/// Counts on the kernel that runs us.
+/// Counts on the kernel of this machine.
 fn count_here(tests: &Path) -> Result<Vec<Count>> {
     let output = Command::new(tests).arg(TEST).env(RECORDING, "1").output();
     let output = output.with_context(|| format!("start {}", tests.display()))?;

@@ -1,5 +1,5 @@
-//! What the log of a boot shows: the tests' events, which tests were skipped and why, what the kernel reported, what the
-//! verifier counted. And what of it is a fault, although all tests passed.
+//! What the log of a boot shows: the tests' events, skipped tests with the reason, the kernel's
+//! messages, the verifier's counts, and faults that fail the boot even if all tests passed.
 
 use lb_suite::Run;
 use stage::kernel::Version;
@@ -7,15 +7,14 @@ use stage::record::Count;
 
 use crate::guest::{Booted, Ended};
 
-/// Init's code for tests that passed.
+/// Init's code if all tests passed.
 const PASSED: u8 = 0x10;
-/// For tests that failed.
+/// Init's code if tests failed.
 const FAILED: u8 = 0x11;
-/// For a guest that could not be made fit to run them.
+/// Init's code if the guest could not be prepared for the tests.
 const UNFIT: u8 = 0x12;
 
-/// What the kernel prints when something is wrong with it, or with what it was made to do. Results of such a boot prove
-/// nothing.
+/// Kernel messages about a fault in the kernel or in its use. Results of such a boot prove nothing.
 const ALARMS: [&str; 6] = [
     "Kernel panic",
     "BUG: ",
@@ -24,21 +23,21 @@ const ALARMS: [&str; 6] = [
     "general protection fault",
     "Unable to handle kernel",
 ];
-/// What it prints when it waits for a CPU that the host did not give it. Shown, because it explains slow tests.
+/// Kernel messages about waiting for a CPU that the host did not provide. They are shown because
+/// they explain slow tests.
 const STALLS: [&str; 4] = ["rcu: INFO: rcu_", "soft lockup", "blocked for more than", "self-detected stall"];
 
-/// What one boot has shown.
 #[derive(Default)]
 pub struct Report {
     /// The kernel's release; empty if it printed none.
     pub release: String,
-    /// The tests. One that started and did not end has failed.
+    /// The tests. A test that started and did not end has failed.
     pub run: Run,
-    /// What the kernel prints when the host is busy.
+    /// Messages that the kernel prints when the host is busy.
     pub stalls: Vec<String>,
-    /// What the verifier counted.
+    /// The verifier's counts.
     pub counts: Vec<Count>,
-    /// What is wrong beside failed tests. If anything is, no result of this boot proves anything.
+    /// Faults other than failed tests. If there is one, no result of this boot proves anything.
     pub faults: Vec<String>,
 }
 
@@ -49,7 +48,8 @@ impl Report {
         let (mut unfit, mut alarms) = (String::new(), Vec::new());
         for line in &booted.lines {
             report.run.line(line);
-            // What follows is an event, with what a failed test printed: the kernel printed none of that.
+            // The rest of the line is an event with the output of a failed test, which does not
+            // come from the kernel.
             let line = line.split_once("{ \"type\"").map_or(line.as_str(), |(before, _)| before);
             if let Some((_, release)) = line.split_once("guest: Linux ") {
                 report.release = release.to_owned();
@@ -80,7 +80,7 @@ impl Report {
         }
     }
 
-    /// Tests that did not run, for no reason or for a wrong one.
+    /// Tests that did not run, without a reason or with a wrong one.
     fn faults_of_tests(&self, planned: &[String]) -> Vec<String> {
         let mut faults = Vec::new();
         let Run { ran, ignored, skipped, .. } = &self.run;
@@ -103,13 +103,13 @@ impl Report {
         faults
     }
 
-    /// The tests that passed, none if anything else is wrong.
+    /// The tests that passed; empty if there is any fault.
     pub fn passed(&self) -> Vec<String> {
         let passed = self.run.ran.iter().filter(|ran| ran.passed && self.faults.is_empty());
         passed.map(|ran| ran.name.clone()).collect()
     }
 
-    /// Whether the emulator lost the guest, not a test: it died, or no test had started.
+    /// Whether the emulator, not a test, ended the guest: it died, or no test had started.
     pub fn is_lost(&self, ended: &Ended) -> bool {
         match ended {
             Ended::Code(_) => false,

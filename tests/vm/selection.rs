@@ -1,19 +1,20 @@
-//! Which tests each kernel runs: by the classes in the table of test modules, or as the command line says.
+//! Which tests each kernel runs: by the classes in the table of test modules, or as the command
+//! line requests.
 //!
-//! It knows kernels by their place in the list, the oldest being the first, and boots none.
+//! Kernels are known by their place in the list, with the oldest first. This file boots none.
 
 use lb_suite::{Class, Modules};
 
-/// What the command line asks for.
+/// The selection on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// What is likely to depend on the kernel.
+    /// Tests that are likely to depend on the kernel.
     Usual,
-    /// What can depend on the kernel.
+    /// Tests that can depend on the kernel.
     All,
     /// The tests of one class.
     Class(Class),
-    /// Tests whose whole name contains a text.
+    /// Tests with a full name that contains this text.
     Named(String),
 }
 
@@ -31,8 +32,9 @@ pub struct Boot {
 impl Selection {
     /// Every boot, those with one CPU first: they take longest.
     ///
-    /// Two CPUs are emulated by two threads that wait for each other, which costs a busy host a quarter more. So only
-    /// tests that need two have them, on the oldest kernel, or where they are named.
+    /// Two CPUs are emulated by two threads that wait for each other, which costs a busy host a
+    /// quarter more. So only tests that need two CPUs have them, on the oldest kernel or if the
+    /// command line names them.
     pub fn boots(&self, modules: &Modules, tests: &[String], kernels: usize) -> Vec<Boot> {
         let boot = |cpus: u32, kernel: usize| {
             let is_here = |test: &&String| {
@@ -60,7 +62,7 @@ impl Selection {
         }
     }
 
-    /// What a kernel runs, in words.
+    /// Describes the tests of a kernel.
     pub fn describe(&self, kernel: usize) -> String {
         match (self, kernel) {
             (Self::Usual, 0) => "classes A to D".to_owned(),
@@ -95,7 +97,7 @@ mod tests {
     const TESTS: [&str; 8] =
         ["a::a", "b::plain", "b::smoke", "b::two", "c::c", "e::daemon", "e::of_the_kernel", "other_e::f"];
 
-    /// The tests of each boot of two kernels, after its kernel and CPUs.
+    /// `expected`: the tests of each boot of two kernels, after its kernel and CPUs.
     #[track_caller]
     fn check(selection: &Selection, expected: &[(usize, u32, &str)]) {
         let boots = selection.boots(&Modules::parse(SMALL).unwrap(), &TESTS.map(str::to_owned), 2);
@@ -162,7 +164,8 @@ mod tests {
         assert_eq!(faults, Vec::<String>::new());
     }
 
-    /// The constants of features that some kernel after the oldest lacks, from `tests/stage/kernel.rs`.
+    /// The constants of features that some kernel after the oldest lacks, from
+    /// `tests/stage/kernel.rs`.
     fn features_that_differ() -> Vec<String> {
         let kernels: toml::Table = source("vm/kernels.toml").parse().unwrap();
         let second = Version::parse(kernels["kernel"][1]["name"].as_str().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! What is compared, as values: groups, the clients of socklb in them, arms, and what they are to reach.
+//! What is compared, as values: groups, the clients of socklb in them, arms, and their targets.
 //!
 //! Must not know how any of it is set up or measured.
 
@@ -7,24 +7,19 @@ use std::net::{IpAddr, SocketAddr};
 use super::serve::Manner;
 use super::work::Work;
 
-/// Several addresses that follow each other, each dialled as often: backends, or the one address of a service.
+/// Consecutive addresses, each dialled equally often: backends, or the one address of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// The first of them.
     pub first: SocketAddr,
-    /// How many ports.
     pub ports: u16,
-    /// How many hosts.
     pub hosts: u32,
 }
 
 impl Addresses {
-    /// One address.
     pub fn one(first: SocketAddr) -> Self {
         Self { first, ports: 1, hosts: 1 }
     }
 
-    /// All of them.
     pub fn list(self) -> Vec<SocketAddr> {
         let host = |number: u32| match self.first.ip() {
             IpAddr::V4(ip) => IpAddr::V4((ip.to_bits() + number).into()),
@@ -35,42 +30,41 @@ impl Addresses {
     }
 }
 
-/// Which socklb it is.
+/// A build of socklb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Build {
-    /// Of this tree.
+    /// The build of this tree.
     This,
     /// The program that the command line names.
     Other,
-    /// Of this tree, and all its backends report each second, to a program on a network interface.
+    /// The build of this tree. All its backends report each second, to a program on a network
+    /// interface.
     Reported,
 }
 
 /// A client of socklb and the one service that it dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// Whose client.
     pub build: Build,
     /// `active` or `full`.
     pub accounting: &'static str,
-    /// The service's policy.
     pub policy: &'static str,
     /// `tcp` or `udp`.
     pub protocol: &'static str,
 }
 
 impl Client {
-    /// As a configuration names its job and its service.
+    /// The name of its job and its service in configurations.
     pub fn name(self) -> String {
         format!("{}-{}-{}", self.accounting, self.protocol, self.policy)
     }
 
-    /// As a reader knows it.
+    /// The name in tables.
     pub fn title(self) -> String {
         format!("socklb {}, {}", self.accounting, self.policy)
     }
 
-    /// What a reader calls its build.
+    /// The name of its build in tables.
     pub fn build_name(self) -> &'static str {
         match self.build {
             Build::This => "this build",
@@ -83,15 +77,14 @@ impl Client {
 /// What stands between an arm's processes and the backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Between {
-    /// Nothing.
     Nothing,
     /// A program that returns at once.
     Empty,
-    /// A program that looks one service and one backend up.
+    /// A program that looks up one service and one backend.
     Floor,
-    /// socklb; the service of this client is dialled.
+    /// socklb; the arm dials the service of this client.
     Socklb(Client),
-    /// socklb, and the backends are dialled themselves: addresses that are no service's.
+    /// socklb, but the arm dials the backends themselves, which are not addresses of a service.
     Unserved(Client),
     /// nftables: DNAT in a network namespace of its own.
     Nft,
@@ -109,24 +102,24 @@ impl Between {
     }
 }
 
-/// What is compared of an arm.
+/// A measure by which arms are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// Median time of one operation.
     P50,
     /// The time that one in a hundred exceeds.
     P99,
-    /// Operations in a second, with all that belongs to them.
+    /// Operations per second, including setup and cleanup.
     Rate,
-    /// CPU time of one operation, with all that belongs to it.
+    /// CPU time of one operation, including setup and cleanup.
     Cpu,
 }
 
 impl Measure {
-    /// All of them, in the order of the tables.
+    /// In the order of the tables.
     pub const ALL: [Self; 4] = [Self::P50, Self::P99, Self::Rate, Self::Cpu];
 
-    /// As tables name it.
+    /// The name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::P50 => "p50",
@@ -137,66 +130,61 @@ impl Measure {
     }
 }
 
-/// What a ratio to the baseline is to be.
+/// The bound on a ratio to the baseline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
-    /// No more than this.
+    /// The maximum.
     AtMost(f64),
-    /// No less than this.
+    /// The minimum.
     AtLeast(f64),
-    /// No further from 1 than this.
+    /// The maximum distance from 1.
     Within(f64),
     /// Its confidence interval covers 1.
     CoversOne,
 }
 
-/// One target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
-    /// Of what.
     pub measure: Measure,
-    /// To be what.
     pub bound: Bound,
-    /// It is only judged if the second arm, a copy of the first, is within this factor of it.
+    /// The target is evaluated only if the second arm, a copy of the first, is within this factor
+    /// of it.
     pub if_noise_within: Option<f64>,
 }
 
 impl Target {
-    /// Without a condition.
+    /// A target without a condition.
     pub fn new(measure: Measure, bound: Bound) -> Self {
         Self { measure, bound, if_noise_within: None }
     }
 }
 
-/// One arm.
 #[derive(Clone, Debug)]
 pub struct Arm {
-    /// What a reader calls it.
+    /// The name in tables.
     pub name: String,
     /// What is between it and the backends.
     pub between: Between,
-    /// It dials the first backend only, as far as it dials backends.
+    /// It dials only the first backend, if it dials backends.
     pub one_backend: bool,
-    /// Which arm it is compared with.
+    /// The arm with which it is compared.
     pub baseline: usize,
-    /// What it is to reach.
     pub targets: Vec<Target>,
 }
 
 /// Arms that are measured together, in turns.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// What a reader calls it.
+    /// The title in tables.
     pub title: &'static str,
-    /// What is peculiar about it.
+    /// A remark for readers of the table.
     pub remark: &'static str,
-    /// What every arm does.
     pub work: Work,
-    /// What the backends do with a connection.
+    /// How the backends treat a connection.
     pub manner: Manner,
-    /// The backends poll instead of sleeping, so that no wake-up is measured; proxies need their CPU, and then they do not.
+    /// The backends poll instead of sleeping, so that no wake-up is measured. Not set if there are
+    /// proxies, which need the backends' CPU.
     pub polls: bool,
-    /// The backends.
     pub backends: Addresses,
     /// The first is the baseline, the second its copy.
     pub arms: Vec<Arm>,
@@ -214,8 +202,9 @@ impl Group {
         clients
     }
 
-    /// The group that compares two builds: of its arms those without socklb that dial backends, and those with it three times each,
-    /// with this build, with this build again (the noise), and with the other.
+    /// The group that compares two builds. It has the arms without socklb that dial backends, and
+    /// each arm with socklb three times: with this build, with this build again (the noise), and
+    /// with the other.
     pub fn of_two_builds(mut self, other: Build) -> Self {
         let arms = std::mem::take(&mut self.arms);
         for arm in arms {

@@ -1,4 +1,5 @@
-//! The programs that socklb is compared with: one that does nothing, one that does the least that a table needs.
+//! The programs that socklb is compared with: one that does nothing, and one that does the minimum
+//! that a table needs.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::Path;
@@ -12,13 +13,14 @@ use lb_common::net::{Address, Be16};
 use stage::Cgroup;
 use stage::maps::Raw;
 
-/// The floor's service. Nothing in the namespace has a route to it: a connect that is not rewritten fails.
+/// The floor's service. Nothing in the namespace has a route to it: a connect that is not rewritten
+/// fails.
 pub const SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 0, 8), 80);
 
-/// An attached program, as long as this lives.
+/// An attached program. Detached on drop.
 pub struct Attached {
     _object: Ebpf,
-    /// Its id.
+    /// The kernel's id of the program.
     pub id: u32,
 }
 

@@ -6,17 +6,18 @@ use super::arm::{Addresses, Arm, Between, Bound, Build, Client, Group, Measure, 
 use super::serve::Manner;
 use super::work::Work;
 
-/// Where the backends of small groups begin.
+/// The first port of the backends of small groups.
 const PORT: u16 = 19000;
-/// How many these are.
+/// The number of these backends.
 pub const BACKENDS: u16 = 8;
-/// Hosts of large groups, which all have one listener: consecutive addresses of the loopback range.
+/// The first host of large groups, which all have one listener: consecutive addresses of the
+/// loopback range.
 const HOSTS: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
 
 const ACCOUNTINGS: [&str; 2] = ["active", "full"];
 const WEIGHTED: &str = "weighted-round-robin";
 
-/// Names of groups, for those who want only some.
+/// Names of groups, to select some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Name {
     /// TCP connect() over IPv4
@@ -25,7 +26,7 @@ pub enum Name {
     Connect6,
     /// UDP: socket, connect, close
     UdpCycle,
-    /// UDP: connect() of one socket again and again
+    /// UDP: connect() of one socket, repeatedly
     UdpConnect,
     /// TCP connect(), a subset of 1,000
     Thousand,
@@ -33,15 +34,14 @@ pub enum Name {
     TenThousand,
     /// TCP connect(), least-loaded over 100
     LeastLoaded,
-    /// Requests and responses over connections that are kept
+    /// Requests and responses over reused connections
     Echo,
-    /// Bulk over connections that are kept
+    /// Bulk transfer over reused connections
     Bulk,
-    /// To the first byte of a backend, proxies among the arms
+    /// Time to the first byte of a backend, with proxies among the arms
     FirstByte,
 }
 
-/// A group by its name.
 pub fn group(name: Name) -> Group {
     match name {
         Name::Connect => connect(Ipv4Addr::LOCALHOST.into()),
@@ -89,7 +89,7 @@ fn served(client: Client, targets: Vec<Target>) -> Arm {
     Arm { targets, ..arm(client.title(), Between::Socklb(client)) }
 }
 
-/// At most this p50 with active accounting, and this with full.
+/// The maximum p50 ratio, with active and with full accounting.
 fn p50(accounting: &str, [active, full]: [f64; 2]) -> Vec<Target> {
     let most = if accounting == "full" { full } else { active };
     vec![Target::new(Measure::P50, Bound::AtMost(most))]
@@ -120,7 +120,7 @@ fn connect(host: std::net::IpAddr) -> Group {
     let mut arms = direct();
     if host.is_ipv4() {
         arms.push(arm("empty program", Between::Empty));
-        // The floor program knows one backend: this is what it is to be compared with.
+        // The floor program knows one backend, so it is compared with this arm.
         let baseline = arms.len();
         arms.push(Arm { one_backend: true, ..arm("direct, one backend", Between::Nothing) });
         arms.push(Arm { one_backend: true, baseline, ..arm("floor program", Between::Floor) });
@@ -240,7 +240,7 @@ fn first_byte() -> Group {
     }
 }
 
-/// What groups have unless they say otherwise: connects to eight backends that poll.
+/// The defaults of a group: connects to eight backends that poll.
 fn connect_group(arms: Vec<Arm>) -> Group {
     Group {
         title: "",

@@ -1,12 +1,12 @@
-//! What a group has shown: ratios to the baseline with their noise, and verdicts on the targets. Values only; must not
-//! know how they are printed.
+//! The result of a group: ratios to the baseline with their noise, and verdicts on the targets.
+//! Values only; must not know how they are printed.
 
 use super::arm::{Arm, Bound, Group, Measure, Target};
 use super::programs::Cost;
 use super::worker::Turn;
 use crate::statistics::{Median, median};
 
-/// What an arm has shown.
+/// The results of an arm.
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// Nanoseconds of one operation: the median of the rounds' medians.
@@ -20,7 +20,6 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// The ratio of one measure.
     pub fn ratio(&self, measure: Measure) -> Median {
         let [p50, p99, rate, cpu] = self.ratios;
         match measure {
@@ -32,19 +31,17 @@ impl Figures {
     }
 }
 
-/// What becomes of a target.
+/// The result for a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Reached.
     Pass,
-    /// Not.
     NotReached,
     /// The copy of the baseline differs too much from it.
     TooNoisy,
 }
 
 impl Verdict {
-    /// As tables say it.
+    /// The words in tables.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Pass => "pass",
@@ -57,20 +54,17 @@ impl Verdict {
 /// A row of a group's table.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What was measured.
     pub arm: Arm,
-    /// What it has shown, or why it was not run.
+    /// Its results, or why it was not run.
     pub figures: Result<Figures, String>,
-    /// The arm's targets, with what became of them; none of an arm that was not run.
+    /// The arm's targets, with their verdicts; empty for an arm that was not run.
     pub verdicts: Vec<(Target, Verdict)>,
 }
 
-/// A group and what it has shown.
+/// A group and its results.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The group.
     pub group: Group,
-    /// Rounds, and operations in a turn.
     pub rounds: u32,
     /// Operations in a turn.
     pub operations: u32,
@@ -78,7 +72,7 @@ pub struct Outcome {
     pub rows: Vec<Row>,
 }
 
-/// The turns of one arm, or why it was not run.
+/// The turns of one arm.
 pub struct Measured {
     /// One turn for each round.
     pub turns: Vec<Turn>,
@@ -89,7 +83,7 @@ pub struct Measured {
 }
 
 impl Outcome {
-    /// Ratios and verdicts of what was measured, arm by arm.
+    /// Computes ratios and verdicts from the measurements, arm by arm.
     pub fn of(group: Group, rounds: u32, operations: u32, measured: &[Result<Measured, String>]) -> Self {
         let figures: Vec<Result<Figures, String>> = (0..measured.len())
             .map(|arm| {
@@ -110,7 +104,7 @@ impl Outcome {
     }
 }
 
-/// The ratio is taken within each round, so that whatever disturbs the machine disturbs both.
+/// The ratio is computed within each round, so a disturbance of the machine affects both.
 fn compare(this: &Measured, baseline: &Measured) -> Figures {
     let ratio = |of: fn(&Turn) -> f64| {
         let both = this.turns.iter().zip(&baseline.turns);
@@ -153,12 +147,12 @@ pub mod tests {
     use super::super::groups::{Name, group};
     use super::*;
 
-    /// An outcome whose arms take `nanoseconds`, in every round and measure alike.
+    /// An outcome with arms that take `nanoseconds`, the same in every round and measure.
     pub fn outcome(name: Name, nanoseconds: impl Fn(usize) -> Option<f64>) -> Outcome {
         outcome_of(group(name), nanoseconds)
     }
 
-    /// The same of any group.
+    /// The same for any group.
     pub fn outcome_of(group: Group, nanoseconds: impl Fn(usize) -> Option<f64>) -> Outcome {
         let measured: Vec<_> = (0..group.arms.len())
             .map(|arm| {

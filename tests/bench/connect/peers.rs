@@ -1,5 +1,5 @@
-//! Other balancers of the same machine, as Debian packages them: nftables in a network namespace of its own, HAProxy in
-//! ours. Both end with the benchmark, however that ends.
+//! Other balancers on the same machine, as Debian packages them: nftables in a network namespace of
+//! its own, HAProxy in the benchmark's namespace. Both end with the benchmark, however it ends.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -13,13 +13,13 @@ use anyhow::{Context, Result, bail};
 use stage::eventually;
 use stage::probe::die_with_us;
 
-/// Of the loopback range, because a DNAT rule of the output is reached only if there is a route; nothing listens there,
-/// so that a connect that is not rewritten is refused.
+/// In the loopback range, because a DNAT rule of the output hook applies only if there is a route.
+/// Nothing listens there, so a connect that is not rewritten is refused.
 pub const NFT_SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 96, 0, 9), 80);
 /// Where HAProxy listens.
 pub const HAPROXY_SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 18080);
 
-/// A program of a Debian package.
+/// Finds a program of a Debian package.
 fn find(name: &str, package: &str) -> Result<PathBuf> {
     let path = Path::new("/usr/sbin").join(name);
     if !path.exists() {
@@ -38,7 +38,6 @@ pub struct Nft {
 }
 
 impl Nft {
-    /// Sets it up.
     pub fn start(backends: &[SocketAddr]) -> Result<Self> {
         let nft = find("nft", "nftables")?;
         let rules = rules(backends)?;
@@ -48,14 +47,14 @@ impl Nft {
         Ok(Self { network })
     }
 
-    /// A path of the namespace, as long as this lives.
+    /// A path of the namespace, valid as long as this value lives.
     pub fn network(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.network.as_raw_fd()).into()
     }
 }
 
-/// The form in which kube-proxy writes them: a verdict map of services, a random endpoint of a service's chain, and a
-/// chain for each endpoint.
+/// The form in which kube-proxy writes rules: a verdict map of services, a random endpoint of a
+/// service's chain, and a chain for each endpoint.
 fn rules(backends: &[SocketAddr]) -> Result<String> {
     let mut text = String::from("table ip bench {\n");
     let mut numbers = Vec::new();
@@ -105,7 +104,7 @@ impl Haproxy {
         let path = folder.join("haproxy.cfg");
         std::fs::write(&path, text)?;
         let mut command = Command::new(haproxy);
-        // In the foreground, without a master: one process that dies with us.
+        // In the foreground, without a master: one process that dies with the benchmark.
         command.args(["-q", "-db", "-f"]).arg(&path).stdin(Stdio::null()).stdout(Stdio::null());
         die_with_us(&mut command);
         let started = Self { child: command.spawn()? };
@@ -113,7 +112,6 @@ impl Haproxy {
         Ok(started)
     }
 
-    /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

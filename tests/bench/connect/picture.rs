@@ -1,7 +1,7 @@
 //! The p50 ratios of all groups as one picture: a row for each arm, its interval, its target.
 //!
-//! Ratios have one scale over all groups, so that groups can be compared. Must not know how SVG is written: that is
-//! `lb_svg`'s.
+//! Ratios have one scale over all groups, so that groups can be compared. Must not know how SVG is
+//! written; `lb_svg` does that.
 
 use lb_svg::palette::{GREEN, RED};
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, at};
@@ -20,10 +20,10 @@ const ROW: f64 = 17.0;
 /// Height of a group's title with the gap before it.
 const TITLE: f64 = 1.3 * ROW;
 const TOP: f64 = 58.0;
-/// What ratios the scale shows; one beyond it is at its end.
+/// The range of ratios on the scale; a ratio outside is drawn at the end.
 const RATIOS: [f64; 2] = [0.98, 1.14];
 
-/// The rows of a group that are shown: the first is what the others are compared with.
+/// The rows of a group that are shown: the first is the baseline of the others.
 fn shown(outcome: &Outcome) -> impl Iterator<Item = (&Row, &Figures)> {
     let rows = outcome.rows.iter().skip(1);
     rows.filter_map(|row| row.figures.as_ref().ok().map(|figures| (row, figures)))
@@ -51,7 +51,7 @@ fn drawing(outcomes: &[Outcome]) -> Drawing {
     drawing.note(at(12.0, 40.0), Anchor::Start, key);
     let area = Area { left: 340.0, top: TOP + 4.0, right: 770.0, bottom: drawing.height - 8.0 };
     let plot = Plot { area, x: Scale::Linear(RATIOS[0], RATIOS[1]), y: Scale::Linear(0.0, 1.0) };
-    // Bound: the ticks of the scale.
+    // Bounded by the ticks of the scale.
     for tick in 0..=8_i32 {
         let ratio = RATIOS[0] + 0.02 * f64::from(tick);
         let paint = if tick == 1 { Paint::QUIET } else { Paint::RULE };
@@ -93,7 +93,7 @@ fn draw_row(drawing: &mut Drawing, plot: &Plot, y: f64, row: &Row, figures: &Fig
     drawing.line(paint, LineStyle::Solid, at(x_of(low), middle), at(x_of(high), middle));
     let x = x_of(value);
     if value > RATIOS[1] {
-        // The head of an arrow: it is further out.
+        // The head of an arrow: the value is beyond the scale.
         let head = [at(x - 4.0, middle - 4.0), at(x + 4.0, middle), at(x - 4.0, middle + 4.0)];
         drawing.polyline(paint, LineStyle::Solid, &head);
     } else {
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(text.matches("d=\"M766 ").count(), 1, "{text}");
         assert!(text.contains(">1.0300</text>") && text.contains(">2.0000</text>"), "{text}");
         assert!(!text.contains("direct again"), "{text}");
-        // Both targets, and no number that is none.
+        // Both targets, and no text that is not a number.
         assert_eq!(text.matches("class=\"open line stroke-target\"").count(), 2, "{text}");
         assert!(!text.contains("NaN"), "{text}");
     }

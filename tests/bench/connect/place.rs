@@ -1,5 +1,5 @@
-//! What a group needs around its workers: cgroups with programs on them, the daemon, the peers, the backends. Gone when
-//! it is dropped.
+//! What a group needs around its workers: cgroups with programs on them, the daemon, the peers, the
+//! backends. Removed on drop.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,12 +21,12 @@ struct Attached {
     client: Client,
     cgroup: Cgroup,
     service: SocketAddr,
-    /// What `check` says against its configuration.
+    /// The error of `check` about its configuration.
     refused: Option<String>,
 }
 
 impl Attached {
-    /// The lines of a configuration that are this client's.
+    /// The lines of a configuration for this client.
     fn text(&self, backends: &str, more: &str) -> String {
         let Client { accounting, policy, protocol, build: _ } = self.client;
         let (name, cgroup, service) = (self.client.name(), self.cgroup.relative(), self.service);
@@ -41,7 +41,7 @@ impl Attached {
 
 /// The place of a group.
 pub struct Place {
-    // In the order in which they end: programs and daemon before the cgroups that they are on.
+    // Dropped in this order: programs and daemon before the cgroups that they are on.
     daemons: Vec<(Build, Daemon)>,
     programs: Vec<(Between, floor::Attached)>,
     reports: Option<Reports>,
@@ -49,7 +49,7 @@ pub struct Place {
     nft: Option<Nft>,
     backends: Backends,
     clients: Vec<Attached>,
-    /// Of the arms without socklb.
+    /// The cgroups of the arms without socklb.
     cgroups: Vec<(Between, Cgroup)>,
     addresses: Addresses,
 }
@@ -65,11 +65,11 @@ fn service(number: usize, is_ipv4: bool) -> Result<SocketAddr> {
     Ok(SocketAddr::new(address, 80))
 }
 
-/// A longer list has to give each endpoint an index, and one that stands in the configuration cannot.
+/// A longer list must give each endpoint an index, which a list in the configuration cannot.
 const MOST_WITHOUT_INDEXES: usize = 8192;
 
 impl Place {
-    /// Sets it up. A client whose configuration its build refuses is left out.
+    /// Sets the place up. Leaves out a client if its build refuses its configuration.
     pub fn of(group: &Group, stage: &Stage, floor_object: &Path, other: Option<&Path>) -> Result<Self> {
         let list = group.backends.list();
         let nft = group.has(Between::Nft).then(|| Nft::start(&list)).transpose()?;
@@ -122,7 +122,8 @@ impl Place {
     fn start_socklb(&mut self, group: &Group, build: Build, setup: &Setup) -> Result<()> {
         let backends: Vec<String> =
             group.backends.list().iter().map(|backend| format!("\"{backend}\"")).collect();
-        // Room for every group's backends to be replaced, as limits.md advises; the default is too few for the largest.
+        // Enough slots to replace all backends of a group, as limits.md advises; the default is too
+        // small for the largest.
         let limits = format!("[limits]\nslots = {}\n", (2 * backends.len()).max(SLOTS as usize));
         let mut backends = if backends.len() > MOST_WITHOUT_INDEXES {
             let entry = |(index, address): (usize, &String)| {
@@ -179,7 +180,7 @@ impl Place {
             return Ok(Ok(start(&attached.cgroup, None, dialled)?));
         }
         let mut cgroups = self.cgroups.iter().filter(|(between, _)| *between == arm.between);
-        // Arms with nothing between come several times, and each has its own.
+        // Arms with nothing in between occur several times, and each has its own cgroup.
         let earlier = group.arms.iter().take_while(|other| other.name != arm.name);
         let earlier = earlier.filter(|other| other.between == arm.between).count();
         let (_, cgroup) = cgroups.nth(earlier).context("a cgroup of the arm")?;
@@ -201,7 +202,7 @@ impl Place {
         };
         let (_, daemon) =
             self.daemons.iter().find(|(build, _)| *build == client.build).context("the build's daemon")?;
-        // Below the version of its ABI, which may be another build's.
+        // The pins are below the version of the ABI, which may be another build's.
         let versions = std::fs::read_dir(&daemon.setup.pins)?.flatten();
         let mut links = versions.map(|version| version.path().join(client.name()).join("links"));
         let links = links.find(|links| links.exists()).context("the client's links")?;
@@ -212,7 +213,8 @@ impl Place {
         links.map(id).collect()
     }
 
-    /// Nanoseconds of CPU time of all that is not the client, as far as it sleeps when it has nothing to do.
+    /// Nanoseconds of CPU time of everything except the client that sleeps when it has nothing to
+    /// do.
     pub fn cpu_of_others(&self, group: &Group) -> Result<u64> {
         if group.polls {
             return Ok(0);
@@ -222,7 +224,8 @@ impl Place {
     }
 }
 
-/// What `socklb check` says against a configuration: its first lines, the fault and where it is.
+/// The error of `socklb check` about a configuration: its first lines, with the fault and its
+/// place.
 fn check(setup: &Setup, text: &str) -> Option<String> {
     let path = setup.write("one-client.toml", text);
     let output = setup.run(&["check", &path.to_string_lossy()]);
@@ -237,7 +240,7 @@ impl Drop for Place {
         for (_, daemon) in self.daemons.drain(..) {
             let setup = daemon.setup.clone();
             drop(daemon);
-            // Its maps shall not be in the memory of the next group.
+            // The maps must not occupy memory while the next group runs.
             setup.run(&["detach", "--all"]);
         }
         self.programs.clear();

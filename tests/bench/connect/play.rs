@@ -7,20 +7,19 @@ use super::arm::Group;
 use super::place::Place;
 use super::worker::{Turn, Worker};
 
-/// Rounds before those that count: they warm caches.
+/// Rounds that do not count: they warm caches.
 const WARM: u32 = 3;
 
-/// An arm at work, with what each of its turns has taken.
+/// An arm at work, with the measurements of its turns.
 pub struct Player {
-    /// Its place among the group's arms.
+    /// Its index among the group's arms.
     pub arm: usize,
-    /// Its process.
     pub worker: Worker,
     /// One for each round.
     pub turns: Vec<Turn>,
 }
 
-/// Plays so many rounds with so many operations a turn.
+/// Plays the rounds of all arms.
 pub fn play(
     group: &Group,
     place: &Place,
@@ -29,7 +28,7 @@ pub fn play(
     operations: u32,
 ) -> Result<()> {
     let mut order: Vec<usize> = (0..players.len()).collect();
-    // The same orders each time, so that runs are alike.
+    // The orders are the same in each run, so that runs are comparable.
     let mut random = Rng::with_seed(1);
     for round in 0..rounds + WARM {
         random.shuffle(&mut order);

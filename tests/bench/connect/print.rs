@@ -1,4 +1,4 @@
-//! Outcomes as text: tables on a terminal, tables of a document.
+//! Outcomes as text: tables for a terminal, tables for a document.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,6 @@ use super::arm::{Bound, Measure, Target};
 use super::outcome::{Figures, Outcome, Row, Verdict};
 use crate::statistics::Median;
 
-/// A target as one reads it.
 fn target(target: &Target) -> String {
     let name = target.measure.name();
     match target.bound {
@@ -18,14 +17,14 @@ fn target(target: &Target) -> String {
 }
 
 fn interval(ratio: Median) -> String {
-    // The baseline itself.
+    // This is the baseline itself.
     if [ratio.low, ratio.value, ratio.high] == [1.0; 3] {
         return "1".to_owned();
     }
     format!("{:.4} [{:.4}, {:.4}]", ratio.value, ratio.low, ratio.high)
 }
 
-/// A group for a terminal.
+/// Formats a group for a terminal.
 pub fn terminal(outcome: &Outcome) -> String {
     let mut text = String::new();
     let Outcome { group, rounds, operations, rows } = outcome;
@@ -61,7 +60,7 @@ pub fn terminal(outcome: &Outcome) -> String {
     text
 }
 
-/// An arm's name, with what it is compared to if that is neither the first nor told by the name.
+/// An arm's name, with its baseline if that is neither the first arm nor clear from the name.
 pub fn name(outcome: &Outcome, row: &Row) -> String {
     let (name, baseline) = (&row.arm.name, &outcome.group.arms[row.arm.baseline].name);
     if row.arm.baseline == 0 || name.starts_with(baseline) {
@@ -75,7 +74,7 @@ fn with_programs(outcome: &Outcome) -> impl Iterator<Item = (&Row, &Figures)> {
     measured.filter(|(_, figures)| !figures.costs.is_empty())
 }
 
-/// What an arm's programs cost in one operation.
+/// The cost of an arm's programs in one operation.
 fn programs(figures: &Figures) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut sum = 0.0;
@@ -91,7 +90,7 @@ fn programs(figures: &Figures) -> String {
     parts.join(", ")
 }
 
-/// Targets that are reached, not reached, and not judged, in words.
+/// How many targets are reached, not reached, and not evaluated, in words.
 pub fn summary(outcomes: &[Outcome]) -> String {
     let rows = || outcomes.iter().flat_map(|outcome| &outcome.rows);
     let count = |verdict| rows().flat_map(|row| &row.verdicts).filter(|(_, is)| *is == verdict).count();
@@ -107,7 +106,7 @@ pub fn summary(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// A group for a document.
+/// Formats a group for a document.
 pub fn markdown(outcome: &Outcome) -> String {
     let mut text = String::new();
     let Outcome { group, rounds, operations, rows } = outcome;

@@ -1,5 +1,5 @@
-//! Time per run of the kernel programs, from the kernel's own statistics: in a pass of its own, because counting costs
-//! time as well, and arm by arm.
+//! Time per run of the kernel programs, from the kernel's own statistics: in a separate pass,
+//! because counting takes time as well, and arm by arm.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,6 @@ use crate::statistics::{Median, median};
 /// One program under one arm.
 #[derive(Clone, Debug)]
 pub struct Cost {
-    /// Its name.
     pub program: String,
     /// Nanoseconds of one run, the kernel's own clock reads included.
     pub nanoseconds: Median,
@@ -22,8 +21,8 @@ pub struct Cost {
 
 const PASSES: usize = 7;
 
-/// What the programs cost that are on the cgroup of a worker, by their ids. A program that does not run in every operation
-/// is left out: what it has run for is something else.
+/// The cost of the programs on the cgroup of a worker, by their ids. A program that does not run in
+/// every operation is left out, because something else caused its runs.
 pub fn costs(worker: &mut Worker, programs: &[u32], operations: u32) -> Result<Vec<Cost>> {
     let _statistics =
         aya::sys::enable_stats(aya::sys::Stats::RunTime).context("switch the kernel's statistics on")?;

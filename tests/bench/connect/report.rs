@@ -1,4 +1,5 @@
-//! Writes what a run has shown into the documentation: between two marks of docs/design/performance.md, and a picture beside it.
+//! Writes the results of a run into the documentation: between two marks of
+//! docs/design/performance.md, and a picture beside it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +17,7 @@ const PICTURE: &str = "performance-connect.svg";
 const BEGIN: &str = "<!-- written by `cargo xtask bench connect --report`: begin -->\n";
 const END: &str = "<!-- written by `cargo xtask bench connect --report`: end -->\n";
 
-/// Writes the report of a run that took so long.
+/// Writes the report of a run that took this long.
 pub fn write(folder: &Path, outcomes: &[Outcome], took: Duration) -> Result<()> {
     let path = folder.join(DOCUMENT);
     let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -28,7 +29,7 @@ pub fn write(folder: &Path, outcomes: &[Outcome], took: Duration) -> Result<()> 
     Ok(())
 }
 
-/// A text with what is between the marks replaced.
+/// Replaces the text between the marks; `None` if a mark is missing.
 fn replaced(text: &str, section: &str) -> Option<String> {
     let (before, rest) = text.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
@@ -44,7 +45,7 @@ fn section(outcomes: &[Outcome]) -> String {
     )
 }
 
-/// Where and when this is.
+/// Describes the machine, the date and the duration.
 fn machine(took: Duration) -> Result<String> {
     let processors = std::fs::read_to_string("/proc/cpuinfo")?;
     let model = processors.lines().find_map(|line| line.strip_prefix("model name"));

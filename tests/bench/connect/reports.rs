@@ -1,4 +1,4 @@
-//! Backends that report each second, over a link on which the kernel takes reports in.
+//! Backends that report each second, over a link on which the kernel processes reports.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// An agent that says of all of these that they are ready.
+    /// Starts an agent that reports all of these as ready.
     pub fn start(setup: &Setup, backends: &[SocketAddr]) -> Result<Self> {
         let key = ServiceKey::make(setup)?;
         let agent = format!("agent = \"{AGENT}\"");
@@ -38,7 +38,8 @@ impl Reports {
 
     /// The list of a service, its other lines, and those of the host.
     pub fn text(&self) -> (String, String, String) {
-        // As many as there are: what policies scan has to be bounded, and a file may have more.
+        // The subset has all backends: policies that scan need a bounded subset, and a file may
+        // have more.
         let health = format!(
             "subset = {{ size = {} }}\nhealth = {{ probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }}\n",
             self.backends
@@ -51,7 +52,7 @@ impl Reports {
     }
 }
 
-/// Waits until all are heard, by the kernel.
+/// Waits until the kernel has received a report of every backend.
 pub fn wait(setup: &Setup) {
     let heard = || {
         let status = setup.status();

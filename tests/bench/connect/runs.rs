@@ -1,12 +1,12 @@
-//! Several runs of one group, each with new processes, programs and maps: what differs between them lies in where things lie in
-//! memory, and no interval of a single run shows it.
+//! Several runs of one group, each with new processes, programs and maps. Runs differ in their
+//! memory layout, which no interval of a single run shows.
 
 use std::fmt::Write as _;
 
 use super::arm::{Between, Build, Measure};
 use super::outcome::{Figures, Outcome};
 
-/// What the runs have of one figure: the median, the least and the greatest.
+/// One figure over all runs: the median, the least and the greatest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Spread {
     median: f64,
@@ -34,7 +34,8 @@ fn figures(outcome: &Outcome, arm: usize) -> Option<&Figures> {
     outcome.rows[arm].figures.as_ref().ok()
 }
 
-/// The ratio of a measure to the first arm, which every arm but copies and other builds is compared with.
+/// The ratio of a measure to the first arm, which is the baseline of every arm except copies and
+/// other builds.
 fn ratio(outcome: &Outcome, arm: usize, measure: Measure) -> Option<f64> {
     let own = figures(outcome, arm)?.ratio(measure).value;
     match outcome.group.arms[arm].baseline {
@@ -43,7 +44,7 @@ fn ratio(outcome: &Outcome, arm: usize, measure: Measure) -> Option<f64> {
     }
 }
 
-/// Nanoseconds that an arm adds to what it is compared with: the first arm, or that of one backend.
+/// Nanoseconds that an arm adds to its baseline: the first arm, or that of one backend.
 fn added(outcome: &Outcome, arm: usize) -> Option<f64> {
     let of = &outcome.group.arms[arm];
     let base = if of.between == Between::Floor { of.baseline } else { 0 };
@@ -107,7 +108,8 @@ mod tests {
 
     #[test]
     fn the_floor_is_what_additions_are_measured_by() {
-        // Direct takes 1,000 ns, also to one backend; the floor adds 10, and every arm of socklb 20 to 22, run by run.
+        // Direct takes 1,000 ns, also to one backend; the floor adds 10, and every arm of socklb 20
+        // to 22, run by run.
         let run = |more: f64| {
             outcome(Name::Connect, move |arm| {
                 Some(match arm {

@@ -16,14 +16,14 @@ use rustix::net::{AddressFamily, SocketType};
 /// The backends of a benchmark.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// What they do with a connection
+    /// Treatment of a connection
     manner: Manner,
-    /// Where they listen
+    /// Addresses to listen at
     addresses: Vec<SocketAddr>,
-    /// A second network namespace in which they listen as well
+    /// A second network namespace to listen in
     #[arg(long)]
     network: Option<PathBuf>,
-    /// They poll instead of sleeping
+    /// Poll instead of sleeping
     #[arg(long)]
     poll: bool,
 }
@@ -33,32 +33,32 @@ pub struct Options {
 pub enum Manner {
     /// Accepts it and closes it late
     Drop,
-    /// Says one byte at once, and closes it late
+    /// Sends one byte at once, and closes it late
     Greet,
     /// Sends back what it receives
     Echo,
-    /// Acknowledges every so many bytes
+    /// Acknowledges every block of bytes
     Sink,
 }
 
 impl Manner {
-    /// As a command line names it.
+    /// The name on the command line.
     pub fn argument(self) -> String {
         let value = clap::ValueEnum::to_possible_value(&self).expect("no manner is hidden");
         value.get_name().to_owned()
     }
 }
 
-/// What is acknowledged as one.
+/// Bytes per acknowledgement.
 pub const BULK_BYTES: usize = 4 << 20;
 /// Connections that are accepted and not closed yet: enough for a client that is a little ahead.
 const OPEN: usize = 64;
 /// Connections that wait to be accepted: as many as the kernel allows by default.
 const QUEUE: i32 = 4096;
-/// It ends with the benchmark, which kills it; this is for the case that nobody does.
+/// Normally the benchmark kills this process; this limit is for the case that it does not.
 const AT_MOST: Duration = Duration::from_secs(3600);
 
-/// A connection that is served, and bytes of it that are not acknowledged yet.
+/// A connection that is served, with the number of its bytes that are not acknowledged yet.
 struct Served {
     stream: TcpStream,
     bytes: usize,
@@ -109,8 +109,8 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Its queue takes whole turns of clients, however late this process gets its CPU: where a queue is full, the kernel drops
-/// the SYN, and the client tries again a second later.
+/// The queue has room for whole turns of clients, however late this process gets its CPU: if a
+/// queue is full, the kernel drops the SYN, and the client retries a second later.
 fn listener(address: SocketAddr) -> Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
@@ -142,7 +142,7 @@ impl Server {
     fn serve(&mut self, number: u64) -> Result<()> {
         let listener = usize::try_from(number).ok().and_then(|number| self.listeners.get(number));
         if let Some(listener) = listener {
-            // Nobody may be there any more: a client that resets takes its connection back.
+            // The queue may be empty again: a reset by the client removes its connection.
             if let Ok((stream, _)) = listener.accept() {
                 self.welcome(stream)?;
             }
@@ -162,7 +162,7 @@ impl Server {
                 Manner::Drop | Manner::Greet => false,
             };
         if !goes_on {
-            // Closing it takes it out of the poll.
+            // Closing the connection removes it from the poll.
             self.served.remove(&number);
         }
         Ok(())
@@ -172,7 +172,7 @@ impl Server {
         match self.manner {
             Manner::Drop | Manner::Greet => {
                 if self.manner == Manner::Greet {
-                    // It may have been reset; whoever did that does not wait for this.
+                    // The client may have reset it, and then does not wait for this byte.
                     let _ = stream.write_all(&[1]);
                 }
                 self.closing.push_back(stream);

@@ -1,4 +1,4 @@
-//! What the process of an arm does: it works as often as it is told, and says how long that took.
+//! The process of an arm: it works as often as requested, and reports how long that took.
 //!
 //! Must not know what it is compared with.
 
@@ -22,15 +22,15 @@ use crate::statistics::percentile;
 /// One arm.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Its cgroup
+    /// Cgroup to enter
     cgroup: PathBuf,
-    /// What it does
+    /// Operation to repeat
     work: Work,
-    /// The first address that it dials
+    /// First address to dial
     first: SocketAddr,
-    /// How many ports it dials in turn
+    /// Number of ports to dial in turn
     ports: u16,
-    /// How many hosts it dials, in an order of chance
+    /// Number of hosts to dial, in random order
     hosts: u32,
     /// A network namespace to enter first
     #[arg(long)]
@@ -40,7 +40,7 @@ pub struct Options {
 /// One operation, done again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Work {
-    /// connect() is timed; socket and close belong to the rate
+    /// connect() is timed; socket and close count for the rate only
     Connect,
     /// Socket, connect() and close of UDP, timed as one
     UdpCycle,
@@ -48,14 +48,14 @@ pub enum Work {
     UdpConnect,
     /// connect() and the first byte from the backend
     FirstByte,
-    /// A request and its response over one of several connections that are kept
+    /// A request and its response over one of several reused connections
     Echo,
-    /// Much data over a connection that is kept, and its acknowledgement
+    /// Bulk data over a reused connection, and its acknowledgement
     Bulk,
 }
 
 impl Work {
-    /// Operations in a turn, where a turn of connects has this many: what makes turns last about as long.
+    /// Operations in a turn if a turn of connects has `connects`, so that turns last about as long.
     pub fn operations(self, connects: u32) -> u32 {
         match self {
             Self::Connect | Self::FirstByte | Self::Echo => connects,
@@ -65,30 +65,32 @@ impl Work {
         }
     }
 
-    /// Operations that are timed together, where one is so short that the steps of the clock, 10 ns on some machines, show.
+    /// Operations that are timed together if one is so short that the clock's resolution, 10 ns on
+    /// some machines, matters.
     fn together(self) -> u32 {
         if self == Self::UdpConnect { 8 } else { 1 }
     }
 
-    /// As a command line names it.
+    /// The name on the command line.
     pub fn argument(self) -> String {
         let value = clap::ValueEnum::to_possible_value(&self).expect("no kind of work is hidden");
         value.get_name().to_owned()
     }
 }
 
-/// Connections that requests and responses go over.
+/// Connections for requests and responses.
 const KEPT: usize = 8;
-/// Of a request, and of a response.
+/// The content of a request, and of a response.
 const MESSAGE: [u8; 64] = [7; 64];
-/// How often an answer is looked for before it is taken to be lost: some ten seconds.
+/// How often to poll for an answer before it counts as lost: some ten seconds.
 const LOOKS: u32 = 50_000_000;
 
-/// The process of an arm: one line in, one line out. `COUNT` works so often and is answered by the times in nanoseconds
-/// that half and 99 % of the operations took at most, operations a second, and nanoseconds of CPU time for each;
-/// `keep COUNT` remembers the times as well; `all` is answered by the same two of all that was remembered.
+/// The process of an arm: one line in, one line out. `COUNT` works this many times; the answer is
+/// the times in nanoseconds that half and 99 % of the operations took at most, operations per
+/// second, and nanoseconds of CPU time for each. `keep COUNT` also remembers the times; the answer
+/// to `all` is the same two times over everything that was remembered.
 pub fn run(options: &Options) -> Result<()> {
-    // Before the first socket: the cgroup that a socket is made in is the one that counts.
+    // This precedes the first socket: a socket belongs to the cgroup in which it was created.
     std::fs::write(options.cgroup.join("cgroup.procs"), std::process::id().to_string())?;
     if let Some(network) = &options.network {
         let network = std::fs::File::open(network)?;
@@ -97,7 +99,8 @@ pub fn run(options: &Options) -> Result<()> {
     }
     pin_to(0)?;
     let mut addresses = Addresses { first: options.first, ports: options.ports, hosts: options.hosts }.list();
-    // As a policy meets them: an order in which neighbours follow each other would be kind to the kernel's caches.
+    // Policies choose in no order: an order in which neighbours follow each other would favour the
+    // kernel's caches.
     if options.hosts > 1 {
         addresses.sort_by_cached_key(scattered);
     }
@@ -125,7 +128,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Keeps this process on one CPU: the arms on one, what they dial on the other.
+/// Pins this process to one CPU: the arms use one, the backends the other.
 pub fn pin_to(cpu: usize) -> Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
@@ -141,7 +144,7 @@ struct Worker<A> {
 }
 
 impl<A: Iterator<Item = SocketAddr>> Worker<A> {
-    /// Works so often, answers, and returns the times in nanoseconds.
+    /// Works `count` times, answers, and returns the times in nanoseconds.
     fn turn(&mut self, count: u32) -> Result<Vec<u64>> {
         let together = self.work.together();
         let samples = count.div_ceil(together);
@@ -217,7 +220,8 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
         let mut answer = [0; MESSAGE.len()];
         timed(|| {
             send(socket, &MESSAGE, SendFlags::NOSIGNAL)?;
-            // Without sleeping: waking up takes longer than what is measured, and not always as long.
+            // Polls without sleeping: a wake-up takes longer than the operation, and its time
+            // varies.
             for _ in 0..LOOKS {
                 match recv(socket, &mut answer, RecvFlags::DONTWAIT) {
                     Ok((_, MESSAGE_BYTES)) => return Ok(()),
@@ -235,7 +239,7 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
         let socket = self.kept.front().context("a connection")?;
         timed(|| {
             let mut rest = self.data.as_slice();
-            // Bound: each send takes a byte at least.
+            // Bounded: each send transfers at least a byte.
             while !rest.is_empty() {
                 let sent = send(socket, rest, SendFlags::NOSIGNAL)?;
                 rest = &rest[sent..];
@@ -244,7 +248,7 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
         })
     }
 
-    /// Has so many connections.
+    /// Opens connections until there are `count`.
     fn keep(&mut self, count: usize) -> Result<()> {
         while self.kept.len() < count {
             let address = self.address()?;
@@ -263,14 +267,14 @@ fn family(address: SocketAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }
 
-/// A socket that resets its connection when it is closed, so that no port waits.
+/// A socket that resets its connection on close, so that no port waits.
 fn stream(address: SocketAddr) -> Result<OwnedFd> {
     let socket = rustix::net::socket(family(address), SocketType::STREAM, None)?;
     set_socket_linger(&socket, Some(Duration::ZERO))?;
     Ok(socket)
 }
 
-/// One byte, or more of them.
+/// Reads `into` full.
 fn receive(socket: &OwnedFd, into: &mut [u8]) -> Result<()> {
     let (_, bytes) = recv(socket, into, RecvFlags::empty())?;
     if bytes == 0 { bail!("the connection ended") } else { Ok(()) }
@@ -290,7 +294,7 @@ fn cpu_time() -> Duration {
     )
 }
 
-/// A number of an address that tells nothing of its neighbours'.
+/// A number that is unrelated to those of neighbouring addresses.
 fn scattered(address: &SocketAddr) -> u64 {
     let mut hasher = DefaultHasher::new();
     address.hash(&mut hasher);

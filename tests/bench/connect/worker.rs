@@ -13,7 +13,7 @@ use super::arm::Addresses;
 use super::serve::Manner;
 use super::work::Work;
 
-/// A process of this program that is killed when it is dropped.
+/// A process of this program. Killed on drop.
 struct Own(Child);
 
 impl Drop for Own {
@@ -34,16 +34,16 @@ fn this_program() -> Result<Command> {
     Ok(Command::new(std::env::current_exe()?))
 }
 
-/// What one turn has taken.
+/// The measurements of one turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Turn {
     /// Nanoseconds that half of the operations took at most.
     pub p50: f64,
     /// Nanoseconds that 99 % took at most.
     pub p99: f64,
-    /// Operations in a second.
+    /// Operations per second.
     pub rate: f64,
-    /// Nanoseconds of CPU time for each.
+    /// Nanoseconds of CPU time per operation.
     pub cpu: f64,
 }
 
@@ -56,7 +56,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts one, in a cgroup and perhaps in another network.
+    /// Starts a worker in a cgroup, and in another network if one is given.
     pub fn start(
         name: &str,
         work: Work,
@@ -76,7 +76,7 @@ impl Worker {
         Ok(Self { name: name.to_owned(), _process: process, requests, answers })
     }
 
-    /// Lets it work so often; its times are remembered if they are to be kept.
+    /// Makes the worker do `count` operations; with `keep` it remembers their times.
     pub fn turn(&mut self, count: u32, keep: bool) -> Result<Turn> {
         let keep = if keep { "keep " } else { "" };
         let [p50, p99, rate, cpu] = self.ask(&format!("{keep}{count}"))?;
@@ -128,14 +128,13 @@ impl Backends {
         Ok(Self(process))
     }
 
-    /// Its process.
     pub fn pid(&self) -> u32 {
         self.0.0.id()
     }
 }
 
-/// Nanoseconds of CPU time that all threads of a process have had (the first field of their `schedstat`). Exact while
-/// they sleep.
+/// Nanoseconds of CPU time of all threads of a process (the first field of their `schedstat`).
+/// Exact while they sleep.
 pub fn cpu_time(pid: u32) -> Result<u64> {
     let mut sum = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {

@@ -1,5 +1,6 @@
-//! How long fleets with load take to play, on one processor: 50 clients before 50 backends for 250 seconds of virtual time within 10 s,
-//! 1,000 before 1,000 for 60 seconds within 60 s. Each is played once: minutes of CPU time need no statistics.
+//! How long it takes to play fleets with load on one processor: 50 clients with 50 backends for 250
+//! seconds of virtual time within 10 s, 1,000 with 1,000 for 60 seconds within 60 s. Each is played
+//! once, because minutes of CPU time need no statistics.
 
 use std::time::Instant;
 

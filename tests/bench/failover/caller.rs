@@ -1,6 +1,7 @@
-//! The process that connects, inside the client's cgroup: it does as it is told and says what has failed, and when.
+//! The process that connects, inside the client's cgroup: it makes the requested calls and reports
+//! which failed, and when.
 //!
-//! Must not know what it dials, or what is expected of it.
+//! Must not know what it dials, or which result is expected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -20,50 +21,45 @@ use stage::Cgroup;
 use stage::probe::die_with_us;
 use stage::rpc::{self, Process};
 
-/// What the application waits for a connection, and for the first byte.
+/// How long the application waits for a connection, and for the first byte.
 pub const PATIENCE: Duration = Duration::from_millis(300);
 
-/// What a caller is asked; answered with what it has [`Made`].
+/// A request to a caller; answered with [`Made`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Calls {
     /// One connect after the other, each with a first byte.
     InTurn {
-        /// Where to.
         service: SocketAddr,
-        /// How many at most.
+        /// The maximum number of connects.
         connects: u64,
-        /// How far apart they begin at least.
+        /// The minimum time between the starts of two connects.
         apart: Duration,
-        /// No further one begins after this.
+        /// No connect begins after this time.
         within: Duration,
     },
     /// The same by several threads, without pause.
     AtOnce {
-        /// Where to.
         service: SocketAddr,
-        /// How many at most.
+        /// The maximum number of connects.
         connects: u64,
-        /// How many at a time.
         threads: u32,
-        /// No further one begins after this.
+        /// No connect begins after this time.
         within: Duration,
     },
-    /// Connects that begin so many a second, whatever becomes of those before, without a first byte.
+    /// Connects that begin at a fixed rate, whatever the results of earlier ones, without a first
+    /// byte.
     Paced {
-        /// Where to.
         service: SocketAddr,
-        /// How many.
         connects: u64,
-        /// In a second.
+        /// Per second.
         rate: u32,
-        /// Packets in a million that are lost on their way to the client.
+        /// Packets per million that are lost on their way to the client.
         lost: u32,
     },
-    /// So many connections that are kept; one that ends is made again.
+    /// A pool of open connections; one that ends is replaced.
     Pool {
-        /// Where to.
         service: SocketAddr,
-        /// How many are kept.
+        /// The size of the pool.
         kept: u32,
         /// For how long.
         within: Duration,
@@ -73,22 +69,21 @@ pub enum Calls {
 /// A connect that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
-    /// When it began, since the calls did.
+    /// When it began, since the start of the calls.
     pub began: Duration,
-    /// When it had failed.
+    /// When it had failed, since the start of the calls.
     pub ended: Duration,
 }
 
-/// What has become of calls.
+/// The results of calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
-    /// Connects.
     pub connects: u64,
-    /// Those that failed, in the order in which they did.
+    /// Failed connects, in the order of their failures.
     pub failed: Vec<Failed>,
-    /// How often they failed with which error.
+    /// The number of failures by error.
     pub errors: BTreeMap<String, u64>,
-    /// How long all of it took.
+    /// The duration of all calls.
     pub took: Duration,
 }
 
@@ -96,7 +91,6 @@ pub struct Made {
 pub struct Caller(Process);
 
 impl Caller {
-    /// Starts one in a cgroup.
     pub fn start(cgroup: &Cgroup) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("call");
@@ -105,12 +99,12 @@ impl Caller {
         Ok(Self(Process::start(&mut command)))
     }
 
-    /// Lets it call, and does not wait.
+    /// Starts calls, and does not wait.
     pub fn tell(&mut self, calls: Calls) {
         self.0.send(&calls);
     }
 
-    /// Waits until it has done so.
+    /// Waits for the results.
     pub fn made(&mut self) -> Made {
         self.0.receive()
     }
@@ -154,7 +148,7 @@ fn in_turn(service: SocketAddr, connects: u64, apart: Duration, within: Duration
         let outcome = call(service)?;
         let ended = started.elapsed();
         made.count(began, ended, outcome);
-        // Never hurrying to make up for one that took long.
+        // A slow call is not made up for by hurrying.
         due = (due + apart).max(ended);
     }
     made.took = started.elapsed();
@@ -193,11 +187,12 @@ struct Pending {
     began: Duration,
 }
 
-/// How far behind its rate it may be and still catch up.
+/// How far behind its rate a caller may be and still catch up.
 const CATCH_UP: Duration = Duration::from_millis(3);
 
-/// What is due first is done first, and what this process could not begin, having no CPU for a while, is not made up for: the
-/// timeouts of connects that begin together end together, a burst of failures in a row that no network made.
+/// Makes connects in the order in which they are due. It skips connects that it could not begin
+/// because it had no CPU: the timeouts of connects that begin together would end together, in a
+/// burst of failures that no network made.
 fn paced(service: SocketAddr, connects: u64, rate: u32, lost: u32) -> Result<Made> {
     let (mut made, started, mut begun) = (Made::default(), Instant::now(), 0);
     let mut late = Duration::ZERO;
@@ -264,7 +259,7 @@ fn wait_until(due: Instant) {
     }
 }
 
-/// One connect, and the first byte of whoever is there. The outer error is this machine's fault.
+/// One connect, and the first byte of the backend. The outer error is a fault of this machine.
 fn call(service: SocketAddr) -> Result<Result<(), Errno>> {
     let socket = socket()?;
     let deadline = Instant::now() + PATIENCE;
@@ -287,7 +282,8 @@ fn begin(socket: &OwnedFd, service: SocketAddr) -> Result<(), Errno> {
     }
 }
 
-/// Whether it is established, after at most so long. As runtimes do, it takes the error off the socket.
+/// Whether the connection is established, within `patience`. As runtimes do, it reads and clears
+/// the socket's error.
 fn answer(socket: &OwnedFd, patience: Duration) -> Result<(), Errno> {
     wait(socket, PollFlags::OUT, patience)?;
     socket_error(socket)?
@@ -312,7 +308,8 @@ fn timespec(time: Duration) -> Timespec {
     Timespec::try_from(time).expect("a short time")
 }
 
-/// A connection that was made ends with a reset, so that no port waits. One that was not is closed as any application does.
+/// Closes the socket: an established connection ends with a reset, so that no port waits; any other
+/// is closed as applications do.
 fn leave(socket: &OwnedFd, outcome: Result<(), Errno>) {
     if outcome.is_ok() {
         let _ = set_socket_linger(socket, Some(Duration::ZERO));

@@ -1,4 +1,5 @@
-//! What is measured, as values: which fault in which fleet, under which policy, with and without a daemon and ejection.
+//! What is measured, as values: which fault in which fleet, under which policy, with and without a
+//! daemon and ejection.
 //!
 //! Must not know how any of it is set up or measured.
 
@@ -10,21 +11,20 @@ use serde::Serialize;
 /// What is wrong with a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Fault {
-    /// Nobody listens.
+    /// Nothing listens.
     Refuse,
     /// Its SYNs are dropped; the application gives up.
     Blackhole,
     /// It accepts and resets at once.
     Reset,
-    /// Its queue is full, and it takes one connection a second off it.
+    /// Its queue is full, and it accepts one connection per second.
     SlowAccept,
 }
 
 impl Fault {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Refuse, Self::Blackhole, Self::Reset, Self::SlowAccept];
 
-    /// As tables name it.
+    /// The name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Refuse => "refuse",
@@ -34,18 +34,18 @@ impl Fault {
         }
     }
 
-    /// Whether the client waits for its own timeout: such connects are dear.
+    /// Whether the client waits for its own timeout: such connects are expensive.
     pub const fn is_silent(self) -> bool {
         matches!(self, Self::Blackhole | Self::SlowAccept)
     }
 }
 
-/// How many backends there are, and how many of them are dead: the first ones of the list, neighbours.
+/// How many backends there are, and how many of them are dead: the first ones of the list, which
+/// are neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fleet {
-    /// Dead ones.
     pub dead: usize,
-    /// All.
+    /// All backends, including the dead ones.
     pub of: usize,
 }
 
@@ -54,7 +54,6 @@ impl Fleet {
         Self { dead, of }
     }
 
-    /// All of them.
     pub const ALL: [Self; 7] = [
         Self::new(1, 1),
         Self::new(1, 2),
@@ -65,10 +64,10 @@ impl Fleet {
         Self::new(50, 100),
     ];
 
-    /// The one that targets are for.
+    /// The fleet that targets are for.
     pub const ONE_OF_FIVE: Self = Self::new(1, 5);
 
-    /// Those that are measured with every fault by default.
+    /// The fleets that are measured with every fault by default.
     const USUAL: [Self; 4] = [Self::ONE_OF_FIVE, Self::new(2, 3), Self::new(5, 5), Self::new(50, 100)];
 }
 
@@ -81,14 +80,14 @@ impl fmt::Display for Fleet {
 /// How the client connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// One connect after the other, 200 a second.
+    /// One connect after the other, 200 per second.
     InTurn,
-    /// Fifty at a time, each of them a few milliseconds from its answer.
+    /// Fifty at a time, each with an answer after a few milliseconds.
     Fifty,
 }
 
 impl Manner {
-    /// As tables name it.
+    /// The name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::InTurn => "in turn",
@@ -100,11 +99,9 @@ impl Manner {
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// How backends are picked.
     pub policy: Policy,
-    /// What is wrong with the dead ones.
+    /// The fault of the dead ones.
     pub fault: Fault,
-    /// How many they are.
     pub fleet: Fleet,
     /// How the client connects.
     pub manner: Manner,
@@ -127,7 +124,6 @@ pub struct Described {
 }
 
 impl Cell {
-    /// As documents have it.
     pub fn describe(self) -> Described {
         Described {
             policy: self.policy.name(),
@@ -141,12 +137,12 @@ impl Cell {
     }
 }
 
-/// As tables name it.
+/// The name in tables.
 pub const fn daemon_name(daemon: bool) -> &'static str {
     if daemon { "running" } else { "stopped" }
 }
 
-/// The cells for these policies: all there are, or those that tell most.
+/// The cells for these policies: all of them, or the most informative ones.
 pub fn matrix(policies: &[Policy], all: bool) -> Vec<Cell> {
     let mut cells = Vec::new();
     for &policy in policies {
@@ -189,7 +185,8 @@ mod tests {
             let wrr = fleets.filter(|cell| cell.policy == Policy::WeightedRoundRobin);
             assert_eq!(wrr.count(), 4 * 2 * 2, "{fault:?}");
         }
-        // As many clients as a daemon may have: one with them all, one that is stopped.
+        // The maximum number of clients of a daemon: for one daemon that runs, and one that is
+        // stopped.
         assert_eq!(cells.len(), 2 * 64);
     }
 

@@ -1,6 +1,7 @@
-//! Who is behind the addresses of backends: one listener for all that have the same port, each with its manner.
+//! The listeners behind the addresses of backends: one for all backends with the same port, each
+//! with its manner.
 //!
-//! Must not know what is dialled, or by whom.
+//! Must not know what is dialled, or by which process.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,11 +18,12 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, send};
 /// What a listener does with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// Accepts it, says one byte, and closes it late.
+    /// Accepts it, sends one byte, and closes it late.
     Greets,
     /// Accepts it and resets it.
     Resets,
-    /// Accepts it, says nothing, and resets it after five seconds, as a middlebox does that forgets connections.
+    /// Accepts it, sends nothing, and resets it after five seconds, like a middlebox that forgets
+    /// connections.
     ResetsLater,
 }
 
@@ -29,21 +31,20 @@ pub enum Manner {
 pub const QUEUE: i32 = 4096;
 /// Connections that are greeted and not closed yet.
 const OPEN: usize = 256;
-/// How long a connection lives before it is reset later.
+/// The age at which `ResetsLater` resets a connection.
 const LATER: Duration = Duration::from_secs(5);
-/// How long a listener waits before it looks what else is to be done.
+/// How long a listener waits before it checks for other work.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// Whom a listener has accepted.
+/// The connections that a listener has accepted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Accepted {
-    /// How many.
     pub count: u64,
-    /// When the first one was.
+    /// When it accepted the first one.
     pub first: Option<Instant>,
 }
 
-/// A listener. Stops when it is dropped, and then refuses.
+/// A listener. Stops on drop, and then refuses.
 pub struct Listener {
     ends: Arc<AtomicBool>,
     accepted: Arc<Mutex<Accepted>>,
@@ -56,7 +57,7 @@ impl Listener {
         Self::with(&bound(address, QUEUE)?, manner)
     }
 
-    /// Lets a listener do so.
+    /// Starts to accept on an existing listener.
     pub fn with(listener: &TcpListener, manner: Manner) -> Result<Self> {
         let (ends, accepted) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Accepted::default())));
         let (listener, until, counts) = (listener.try_clone()?, Arc::clone(&ends), Arc::clone(&accepted));
@@ -64,7 +65,6 @@ impl Listener {
         Ok(Self { ends, accepted, thread: Some(thread) })
     }
 
-    /// Whom it has accepted.
     pub fn accepted(&self) -> Accepted {
         *self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +79,7 @@ impl Drop for Listener {
     }
 }
 
-/// A socket that listens, and lets so many wait; nobody accepts yet.
+/// A socket that listens with a queue of this length; nothing accepts yet.
 pub fn bound(address: SocketAddr, queue: i32) -> Result<TcpListener> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     set_socket_reuseaddr(&socket, true)?;
@@ -90,20 +90,20 @@ pub fn bound(address: SocketAddr, queue: i32) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Accepts until it is to end.
+/// Accepts until `ends` is set.
 fn accept(listener: &TcpListener, manner: Manner, ends: &AtomicBool, accepted: &Mutex<Accepted>) {
     let mut open: VecDeque<(Instant, TcpStream)> = VecDeque::new();
     while !ends.load(Ordering::Relaxed) {
         let mut ready = [PollFd::new(listener, PollFlags::IN)];
         let _ = poll(&mut ready, Some(&LOOK));
-        // Bound: whoever connects is slower than this.
+        // Bounded: clients connect more slowly than this.
         while let Ok((stream, _)) = listener.accept() {
             let now = Instant::now();
             let mut accepted = accepted.lock().unwrap_or_else(PoisonError::into_inner);
             *accepted = Accepted { count: accepted.count + 1, first: accepted.first.or(Some(now)) };
             drop(accepted);
             match manner {
-                // It may have been reset; whoever did that does not wait for this.
+                // The client may have reset it, and then does not wait for this byte.
                 Manner::Greets => drop(send(&stream, &[1], SendFlags::NOSIGNAL)),
                 Manner::Resets => {
                     reset(stream);

@@ -1,5 +1,5 @@
-//! Ejections that are none of the backend's fault: few connects fail by chance, a pool of connections is kept that somebody
-//! resets, packets are lost. Nobody, or hardly anybody, is to be ejected.
+//! Troubles that are not the backend's fault: few connects fail by chance, a middlebox resets
+//! connections of a pool, packets are lost. No backend, or hardly any, may be ejected.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::listener::{Listener, Manner, QUEUE, bound};
 use super::place::{Client, Place, Wanted};
 use super::print::table;
 
-/// Who listens: one port for each trouble.
+/// One port for each trouble.
 const SYNS_ARE_LOST: u16 = 8500;
 const RESETS_LATER: u16 = 8600;
 const PACKETS_ARE_LOST: u16 = 8700;
@@ -23,25 +23,24 @@ const PACKETS_ARE_LOST: u16 = 8700;
 const RARELY: u32 = 1_000;
 /// One packet in twenty is lost, each way.
 const OFTEN: u32 = 50_000;
-/// Connects a second: as many as two CPUs make with some room, so that they are made one after the other.
+/// Connects per second: as many as two CPUs can make with some reserve, so that they are made one
+/// after the other.
 const FAST: u32 = 12_000;
-/// Connects a second of which many wait for their timeouts.
+/// Connects per second if many of them wait for their timeouts.
 const SLOWLY: u32 = 2_000;
-/// Connections that are kept.
+/// The size of the pool.
 const KEPT: u32 = 500;
-/// For how long, at least.
+/// The minimum duration of the pool.
 const POOL: Duration = Duration::from_secs(50);
 
-/// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Connects of which one in a thousand fails; a tenth as many where packets are lost.
+    /// Connects of which one in a thousand fails; a tenth as many if packets are lost.
     pub connects: u64,
-    /// How backends are picked.
     pub policies: Vec<Policy>,
 }
 
-/// What was seen under one policy.
+/// The results under one policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Seen {
     trouble: &'static str,
@@ -56,7 +55,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// What is needed and missed.
+    /// A requirement that is missed.
     pub fn missed(&self) -> Option<String> {
         let Self { trouble, policy, ejections, most, .. } = self;
         let many =
@@ -65,7 +64,7 @@ impl Seen {
     }
 }
 
-/// Something that goes wrong without a backend's being dead.
+/// Something that goes wrong although no backend is dead.
 struct Trouble {
     name: &'static str,
     port: u16,
@@ -99,7 +98,7 @@ const TROUBLES: [Trouble; 3] = [
     },
 ];
 
-/// Looks at every trouble.
+/// Measures every trouble.
 pub fn run(stage: &Stage, options: &Options) -> Result<Vec<Seen>> {
     let _listeners = listen()?;
     let mut seen = Vec::new();
@@ -156,7 +155,7 @@ fn meet(stage: &Stage, trouble: &Trouble, policy: Policy, connects: u64) -> Resu
     })
 }
 
-/// As a table.
+/// Formats a table.
 pub fn print(seen: &[Seen]) -> String {
     let titles = ["trouble", "policy", "connects", "failed", "ejections", "at most", "trials", "took"];
     let row = |seen: &Seen| {

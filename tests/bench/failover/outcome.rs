@@ -1,4 +1,5 @@
-//! What a cell has shown, and whether that is what is needed. Values only; must not know how they are printed.
+//! The results of a cell, and whether they meet the requirements. Values only; must not know how
+//! they are printed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,56 +15,54 @@ use super::caller::Made;
 use super::cell::{Cell, Fault, Fleet, Manner};
 use super::place::backend;
 
-/// What a cell has shown.
+/// The results of a cell.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
-    /// Connects.
     pub connects: u64,
-    /// Those that failed.
+    /// Connects that failed.
     pub failed: u64,
-    /// Of all connects those that were trials.
+    /// Connects that were trials.
     pub trials: u64,
-    /// Of the trials those that failed.
+    /// Trials that failed.
     pub trials_failed: u64,
     /// Dead backends that were ejected in the end.
     pub ejected: usize,
-    /// Failures after which nobody was ejected, because too many were.
+    /// Failures that ejected no backend, because too many were ejected.
     pub withheld: u64,
-    /// From the beginning of the first connect that failed until the end of the last that was no trial, in milliseconds; none
-    /// where a dead backend is not ejected in the end, so that connects go on failing.
+    /// Milliseconds from the beginning of the first failed connect until the end of the last one
+    /// that was no trial; `None` if a dead backend is not ejected in the end, so that connects
+    /// still fail.
     pub over_after_ms: Option<f64>,
-    /// How far the live backend that is furthest from its share of the live ones' connects is from it, as a part of that share;
-    /// none where there are too few connects.
+    /// The largest distance of a live backend from its share of the live ones' connects, as a part
+    /// of that share; `None` if there are too few connects.
     pub share_off: Option<f64>,
-    /// Connects of each live backend, by which that is judged.
+    /// Connects of each live backend, the basis of `share_off`.
     pub live: Vec<u64>,
-    /// Resets by dead backends that the kernel programs took for the client's doing.
+    /// Resets by dead backends that the kernel programs attributed to the client.
     pub taken_for_aborted: u64,
     /// Errors that the client has seen.
     pub errors: BTreeMap<String, u64>,
-    /// What the client has seen and the kernel has counted otherwise.
+    /// Differences between what the client has seen and what the kernel has counted.
     pub contradictions: Vec<String>,
 }
 
 /// Where the backends of a cell are.
 pub struct Backends {
-    /// The dead ones.
     pub dead: Vec<SocketAddr>,
-    /// The live ones.
     pub live: Vec<SocketAddr>,
 }
 
-/// Fewer connects of each live backend tell nothing of its share.
+/// With fewer connects per live backend, shares cannot be computed.
 const LEAST_SAMPLE: f64 = 100.0;
 
 impl Figures {
-    /// The figures of a cell: what the client has seen, and its service after that.
+    /// The figures of a cell: from the client's results, and its service afterwards.
     pub fn of(cell: Cell, backends: &Backends, made: &Made, service: &ServiceStatus) -> Result<Self> {
         let dead: Vec<&BackendStatus> =
             backends.dead.iter().map(|address| backend(service, *address)).collect::<Result<_>>()?;
         let sum = |of: fn(&BackendStatus) -> u64| dead.iter().map(|backend| of(backend)).sum::<u64>();
         let trials = sum(|backend| backend.trials);
-        // Whoever accepts and resets is taken back by a trial and fails it all the same.
+        // A backend that accepts and resets is readmitted by a trial, which fails all the same.
         let trials_failed = match cell.fault {
             Fault::Refuse | Fault::Blackhole | Fault::Reset => trials,
             Fault::SlowAccept => trials - sum(|backend| backend.readmissions),
@@ -89,7 +88,7 @@ impl Figures {
         })
     }
 
-    /// Adds the shares of the live backends, from connects between two looks at the service.
+    /// Adds the shares of the live backends, from connects between two readings of the service.
     #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
     pub fn compare_shares(
         &mut self,
@@ -109,7 +108,7 @@ impl Figures {
         Ok(())
     }
 
-    /// How many connects each live backend has had, on the average.
+    /// The mean number of connects of a live backend.
     #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
     pub fn mean_of_live(&self) -> f64 {
         self.live.iter().sum::<u64>() as f64 / self.live.len().max(1) as f64
@@ -123,7 +122,7 @@ fn over_after(made: &Made, trials_failed: u64) -> Option<f64> {
     Some(last.ended.saturating_sub(first.began).as_secs_f64() * 1000.0)
 }
 
-/// What each connect of the client has been counted as.
+/// Compares the client's results with the counts of the kernel.
 fn contradictions(
     fault: Fault,
     dead: &[&BackendStatus],
@@ -147,9 +146,11 @@ fn contradictions(
     match fault {
         Fault::Refuse => compare("refused", ended("refused"), failed),
         Fault::Blackhole => compare("unanswered", ended("unanswered"), failed),
-        // Where the application takes the error off the socket before the program has read it, an end seems to be its own doing.
+        // If the application clears the socket's error before the program has read it, the end
+        // looks like the application's own.
         Fault::Reset => compare("reset or aborted", ended("reset") + ended("aborted"), failed),
-        // Whoever gets through to the queue is established, and gives up waiting for the first byte or not.
+        // A connect that reaches the queue is established; the client may or may not give up before
+        // the first byte.
         Fault::SlowAccept => {}
     }
     let trials: u64 = service.backends.iter().map(|backend| backend.trials).sum();
@@ -157,16 +158,16 @@ fn contradictions(
     found
 }
 
-/// Connects of a cell of which so many at most may fail.
+/// Connects of a cell that limits the number of failures.
 pub const IN_TURN: u64 = 1_000;
 /// How long they may take.
 pub const IN_TURN_WITHIN: Duration = Duration::from_millis(5_500);
 const MOST_FAILED_IN_TURN: u64 = 8;
-/// Five that eject it, and those that are under way then.
+/// Five failures eject it, and further connects are under way then.
 const MOST_FAILED_OF_FIFTY: u64 = 5 + 50;
 const MOST_SHARE_OFF: f64 = 0.1;
 
-/// What is needed of a cell and missed; nothing is asked of most cells.
+/// The requirements that a cell misses; most cells have none.
 pub fn missed(cell: Cell, figures: &Figures) -> Vec<String> {
     let mut missed = figures.contradictions.clone();
     if !cell.ejects || cell.fault != Fault::Refuse || cell.fleet != Fleet::ONE_OF_FIVE {

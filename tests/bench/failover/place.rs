@@ -11,17 +11,15 @@ use stage::{Cgroup, Daemon, Setup, Stage};
 
 use super::caller::Caller;
 
-/// As many as a daemon may have.
+/// The maximum number of clients of a daemon.
 pub const MOST_CLIENTS: usize = 64;
 
-/// What a client's service is to be.
+/// The service that a client needs.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// How backends are picked.
     pub policy: Policy,
     /// Whether dead ones are ejected.
     pub ejects: bool,
-    /// Where the backends are.
     pub backends: Vec<SocketAddr>,
 }
 
@@ -29,7 +27,7 @@ pub struct Wanted {
 pub struct Client {
     name: String,
     cgroup: Cgroup,
-    /// What it dials.
+    /// The service that it dials.
     pub service: SocketAddr,
 }
 
@@ -48,26 +46,26 @@ impl Client {
 
 /// A daemon with its clients.
 pub struct Place {
-    // Before the cgroups that its programs are on.
+    // Dropped before the cgroups that its programs are on.
     daemon: Option<Daemon>,
     setup: Setup,
-    /// The clients, as they were wanted.
+    /// In the order of `wanted`.
     pub clients: Vec<Client>,
 }
 
 impl Place {
-    /// Starts the daemon, and stops it again if it is not to run.
+    /// Starts the daemon, and stops it again if `daemon` is false.
     pub fn start(stage: &Stage, name: &str, wanted: &[Wanted], daemon: bool) -> Result<Self> {
         ensure!(wanted.len() <= MOST_CLIENTS, "{} clients, {MOST_CLIENTS} at most", wanted.len());
         let setup = Setup::new(stage, name);
-        // Small maps, of which there are many.
+        // Small maps, because there are many.
         let mut text = "[limits]\nflow_records = 16384\nslots = 256\nschedule_entries = 32768\n".to_owned();
         let mut clients = Vec::new();
         for (number, wanted) in wanted.iter().enumerate() {
             let client = Client {
                 name: format!("client-{number}"),
                 cgroup: Cgroup::new(),
-                // Nothing has it: a connect that is not rewritten fails.
+                // No interface has the address: a connect that is not rewritten fails.
                 service: SocketAddr::from(([10, 96, 0, u8::try_from(number + 1)?], 80)),
             };
             write!(text, "{}", lines(&client, wanted))?;
@@ -88,7 +86,7 @@ impl Place {
     }
 }
 
-/// The lines of a configuration that are one client's.
+/// The lines of a configuration for one client.
 fn lines(client: &Client, wanted: &Wanted) -> String {
     let Client { name, cgroup, service } = client;
     let (cgroup, policy) = (cgroup.relative(), wanted.policy.name());

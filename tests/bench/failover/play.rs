@@ -1,5 +1,6 @@
-//! Plays cells: up to as many at a time as a daemon may have clients, those that connect in turn all together, since they sleep
-//! most of the time, and those that connect fifty at a time one after the other.
+//! Plays cells, at most as many at a time as a daemon may have clients. Cells that connect in turn
+//! run all together, since they sleep most of the time; cells that connect fifty at a time run one
+//! after the other.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -22,21 +23,22 @@ const LIVE: u16 = 8100;
 const RESETS: u16 = 8200;
 const BLACKHOLE: u16 = 8300;
 const SLOW: u16 = 8400;
-/// Nobody listens there.
+/// Nothing listens at this port.
 const REFUSES: u16 = 9100;
 
-/// How far apart connects in turn begin: all of them take as long as the shortest ejection, so that trials are among them.
+/// Time between the starts of connects in turn: all of them take as long as the shortest ejection,
+/// so that trials are among them.
 const APART: Duration = Duration::from_millis(5);
 /// Connects of fifty at a time, and how long they may take.
 const AT_ONCE: u64 = 6_000;
 const AT_ONCE_WITHIN: Duration = Duration::from_secs(3);
 const FIFTY: u32 = 50;
-/// Connects for each backend by which shares are judged: so many that chance is far below a tenth.
+/// Connects per backend for the comparison of shares: enough that chance is far below a tenth.
 const FOR_SHARES: u64 = 1_500;
 /// How long these may take.
 const SHARES_WITHIN: Duration = Duration::from_secs(10);
 
-/// Those who listen for all cells.
+/// The listeners of all cells.
 struct Listeners {
     _live: Listener,
     _resets: Listener,
@@ -56,7 +58,7 @@ impl Listeners {
     }
 }
 
-/// Plays all of them, and tells how far it has come.
+/// Plays all cells, and prints progress.
 pub fn play(stage: &Stage, cells: &[Cell]) -> Result<Vec<(Cell, Figures)>> {
     let _here = Listeners::start()?;
     let (_link, _there) = Link::start(DELAY, Listeners::start)?;
@@ -68,13 +70,13 @@ pub fn play(stage: &Stage, cells: &[Cell]) -> Result<Vec<(Cell, Figures)>> {
             eprintln!("{} of {} measured", measured.len(), cells.len());
         }
     }
-    // In the order in which they were asked for.
+    // In the requested order.
     let place = |cell: &Cell| cells.iter().position(|other| other == cell);
     measured.sort_by_key(|(cell, _)| place(cell));
     Ok(measured)
 }
 
-/// Where the backends of a cell are: at addresses that are only its.
+/// The addresses of a cell's backends, which no other cell has.
 fn backends(number: usize, cell: Cell) -> Result<Backends> {
     let number = u8::try_from(number)?;
     let port = match cell.fault {
@@ -139,7 +141,7 @@ fn play_together(stage: &Stage, cells: &[Cell], daemon: bool) -> Result<Vec<(Cel
     Ok(cells.iter().copied().zip(figures).collect())
 }
 
-/// Lets every client connect as its cell says.
+/// Makes every client connect as its cell states.
 fn call(cells: &[Cell], place: &Place, callers: &mut [Caller]) -> Result<Vec<Made>> {
     let (in_turn, fifty): (Vec<usize>, Vec<usize>) =
         (0..cells.len()).partition(|number| cells[*number].manner == Manner::InTurn);
@@ -159,7 +161,8 @@ fn call(cells: &[Cell], place: &Place, callers: &mut [Caller]) -> Result<Vec<Mad
     Ok(made)
 }
 
-/// Whether connects of a cell can be so many that they tell of shares: some do not fail, and none waits for its timeout.
+/// Whether a cell can make enough connects to compare shares: some do not fail, and none waits for
+/// its timeout.
 fn shows_shares(cell: Cell, figures: &Figures) -> bool {
     let waits = cell.fault.is_silent() && figures.ejected < cell.fleet.dead;
     cell.fleet.dead < cell.fleet.of && !waits

@@ -1,5 +1,6 @@
-//! How soon a backend that was dead for a while has its whole share again, at ten connects a second: after an outage that is
-//! shorter than the first ejection, and after one in which trials have failed.
+//! How soon a backend that was dead for a while has its whole share again, at ten connects per
+//! second: after an outage that is shorter than the first ejection, and after one in which trials
+//! have failed.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -15,23 +16,24 @@ use super::listener::{Listener, Manner};
 use super::place::{Client, MOST_CLIENTS, Place, Wanted, backend};
 use super::print::table;
 
-/// Where the others listen, and where the one that dies does.
+/// The ports of the live backends, and of the one that dies.
 const LIVE: u16 = 8100;
 const DIES: u16 = 8800;
 
-/// Ten connects a second.
+/// Ten connects per second.
 const APART: Duration = Duration::from_millis(100);
-/// How long all is well before the outage.
+/// How long all backends work before the outage.
 const BEFORE: Duration = Duration::from_secs(2);
-/// How long the shortest ejection is.
+/// The shortest ejection.
 const BASE: Duration = Duration::from_secs(5);
-/// How long the backend is dead: less than that, and so long that two trials fail.
+/// How long the backend is dead: less than `BASE`, and long enough that two trials fail.
 const OUTAGES: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
-/// What a connect at its turn may come later than it should: until the next turn, and what a busy machine takes.
+/// How late a connect in turn may be: the time until the next turn, and a reserve for a busy
+/// machine.
 const LATE: Duration = Duration::from_millis(300);
-/// Connects after that, by which the share is judged.
+/// Connects after that, for the comparison of shares.
 const FOR_SHARES: u64 = 7_500;
-/// How far it may be off, as a part of it.
+/// How far the share may be off, as a part of it.
 const MOST_SHARE_OFF: f64 = 0.1;
 
 /// What one client has seen of one outage.
@@ -42,17 +44,18 @@ pub struct Seen {
     outage_s: f64,
     failed: usize,
     trials: u64,
-    /// From its being well until its first connect.
+    /// From the backend's recovery until its first connect.
     back_after_s: Option<f64>,
-    /// What that may be; nothing is asked after a long outage of a backend that is not ejected: errors that count as load keep
-    /// connects from it, and are forgotten with `error_decay`.
+    /// The maximum of that. There is no requirement after a long outage of a backend that is not
+    /// ejected: errors that count as load divert connects from it, and are forgotten with
+    /// `error_decay`.
     at_most_s: Option<f64>,
-    /// Of the connects that follow, as a part of the share that it should have.
+    /// Distance of the following connects from the backend's share, as a part of that share.
     share_off: f64,
 }
 
 impl Seen {
-    /// What is needed and missed.
+    /// A requirement that is missed.
     pub fn missed(&self) -> Option<String> {
         let Self { policy, daemon, outage_s, back_after_s, share_off, .. } = self;
         let at_most_s = self.at_most_s?;
@@ -76,7 +79,7 @@ struct Dialled<'p> {
     caller: Caller,
 }
 
-/// Looks at outages of both lengths, with a daemon and without, all policies together.
+/// Measures outages of both lengths, with a daemon and without, all policies together.
 pub fn run(stage: &Stage, policies: &[Policy]) -> Result<Vec<Seen>> {
     let _live = Listener::start((Ipv4Addr::UNSPECIFIED, LIVE).into(), Manner::Greets)?;
     let mut seen = Vec::new();
@@ -111,7 +114,7 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
     }
     let start = |dialled: &Dialled<'_>| Listener::start(dialled.dying, Manner::Greets);
     let before = dialled.iter().map(start).collect::<Result<Vec<_>>>()?;
-    // Whoever fails twice is out for at most twice as long as the outage so far.
+    // A backend that fails twice is ejected for at most twice as long as the outage so far.
     let within = BEFORE + outage + (outage * 3 / 2).max(BASE) + Duration::from_secs(6);
     for Dialled { client, caller, .. } in &mut dialled {
         caller.tell(Calls::InTurn { service: client.service, connects: u64::MAX, apart: APART, within });
@@ -143,8 +146,9 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
     Ok(seen)
 }
 
-/// How soon it may be back: after a short outage within `base` and a second; after a long one at the time of the ejection that
-/// runs when it is well again, which status tells. No trial is under way then, for one of these is refused at once.
+/// How soon the backend may be back: after a short outage within `base` and a second; after a long
+/// one at the end of the ejection that runs when the backend recovers, from status. No trial is
+/// under way then, because a trial is refused at once.
 fn limit(dialled: &Dialled<'_>, outage: Duration) -> Result<Option<Duration>> {
     if outage < BASE {
         return Ok(Some(BASE + Duration::from_secs(1)));
@@ -187,7 +191,7 @@ fn after(time_s: Option<f64>) -> String {
     time_s.map_or("never".to_owned(), |time_s| format!("{time_s:.2} s"))
 }
 
-/// As a table.
+/// Formats a table.
 pub fn print(seen: &[Seen]) -> String {
     let titles = ["outage", "policy", "daemon", "failed", "trials", "back after", "at most", "share off"];
     let row = |seen: &Seen| {

@@ -1,5 +1,6 @@
-//! Backends that are too slow to accept: each has a full queue, of which one connection a second is taken and greeted. A SYN
-//! that meets the full queue is dropped by the kernel, so that the handshake is not completed in time.
+//! Backends that are too slow to accept: each has a full queue, and accepts and greets one
+//! connection per second. The kernel drops a SYN that meets the full queue, so the handshake does
+//! not complete in time.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -12,12 +13,12 @@ use rustix::net::{SendFlags, send};
 
 use super::listener::bound;
 
-/// How long it takes to accept one.
+/// The time to accept one connection.
 const EACH: Duration = Duration::from_secs(1);
-/// How often it is looked whether they are to end.
+/// How often the thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Such backends. They stop when this is dropped.
+/// The backends. Stop on drop.
 pub struct Slow {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -25,9 +26,9 @@ pub struct Slow {
 
 struct Queue {
     listener: TcpListener,
-    /// Whoever has filled it.
+    /// The connection that fills the queue.
     _first: TcpStream,
-    /// Whoever was accepted last.
+    /// The connection that was accepted last.
     accepted: Option<TcpStream>,
 }
 
@@ -60,7 +61,7 @@ impl Drop for Slow {
     }
 }
 
-/// The kernel lets one more wait than it is told.
+/// The kernel queues one more connection than the backlog.
 fn full(address: SocketAddr) -> Result<Queue> {
     let listener = bound(address, 0)?;
     Ok(Queue { listener, _first: TcpStream::connect(address)?, accepted: None })
@@ -68,7 +69,7 @@ fn full(address: SocketAddr) -> Result<Queue> {
 
 fn take_one(queue: &mut Queue) {
     if let Ok((stream, _)) = queue.listener.accept() {
-        // Whoever it is may have given up.
+        // The client may have given up.
         let _ = send(&stream, &[1], SendFlags::NOSIGNAL);
         queue.accepted = Some(stream);
     }

@@ -1,7 +1,7 @@
-//! From a request to its answer, by the agent's socket and by the kernel in its place: on a host that does nothing else, and on one whose
-//! processors are busy.
+//! The time from a request to its answer, through the agent's socket and from the kernel in its
+//! place: on an idle host, and on a host with busy processors.
 //!
-//! Who asks is a thread of real-time priority, so that the processors are taken from the agent alone.
+//! The requester is a thread of real-time priority, so that only the agent lacks processors.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -22,12 +22,12 @@ use crate::pause;
 const REQUESTS: u64 = 10_000;
 /// How far apart they are.
 const APART: Duration = Duration::from_millis(1);
-/// What is needed of the kernel's p99.9 on a busy host.
+/// The required p99.9 of the kernel on a busy host.
 const NEEDED: Duration = Duration::from_millis(1);
 /// An answer that takes longer is lost.
 const LOST: Duration = Duration::from_secs(5);
 
-/// Who answers, and over what.
+/// What answers, and over which link.
 struct Arm {
     name: &'static str,
     agent: &'static str,
@@ -49,10 +49,11 @@ const ARMS: [Arm; 4] = [
     Arm { name: "kernel, veth", agent: "10.77.0.2", asker: "10.77.0.1", xdp: Some("far"), mode: "native" },
 ];
 
-/// Measures it, one after the other.
+/// Measures the arms, one after the other.
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let router = Router::new();
-    // Kernel fact: a virtual Ethernet device takes what its peer's program sends back only if it has a program, too.
+    // Kernel fact: a virtual Ethernet device receives frames that its peer's program sends back
+    // only if the device has a program, too.
     let _peer = stage::sys::attach_xdp("near", XdpMode::Native);
     let mut findings = Vec::new();
     for arm in &ARMS {
@@ -121,6 +122,6 @@ fn measure(socket: &UdpSocket, backend: SocketAddr, key: Key, id: u16) -> Result
         }
         Ok(Times::new(times))
     };
-    // On a thread of its own, whose priority goes with it.
+    // On a thread of its own, because the priority ends with it.
     std::thread::scope(|scope| scope.spawn(ask_all).join().expect("the measurement ends"))
 }

@@ -1,5 +1,6 @@
-//! The application of a backend: a small HTTP/1.1 server that answers with its own address. On SIGUSR1 it answers with
-//! `Connection: close` from then on; on SIGTERM it ends once what it has accepted is answered.
+//! The application of a backend: a small HTTP/1.1 server that answers with its own address. From
+//! SIGUSR1 on it answers with `Connection: close`; after SIGTERM it ends as soon as it has answered
+//! what it has accepted.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,11 +16,11 @@ use crate::pause;
 /// `bench application`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Where it listens
+    /// Address to listen at
     listen: SocketAddr,
 }
 
-/// How long it drains at most.
+/// The maximum time of draining.
 const DRAINS: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
@@ -60,7 +61,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Blocks the signals that are waited for, in this thread and those that it starts.
+/// Blocks the signals that the program waits for, in this thread and those that it starts.
 fn block() -> Result<libc::sigset_t> {
     // SAFETY: a set is plain numbers, and each call gets one that lives through it.
     unsafe {
@@ -75,7 +76,7 @@ fn block() -> Result<libc::sigset_t> {
     }
 }
 
-/// Accepts until it drains, and then what is in the queue.
+/// Accepts until it drains, and then accepts what is in the queue.
 fn accept(listener: &TcpListener, name: &Arc<str>, state: &Arc<State>) {
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
     loop {
@@ -97,8 +98,8 @@ fn accept(listener: &TcpListener, name: &Arc<str>, state: &Arc<State>) {
     }
 }
 
-/// Answers until either side closes. A request is under way from the moment at which the connection is accepted, and later ones from
-/// their first byte.
+/// Answers until either side closes. A request is under way from the moment at which the connection
+/// is accepted, and later ones from their first byte.
 fn serve(mut stream: TcpStream, name: &str, state: &State) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_nodelay(true);
@@ -112,7 +113,7 @@ fn serve(mut stream: TcpStream, name: &str, state: &State) {
             is_under_way = true;
         }
         request.extend_from_slice(&bytes[..length]);
-        // No client sends a request before the answer to the last.
+        // No client sends a request before it has the previous answer.
         if !request.ends_with(b"\r\n\r\n") {
             continue;
         }
@@ -124,7 +125,7 @@ fn serve(mut stream: TcpStream, name: &str, state: &State) {
         state.under_way.fetch_sub(1, Ordering::SeqCst);
         is_under_way = false;
         if closes || !is_sent {
-            // The client reads the end, and closes: nothing that is unread resets the connection.
+            // The client reads the end and closes, so that no unread data resets the connection.
             let _ = stream.shutdown(Shutdown::Write);
             let _ = stream.read(&mut bytes);
             break;

@@ -1,11 +1,11 @@
-//! What was measured, beside what is needed.
+//! Measurements with their requirements.
 
 use std::time::Duration;
 
 use crate::failover::print::table;
 use crate::statistics::percentile;
 
-/// One line of what was measured.
+/// One line of the results.
 #[derive(Debug)]
 pub struct Finding {
     what: String,
@@ -14,12 +14,12 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Something of which nothing is needed.
+    /// A measurement without a requirement.
     pub fn shown(what: impl Into<String>, measured: impl Into<String>) -> Self {
         Self { what: what.into(), measured: measured.into(), needed: None }
     }
 
-    /// Something of which this is needed, and whether that is reached.
+    /// A measurement with its requirement, and whether it is met.
     pub fn judged(
         what: impl Into<String>,
         measured: impl Into<String>,
@@ -29,14 +29,14 @@ impl Finding {
         Self { what: what.into(), measured: measured.into(), needed: Some((needed.into(), is_reached)) }
     }
 
-    /// What is missed, if it is.
+    /// The requirement, if it is missed.
     pub fn missed(&self) -> Option<String> {
         let (needed, is_reached) = self.needed.as_ref()?;
         (!is_reached).then(|| format!("{}: {}, needed: {needed}", self.what, self.measured))
     }
 }
 
-/// As a table.
+/// Formats a table.
 pub fn print(findings: &[Finding]) -> String {
     let row = |finding: &Finding| {
         let needed = finding.needed.as_ref().map(|(needed, is_reached)| {
@@ -47,12 +47,12 @@ pub fn print(findings: &[Finding]) -> String {
     table(&["what", "measured", "needed"], &findings.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Times by their shares.
+/// Times, for reading quantiles.
 #[derive(Clone, Debug)]
 pub struct Times(Vec<u64>);
 
 impl Times {
-    /// Of these, in any order.
+    /// From times in any order.
     pub fn new(times: impl IntoIterator<Item = Duration>) -> Self {
         let mut ns: Vec<u64> =
             times.into_iter().map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)).collect();
@@ -60,7 +60,6 @@ impl Times {
         Self(ns)
     }
 
-    /// How many.
     pub fn len(&self) -> usize {
         self.0.len()
     }

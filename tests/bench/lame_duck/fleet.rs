@@ -1,4 +1,5 @@
-//! A host of backends at the far end of a link: an agent, and applications that are run by `socklb agent run`.
+//! A host of backends at the far end of a link: an agent, and applications under `socklb agent
+//! run`.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -17,21 +18,21 @@ use crate::link::{Link, run};
 /// The port of all backends.
 const PORT: u16 = 8080;
 
-/// The addresses of so many backends.
+/// The addresses of `count` backends.
 pub fn addresses(count: u8) -> Vec<SocketAddr> {
     (1..=count).map(|number| SocketAddr::from(([10, 78, 0, number], PORT))).collect()
 }
 
-/// Gives them to the far end's host, which otherwise only takes what is sent there.
+/// Assigns the addresses to the far end's host, which otherwise only receives packets to them.
 pub fn add_addresses(backends: &[SocketAddr]) -> Result<()> {
     backends.iter().try_for_each(|backend| run(&format!("ip address add {}/32 dev lo", backend.ip())))
 }
 
-/// The host. What runs on it ends with it.
+/// The host. Its processes end with it.
 pub struct Fleet<'l> {
     agent: Option<Kept>,
     runs: Vec<Option<Kept>>,
-    // After those that are started in it. Applications are not our children.
+    // Dropped after the processes in it. Applications are not this process's children.
     cgroup: Cgroup,
     backends: Vec<SocketAddr>,
     folder: PathBuf,
@@ -45,7 +46,7 @@ impl<'l> Fleet<'l> {
         let mut text = "listen = [\"0.0.0.0:9465\"]\n".to_owned();
         for backend in backends {
             let file = stage::agent::derive_key(setup, &key.path, &backend.to_string());
-            // `socklb agent run` says how they are.
+            // `socklb agent run` reports their readiness.
             text += &format!(
                 "[[backend]]\naddress = \"{backend}\"\nkey = \"{}\"\ncheck = \"off\"\n",
                 file.display()
@@ -83,7 +84,6 @@ impl<'l> Fleet<'l> {
         Ok(command)
     }
 
-    /// Starts the agent.
     pub fn start_agent(&mut self) -> Result<()> {
         let mut command = self.command("agent.log")?;
         command.arg("serve").arg(self.folder.join("agent.toml"));
@@ -91,12 +91,11 @@ impl<'l> Fleet<'l> {
         Ok(())
     }
 
-    /// Kills the agent.
     pub fn kill_agent(&mut self) {
         drop(self.agent.take());
     }
 
-    /// Whether it is killed.
+    /// Whether the agent was killed.
     pub fn is_without_agent(&self) -> bool {
         self.agent.is_none()
     }

@@ -1,9 +1,11 @@
-//! Frames of strangers to an interface on which the kernel takes reports in: a million a second, and as many as one processor makes.
-//! None changes anything, each is counted, no connect fails, and connects take hardly longer than under the same frames to a program
-//! that only drops. What they take where the frames pass to the daemon's socket is shown beside it.
+//! Frames of strangers to an interface on which the kernel processes reports: a million per second,
+//! and as many as one processor can make. None may change anything, each must be counted, no
+//! connect may fail, and connects may take hardly longer than under the same frames to a program
+//! that only drops. For comparison, the time is also shown for frames that pass to the daemon's
+//! socket.
 //!
-//! The programs take turns in one link, a second and a half each, in every round; the ratio to the first is taken within each round. The
-//! second is the first once more: its ratio is the noise.
+//! The programs take turns on one link, a second and a half each, in every round; the ratio to the
+//! first is computed within each round. The second is the first once more: its ratio is the noise.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -30,40 +32,40 @@ use super::verdicts::{Verdicts, registered};
 use crate::pause;
 use crate::statistics::median;
 
-/// Where daemon and applications are.
+/// The address of daemon and applications.
 const NEAR: &str = "10.77.0.1";
-/// How long a program has its turn.
+/// How long the turn of a program is.
 const TURN: Duration = Duration::from_millis(1_500);
 /// Rounds: half a minute for each program.
 const ROUNDS: usize = 20;
-/// Frames that are sent by one call: a fraction of a turn.
+/// Frames that one call sends: a fraction of a turn.
 const AT_A_TIME: u32 = 200_000;
-/// How much longer a connect may take at most than under a program that only drops.
+/// The maximum ratio of a connect's time to that under a program that only drops.
 const NEEDED: f64 = 1.10;
 
-/// How many frames a second.
+/// How many frames per second.
 #[derive(Clone, Copy, Debug)]
 enum Rate {
     Million,
     AsFastAsCan,
 }
 
-/// Whose turn it is, and which frames come.
+/// The program and the frames of a turn.
 struct Arm<'a> {
     name: &'static str,
     program: &'a OwnedFd,
     frame: &'a Frame,
-    /// As what the receiver counts them.
+    /// The receiver's counter for the frames.
     counted: Option<&'static str>,
 }
 
-/// After a turn its last frames are under way for so long at most.
+/// After a turn its last frames are under way for at most this long.
 const SETTLES: Duration = Duration::from_millis(50);
 
-/// The processor that makes the frames; what is measured is on the others.
+/// The processor that makes the frames; the measured processes are on the others.
 const SENDER: usize = 0;
 
-/// Has the calling thread, and what it starts, run on the processor that sends, or on all others.
+/// Makes the calling thread, and what it starts, run on the processor that sends, or on all others.
 fn place(sends: bool, count: usize) -> Result<()> {
     let mut processors = rustix::thread::CpuSet::new();
     ensure!(count > 1, "one processor sends, and another has to be left for what is measured");
@@ -73,10 +75,9 @@ fn place(sends: bool, count: usize) -> Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &processors)?)
 }
 
-/// Floods it.
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let processors = std::thread::available_parallelism()?.get();
-    // On a thread of its own, whose place goes with it.
+    // On a thread of its own, because the placement ends with it.
     let measure = || flood_host(stage, processors);
     std::thread::scope(|scope| scope.spawn(measure).join().expect("the measurement ends"))
 }
@@ -107,7 +108,8 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
     let link = host.setup.host_map(&format!("receive-native@{}", sys::interface_index("near")));
     let receiver = sys::program(sys::link(&link).program);
     let (drop, pass) = (sys::xdp_program(Action::Drop), sys::xdp_program(Action::Pass));
-    // A lame duck by a push, which is captured and sent again after a later one; what a forger would like; and somebody whom nobody asks.
+    // A lame duck by a push, which is captured and sent again after a later one; a forged report;
+    // and a report of a backend that receives no requests.
     let report = |readiness, counter| Report { readiness, counter };
     let captured = speaker.push(backends[0], report(Readiness::LameDuck, 5), || {})?;
     eventually("it is heard", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
@@ -127,7 +129,8 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
         arm("of nobody", &receiver, &unknown, Some("unknown-name")),
         arm("passed to the socket", &pass, &forged, None),
     ];
-    // The link's IPv6 address is one only after two seconds, and the daemon then looks at its program.
+    // The link's IPv6 address becomes valid only after two seconds, and the daemon then checks its
+    // program.
     pause::pause(Duration::from_secs(4));
     let words = Verdicts::open(&host.setup)?;
     let seen = || {
@@ -162,7 +165,7 @@ fn application(backend: &SocketAddr) -> Result<Kept> {
     Ok(child)
 }
 
-/// How many frames an interface could not hand on.
+/// How many frames an interface could not forward.
 fn dropped_by(interface: &str) -> Result<u64> {
     let output =
         Command::new("ip").args(["-statistics", "-json", "link", "show", "dev", interface]).output()?;
@@ -170,7 +173,7 @@ fn dropped_by(interface: &str) -> Result<u64> {
     links[0]["stats64"]["tx"]["dropped"].as_u64().context("what was dropped, as `ip -statistics` has it")
 }
 
-/// A turn that is over: which arm's, when, and how many frames came.
+/// A finished turn: its arm, its time, and how many frames arrived.
 struct Turn {
     arm: usize,
     from_ns: u64,
@@ -178,7 +181,7 @@ struct Turn {
     frames: u64,
 }
 
-/// Lets the programs take turns under a flood, and a client connect all the time.
+/// Makes the programs take turns under a flood, while a client connects all the time.
 fn flood(
     host: &Host,
     router: &Router,
@@ -200,7 +203,7 @@ fn flood(
         place(true, processors)?;
         for round in 0..ROUNDS {
             for place in 0..arms.len() {
-                // Another one is first in each round.
+                // Each round begins with another arm.
                 let arm = (place + round) % arms.len();
                 sys::update_link(link, arms[arm].program);
                 let dropped = dropped_by("far")?;
@@ -226,7 +229,7 @@ fn flood(
                 }
                 let to_ns = now_ns();
                 pause::pause(SETTLES);
-                // Of all that were sent, those for which the link had room.
+                // The sent frames for which the link had room.
                 let frames = frames - (dropped_by("far")? - dropped);
                 turns.lock().expect("nobody else").push(Turn { arm, from_ns, to_ns, frames });
             }

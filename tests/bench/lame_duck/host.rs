@@ -7,30 +7,29 @@ use anyhow::{Context, Result};
 use lb_view::status::ServiceStatus;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-/// The service that the client dials. Nothing has this address: a connect that is not rewritten fails.
+/// The service that the client dials. No interface has this address: a connect that is not
+/// rewritten fails.
 pub const SERVICE: &str = "10.96.0.10:80";
 
-/// What is particular about a host.
+/// The parameters of a host.
 pub struct Wanted<'w> {
-    /// How it probes: the value of `health`.
+    /// The value of `health`, which sets how the daemon probes.
     pub health: &'w str,
-    /// The file of the service's key, if it asks agents.
+    /// The file of the service's key, if the daemon sends requests to agents.
     pub key: Option<&'w Path>,
-    /// Where it asks them from.
+    /// The address from which the daemon sends requests.
     pub listen: &'w str,
-    /// The network interface on which the kernel takes reports in, if it does.
+    /// The network interface on which the kernel processes reports, if any.
     pub xdp: Option<&'w str>,
-    /// The service's backends.
     pub backends: &'w [SocketAddr],
 }
 
 /// The host.
 pub struct Host {
-    // Before the cgroup that its programs are on.
+    // Dropped before the cgroup that its programs are on.
     daemon: Option<Daemon>,
-    /// Where its files are.
     pub setup: Setup,
-    /// Whoever is in it is the client.
+    /// The client's cgroup.
     pub cgroup: Cgroup,
 }
 
@@ -63,17 +62,15 @@ impl Host {
         service.context("status shows the service")
     }
 
-    /// The process id of the daemon.
     pub fn pid(&self) -> Result<u32> {
         Ok(self.daemon.as_ref().context("it runs")?.pid())
     }
 
-    /// What the daemon has logged.
     pub fn log(&self) -> String {
         self.daemon.as_ref().map(Daemon::log).unwrap_or_default()
     }
 
-    /// Where it asks agents from.
+    /// The address from which the daemon sends requests.
     pub fn asks_from(&self) -> Result<SocketAddr> {
         let log = self.log();
         let lines = log.lines().filter(|line| line.contains("asking agents"));

@@ -1,7 +1,7 @@
-//! 100,000 datagrams of strangers and of those who have listened: forged, replayed, truncated, oversized, reordered, reflected. None
-//! changes anything, and each is counted for what it is.
+//! 100,000 datagrams of strangers and of eavesdroppers: forged, replayed, truncated, oversized,
+//! reordered, reflected. None changes anything, and each is counted as what it is.
 //!
-//! The agent is silent meanwhile: otherwise its answers would be among what is counted.
+//! The agent is silent meanwhile: otherwise its answers would be counted too.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -18,15 +18,13 @@ use super::keys::ServiceKey;
 use super::speaker::{Report, Speaker};
 use super::verdicts::{Verdicts, registered};
 
-/// All of them together.
 const DATAGRAMS: usize = 100_000;
 /// As many as surely fit into the daemon's socket at a time.
 const AT_A_TIME: usize = 1_000;
 
-/// What a datagram is, what it has to be counted as, and its bytes.
+/// The kind of a datagram, its expected counter, and its bytes.
 type Made = (&'static str, &'static str, Vec<u8>);
 
-/// Sends them.
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let scene = Scene::start(stage)?;
     let datagrams = scene.datagrams()?;
@@ -77,7 +75,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// All that must not change.
+/// Everything that must not change.
 #[derive(Debug, PartialEq)]
 struct Seen {
     words: Vec<(u32, u64)>,
@@ -91,12 +89,12 @@ struct Scene {
     words: Verdicts,
     speaker: Speaker,
     backends: Vec<SocketAddr>,
-    /// The last push of the first of them, which is a lame duck by it.
+    /// The last push of the first backend, which made it a lame duck.
     push: Datagram,
 }
 
 impl Scene {
-    /// Three backends that were heard, the first of them a lame duck, and one that was not.
+    /// Three backends that have reported, the first of them a lame duck, and one that has not.
     fn start(stage: &Stage) -> Result<Self> {
         let key = ServiceKey::make(&Setup::new(stage, "hostile"))?;
         let backends = (1..=4).map(|number| SocketAddr::from(([127, 0, 0, 1], 8000 + number)));
@@ -115,7 +113,8 @@ impl Scene {
         let lame = Report { readiness: Readiness::LameDuck, counter: 10 };
         let push = speaker.push(backends[0], lame, || {})?;
         eventually("it is heard", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
-        // What it was asked before it fell silent is answered, and the daemon has taken that in when it asks again.
+        // Earlier requests are answered, and the daemon has processed these answers when it sends
+        // the next requests.
         let answered = speaker.answered();
         eventually("they are asked again", || speaker.answered(), |count| *count >= answered + 6);
         speaker.fall_silent();
@@ -150,7 +149,7 @@ impl Scene {
         results.map(|result| (result.clone(), metric(&page, &format!("{prefix}{result}\"}}")))).collect()
     }
 
-    /// All of them, in an order of chance that is the same each time.
+    /// All of them, in a random order that is the same in each run.
     fn datagrams(&self) -> Result<Vec<Made>> {
         let mut random = fastrand::Rng::with_seed(14);
         let [lame, ready, _, unheard] = self.backends[..] else { anyhow::bail!("four backends") };
@@ -159,7 +158,7 @@ impl Scene {
         let (_, other) = keys(ready);
         let (request, answer) =
             self.speaker.spoken(lame).and_then(|spoken| spoken.last).context("it was asked")?;
-        // What a forger would like: the lame duck ready, and a ready one lame.
+        // A forger's goals: the lame duck ready, and a ready backend lame.
         let back = Report { readiness: Readiness::Ready, counter: 99 };
         let mut all: Vec<Made> = Vec::with_capacity(DATAGRAMS);
         let mut add = |kind, result, count: usize, make: &mut dyn FnMut() -> Vec<u8>| {
@@ -175,7 +174,7 @@ impl Scene {
         });
         add("one bit of a push changed", "forged", 10_000, &mut || {
             let mut bytes = self.push.bytes().to_vec();
-            // Behind the name, so that nothing but the MAC shows it.
+            // Behind the name, so that only the MAC reveals it.
             bytes[random.usize(24..BYTES)] ^= 1 << random.u8(0..8);
             bytes
         });

@@ -1,5 +1,6 @@
-//! The key of a service as `socklb agent key` has made it, and those of its backends, derived here: a command for each of 10,000
-//! would take minutes. It follows the specification and not the product's code, so it checks that as well.
+//! The key of a service, made by `socklb agent key`, and those of its backends, derived here,
+//! because one command for each of 10,000 would take minutes. It follows the specification and not
+//! the product's code, so it checks the derivation as well.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -20,14 +21,14 @@ pub struct ServiceKey {
 }
 
 impl ServiceKey {
-    /// Has one made.
+    /// Makes a key with the command.
     pub fn make(setup: &Setup) -> Result<Self> {
         let path = stage::agent::make_key(setup, "service.key", 1);
         let (id, key) = stage::agent::key_in(&path);
         Ok(Self { path, id, key })
     }
 
-    /// That of a backend over TCP.
+    /// The key of a backend over TCP.
     pub fn of_backend(&self, backend: SocketAddr) -> Key {
         let address = match backend.ip() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

@@ -1,5 +1,6 @@
-//! The client: threads that ask by HTTP/1.1, some by a connection for each request, some by one that is kept for as long as the
-//! answers allow. No request is repeated. It ends when its standard input does, and writes what became of each request.
+//! The client: threads that send HTTP/1.1 requests, some with a connection for each request, some
+//! with one that they reuse as long as the answers allow. No request is repeated. The client ends
+//! when its standard input does, and writes the result of each request.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,18 +23,18 @@ use crate::pause;
 /// `bench ask`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// What is dialled
+    /// Service to dial
     service: SocketAddr,
     /// Threads that make a connection for each request
     #[arg(long)]
     fresh: u32,
-    /// Threads that keep their connection
+    /// Threads that reuse their connection
     #[arg(long)]
     pooled: u32,
-    /// How long a thread pauses after each request, in microseconds
+    /// Pause of a thread after each request, in microseconds
     #[arg(long)]
     pause: u64,
-    /// Where to write what became of them
+    /// File for the results of the requests
     #[arg(long)]
     out: PathBuf,
 }
@@ -47,18 +48,18 @@ pub fn now_ns() -> u64 {
     Duration::try_from(now).map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// Whether it went over a connection that is kept.
+    /// Whether it used a reused connection.
     pub pooled: bool,
     /// When its connect began, or the request if it had a connection.
     pub began_ns: u64,
     /// How long its connect took; 0 if it had a connection.
     pub connect_ns: u64,
-    /// Who answered.
+    /// The backend that answered.
     pub backend: Option<SocketAddr>,
-    /// Why nobody did.
+    /// Why there was no answer.
     pub failure: Option<String>,
 }
 
@@ -83,7 +84,7 @@ pub fn run(options: &Options) -> Result<()> {
         }));
     }
     let stdin = std::io::stdin();
-    // Whoever has started it tells that it is enough by closing.
+    // The starter of this process ends it by closing standard input.
     while poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&LOOK)).unwrap_or(0) == 0 {
         println!("{}", count.load(Ordering::Relaxed));
     }
@@ -127,7 +128,7 @@ fn ask(service: SocketAddr, pooled: bool, kept: &mut Option<TcpStream>) -> Asked
     asked
 }
 
-/// One request and its answer: who gave it, and whether the connection ends with it.
+/// One request and its answer: the backend, and whether the connection ends with it.
 fn answer(stream: &mut TcpStream, is_last: bool) -> Result<(SocketAddr, bool)> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
@@ -135,7 +136,7 @@ fn answer(stream: &mut TcpStream, is_last: bool) -> Result<(SocketAddr, bool)> {
     stream.write_all(format!("GET / HTTP/1.1\r\nHost: users\r\n{connection}\r\n").as_bytes())?;
     let mut bytes = Vec::new();
     let mut some = [0; 1024];
-    // Until head and body are there.
+    // Until head and body have arrived.
     loop {
         let length = stream.read(&mut some)?;
         ensure!(length > 0, "closed after {} bytes", bytes.len());
@@ -158,7 +159,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts so many threads of each kind in the client's cgroup.
+    /// Starts this many threads of each kind in the client's cgroup.
     pub fn start(host: &Host, folder: &Path, fresh: u32, pooled: u32, pause: Duration) -> Result<Self> {
         let out = folder.join("asked");
         let mut command = Command::new(std::env::current_exe()?);
@@ -179,12 +180,12 @@ impl Load {
         Ok(Self { child: Kept::of(child), out, count })
     }
 
-    /// How many requests were made, a tenth of a second ago.
+    /// The number of requests, a tenth of a second ago.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Ends it, and returns what became of all requests.
+    /// Ends it, and returns the results of all requests.
     pub fn end(mut self) -> Result<Vec<Asked>> {
         drop(self.child.stdin.take());
         let status = self.child.wait()?;

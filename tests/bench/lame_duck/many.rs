@@ -1,5 +1,5 @@
-//! Backends by the thousand: what it costs a daemon to ask the agents of 10,000 every two seconds, and what a probe by connection
-//! costs.
+//! Thousands of backends: the daemon's cost of requests to the agents of 10,000 every two seconds,
+//! and of a probe by connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -18,11 +18,11 @@ use crate::daemon::cpu_ticks;
 use crate::link::Link;
 use crate::pause;
 
-/// Backends that are asked for reports.
+/// Backends that receive requests for reports.
 const REPORTING: u16 = 10_000;
 /// How long that is watched.
 const WATCHED: Duration = Duration::from_secs(20);
-/// What is needed: of one processor.
+/// The required maximum, as a share of one processor.
 const NEEDED: f64 = 0.05;
 /// Backends that are probed by connection, once a second each.
 const CONNECTED: u16 = 500;
@@ -33,7 +33,6 @@ const TICKS: f64 = 100.0;
 
 const PORT: u16 = 8001;
 
-/// Measures it.
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let mut findings = reports(stage)?;
     for probe in ["tcp", "http"] {
@@ -42,18 +41,18 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Addresses of loopback, each of which is a backend's.
+/// Loopback addresses, one per backend.
 const HERE: [u8; 2] = [127, 1];
 /// Addresses at the far end of a link.
 const FAR: [u8; 2] = [10, 78];
 
-/// So many addresses that begin with this, each of which is a backend's.
+/// The addresses of `count` backends with this prefix.
 fn backends([a, b]: [u8; 2], count: u16) -> Vec<SocketAddr> {
     let address = |number: u16| [a, b, (number / 250).to_le_bytes()[0], (number % 250 + 1).to_le_bytes()[0]];
     (0..count).map(|number| SocketAddr::from((address(number), PORT))).collect()
 }
 
-/// Processor time of the daemon while something is watched, and how long that was.
+/// Processor time of the daemon over a period, and the period's length.
 fn watched(host: &Host, time: Duration) -> Result<(f64, f64)> {
     let (ticks, since) = (cpu_ticks(host.pid()?)?, Instant::now());
     pause::pause(time);
@@ -61,8 +60,9 @@ fn watched(host: &Host, time: Duration) -> Result<(f64, f64)> {
     Ok((used as f64 / TICKS, since.elapsed().as_secs_f64()))
 }
 
-/// What it costs to ask agents: on loopback, where whoever sends does the receiver's work in the kernel, too, and over a link, as to
-/// other hosts; and what the daemon takes for as many backends that it does not ask.
+/// The cost of requests to agents: on loopback, where the sender also does the receiver's work in
+/// the kernel, and over a link, as to other hosts; and the daemon's cost for as many backends
+/// without requests.
 fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     let key = ServiceKey::make(&Setup::new(stage, "keys"))?;
     let speaker = |backends: &[SocketAddr]| {
@@ -99,9 +99,9 @@ fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     ])
 }
 
-/// What asking has taken.
+/// The cost of requests.
 struct Cost {
-    /// Of a processor, in seconds.
+    /// Processor time in seconds.
     cpu: f64,
     /// In seconds.
     wall: f64,
@@ -126,7 +126,7 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Watches a daemon that asks for all these, once it has heard all of them.
+/// Watches a daemon that sends requests to all these, after a report of each has arrived.
 fn asked(
     stage: &Stage,
     name: &str,
@@ -149,7 +149,7 @@ fn asked(
     Ok(Cost { cpu, wall, probes: speaker.answered() - before })
 }
 
-/// Listens for all backends, and answers whoever asks by HTTP.
+/// Listens for all backends, and answers HTTP requests.
 struct Listener {
     accepted: Arc<AtomicU64>,
     ends: Arc<AtomicBool>,
@@ -168,7 +168,7 @@ impl Listener {
                     return;
                 }
                 counted.fetch_add(1, Ordering::Relaxed);
-                // One after the other: whoever connects asks at once, or closes.
+                // One after the other: a client sends its request at once, or closes.
                 if stream.read(&mut request).is_ok_and(|length| length > 0) {
                     let _ = stream
                         .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
@@ -182,7 +182,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
-        // Wakes the thread out of accept.
+        // Ends the thread's accept.
         let _ = std::net::TcpStream::connect(("127.0.0.1", PORT));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,5 +1,5 @@
-//! Pushes to many clients of one agent: how long it takes until the last has heard that the backend is a lame duck. The clients are
-//! sockets of the benchmark, which acknowledge as daemons do.
+//! Pushes to many clients of one agent: how long it takes until the last client has received the
+//! news of a lame duck. The clients are sockets of the benchmark, which acknowledge as daemons do.
 
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
@@ -17,19 +17,18 @@ use super::finding::Finding;
 use super::keys::ServiceKey;
 
 const CLIENTS: [usize; 2] = [1_000, 10_000];
-/// Changes that each number of clients is told of: lame duck and ready in turn.
+/// Changes that are pushed to each number of clients: lame duck and ready in turn.
 const CHANGES: usize = 6;
-/// A change that somebody has not heard of by then is lost.
+/// A change that has not reached a client by then is lost.
 const LOST: Duration = Duration::from_secs(10);
 
-/// Measures it.
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let most = Some(CLIENTS[1] as u64 + 1_000);
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).context("open so many sockets")?;
     let setup = Setup::new(stage, "pushes");
     let key = ServiceKey::make(&setup)?;
     let backend: SocketAddr = "127.0.0.1:8001".parse()?;
-    // What the agent checks.
+    // The agent's check connects to it.
     let _listener = TcpListener::bind(backend)?;
     let agent = Agent::start(&setup, &key.path, &[&backend.to_string()]);
     let mut clients = Clients { key_id: key.id, key: key.of_backend(backend), backend, sockets: Vec::new() };
@@ -60,11 +59,11 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// When clients were told, from the start of the command on.
+/// When clients received the push, from the start of the command on.
 struct Told {
     first: Duration,
     last: Duration,
-    /// Pushes that came although the client had heard.
+    /// Pushes that arrived although the client had one already.
     again: usize,
 }
 
@@ -83,7 +82,7 @@ impl Clients {
         request.sealed(self.key)
     }
 
-    /// Lets there be so many that return a cookie, and so are told of changes.
+    /// Makes `count` clients return a cookie, so that they are subscribers.
     fn subscribe(&mut self, count: usize) -> Result<()> {
         while self.sockets.len() < count {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
@@ -104,7 +103,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Runs a command of the agent, and waits until all have heard of the change.
+    /// Runs a command of the agent, and waits until all clients have received the change.
     fn hear(&self, readiness: Readiness, agent: &Agent, verb: &str) -> Result<Told> {
         let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (socket, number) in self.sockets.iter().zip(0..) {
@@ -122,7 +121,7 @@ impl Clients {
     fn take(&self, all: &impl AsFd, readiness: Readiness, began: Instant) -> Result<Told> {
         let mut has_heard = vec![false; self.sockets.len()];
         let (mut first, mut last, mut heard, mut again) = (None, Duration::ZERO, 0, 0);
-        // As long as pushes may be repeated after the last has heard.
+        // For as long as pushes may be repeated after the last client has received one.
         while heard < has_heard.len() || began.elapsed() < last + Duration::from_millis(100) {
             ensure!(began.elapsed() < LOST, "{heard} of {} have heard in {LOST:?}", has_heard.len());
             let mut events = Vec::with_capacity(256);
@@ -136,7 +135,7 @@ impl Clients {
                     if report.kind() != Some(Kind::Push) || report.readiness() != Some(readiness) {
                         continue;
                     }
-                    // Acknowledged each time, as daemons do.
+                    // Acknowledges each push, as daemons do.
                     self.sockets[number].send(self.request(report.cookie).bytes())?;
                     if std::mem::replace(&mut has_heard[number], true) {
                         again += 1;

@@ -1,5 +1,5 @@
-//! Restarts under load: backends that are restarted one after the other, the same while the agent is killed, and backends whose
-//! application is killed instead.
+//! Restarts under load: backends that are restarted one after the other, the same while the agent
+//! is killed, and backends whose application is killed instead.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,23 +20,24 @@ use crate::pause;
 /// How long a packet takes, one way.
 const DELAY: Duration = Duration::from_micros(500);
 const BACKENDS: u8 = 20;
-/// So many are out at a time at most: connects look at 16 entries for one that is not, and then take a lame duck.
+/// At most this many are out at a time: connects check 16 entries for a backend that is not, and
+/// then choose a lame duck.
 const OUT: usize = 5;
-/// Requests of each run, at least.
+/// The minimum number of requests of each run.
 const REQUESTS: u64 = 50_000;
-/// How far restarts are apart.
+/// The time between restarts.
 const APART: Duration = Duration::from_millis(300);
-/// Connections for one request each, and kept ones, at a time.
+/// Connections for one request each, and reused ones, at a time.
 const FRESH: u32 = 8;
 const POOLED: u32 = 16;
 /// How long a client pauses after a request.
 const PAUSE: Duration = Duration::from_millis(4);
 /// Applications that are killed.
 const CRASHES: usize = 10;
-/// What ejection allows for each: failed connects, and those that are under way when the last of these fails.
+/// What ejection allows for each: failed connects, and those that are under way when the last of
+/// these fails.
 const FAILED_CONNECTS: usize = 5;
 
-/// Measures it.
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let backends = addresses(BACKENDS);
     let (link, ()) = Link::start(DELAY, || add_addresses(&backends))?;
@@ -90,20 +91,23 @@ impl Scene<'_> {
         eventually("it is back", is_back, |is_back| *is_back);
     }
 
-    /// Restarts one after the other, until each was restarted and there were enough requests. Returns how often.
+    /// Restarts one after the other, until each was restarted and there were enough requests.
+    /// Returns the number of restarts.
     fn restart(&mut self, load: &Load, with_agent: bool) -> Result<usize> {
         let mut restarts = 0;
         while restarts < self.backends.len() || load.count() < REQUESTS {
             let began = Instant::now();
             let number = restarts % self.backends.len();
-            // Without an agent nobody comes back; the next one runs all the same.
+            // Without an agent no backend becomes ready again; the next one is restarted all the
+            // same.
             if !self.fleet.is_without_agent() {
                 self.until_back(number);
             }
             self.fleet.terminate(number)?;
             restarts += 1;
             pause::until(began + APART);
-            // It is dead for three of these turns, and another one starts, as a service manager has it.
+            // The agent is dead for three of these turns, and then another one starts, as a service
+            // manager does it.
             match restarts {
                 5 | 15 if !with_agent => self.fleet.kill_agent(),
                 8 | 18 if !with_agent => self.fleet.start_agent()?,
@@ -124,14 +128,14 @@ impl Scene<'_> {
             pause::pause(APART);
             crashes.push((self.backends[number], now_ns()));
             self.fleet.crash(number)?;
-            // For so long it is dead, and nothing else happens.
+            // It is dead for this long, and nothing else happens.
             pause::pause(Duration::from_secs(1));
         }
         Ok(crashes)
     }
 }
 
-/// Failures by what they were.
+/// The numbers of failures by kind.
 fn kinds<'a>(failed: impl Iterator<Item = &'a Asked>) -> String {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for asked in failed {
@@ -157,14 +161,14 @@ fn crashed(crashes: &[(SocketAddr, u64)], asked: &[Asked]) -> Vec<Finding> {
     let failed: Vec<&Asked> = asked.iter().filter(|asked| asked.failure.is_some()).collect();
     let is_connect =
         |asked: &Asked| asked.failure.as_ref().is_some_and(|failure| failure.starts_with("connect"));
-    // Those that began within the second for which it was dead.
+    // Requests that began within the second in which the application was dead.
     let after = |at_ns: u64| {
         let later =
             failed.iter().filter(move |asked| (at_ns..at_ns + 1_000_000_000).contains(&asked.began_ns));
         later.filter(|asked| is_connect(asked))
     };
     let most = crashes.iter().map(|(_, at_ns)| after(*at_ns).count()).max().unwrap_or(0);
-    // None is to begin once as many as are allowed have failed.
+    // No connect may begin and fail after the permitted number has failed.
     let too_late = |at_ns: u64| {
         let mut ends: Vec<u64> = after(at_ns).map(|asked| asked.began_ns + asked.connect_ns).collect();
         ends.sort_unstable();

@@ -1,8 +1,10 @@
-//! From SIGTERM to the last connect that chose the backend, over a link of 10 ms each way, with and without loss.
+//! The time from SIGTERM to the last connect that chose the backend, over a link of 10 ms each way,
+//! with and without loss.
 //!
-//! Two hosts of clients hear of each shutdown. The *active* one connects all the time, so that what it chose shows it; connects are
-//! some milliseconds apart for each backend. The *idle* one connects to nobody. Of both is measured when the word that connects read
-//! was stored: none that begins later chooses the backend.
+//! Two hosts of clients receive the push of each shutdown. The *active* one connects all the time,
+//! so its choices show the change; connects are some milliseconds apart for each backend. The
+//! *idle* one makes no connects. For both, the benchmark measures when the word that connects read
+//! was stored: no connect that begins later chooses the backend.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -24,27 +26,29 @@ const DELAY: Duration = Duration::from_millis(10);
 /// Two round trips and 10 ms.
 const NEEDED: Duration = Duration::from_millis(50);
 const BACKENDS: u8 = 20;
-/// So many are out at a time at most: connects look at 16 entries for one that is not, and then take a lame duck.
+/// At most this many are out at a time: connects check 16 entries for a backend that is not, and
+/// then choose a lame duck.
 const OUT: usize = 5;
-/// With and without loss, each.
+/// Shutdowns with loss, and as many without.
 const SHUTDOWNS: usize = 200;
-/// How far they are apart: a backend takes some two seconds until it is ready again.
+/// The time between shutdowns: a backend needs some two seconds until it is ready again.
 const APART: Duration = Duration::from_millis(300);
-/// What is lost then, in either direction.
+/// The share of packets that is lost in the second case, in either direction.
 const LOSS: f64 = 0.05;
 /// Connections that the active client makes at a time.
 const AT_A_TIME: u32 = 40;
-/// Longer than the idle interval, after which the second request shows the agent that the idle host can be told.
+/// Longer than the idle interval, after which the second request makes the idle host a subscriber
+/// of the agent.
 const IDLE_INTERVAL: Duration = Duration::from_secs(17);
-/// A shutdown that nobody has heard of by then is lost.
+/// A shutdown that has not reached both hosts by then is lost.
 const LOST: Duration = Duration::from_secs(3);
-/// The kernel sends a SYN again after a second.
+/// The kernel retransmits a SYN after a second.
 const RESENT_NS: u64 = 900_000_000;
 
 struct Shutdown {
     backend: SocketAddr,
     at_ns: u64,
-    /// When the active host's word was stored, and the idle one's.
+    /// When the word was stored on the active host, and on the idle one.
     stored: [Duration; 2],
 }
 
@@ -65,7 +69,6 @@ impl Seen {
     }
 }
 
-/// Measures it.
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let backends = addresses(BACKENDS);
     let (link, ()) = Link::start(DELAY, || add_addresses(&backends))?;
@@ -121,7 +124,7 @@ fn shut_down(fleet: &mut Fleet<'_>, seen: &[Seen; 2], backends: &[SocketAddr]) -
     Ok(shutdowns)
 }
 
-/// Looks until both hosts have heard.
+/// Polls until both hosts have stored the word.
 fn stored(seen: &[Seen; 2], number: usize, at_ns: u64) -> Result<[Duration; 2]> {
     pause::without_slack()?;
     pause::before_all_others()?;

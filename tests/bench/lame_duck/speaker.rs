@@ -1,5 +1,5 @@
-//! An agent that says what the benchmark wants: it answers for as many backends as are asked, and its datagrams are at hand to be
-//! replayed, reordered and reflected.
+//! An agent with reports that the benchmark chooses: it answers for as many backends as there are
+//! requests for, and its datagrams can be replayed, reordered and reflected.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -12,31 +12,29 @@ use anyhow::Result;
 use lb_common::net::{Be16, Be32};
 use lb_report::wire::{BYTES, Datagram, Key, Kind, Readiness, UNKNOWN};
 
-/// For so long a report is valid: longer than any part takes.
+/// How long a report is valid: longer than any part takes.
 const VALID_FOR_MS: u32 = 300_000;
-/// Over so long it says that load was measured.
+/// The window over which load is reported as measured.
 const WINDOW_MS: u16 = 1_000;
-/// For so long a lame duck stays one.
+/// How long a lame duck stays one.
 const HOLD_MS: u32 = 600_000;
 
-/// A report of a backend.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
-    /// How it is.
     pub readiness: Readiness,
-    /// Its number.
+    /// The report's counter.
     pub counter: u32,
 }
 
 impl Report {
-    /// As the answer to a request.
+    /// The report as the answer to a request.
     pub fn answer(self, request: &Datagram, key: Key) -> Datagram {
         let mut datagram = *request;
         datagram.kind = Kind::Answer as u8;
         self.filled_in(datagram).sealed(key)
     }
 
-    /// As a push.
+    /// The report as a push.
     pub fn push(self, backend: SocketAddr, key_id: u16, key: Key) -> Datagram {
         let mut datagram = Datagram::about(Kind::Push, 6, backend);
         datagram.key_id = Be16::from_host(key_id);
@@ -53,15 +51,15 @@ impl Report {
     }
 }
 
-/// A backend that it speaks for.
+/// A backend of the speaker.
 #[derive(Clone, Copy)]
 pub struct Spoken {
     key: Key,
     key_id: u16,
     report: Report,
-    /// In thousandths, if it says something of that.
+    /// In thousandths; `None` if utilization is not reported.
     utilization: Option<u32>,
-    /// The last request for it, and the answer to that.
+    /// The last request for it, and the answer.
     pub last: Option<(Datagram, Datagram)>,
 }
 
@@ -73,14 +71,14 @@ struct Shared {
     ends: AtomicBool,
 }
 
-/// It, until it is dropped.
+/// The agent. Stops on drop.
 pub struct Speaker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Speaker {
-    /// Speaks at `address` for these backends, all of them ready.
+    /// Starts an agent at `address` for these backends, all of them ready.
     pub fn start(
         address: SocketAddr,
         key_id: u16,
@@ -108,27 +106,27 @@ impl Speaker {
         self.shared.answered.load(Ordering::Relaxed)
     }
 
-    /// Says no more, and hears on.
+    /// Sends nothing more, and still receives.
     pub fn fall_silent(&self) {
         self.shared.is_silent.store(true, Ordering::Relaxed);
-        // The thread holds it while it answers.
+        // The thread holds the lock while it answers.
         drop(self.shared.spoken());
     }
 
-    /// What it says of a backend, and was asked.
+    /// The report of a backend and the last request for it.
     pub fn spoken(&self, backend: SocketAddr) -> Option<Spoken> {
         self.shared.spoken().0.get(&backend).copied()
     }
 
-    /// Says how loaded a backend is whenever it is asked, in thousandths.
+    /// Sets the utilization in later reports of a backend, in thousandths.
     pub fn load(&self, backend: SocketAddr, utilization: u32) {
         if let Some(spoken) = self.shared.spoken().0.get_mut(&backend) {
             spoken.utilization = Some(utilization);
         }
     }
 
-    /// Has a report of a backend from now on, and pushes it to whoever asked last. Returns what it has sent; `sending` is called
-    /// right before that.
+    /// Sets the report of a backend and pushes it to the sender of the last request. Returns the
+    /// sent datagram; calls `sending` right before it sends.
     pub fn push(&self, backend: SocketAddr, report: Report, sending: impl FnOnce()) -> Result<Datagram> {
         let mut shared = self.shared.spoken();
         let (spoken, client) = &mut *shared;
@@ -161,7 +159,7 @@ impl Shared {
         while !self.ends.load(Ordering::Relaxed) {
             let Ok((length, from)) = self.socket.recv_from(&mut bytes) else { continue };
             let Ok(request) = Datagram::parse(&bytes[..length]) else { continue };
-            // Held until it is sent: what is said is in order.
+            // Held until the push is sent, so that datagrams are in order.
             let mut shared = self.spoken();
             let (spoken, client) = &mut *shared;
             let Some(spoken) = spoken.get_mut(&request.backend()) else { continue };

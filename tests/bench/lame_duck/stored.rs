@@ -1,8 +1,8 @@
-//! From the moment at which a push is sent to the word that connects read, on a host that does nothing else and on one whose
-//! processors are busy.
+//! The time from sending a push to the word that connects read, on an idle host and on a host with
+//! busy processors.
 //!
-//! Who looks is a thread of real-time priority that sleeps 20 us between looks: so it finds the word at most that much too late, and
-//! takes little of the processors that the daemon wants.
+//! The observer is a thread of real-time priority that sleeps 20 us between looks. So it finds the
+//! word at most that much too late, and uses little of the processors that the daemon needs.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -23,17 +23,17 @@ use crate::pause;
 const PUSHES: u32 = 10_000;
 /// How far apart they are.
 const APART: Duration = Duration::from_millis(1);
-/// What is needed of the socket's p99 on an idle host.
+/// The required p99 of the socket on an idle host.
 const NEEDED: Duration = Duration::from_millis(10);
-/// What is needed of the kernel's p99.9 on a busy one.
+/// The required p99.9 of the kernel on a busy host.
 const NEEDED_OF_KERNEL: Duration = Duration::from_millis(1);
-/// One that takes longer is lost.
+/// A push that takes longer is lost.
 const LOST: Duration = Duration::from_secs(5);
 
-/// Who takes reports in, and over what they come.
+/// What processes reports, and over which link they arrive.
 struct Arm {
     name: &'static str,
-    /// Where the agent listens, and with it the backend that it speaks for is.
+    /// The address at which the agent listens, and where its backend is.
     agent: &'static str,
     daemon: &'static str,
     xdp: Option<&'static str>,
@@ -46,7 +46,7 @@ const ARMS: [Arm; 4] = [
     Arm { name: "kernel, native, veth", agent: "10.77.0.2", daemon: "10.77.0.1", xdp: Some("near") },
 ];
 
-/// Measures it, one after the other.
+/// Measures the arms, one after the other.
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let router = Router::new();
     let mut findings = Vec::new();
@@ -122,6 +122,6 @@ fn measure(
         }
         Ok(Times::new(times))
     };
-    // On a thread of its own, whose priority goes with it.
+    // On a thread of its own, because the priority ends with it.
     std::thread::scope(|scope| scope.spawn(&mut push_all).join().expect("the measurement ends"))
 }

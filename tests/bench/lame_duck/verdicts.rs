@@ -1,4 +1,5 @@
-//! The words that connects read of lame ducks, as the kernel programs see them: the pinned array, mapped.
+//! The words of lame ducks that connects read, as the kernel programs see them: the pinned array,
+//! mapped into memory.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -26,7 +27,7 @@ unsafe impl Sync for Verdicts {}
 unsafe impl Send for Verdicts {}
 
 impl Verdicts {
-    /// Those of a host.
+    /// Maps the array of a host.
     pub fn open(setup: &Setup) -> Result<Self> {
         let map = MapData::from_pin(setup.host_map(map::VERDICTS))?;
         // SAFETY: a new mapping of the whole array, at an address that the kernel chooses.
@@ -36,14 +37,14 @@ impl Verdicts {
         Ok(Self { words: NonNull::new(words.cast()).context("a mapping")?, _map: map })
     }
 
-    /// The word of an id: until when it is a lame duck, 0 if it is none.
+    /// The word of a report id: the time until which it is a lame duck, 0 if it is none.
     pub fn word(&self, id: u32) -> u64 {
         assert!(id < REPORT_IDS, "an id");
         // SAFETY: inside the mapping, which lasts as long as this; the words are whole and aligned.
         unsafe { self.words.add(id as usize).as_ref() }.load(Ordering::Acquire)
     }
 
-    /// All that are not 0.
+    /// All words that are not 0, with their ids.
     pub fn lame(&self) -> Vec<(u32, u64)> {
         (0..REPORT_IDS).map(|id| (id, self.word(id))).filter(|(_, word)| *word != 0).collect()
     }
@@ -51,12 +52,13 @@ impl Verdicts {
 
 impl Drop for Verdicts {
     fn drop(&mut self) {
-        // SAFETY: made in `open`, and nothing refers to it any more.
+        // SAFETY: mapped in `open`, and nothing refers to it any more.
         let _ = unsafe { munmap(self.words.as_ptr().cast(), LENGTH) };
     }
 }
 
-/// A backend's id and the number of the report that was believed last, as the register of a host has them.
+/// A backend's report id and the number of the last report that was believed, from the register of
+/// a host.
 pub fn registered(setup: &Setup, backend: SocketAddr) -> Result<(u32, ReportBase)> {
     let name = SenderName {
         address: backend.ip().into(),

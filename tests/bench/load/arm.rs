@@ -1,4 +1,5 @@
-//! An arm: what decides where connections go, on a fleet of its own, first as it is and then with a backend that can do half as much.
+//! An arm: the rule that decides where connections go, on a fleet of its own, first unchanged and
+//! then with a backend of half its capacity.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use super::sender::{Sender, Sent};
 use super::series::{Reading, Series, mean};
 use crate::pause;
 
-/// What decides.
+/// The rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Arm {
     RoundRobin,
@@ -28,11 +29,10 @@ pub enum Arm {
 }
 
 impl Arm {
-    /// Those that are compared if none is named.
+    /// Arms that are compared if none is named.
     pub const USUAL: [Self; 6] =
         [Self::RoundRobin, Self::LeastLoaded, Self::P2c, Self::Structural, Self::A58, Self::Feedback];
 
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::RoundRobin => "round-robin",
@@ -55,7 +55,7 @@ impl Arm {
         }
     }
 
-    /// By which law its weights follow load, if they do.
+    /// The law by which its weights follow load, if they do.
     pub fn control(self) -> Option<&'static str> {
         match self {
             Self::RoundRobin | Self::LeastLoaded | Self::P2c | Self::Structural => None,
@@ -64,27 +64,27 @@ impl Arm {
         }
     }
 
-    /// Whether its weights are those that are judged.
+    /// Whether its results must meet the requirements.
     pub fn is_judged(self) -> bool {
         matches!(self, Self::Feedback | Self::FeedbackP2c)
     }
 }
 
-/// The line of a service whose weights follow load by a law.
+/// The line of a service with weights that follow load by a law.
 pub fn load_line(control: Option<&str>) -> String {
     control.map(|control| format!("load = {{ control = \"{control}\" }}\n")).unwrap_or_default()
 }
 
-/// What was measured of an arm in a mode.
+/// The results of an arm in a mode.
 #[derive(Debug)]
 pub struct Outcome {
     pub arm: Arm,
     pub mode: Mode,
-    /// Of each backend, what it has used of its quota.
+    /// The share of its quota that each backend has used.
     pub utilization: Vec<f64>,
-    /// What its agent has reported meanwhile, on average.
+    /// The mean of the agent's reports meanwhile.
     pub reported: Vec<f64>,
-    /// Which part of the time it was out of quota.
+    /// The share of the time in which each backend was out of quota.
     pub throttled: Vec<f64>,
     /// After a quota has changed, if it has.
     pub changed: Option<Series>,
@@ -92,7 +92,7 @@ pub struct Outcome {
     pub sent: Sent,
 }
 
-/// Which backend's quota changes: one that can do most.
+/// The backend with a changing quota: one of the largest.
 const CHANGED: usize = QUOTAS.len() - 1;
 
 /// The quotas after the change.
@@ -102,10 +102,11 @@ fn changed_quotas() -> [u32; QUOTAS.len()] {
     quotas
 }
 
-/// From one reading to the next.
+/// The time from one reading to the next.
 const READS: Duration = Duration::from_secs(1);
 
-/// Measures it in all these modes at once: their fleets share nothing but the processors, of which half are idle.
+/// Measures an arm in all these modes at once: their fleets share only the processors, half of
+/// which are idle.
 pub fn run(
     stage: &Stage,
     arm: Arm,
@@ -123,7 +124,7 @@ pub fn run(
     }
     pause::pause(times.settle);
     let (steady, reported) = watch(&fleet, &QUOTAS, times.measure)?;
-    // Where weights do not follow anything, what follows can be told in advance.
+    // If the weights do not follow anything, the effect is known in advance.
     let changed = if arm.control().is_some() && !times.change.is_zero() {
         for (_, backends) in &fleet.backends {
             backends[CHANGED].limit(changed_quotas()[CHANGED])?;
@@ -148,7 +149,7 @@ pub fn run(
     Ok(outcomes)
 }
 
-/// Reads for so long. Returns what was read in each mode, and what agents have reported, on average.
+/// Reads for `time`. Returns the readings in each mode, and the mean of the agents' reports.
 fn watch(fleet: &Fleet, quotas: &[u32], time: Duration) -> Result<(Vec<Series>, Vec<Vec<f64>>)> {
     let read = || -> Result<Vec<Reading>> {
         let reading = |backends: &[Backend]| {
@@ -179,7 +180,7 @@ fn watch(fleet: &Fleet, quotas: &[u32], time: Duration) -> Result<(Vec<Series>, 
 
 /// The host of the clients: a daemon, and the cgroups of all client tasks.
 struct Host {
-    // Before the cgroups that its programs are on.
+    // Dropped before the cgroups that its programs are on.
     daemon: Option<Daemon>,
     senders: Vec<(Mode, Sender)>,
     clients: Vec<(Mode, Cgroup)>,
@@ -216,7 +217,7 @@ impl Host {
         Self { daemon, senders: Vec::new(), clients, setup: setup.clone() }
     }
 
-    /// Whether all backends have said that they are ready.
+    /// Whether all backends have reported that they are ready.
     fn heard(&self) -> bool {
         let status = self.setup.status();
         let mut backends =
@@ -224,7 +225,7 @@ impl Host {
         backends.all(|backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready"))
     }
 
-    /// Lets the clients of a mode send.
+    /// Makes the clients of a mode send.
     fn send(&mut self, mode: Mode, cost: Cost) -> Result<()> {
         let mut of_mode = self.clients.iter().filter(|(of, _)| *of == mode);
         for (number, pace) in cost.paces(mode).iter().enumerate() {
@@ -234,7 +235,7 @@ impl Host {
         Ok(())
     }
 
-    /// What became of the requests of a mode.
+    /// The results of the requests of a mode.
     fn sent(&mut self, mode: Mode) -> Result<Sent> {
         let mut all = Sent::default();
         for (_, sender) in self.senders.iter_mut().filter(|(of, _)| *of == mode) {

@@ -1,5 +1,5 @@
-//! The fleet: backends under quotas that differ, who dials them and how fast, and what requests cost. The same numbers are played by the
-//! planner.
+//! The fleet: backends under different quotas, their clients with their rates, and the cost of
+//! requests. The planner plays the same numbers.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,19 +18,21 @@ use super::sender::Pace;
 /// What each backend may use, in percent of a processor.
 pub const QUOTAS: [u32; 8] = [4, 4, 4, 8, 8, 8, 16, 16];
 
-/// Over this time: the least quota is a millisecond, the least that the kernel takes.
+/// The period of the quotas: the least quota is then a millisecond, the least that the kernel
+/// accepts.
 pub const PERIOD: Duration = Duration::from_millis(25);
 
-/// How fast the client tasks send, to each other.
+/// The relative rates of the client tasks.
 pub const RATES: [f64; 4] = [1.0, 1.5, 2.5, 0.6];
 
-/// Of all quotas together.
+/// The load as a share of all quotas together.
 const LOAD: f64 = 0.6;
 
-/// How long a connection is kept.
+/// How long a connection is reused.
 const LIFE: Duration = Duration::from_secs(10);
 
-/// How long it pauses after each request: so long that there are many connections, and one more or less at a backend does not matter.
+/// The pause after each request: long enough that there are many connections, and that one more or
+/// less at a backend does not matter.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// How clients dial.
@@ -38,14 +40,14 @@ const PAUSE: Duration = Duration::from_secs(2);
 pub enum Mode {
     /// A connection for each request
     Fresh,
-    /// Connections that are kept for 10 s, with a request every 2 s
+    /// Connections that are reused for 10 s, with a request every 2 s
     Kept,
 }
 
 impl Mode {
     pub const ALL: [Self; 2] = [Self::Fresh, Self::Kept];
 
-    /// Its name, which is its job's and its service's.
+    /// The name of the mode, its job and its service.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fresh => "fresh",
@@ -53,12 +55,11 @@ impl Mode {
         }
     }
 
-    /// What its clients dial.
+    /// The service that its clients dial.
     pub fn service(self) -> SocketAddr {
         SocketAddr::from(([10, 96, 0, self.number()], 80))
     }
 
-    /// The addresses of its backends.
     pub fn backends(self) -> impl Iterator<Item = SocketAddr> {
         (1..).take(QUOTAS.len()).map(move |last| SocketAddr::from(([127, 10, self.number(), last], 8080)))
     }
@@ -71,10 +72,10 @@ impl Mode {
     }
 }
 
-/// What requests cost, on average, and how much that varies.
+/// The mean cost of requests, and its variation.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// Of CPU time.
+    /// CPU time.
     pub mean: Duration,
     /// The standard deviation of its logarithm; 0 if all cost the same.
     pub sigma: f64,
@@ -98,9 +99,9 @@ impl Cost {
     }
 }
 
-/// A backend, which runs until it is dropped.
+/// A backend. Killed on drop.
 pub struct Backend {
-    // Before the cgroup that it is in.
+    // Dropped before the cgroup that it is in.
     _process: Kept,
     pub address: SocketAddr,
     quota: Quota,
@@ -118,20 +119,19 @@ impl Backend {
         Ok(Self { _process: process, address, quota })
     }
 
-    /// Lets it use so many percent of a processor.
+    /// Limits it to this many percent of a processor.
     pub fn limit(&self, percent: u32) -> Result<()> {
         self.quota.limit(PERIOD * percent / 100, PERIOD)
     }
 
-    /// What it has used.
     pub fn used(&self) -> Result<Used> {
         self.quota.used()
     }
 }
 
-/// All backends, with the agent that speaks for them.
+/// All backends, with their agent.
 pub struct Fleet {
-    /// Those of each mode.
+    /// The backends of each mode.
     pub backends: Vec<(Mode, Vec<Backend>)>,
     pub agent: Agent,
     /// The key of their services.
@@ -139,7 +139,6 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Starts it.
     pub fn start(setup: &Setup, modes: &[Mode], cost: Cost) -> Result<Self> {
         let key = make_key(setup, "service.key", 1);
         let mut text = "listen = [\"0.0.0.0:9465\"]\n".to_owned();
@@ -180,7 +179,8 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// What the agent reports of each backend's utilization, in their order; 0 while nothing is known.
+    /// The utilization that the agent reports for each backend, in their order; 0 while it is
+    /// unknown.
     pub fn reported(&self) -> Vec<Vec<f64>> {
         let page = self.agent.metrics();
         let reported = |backend: &Backend| {

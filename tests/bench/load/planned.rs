@@ -1,4 +1,4 @@
-//! The same fleet in the planner: what it says that each arm makes of it.
+//! The same fleet in the planner: its result for each arm.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -12,7 +12,7 @@ use super::Times;
 use super::arm::Arm;
 use super::fleet::{Cost, Mode, PERIOD, QUOTAS};
 
-/// With how many seeds it is played.
+/// The number of seeds with which it is played.
 const SEEDS: u32 = 3;
 
 #[derive(Deserialize)]
@@ -49,7 +49,7 @@ pub fn play(setup: &Setup, arms: &[Arm], mode: Mode, cost: Cost, times: Times) -
 fn scenario(arms: &[Arm], mode: Mode, cost: Cost, times: Times) -> Result<String> {
     let quotas: Vec<f64> = QUOTAS.iter().map(|percent| f64::from(*percent) / 100.0).collect();
     let (settle, all) = (times.settle.as_secs(), (times.settle + times.measure).as_secs());
-    // An agent measures every two seconds, over two, and is asked every second.
+    // An agent measures every two seconds, over two seconds, and receives a request every second.
     let mut text = format!(
         "title = \"the benchmark's fleet\"\nseeds = {SEEDS}\nduration = \"{all}s\"\nmeasure_from = \"{settle}s\"\n\
          step = \"{all}s\"\nservice = \"{}\"\n\

@@ -1,4 +1,4 @@
-//! What came out of the fleets: tables, and what is needed.
+//! The results of the fleets: tables, and requirements.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use super::series::{busiest_over_mean, mean};
 use crate::failover::print::table;
 use crate::lame_duck::finding::Finding;
 
-/// The busiest backend may be so far above the mean.
+/// The maximum of the busiest backend over the mean.
 const NEEDED: f64 = 1.10;
-/// After a change, over this time.
+/// The window of this after a change.
 const WINDOW: Duration = Duration::from_secs(10);
-/// So far from what is measured the planner may be.
+/// The maximum difference between the planner and the measurement.
 const AGREES: f64 = 0.05;
 
-/// A line for each of these, as they come in.
+/// Prints a line for each outcome, as they arrive.
 pub fn progress(outcomes: &[Outcome]) {
     for outcome in outcomes {
         println!(
@@ -29,7 +29,7 @@ pub fn progress(outcomes: &[Outcome]) {
     }
 }
 
-/// In the order of the arms' names in the code, which is that of the tables everywhere.
+/// In the order of the arms' names in the code, as in all tables.
 fn sorted(outcomes: &[Outcome]) -> Vec<&Outcome> {
     let mut sorted: Vec<&Outcome> = outcomes.iter().collect();
     sorted.sort_by_key(|outcome| (outcome.mode as u8, outcome.arm as u8));
@@ -99,7 +99,7 @@ pub fn backends(outcomes: &[Outcome]) -> String {
     table(&titles, &sorted(outcomes).iter().flat_map(rows).collect::<Vec<_>>())
 }
 
-/// What is needed of them.
+/// The measurements with their requirements.
 pub fn findings(outcomes: &[Outcome], planned: impl Fn(Arm, Mode) -> Option<f64>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let (mut agree, mut compared) = (0, 0);

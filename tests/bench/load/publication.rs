@@ -1,5 +1,6 @@
-//! What it costs a daemon to follow load: as many clients as a host may have, each with rows of 20 members in ten services, whose
-//! reports say something else each second. All of them connect meanwhile, so that weights act.
+//! The daemon's cost of following load: the maximum number of clients of a host, each with rows of
+//! 20 members in ten services, with reports that change each second. All clients connect meanwhile,
+//! so that weights act.
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -20,20 +21,21 @@ use crate::pause;
 
 const CLIENTS: usize = 64;
 const SERVICES: u8 = 10;
-/// Of each service, and of each row.
+/// Backends of each service, and of each row.
 const BACKENDS: u8 = 20;
 const PORT: u16 = 8080;
-/// Each is asked once a second.
+/// Each backend receives a request once a second.
 const ASKS: &str = "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n";
 /// Of each client, to all services in turn.
 const CONNECTS_A_SECOND: f64 = 10.0;
-/// Until weights have moved.
+/// The time until weights have moved.
 const SETTLES: Duration = Duration::from_secs(10);
 /// How long the daemon is watched.
 const WATCHED: Duration = Duration::from_secs(30);
-/// So often with load followed and without, in turn: what a machine takes for the same work differs from one minute to the next.
+/// The number of rounds with and without following load, in turn: a machine's time for the same
+/// work differs from one minute to the next.
 const ROUNDS: usize = 3;
-/// What is needed: of one processor.
+/// The required maximum, as a share of one processor.
 const NEEDED: f64 = 0.02;
 /// The kernel counts processor time in hundredths of a second.
 const TICKS: f64 = 100.0;
@@ -41,20 +43,20 @@ const TICKS: f64 = 100.0;
 /// What a daemon does with reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heeds {
-    /// Nobody is asked for any
+    /// It sends no requests.
     Nothing,
-    /// They say whether backends may be chosen
+    /// They decide whether backends may be chosen.
     Readiness,
-    /// Weights follow them, too
+    /// Weights follow them, too.
     Load,
 }
 
-/// What a daemon takes.
+/// The cost of a daemon.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// Of a processor.
+    /// Share of a processor.
     share: f64,
-    /// Tables that it makes a second because weights follow load.
+    /// Tables per second that it makes because weights follow load.
     tables: f64,
 }
 
@@ -64,7 +66,7 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Measures it: with control of load, if an arm has it, and without.
+/// Measures the cost: with control of load, if an arm has it, and without.
 pub fn run(arms: &[Arm]) -> Result<Vec<Finding>> {
     let fleet = format!("{CLIENTS} clients, {SERVICES} services, rows of {BACKENDS}");
     let shown = |how: &str, costs: &[Cost]| {
@@ -99,7 +101,7 @@ pub fn run(arms: &[Arm]) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What a daemon takes in the mean, of a processor.
+/// The mean share of a processor.
 fn mean(costs: &[Cost]) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
     let rounds = costs.len() as f64;
@@ -114,8 +116,8 @@ fn address(service: u8) -> SocketAddr {
     SocketAddr::from(([10, 96, 1, service], 80))
 }
 
-/// What the daemon takes while all backends are about as loaded, and, if it follows that, while they are not and stay so: then all
-/// weights move all the time.
+/// The daemon's cost while all backends are about equally loaded, and, if it follows load, while
+/// they are not and stay so: then all weights move all the time.
 fn measure(heeds: Heeds) -> Result<(Cost, Option<Cost>)> {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "publication");
@@ -164,7 +166,7 @@ fn configuration(key: &ServiceKey, cgroups: &[Cgroup], heeds: Heeds) -> String {
     text
 }
 
-/// The same while it follows them.
+/// The same while it follows the reports.
 fn watched(
     daemon: &Daemon,
     heeds: Heeds,
@@ -184,7 +186,7 @@ fn watched(
     let mut random = fastrand::Rng::with_seed(1);
     let uneven: Vec<f64> = all.iter().map(|_| 0.4 + 0.4 * random.f64()).collect();
     let even = vec![0.6; all.len()];
-    // With a tenth of noise: no report is as the last one was.
+    // With a tenth of noise: no report equals the last one.
     let mut say = |uses: &[f64], time: Duration| {
         let (start, mut next) = (Instant::now(), Instant::now());
         while next < start + time {
@@ -198,7 +200,7 @@ fn watched(
     };
     let mut watch = |uses: &[f64]| -> Result<Cost> {
         say(uses, SETTLES);
-        // What the page takes is not in between.
+        // The cost of the page is not part of the measurement.
         let tables = tables(&daemon.setup);
         let (before, since) = (cpu_ticks(daemon.pid())?, Instant::now());
         say(uses, WATCHED);

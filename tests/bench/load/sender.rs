@@ -1,5 +1,6 @@
-//! A client: it sends requests at a rate of its own, whatever becomes of them, by a connection for each or by connections that are kept
-//! for a while. No request is repeated. It tells what became of them whenever it is asked.
+//! A client: it sends requests at a rate of its own, whatever their results, with a connection for
+//! each or with connections that it reuses for a while. No request is repeated. It reports the
+//! results on request.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -22,32 +23,32 @@ use crate::connect::work::pin_to;
 /// `bench send`
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// What is dialled, one after the other
+    /// Services to dial, one after the other
     services: Vec<SocketAddr>,
-    /// Connections a second
+    /// Connections per second
     #[arg(long)]
     rate: f64,
-    /// How long a connection is kept, in milliseconds; 0 if each has one request
+    /// Lifetime of a connection, in milliseconds; 0: one request each
     #[arg(long, default_value_t = 0)]
     life: u64,
-    /// How long one that is kept pauses after each request, in milliseconds
+    /// Pause of a reused connection after each request, in milliseconds
     #[arg(long, default_value_t = 0)]
     pause: u64,
-    /// Of the moments at which it connects
+    /// Seed of the times of connects
     #[arg(long)]
     seed: u64,
-    /// The processor it runs on
+    /// Processor to run on
     #[arg(long)]
     cpu: usize,
 }
 
-/// What became of requests.
+/// The results of requests.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sent {
     pub sent: u64,
     pub answered: u64,
     pub failed: u64,
-    /// Why the last one did that failed.
+    /// The error of the last failed request.
     pub why: Option<String>,
 }
 
@@ -70,7 +71,7 @@ impl Counts {
         Sent {
             answered: number(&self.answered),
             failed: number(&self.failed),
-            // After the others: it is never less than they are.
+            // Read after the others, so that it is never less than they are.
             sent: number(&self.sent),
             why: self.why.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
@@ -80,7 +81,7 @@ impl Counts {
 /// `bench send`.
 pub fn run(options: &Options) -> Result<()> {
     raise_descriptors()?;
-    // One processor has one cursor over a service's table: as in the planner.
+    // One processor has one cursor over a service's table, as in the planner.
     pin_to(options.cpu)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let counts = Arc::new(Counts::default());
@@ -95,7 +96,8 @@ async fn send(options: Options, counts: Arc<Counts>) {
     let (life, pause) = (Duration::from_millis(options.life), Duration::from_millis(options.pause));
     let mut services = options.services.iter().copied().cycle();
     let mut next = || services.next().expect("it dials something");
-    // As many as come in a life are open from the beginning, of all ages, and do not send together.
+    // As many connections as arrive in a life are open from the beginning, at all ages, so that
+    // they do not send together.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of connections")]
     let open = (options.rate * life.as_secs_f64()) as u32;
     for number in 0..open {
@@ -116,7 +118,7 @@ async fn send(options: Options, counts: Arc<Counts>) {
     }
 }
 
-/// A connection, for as long as it is kept.
+/// A connection, for as long as it is reused.
 async fn keep(service: SocketAddr, life: Duration, pause: Duration, counts: &Counts) {
     let until = Instant::now() + life;
     let mut stream = None;
@@ -136,8 +138,8 @@ async fn keep(service: SocketAddr, life: Duration, pause: Duration, counts: &Cou
     }
 }
 
-/// One request, by the connection that there is, or a new one. It waits for as long as the kernel does: a full backend is slow, and
-/// that is no failure.
+/// One request, over the existing connection, or a new one. It waits as long as the kernel does: a
+/// full backend is slow, which is not a failure.
 async fn ask(service: SocketAddr, kept: &mut Option<TcpStream>) -> Result<()> {
     let stream = match kept {
         Some(stream) => stream,
@@ -153,7 +155,7 @@ async fn ask(service: SocketAddr, kept: &mut Option<TcpStream>) -> Result<()> {
 pub struct Sender(Process);
 
 impl Sender {
-    /// Starts one in a cgroup.
+    /// Starts a client in a cgroup.
     pub fn start(cgroup: &Cgroup, services: &[SocketAddr], pace: &Pace, number: usize) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("send").args(services.iter().map(ToString::to_string));
@@ -167,7 +169,7 @@ impl Sender {
         Ok(Self(Process::start(&mut command)))
     }
 
-    /// What became of its requests so far.
+    /// The results of its requests so far.
     pub fn sent(&mut self) -> Sent {
         self.0.ask(&())
     }
@@ -176,9 +178,9 @@ impl Sender {
 /// How a client sends.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// A second.
+    /// Per second.
     pub connections: f64,
-    /// How long each is kept; zero if it has one request.
+    /// How long each is reused; zero if it has one request.
     pub life: Duration,
     /// How long it pauses after each request.
     pub pause: Duration,

@@ -1,13 +1,12 @@
-//! Readings of what backends have used, one after the other, and how even that is.
+//! A series of readings of what backends have used, and how even that is.
 
 use std::time::{Duration, Instant};
 
 use stage::quota::Used;
 
-/// Of all backends at a time.
+/// A reading of all backends.
 #[derive(Clone, Debug)]
 pub struct Reading {
-    /// When.
     pub at: Instant,
     /// What each has used until then.
     pub used: Vec<Used>,
@@ -16,13 +15,13 @@ pub struct Reading {
 /// Readings under quotas that do not change.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// What each backend may use, of a processor.
+    /// The quota of each backend, as a share of a processor.
     cores: Vec<f64>,
     readings: Vec<Reading>,
 }
 
 impl Series {
-    /// One that begins with this reading.
+    /// A series that begins with this reading.
     pub fn new(percent: &[u32], first: Reading) -> Self {
         Self {
             cores: percent.iter().map(|percent| f64::from(*percent) / 100.0).collect(),
@@ -30,23 +29,23 @@ impl Series {
         }
     }
 
-    /// One more reading.
+    /// Adds a reading.
     pub fn push(&mut self, reading: Reading) {
         self.readings.push(reading);
     }
 
-    /// What each backend has used of what it may, from the first reading to the last.
+    /// The share of its quota that each backend has used, from the first reading to the last.
     pub fn utilization(&self) -> Vec<f64> {
         self.between(0, self.readings.len() - 1)
     }
 
-    /// The same over the last so long.
+    /// The same over the last `time`.
     pub fn lately(&self, time: Duration) -> Vec<f64> {
         let last = self.readings.len() - 1;
         self.between(self.window(last, time).unwrap_or(0), last)
     }
 
-    /// Which part of the time each backend was out of quota.
+    /// The share of the time in which each backend was out of quota.
     pub fn throttled(&self) -> Vec<f64> {
         let (first, last) = (&self.readings[0], &self.readings[self.readings.len() - 1]);
         let time = (last.at - first.at).as_secs_f64();
@@ -54,8 +53,8 @@ impl Series {
         both.map(|(first, last)| (last.throttled - first.throttled).as_secs_f64() / time).collect()
     }
 
-    /// The end of the first window of this length that lies in the series and in which the busiest is at most so far above the mean,
-    /// from the first reading on.
+    /// The end of the first window of this length within the series in which the busiest is at most
+    /// `at_most` times the mean, counted from the first reading.
     pub fn even_after(&self, window: Duration, at_most: f64) -> Option<Duration> {
         let is_even = |last: &usize| {
             let first = self.window(*last, window);
@@ -65,7 +64,7 @@ impl Series {
         Some(self.readings[last].at - self.readings[0].at)
     }
 
-    /// The latest reading that is at least so long before this one.
+    /// The latest reading that is at least `time` before this one.
     fn window(&self, last: usize, time: Duration) -> Option<usize> {
         (0..last).rev().find(|first| self.readings[last].at - self.readings[*first].at >= time)
     }
@@ -84,7 +83,6 @@ pub fn busiest_over_mean(utilization: &[f64]) -> f64 {
     utilization.iter().copied().fold(0.0, f64::max) / mean(utilization)
 }
 
-/// The mean.
 pub fn mean(numbers: &[f64]) -> f64 {
     numbers.iter().sum::<f64>() / numbers.len() as f64
 }

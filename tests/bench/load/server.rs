@@ -1,7 +1,8 @@
-//! A backend: each request is one byte, takes some CPU time, and is answered by one byte. It tells its agent how many requests it has a
-//! second.
+//! A backend: each request is one byte, takes some CPU time, and is answered by one byte. It
+//! reports its requests per second to its agent.
 //!
-//! One request after the other: what is measured is how much of its quota a backend uses, not how well it uses it.
+//! It processes one request after the other: the benchmark measures how much of its quota a backend
+//! uses, not how well it uses it.
 
 use std::cell::RefCell;
 use std::io::{Read as _, Write as _};
@@ -25,7 +26,7 @@ use crate::pause;
 /// `bench serve-load`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Where it listens
+    /// Address to listen at
     listen: SocketAddr,
     /// Mean CPU time of a request, in microseconds
     #[arg(long, default_value_t = 0)]
@@ -38,20 +39,20 @@ pub struct Options {
     agent: Option<PathBuf>,
 }
 
-/// How often it tells its agent, and over how long: as the agent measures.
+/// How often it reports to its agent, and over which window: as the agent measures.
 const TELLS: Duration = Duration::from_secs(2);
-/// For how long the agent believes that.
+/// How long the agent believes that.
 const HOLDS: Duration = Duration::from_secs(10);
 
 /// `bench serve-load`.
 pub fn run(options: &Options) -> Result<()> {
     raise_descriptors()?;
-    // Looks for new connections after each request.
+    // Checks for new connections after each request.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().event_interval(1).build()?;
     runtime.block_on(LocalSet::new().run_until(serve(options)))
 }
 
-/// As many descriptors as it may have: connections wait here for their turn.
+/// Raises the limit of descriptors to its maximum: connections wait here for their turn.
 pub fn raise_descriptors() -> Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
@@ -61,7 +62,7 @@ async fn serve(options: &Options) -> Result<()> {
     let work = Rc::new(RefCell::new(Work::new(options)));
     let listener = TcpListener::bind(options.listen).await?;
     if let Some(agent) = options.agent.clone() {
-        // Beside the requests, of which there may be many before it.
+        // Separate from the requests, many of which may be queued before it.
         let (listen, served) = (options.listen, Arc::clone(&work.borrow().served));
         std::thread::spawn(move || tell(&agent, listen, &served));
     }
@@ -83,12 +84,12 @@ async fn answer(mut stream: TcpStream, work: Rc<RefCell<Work>>) {
     }
 }
 
-/// What requests cost.
+/// The cost of requests.
 struct Work {
     random: fastrand::Rng,
     mean: f64,
     sigma: f64,
-    /// CPU time of this process that requests have been charged with.
+    /// CPU time of this process that is attributed to requests.
     charged: Duration,
     served: Arc<AtomicU64>,
 }
@@ -104,8 +105,8 @@ impl Work {
         }
     }
 
-    /// Uses the CPU time of a request. What was used since the last one, to accept and to read, is a part of it: so the cost is what
-    /// the cgroup is charged with for a request.
+    /// Uses the CPU time of a request. The time since the last request, for accepting and reading,
+    /// is a part of it: so the cost equals what the cgroup is charged for a request.
     fn request(&mut self) {
         let cost = lognormal(self.mean, self.sigma, &mut self.random);
         let until = self.charged + Duration::from_secs_f64(cost);
@@ -127,7 +128,7 @@ fn lognormal(mean: f64, sigma: f64, random: &mut fastrand::Rng) -> f64 {
     mean * (sigma * radius * angle.cos() - sigma * sigma / 2.0).exp()
 }
 
-/// Tells the agent, until the process ends. One that does not answer is told the next time.
+/// Reports to the agent, until the process ends. A report that fails is replaced by the next one.
 fn tell(agent: &Path, backend: SocketAddr, served: &AtomicU64) {
     let (mut before, mut since) = (0, Instant::now());
     loop {

@@ -7,19 +7,18 @@ use crate::address;
 use crate::protocol::{Answer, Family, Received, Request, SocketId};
 
 impl Probe {
-    /// A new UDP socket.
     #[track_caller]
     pub fn open_datagram(&mut self, family: Family) -> SocketId {
         self.must(&Request::OpenDatagram(family))
     }
 
-    /// Connects a socket; what getpeername(2) says then.
+    /// Connects a socket; returns the result of getpeername(2) afterwards.
     #[track_caller]
     pub fn try_connect_datagram(&mut self, socket: SocketId, to: &str) -> Answer<SocketAddr> {
         self.ask(&Request::ConnectDatagram(socket, address(to)))
     }
 
-    /// Connects a socket, and checks that it sees the address that it named.
+    /// Connects a socket, and checks that getpeername(2) returns the address that it connected to.
     #[track_caller]
     pub fn connect_datagram(&mut self, socket: SocketId, to: &str) {
         assert_eq!(self.try_connect_datagram(socket, to), Ok(address(to)));
@@ -31,20 +30,21 @@ impl Probe {
         self.ask(&Request::SendDatagram(socket, address(to)))
     }
 
-    /// Waits for a datagram.
     #[track_caller]
     pub fn receive_datagram(&mut self, socket: SocketId) -> Received {
         self.must(&Request::ReceiveDatagram(socket))
     }
 
-    /// Sends a datagram that names its destination, and returns who answers, which must be under that address.
+    /// Sends a datagram that names its destination, and returns the name that answers. The answer
+    /// must come from that address.
     #[track_caller]
     pub fn query(&mut self, socket: SocketId, to: &str) -> String {
         succeeded(&format!("sending to {to}"), self.send_datagram(socket, to));
         self.name_of_answer(socket, to)
     }
 
-    /// Sends a datagram to where the socket is connected, and returns who answers, which must be under that address.
+    /// Sends a datagram on a connected socket, and returns the name that answers. The answer must
+    /// come from `peer`.
     #[track_caller]
     pub fn query_connected(&mut self, socket: SocketId, peer: &str) -> String {
         self.perform(&Request::SendConnected(socket));
@@ -58,7 +58,8 @@ impl Probe {
         name
     }
 
-    /// So often: a new socket, and two threads that send at once to each address in turn.
+    /// In each round, opens a new socket, and two threads send at the same time to each address in
+    /// turn.
     #[track_caller]
     pub fn race_datagrams(&mut self, rounds: u32, to: &[&str]) {
         self.perform(&Request::RaceDatagrams(rounds, to.iter().map(|to| address(to)).collect()));

@@ -1,64 +1,61 @@
-//! The events that a test program prints, one JSON object per line (`libtest`, `--format json`), between lines of others.
+//! The events that a test program prints, one JSON object per line (`libtest`, `--format json`),
+//! between other lines.
 
 use serde::Deserialize;
 
 use crate::{Failed, Ran};
 
-/// What makes a test program print events. They are unstable in libtest, so the environment needs [`VARIABLE`].
+/// Arguments that make a test program print events. They are unstable in libtest, so the
+/// environment needs [`VARIABLE`].
 pub const ARGUMENTS: [&str; 4] = ["-Zunstable-options", "--format", "json", "--report-time"];
 
-/// What makes a test program print the names of its tests.
+/// Arguments that make a test program print the names of its tests.
 pub const LIST: [&str; 3] = ["--list", "--format", "terse"];
 
-/// Lets a test program of the stable compiler take unstable options.
+/// Makes a test program of the stable compiler accept unstable options.
 pub const VARIABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// The names of tests in what a test program prints for [`LIST`].
+/// The names of tests in the output of a test program for [`LIST`].
 pub fn names(listing: &str) -> Vec<String> {
     listing.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
-/// One event. Others than these are ignored.
+/// One event. Other kinds are ignored.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Event {
     /// The whole program has `started`, is `ok` or has `failed`.
-    Suite {
-        /// Which of these.
-        event: String,
-    },
+    Suite { event: String },
     /// A test has `started`, is `ok`, has `failed` or is `ignored`.
     Test {
-        /// Which of these.
         event: String,
         /// The test's path.
         name: String,
         /// Seconds.
         #[serde(default)]
         exec_time: f64,
-        /// What a failed test printed.
+        /// The output of a failed test.
         #[serde(default)]
         stdout: String,
     },
 }
 
 impl Event {
-    /// Reads a line; `None` if it is no event.
+    /// Reads a line; `None` if it is not an event.
     pub fn of_line(line: &str) -> Option<Self> {
-        // Kernel messages may stand before an event on a serial line.
+        // Kernel messages may precede an event on a serial line.
         let start = line.find("{ \"type\"").or_else(|| line.find("{\"type\""))?;
         serde_json::from_str(&line[start..]).ok()
     }
 }
 
-/// What the events of one or more runs of a test program add up to.
+/// The sum of the events of one or more runs of a test program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
     /// Tests that have ended.
     pub ran: Vec<Ran>,
-    /// Those that have failed, with their output.
+    /// Tests that have failed, with their output.
     pub failed: Vec<Failed>,
-    /// Ignored tests.
     pub ignored: Vec<String>,
     /// Lines `skipped: TEST: REASON`, without their first word.
     pub skipped: Vec<String>,
@@ -103,7 +100,7 @@ impl Run {
         }
     }
 
-    /// The program is over: tests that were running have failed, with this output.
+    /// Ends the run: running tests count as failed, with this output.
     pub fn end(&mut self, output: &str) {
         for name in std::mem::take(&mut self.running) {
             self.ran.push(Ran { name: name.clone(), seconds: 0.0, passed: false });
@@ -111,7 +108,7 @@ impl Run {
         }
     }
 
-    /// Whether every program that has started has also ended, and at least one has.
+    /// Whether at least one program has started, and every program that has started has ended.
     pub fn is_complete(&self) -> bool {
         self.programs.0 > 0 && self.programs.0 == self.programs.1
     }

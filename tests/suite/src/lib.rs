@@ -1,7 +1,7 @@
 //! What the two drivers of the tests share: `cargo xtask test` on the host, and `vm` for guests.
 //!
-//! It reads the table of test modules and the events of a test program, and decides what follows from a failure. It
-//! starts no program: a driver does.
+//! It reads the table of test modules and the events of a test program, and decides what follows
+//! from a failure. It starts no program; the drivers do.
 
 mod events;
 

@@ -1,4 +1,5 @@
-//! The table of the local tests' modules, `tests/local/modules.toml`: what each proves, and where it runs.
+//! The table of the local tests' modules, `tests/local/modules.toml`: what each proves, and where
+//! it runs.
 
 use std::collections::BTreeMap;
 
@@ -64,22 +65,20 @@ impl Default for Moves {
     }
 }
 
-/// The table.
 #[derive(Debug, Deserialize)]
 #[serde(transparent)]
 pub struct Modules(BTreeMap<String, Module>);
 
-/// Tests of one program that run at the same time, by their whole names.
+/// Tests of one program that run at the same time, by their full names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// The tests.
     pub tests: Vec<String>,
     /// How many run at a time.
     pub threads: usize,
 }
 
 impl Phase {
-    /// Writes the phase as one line without its end: the threads, then the names.
+    /// Formats the phase as one line without its end: the threads, then the names.
     pub fn line(&self) -> String {
         format!("{} {}", self.threads, self.tests.join(" "))
     }
@@ -91,7 +90,7 @@ impl Phase {
         (!tests.is_empty()).then_some(Self { tests, threads: threads.parse().ok()? })
     }
 
-    /// Arguments for the test program: it runs exactly these tests and prints events.
+    /// Arguments that make the test program run exactly these tests and print events.
     pub fn arguments(&self) -> Vec<String> {
         let threads = self.threads.to_string();
         let first = ["--exact", "--test-threads", &threads].into_iter().chain(ARGUMENTS);
@@ -120,22 +119,23 @@ impl Modules {
         Some(module.tests.get(name).copied().unwrap_or(module.class))
     }
 
-    /// Whether a test of classes B and C also runs on the kernels between the oldest and the host's.
+    /// Whether a test of classes B and C also runs on the kernels between the oldest and the
+    /// host's.
     pub fn is_smoke(&self, test: &str) -> bool {
         self.module(test).is_some_and(|(module, name)| module.smoke.iter().any(|smoke| smoke == name))
     }
 
-    /// Whether a test needs two CPUs.
     pub fn needs_two_cpus(&self, test: &str) -> bool {
         self.module(test).is_some_and(|(module, name)| module.two_cpus.iter().any(|two| two == name))
     }
 
-    /// Whether a run fails although this test passed at its second try: it guards accounting, adoption or upgrades.
+    /// Whether a run fails even if this test passes at its second try: it guards accounting,
+    /// adoption or upgrades.
     pub fn is_strict(&self, test: &str) -> bool {
         self.module(test).is_some_and(|(module, _)| module.strict)
     }
 
-    /// The modules of which no guest runs a test in a normal run.
+    /// The modules that have no test in any guest in a normal run.
     pub fn host_only(&self) -> Vec<String> {
         let is_host = |class: &Class| *class >= Class::E;
         let modules =
@@ -143,7 +143,8 @@ impl Modules {
         modules.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Sorts tests into those that run beside each other, on `threads` threads, and those that run one at a time.
+    /// Splits tests into those that run in parallel, on `threads` threads, and those that run one
+    /// at a time.
     pub fn phases(&self, tests: &[String], threads: usize) -> Vec<Phase> {
         let order = |test: &String| match self.module(test) {
             Some((module, _)) if module.alone => 2,
@@ -157,7 +158,7 @@ impl Modules {
         (0..3).map(phase).filter(|phase| !phase.tests.is_empty()).collect()
     }
 
-    /// What the table says of tests that there are not, and which of these tests' modules it lacks.
+    /// Entries of the table without a test, and modules of these tests that the table lacks.
     pub fn faults(&self, tests: &[String]) -> Vec<String> {
         let mut faults = Vec::new();
         for test in tests {

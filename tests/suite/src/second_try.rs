@@ -1,8 +1,8 @@
-//! The second try: a few failed tests run again, alone, and in the open.
+//! The second try: a few failed tests run again, alone, and the report shows it.
 //!
-//! A suite of a thousand tests that each fail by accident once in ten thousand runs fails in every tenth run. A test
-//! that passes alone is reported as unsteady and does not fail the run, unless its accident would hide the races that
-//! matter most, or the test is new.
+//! A suite of a thousand tests, each of which fails by accident once in ten thousand runs, fails in
+//! every tenth run. A test that passes alone is reported as unsteady and does not fail the run,
+//! unless its accident would hide the most important races, or the test is new.
 
 use anyhow::Result;
 
@@ -14,19 +14,19 @@ const MOST: usize = 3;
 /// How often a test must pass alone.
 pub const RETRIES: usize = 2;
 
-/// What became of the failed tests of a tier.
+/// The failed tests of a tier after the second try.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retried {
-    /// They passed alone.
+    /// Tests that passed alone.
     pub unsteady: Vec<Failed>,
-    /// They did not, or did not run again.
+    /// Tests that failed alone, or did not run again.
     pub failed: Vec<Failed>,
 }
 
 /// Runs failed tests again, [`RETRIES`] times each.
 ///
-/// `is_changed` tells new and changed tests, which get no second try. `alone` runs the named tests one at a time and
-/// returns the names of those that passed.
+/// `is_changed` identifies new and changed tests, which get no second try. `alone` runs the named
+/// tests one at a time and returns the names of those that passed.
 ///
 /// # Errors
 /// Those of `alone`.
@@ -58,7 +58,7 @@ mod tests {
         names.iter().map(|name| Failed { name: (*name).to_owned(), output: String::new() }).collect()
     }
 
-    /// Tests that pass alone by the round in which they run again.
+    /// `rounds`: the tests that pass alone in each round of retries.
     #[track_caller]
     fn check(names: &[&str], rounds: &[&[&str]], unsteady: &[&str], still: &[&str]) {
         let mut round = 0;

@@ -1,15 +1,14 @@
-//! What a tier reports: the same for tests on the host and in a guest, and as JSON from one driver to the other.
+//! The report of a tier: the same for tests on the host and in a guest, and as JSON from one driver
+//! to the other.
 
 use serde::{Deserialize, Serialize};
 
 /// A test that ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ran {
-    /// Its path, with the program before it if a tier has several.
+    /// The test's path, prefixed with the program if a tier has several.
     pub name: String,
-    /// How long it took.
     pub seconds: f64,
-    /// Whether it passed.
     pub passed: bool,
 }
 
@@ -18,7 +17,6 @@ pub struct Ran {
 pub struct Failed {
     /// As in [`Ran`].
     pub name: String,
-    /// What it printed.
     pub output: String,
 }
 
@@ -27,20 +25,19 @@ pub struct Failed {
 pub struct Summary {
     /// Such as `local` or `vm 5.10`.
     pub name: String,
-    /// Every test, in the order in which they ended. A second try counts once.
+    /// Every test, in the order in which they ended. A second try does not add an entry.
     pub ran: Vec<Ran>,
     /// Tests that did not run, with the reason: `NAME: needs Linux 5.18 (FEATURE)`.
     pub skipped: Vec<String>,
-    /// Tests that failed among the others and passed alone, with the output of the failure.
+    /// Tests that failed in the normal run and passed alone, with the output of the failure.
     pub unsteady: Vec<Failed>,
-    /// Tests that failed.
     pub failed: Vec<Failed>,
     /// Wall time in seconds, without builds.
     pub seconds: f64,
 }
 
 impl Summary {
-    /// How many tests passed, the unsteady ones among them.
+    /// The number of tests that passed, including unsteady ones.
     pub fn passed(&self) -> usize {
         self.ran.len().saturating_sub(self.failed.len())
     }
