@@ -1,5 +1,6 @@
-//! apt with a state of its own, for one suite of Debian: where the machine's own sources say that Debian is, and without
-//! a trace in them. Signatures and hashes are apt's own business, with Debian's own keys.
+//! Runs apt with a separate state for one suite of Debian. It uses the mirror in the machine's own
+//! sources and leaves no trace in them. apt itself checks signatures and hashes, with Debian's own
+//! keys.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::{output, run as run_command};
 
-/// A state of apt's that knows one suite.
+/// A state of apt for one suite.
 pub struct Apt {
     config: PathBuf,
 }
@@ -17,23 +18,21 @@ pub struct Apt {
 /// A package as a signed list describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Package {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
-    /// Of the archive.
+    /// SHA-256 of the archive.
     pub sha256: String,
 }
 
 /// Debian's keys, from the package `debian-archive-keyring`.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Suites that are Debian's: others among the machine's sources say nothing of where Debian is.
+/// Debian's suites: other suites in the machine's sources do not show a Debian mirror.
 const SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];
 const SECURITY: &str = "-security";
 
 impl Apt {
-    /// Fetches the lists of a suite for an architecture, as Debian calls it, into a state of its own.
+    /// Fetches the lists of a suite into a state of its own, for an architecture by Debian's name.
     pub fn of_suite(suite: &str, architecture: &str, folder: &Path) -> Result<Self> {
         let mirror = mirror(suite)?;
         for part in ["lists/partial", "cache/archives/partial"] {
@@ -50,7 +49,8 @@ impl Apt {
         Ok(apt)
     }
 
-    /// The packages whose names fit a pattern with one `*`, which stands for something that begins with a digit.
+    /// The packages with names that match a pattern with one `*`, which stands for text that begins
+    /// with a digit.
     pub fn packages(&self, pattern: &str) -> Result<Vec<Package>> {
         let (before, after) = pattern.split_once('*').context("a pattern with one `*`")?;
         let expression = format!("^{}[0-9].*{}$", before.replace('.', r"\."), after.replace('.', r"\."));
@@ -69,7 +69,7 @@ impl Apt {
         shown.into_iter().next().with_context(|| format!("there is no package {name}"))
     }
 
-    /// Downloads one package into a folder; returns where it is.
+    /// Downloads one package into a folder; returns its path.
     pub fn download(&self, name: &str, version: &str, folder: &Path) -> Result<PathBuf> {
         let mut download = self.command("apt-get");
         download.args(["--quiet=2", "download", &format!("{name}={version}")]).current_dir(folder);
@@ -86,7 +86,7 @@ impl Apt {
     }
 }
 
-/// The machine's own configuration is read first, because it may say how to reach the mirror at all.
+/// The machine's own configuration is read first, because it may be needed to reach the mirror.
 fn configuration(folder: &Path, architecture: &str) -> String {
     let folder = folder.display();
     format!(
@@ -101,7 +101,7 @@ fn configuration(folder: &Path, architecture: &str) -> String {
     )
 }
 
-/// Where the machine's sources say that a suite like this one is.
+/// The mirror of the machine's sources for a suite like this one.
 fn mirror(suite: &str) -> Result<String> {
     if !Path::new(KEYRING).exists() {
         bail!("{KEYRING} is missing: install debian-archive-keyring");
@@ -116,7 +116,7 @@ fn mirror(suite: &str) -> Result<String> {
     })
 }
 
-/// Security updates lie apart from everything else.
+/// Security updates have a mirror of their own.
 fn choose_mirror(targets: &str, suite: &str) -> Option<String> {
     let is_debian = |release: &str| SUITES.contains(&release.split('-').next().unwrap_or(release));
     let fits = |line: &&str| {
@@ -126,7 +126,7 @@ fn choose_mirror(targets: &str, suite: &str) -> Option<String> {
     Some(targets.lines().find(fits)?.split(' ').next()?.to_owned())
 }
 
-/// Stanzas of `Field: value`, parted by empty lines.
+/// Parses stanzas of `Field: value`, separated by empty lines.
 fn parse(text: &str) -> Vec<Package> {
     let field = |stanza: &str, name: &str| {
         let line = stanza.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));

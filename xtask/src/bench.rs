@@ -10,11 +10,12 @@ use crate::{demo, object};
 /// `cargo xtask bench`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// What to measure; everything, if nothing is named
+    /// What to measure; default: everything
     what: Option<What>,
-    /// Of lame-duck: only these parts: `restart`, `shutdown`, `answered`, `pushes`, `stored`, `many`, `flood`, `hostile`; of load: `fleet`, `publication`
+    /// Of lame-duck: only these parts: `restart`, `shutdown`, `answered`, `pushes`, `stored`,
+    /// `many`, `flood`, `hostile`; of load: `fleet`, `publication`
     parts: Vec<String>,
-    /// Of connect and load: rounds, in each of which every arm has its turn; 300 and 1 if left out
+    /// Of connect and load: rounds, in each of which every arm has a turn; default: 300 and 1
     #[arg(long)]
     rounds: Option<u32>,
     /// Of connect: connects in a turn
@@ -23,13 +24,15 @@ pub struct Options {
     /// Of connect: only this group of arms; may be given several times
     #[arg(long = "group")]
     groups: Vec<String>,
-    /// Of connect: another build of socklb, a program; what is compared then is this build, this build again, and the other
+    /// Of connect: another build of socklb (path of the program); compares this build, this build
+    /// again, and the other
     #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
     other: Option<PathBuf>,
-    /// Of connect: what is compared is this build, this build again, and this build whose backends report each second to an interface
+    /// Of connect: compares this build, this build again, and this build with backends that report
+    /// each second to an interface
     #[arg(long, conflicts_with_all = ["other", "report"])]
     reports: bool,
-    /// Of connect: so many times all of it, each time with new processes, programs and maps
+    /// Of connect: number of repetitions, each with new processes, programs and maps
     #[arg(long, conflicts_with = "report")]
     runs: Option<u32>,
     /// Of connect: write the results into docs/design/performance.md, with a picture
@@ -44,16 +47,17 @@ pub struct Options {
     /// Of failover: every fault in every fleet under every policy
     #[arg(long)]
     all: bool,
-    /// Of failover: whether backends are ejected that are well
+    /// Of failover: test whether healthy backends are ejected
     #[arg(long = "false")]
     mistakes: bool,
-    /// Of failover --false: connects of which one in a thousand fails; a tenth as many where packets are lost
+    /// Of failover --false: connects, one in a thousand of which fails; a tenth as many if
+    /// packets are lost
     #[arg(long)]
     connects: Option<u64>,
-    /// Of failover: how soon a backend that recovers has its share again
+    /// Of failover: measure how soon a recovered backend has its share again
     #[arg(long)]
     recovery: bool,
-    /// Of failover: write what was measured to this file, as JSON
+    /// Of failover: write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Of load: only this arm, as `feedback`; may be given several times
@@ -62,19 +66,19 @@ pub struct Options {
     /// Of load: only these connections: `fresh`, `kept`
     #[arg(long)]
     mode: Option<String>,
-    /// Of load: seconds until something is measured
+    /// Of load: seconds before the measurement
     #[arg(long)]
     settle: Option<u32>,
-    /// Of load: seconds in which it is measured
+    /// Of load: seconds of the measurement
     #[arg(long)]
     measure: Option<u32>,
-    /// Of load: seconds in which it is measured after a quota has changed
+    /// Of load: seconds of the measurement after a quota has changed
     #[arg(long)]
     change: Option<u32>,
-    /// Of load: how much the cost of requests varies, the standard deviation of its logarithm
+    /// Of load: variation of the cost of requests, the standard deviation of its logarithm
     #[arg(long)]
     sigma: Option<f64>,
-    /// Of failover, lame-duck and load: fail if what is needed is missed
+    /// Of failover, lame-duck and load: fail if a requirement is missed
     #[arg(long)]
     check: bool,
 }
@@ -82,17 +86,20 @@ pub struct Options {
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum What {
-    /// connect() and what follows it through the programs, against direct, an empty and a floor program, nftables, HAProxy
+    /// connect() and what follows it through the programs, against direct, an empty and a floor
+    /// program, nftables, HAProxy
     Connect,
-    /// From a plan in memory to the next connect seeing all of a new table
+    /// From a plan in memory to the next connect that sees all of a new table
     Publish,
     /// Start of the demo's daemon, CPU of an idle one
     Daemon,
     /// What a dead backend costs a client, with and without ejection
     Failover,
-    /// What reports of backends do and cost: restarts without a failed request, pushes, probes, hostile datagrams
+    /// The effect and the cost of backends' reports: restarts without a failed request, pushes,
+    /// probes, hostile datagrams
     LameDuck,
-    /// How evenly backends are loaded that differ, by policy and by weights that follow load, and what it costs to follow
+    /// How evenly backends of different capacity are loaded, by policy and by weights that follow
+    /// load, and what it costs to follow
     Load,
 }
 

@@ -1,4 +1,5 @@
-//! What existing tools can lock: format, lints for host and kernel target, documentation, licences and bans.
+//! Rules that existing tools can check: format, lints for host and kernel target, documentation,
+//! licences and bans.
 
 use anyhow::Result;
 
@@ -24,11 +25,11 @@ pub fn code() -> Result<()> {
     ] {
         run_command(cargo().args(["clippy", "--locked"]).args(what).args(["--", "--deny", "warnings"]))?;
     }
-    // A target folder of its own: clippy's artefacts are not the compiler's.
+    // A target folder of its own, because clippy's artefacts differ from the compiler's.
     run_command(ebpf_cargo("clippy").args(["--release", "--bins", "--", "--deny", "warnings"]))
 }
 
-/// The documentation of the code, without warnings.
+/// Builds the documentation of the code, without warnings.
 pub fn docs() -> Result<()> {
     run_command(
         cargo()

@@ -12,14 +12,15 @@ pub fn root() -> PathBuf {
     manifest.parent().expect("xtask lies in the repository").to_owned()
 }
 
-/// The folder for everything that is made: cargo's, wherever that is.
+/// The folder for all build results: cargo's target folder, wherever it is.
 pub fn target() -> PathBuf {
-    // This program lies in it: `<target>/<profile>/xtask`.
+    // This program is in it: `<target>/<profile>/xtask`.
     let here = std::env::current_exe().expect("the path of the running program");
     here.ancestors().nth(2).expect("a profile's folder").to_owned()
 }
 
-/// A folder of tools or kernels, which depend on their version and not on this clone: all clones of a user share it.
+/// A folder of tools or kernels. They depend on their version and not on this clone, so all clones
+/// of a user share it.
 pub fn cached(name: &str) -> PathBuf {
     let folder =
         |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -27,14 +28,14 @@ pub fn cached(name: &str) -> PathBuf {
     cache.map_or_else(target, |cache| cache.join("socklb")).join(name)
 }
 
-/// The cargo that runs us.
+/// The cargo that runs this program.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
     command
 }
 
-/// A command as one would type it.
+/// The command line as a developer would type it.
 pub fn describe(command: &Command) -> String {
     let mut words: Vec<String> = Vec::new();
     for (name, value) in command.get_envs() {
@@ -48,7 +49,7 @@ pub fn describe(command: &Command) -> String {
 }
 
 fn quote(word: &OsStr) -> String {
-    // Flags are handed to cargo with this separator; a blank is how one would type them.
+    // Cargo receives flags with this separator; a developer would type a blank.
     let word = word.to_string_lossy().replace('\x1f', " ");
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:+,@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -1,7 +1,8 @@
 //! The demo: five backend processes, one client in a cgroup, socklb between them, and a live table.
 //!
-//! Everything it makes lies in the target folder or in a cgroup of its own, bpffs included, and is gone when it ends.
-//! This binary is the backends and the client itself (`processes`), so that the demo needs nothing but a Rust toolchain.
+//! Everything it makes is in the target folder or in a cgroup of its own, bpffs included, and is
+//! removed when it ends. This binary is the backends and the client itself (`processes`), so that
+//! the demo needs nothing but a Rust toolchain.
 
 mod processes;
 
@@ -23,7 +24,8 @@ use crate::object;
 /// `cargo xtask run`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Kernel programs that write lines to the daemon's standard error: for whoever changes them. Built apart from what ships
+    /// Use kernel programs that write lines to the daemon's standard error, for developers of the
+    /// programs. They are built separately from the shipped ones
     #[arg(long)]
     log_programs: bool,
     /// Arguments for `socklb run` instead of the demo
@@ -31,8 +33,9 @@ pub struct Options {
     daemon: Vec<String>,
 }
 
-/// The command that builds what is installed, after `cargo`. The documentation names the same one: another choice of packages would
-/// unite their features in another way, and compile most of them a second time.
+/// The command that builds the installed program, after `cargo`. The documentation names the same
+/// one: another choice of packages would unify their features in another way, and compile most of
+/// them a second time.
 pub const BUILD: [&str; 5] = ["build", "--release", "--package", "lb-user", "--locked"];
 
 /// The five backends; `b3` has weight 3 in the endpoint file.
@@ -54,7 +57,7 @@ pub fn run(options: &Options) -> Result<()> {
     build.args(BUILD);
     let mut folder = target();
     if options.log_programs {
-        // A folder of its own: nobody takes this for what ships.
+        // A folder of its own, so that this build is not mistaken for the shipped one.
         build.env("SOCKLB_LOGGING_OBJECTS", object::build_logging()?);
         folder = folder.join("log-programs");
         build
@@ -67,7 +70,7 @@ pub fn run(options: &Options) -> Result<()> {
         let mut daemon = Command::new(&socklb);
         daemon.arg("run").args(&options.daemon);
         println!("$ {}", describe(&daemon));
-        // The daemon takes our place: its signals and exit code are its own.
+        // The daemon replaces this process, so it receives its signals and sets its exit code.
         return Err(daemon.exec()).context("start socklb");
     }
     if !rustix::process::geteuid().is_root() {
@@ -96,7 +99,7 @@ impl Demo {
             children: Vec::new(),
             daemon: None,
         };
-        // An earlier demo that was killed may have left its stage standing.
+        // A killed demo may have left its mounts and cgroup.
         demo.clean_up();
         Ok(demo)
     }
@@ -150,7 +153,7 @@ impl Demo {
         }
     }
 
-    /// The configuration, a bpffs of our own, and the cgroup.
+    /// Makes the configuration, a bpffs of the demo's own, and the cgroup.
     fn set_the_stage(&self) -> Result<()> {
         let bpffs = self.folder.join("bpf");
         fs::create_dir_all(&bpffs).with_context(|| format!("create {}", bpffs.display()))?;
@@ -163,11 +166,11 @@ impl Demo {
         fs::create_dir_all(&self.cgroup).with_context(|| format!("create cgroup {}", self.cgroup.display()))
     }
 
-    /// This binary, playing a part.
+    /// Starts this binary as one of the demo's processes.
     fn player(&self, arguments: &[&str]) -> Result<Child> {
         let mut player = Command::new(std::env::current_exe()?);
         player.args(arguments).stdin(Stdio::null());
-        // A process group of its own: ^C is for us, and we end everybody in order.
+        // A process group of its own: ^C goes only to this process, which ends the others in order.
         player.process_group(0).spawn().with_context(|| format!("start {}", arguments.join(" ")))
     }
 
@@ -189,7 +192,7 @@ impl Demo {
         daemon.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("start socklb")
     }
 
-    /// The daemon answers once its tables are in the kernel.
+    /// The daemon answers as soon as its tables are in the kernel.
     async fn wait_for_daemon(&mut self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(10);
         let socket = self.folder.join("run/socklb.sock");
@@ -225,9 +228,10 @@ impl Demo {
         Ok(())
     }
 
-    /// Ends everybody and strikes the stage. Goes on after every failure.
+    /// Ends all processes and removes mounts and cgroup. Continues after every failure.
     fn clean_up(&mut self) {
-        // The client first, who was started last: it would complain of everybody else's end.
+        // The client first, which was started last: it would report the end of the others as
+        // errors.
         for (_, child) in self.children.iter_mut().rev() {
             let _ = end(child);
         }
@@ -245,7 +249,7 @@ impl Demo {
     }
 }
 
-/// Asks a child to end and waits for it; one that does not is killed.
+/// Requests a child to end and waits for it; kills a child that does not end.
 fn end(child: &mut Child) -> io::Result<ExitStatus> {
     const PATIENCE: Duration = Duration::from_secs(5);
     let asked = Instant::now();
@@ -264,7 +268,7 @@ fn end(child: &mut Child) -> io::Result<ExitStatus> {
     child.wait()
 }
 
-/// Where cgroup2 is mounted, by file system type.
+/// The mount point of cgroup2, found by file system type.
 fn cgroup2_mount() -> Result<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     let mounted = table.lines().find_map(|line| {

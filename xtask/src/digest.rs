@@ -1,4 +1,4 @@
-//! SHA-256 over files of the repository: what ties a record to the files that it was made from.
+//! SHA-256 over files of the repository: it ties a record to the files that it was made from.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,11 +10,11 @@ use sha2::{Digest, Sha256};
 /// Files by their path below the root of the repository.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// Reads files, and every file below folders but for what builds leave there.
+/// Reads files, and every file below folders except what builds leave there.
 pub fn files(root: &Path, inputs: &[&str]) -> Result<Files> {
     let mut files = Files::new();
     let mut pending: Vec<_> = inputs.iter().map(|input| Path::new(input).to_owned()).collect();
-    // Bound: the folders below, each read once.
+    // Bounded by the folders below, each read once.
     while let Some(name) = pending.pop() {
         let path = root.join(&name);
         if !path.is_dir() {

@@ -1,5 +1,6 @@
-//! Feeds everything that reads text from outside with what a fuzzer makes up: libFuzzer, guided by coverage. Stable Rust has
-//! the instrumentation that it needs; sanitizers, which take nightly, would find little in safe code.
+//! Feeds the output of a fuzzer to all readers of text from outside: libFuzzer, guided by coverage.
+//! Stable Rust has the instrumentation that it needs; sanitizers, which need nightly, would find
+//! little in safe code.
 
 use std::fs;
 use std::time::Duration;
@@ -13,17 +14,17 @@ use crate::command::{cargo, root, run as run_command, target};
 pub struct Options {
     /// Only this reader: a folder of `fuzz/corpus`
     target: Option<String>,
-    /// How long each is fed
+    /// Minutes for each reader
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
 }
 
-/// Coverage of edges, counted in the program, and what is compared with what.
+/// Coverage of edges, counted in the program, and the operands of comparisons.
 const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                                -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                                -Cllvm-args=-sanitizer-coverage-pc-table \
                                -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Copt-level=2";
-/// Named, so that the flags are for the program and not for what builds it.
+/// Named, so that the flags apply to the program and not to its build scripts.
 const HOST: &str = "x86_64-unknown-linux-gnu";
 
 /// `cargo xtask fuzz`.
@@ -48,7 +49,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// All readers, or the one that was asked for.
+/// All readers, or the requested one.
 fn names(only: Option<&str>) -> Result<Vec<String>> {
     let corpora = root().join("fuzz/corpus");
     let entries = fs::read_dir(&corpora).with_context(|| format!("list {}", corpora.display()))?;

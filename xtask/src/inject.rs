@@ -1,4 +1,5 @@
-//! Lets every system call of the daemon fail, one after the other; what it takes is built first.
+//! Builds what fault injection needs, and makes every system call of the daemon fail, one after the
+//! other.
 
 use anyhow::{Result, bail};
 
@@ -7,7 +8,8 @@ use crate::command::{cargo, run as run_command};
 /// `cargo xtask inject`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// What the program itself takes: `--all`, `--seconds N --seed N`, `--list`, or a case as a failure names it
+    /// Arguments of the program itself: `--all`, `--seconds N --seed N`, `--list`, or the arguments
+    /// printed with a failed case
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -1,7 +1,8 @@
-//! Kernels for the VM tests: fetched from the mirrors that this machine's apt knows, with a state of apt's that is our
-//! own, so that the machine's sources stay as they are; cached for all clones of this user, and checked by hash at each use.
+//! Kernels for the VM tests: fetched from the mirrors that this machine's apt knows, with a
+//! separate state of apt, so that the machine's sources stay as they are; cached for all clones of
+//! this user, and checked by hash at each use.
 //!
-//! What is kept of a kernel is its image, the few modules that tests need, and where they come from.
+//! The cache has a kernel's image, the few modules that tests need, and their origin.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,22 +20,24 @@ use crate::object::hex;
 /// `cargo xtask kernels`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Pin the newest package of every series, in place of those that are recorded
+    /// Pin the newest package of every series, in place of the recorded ones
     #[arg(long)]
     record: bool,
 }
 
-/// Modules that tests need, for listing sockets, for sockets that the kernel opens and for a router, with whatever these need.
+/// Modules that tests need, for listing sockets, for sockets that the kernel opens and for a
+/// router. Their dependencies are added.
 const MODULES: [&str; 4] = ["tcp_diag", "udp_diag", "cifs", "veth"];
-/// How long the newest kernel is the newest without looking again.
+/// How long the newest kernel is used without checking for a newer one.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
 
-/// What `tests/vm/kernels.toml` says of a kernel.
+/// The entry of a kernel in `tests/vm/kernels.toml`.
 #[derive(Clone, Debug, Deserialize)]
 struct Kernel {
     name: String,
     suite: String,
-    /// The series: the first is that of the image. Each has one `*`, for what changes with a version.
+    /// The series: the first is that of the image. Each has one `*`, for what changes with a
+    /// version.
     packages: Vec<String>,
     #[serde(flatten)]
     pin: Option<Pin>,
@@ -52,13 +55,13 @@ struct Kernels {
     kernel: Vec<Kernel>,
 }
 
-/// What lies in the cache beside a kernel.
+/// The description beside a kernel in the cache.
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
     package: String,
     version: String,
     sha256: String,
-    /// The modules that were asked for.
+    /// The requested modules.
     modules: Vec<String>,
     /// SHA-256 of each file.
     files: BTreeMap<String, String>,
@@ -69,8 +72,8 @@ pub fn run(options: &Options) -> Result<()> {
     if options.record { record() } else { all(None).map(drop) }
 }
 
-/// The folders of all kernels, or of one by its name; fetched where they are not cached. The newest may be missing,
-/// which is said.
+/// The folders of all kernels, or of one by its name; fetched if they are not cached. The newest
+/// may be missing, which is printed.
 pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
     let mut kernels = listed()?;
     if let Some(name) = name {
@@ -85,7 +88,8 @@ pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
         let folder = folder(&kernel);
         match obtain(&kernel, &folder) {
             Ok(()) => folders.push(folder),
-            // What was wanted of a kernel without a pin is what there is today: nothing, if nothing can be reached.
+            // A kernel without a pin is the newest available one: none, if no mirror can be
+            // reached.
             Err(error) if kernel.pin.is_none() => {
                 println!("kernels: {} is NOT TESTED: {error:#}", kernel.name);
             }
@@ -122,7 +126,7 @@ fn folder(kernel: &Kernel) -> PathBuf {
     cache().join(&kernel.name)
 }
 
-/// Makes sure that a kernel is in the cache.
+/// Ensures that a kernel is in the cache.
 fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
     let kept = match kept(folder) {
         Ok(kept) => kept,
@@ -136,7 +140,8 @@ fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
         return if age > FRESH { renew(kernel, folder, &kept) } else { Ok(()) };
     };
     if kept.version != pin.version {
-        // Either the record has changed since, or the recorded one is gone from the mirror and this one stands in.
+        // Either the record has changed since, or the recorded package is gone from the mirror and
+        // this one replaces it.
         return renew(kernel, folder, &kept);
     }
     if kept.sha256 != pin.sha256 {
@@ -150,7 +155,8 @@ fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fetches what should be there in place of what is; without a mirror, what is there serves.
+/// Fetches the expected kernel in place of the cached one; without a mirror, the cached one is
+/// used.
 fn renew(kernel: &Kernel, folder: &Path, kept: &Kept) -> Result<()> {
     match reach(kernel) {
         Ok(apt) => fetch(kernel, folder, &apt),
@@ -167,7 +173,7 @@ fn reach(kernel: &Kernel) -> Result<Apt> {
 
 const KEPT: &str = "kept.toml";
 
-/// What is kept of a kernel, if all of it still is what it was.
+/// The description of a cached kernel, if all its files are unchanged.
 fn kept(folder: &Path) -> Result<Kept> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let text = fs::read_to_string(folder.join(KEPT)).map_err(|_| anyhow::anyhow!("{name} is not cached"))?;
@@ -184,7 +190,7 @@ fn kept(folder: &Path) -> Result<Kept> {
     Ok(kept)
 }
 
-/// Downloads a kernel and takes out what is needed.
+/// Downloads a kernel and extracts what is needed.
 fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
     let (package, pinned) = choose(kernel, apt.packages(&kernel.packages[0])?)?;
     if !pinned && kernel.pin.is_some() {
@@ -198,7 +204,7 @@ fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
         }
     }
     if kernel.pin.is_none() && kept(folder).is_ok_and(|kept| kept.sha256 == package.sha256) {
-        // Still the newest: do not look again today.
+        // It is still the newest: do not check again today.
         let touched = File::options().append(true).open(folder.join(KEPT));
         return touched.and_then(|file| file.set_modified(SystemTime::now())).context("note the look");
     }
@@ -206,7 +212,7 @@ fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
     let _ = fs::remove_dir_all(&new);
     let unpacked = new.join("unpacked");
     fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;
-    // What changes with a version is the same in the names of all packages of a kernel.
+    // The part that changes with a version is the same in the names of all packages of a kernel.
     let version = between(&kernel.packages[0], &package.name).context("a name of the series")?.to_owned();
     for pattern in &kernel.packages {
         let name = pattern.replace('*', &version);
@@ -249,18 +255,18 @@ fn choose(kernel: &Kernel, packages: Vec<Package>) -> Result<(Package, bool)> {
     Ok((newest, false))
 }
 
-/// By the rules of Debian, which `dpkg` knows.
+/// By the rules of Debian, which `dpkg` implements.
 fn is_newer(version: &str, than: &str) -> bool {
     output(Command::new("dpkg").args(["--compare-versions", version, "gt", than])).is_ok()
 }
 
-/// What stands in a name where its pattern has a `*`.
+/// The part of a name at the `*` of its pattern.
 fn between<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
     let (before, after) = pattern.split_once('*')?;
     name.strip_prefix(before)?.strip_suffix(after)
 }
 
-/// Takes image and modules out of unpacked packages, and notes what they are.
+/// Copies image and modules from unpacked packages into the cache, and records their hashes.
 fn keep(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
     let files = files(unpacked)?;
     let named = |wanted: &str| -> Option<&PathBuf> {
@@ -273,12 +279,13 @@ fn keep(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
     fs::create_dir(folder.join("modules"))?;
     let mut loaded: Vec<String> = Vec::new();
     let mut pending: Vec<String> = MODULES.iter().rev().map(|module| (*module).to_owned()).collect();
-    // Bound: a module is read at most twice, once for its needs and once more when they are there.
+    // Bounded: a module is read at most twice, once for its dependencies and once more when they
+    // are there.
     while let Some(module) = pending.pop() {
         if loaded.contains(&module) {
             continue;
         }
-        // One that has no file is built in.
+        // A module without a file is built in.
         let Some(path) = named(&format!("{module}.ko")) else { continue };
         let bytes = decompressed(path)?;
         let missing: Vec<String> = needs(&bytes).into_iter().filter(|need| !loaded.contains(need)).collect();
@@ -322,7 +329,7 @@ fn decompressed(module: &Path) -> Result<Vec<u8>> {
     Ok(xz.stdout)
 }
 
-/// The modules that a module needs, as it says itself: packages bring no index of that.
+/// The dependencies of a module, from the module itself: packages have no index of them.
 fn needs(module: &[u8]) -> Vec<String> {
     let mark = b"depends=";
     let Some(at) = module.windows(mark.len()).position(|window| window == mark) else { return Vec::new() };
@@ -335,7 +342,7 @@ fn needs(module: &[u8]) -> Vec<String> {
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut pending = vec![folder.to_owned()];
-    // Bound: the folders below, each read once. Links are not followed.
+    // Bounded by the folders below, each read once. Links are not followed.
     while let Some(path) = pending.pop() {
         for entry in fs::read_dir(&path).with_context(|| format!("read {}", path.display()))? {
             let entry = entry?;

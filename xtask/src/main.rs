@@ -54,34 +54,38 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Build socklb and show it at work: five backends, one client, a live table. With arguments after `--`, run the
-    /// daemon with these instead, as in `cargo xtask run -- --config FILE`
+    /// Build socklb and show it at work: five backends, one client, a live table. With arguments
+    /// after `--`, run the daemon with these instead, as in `cargo xtask run -- --config FILE`
     Run(demo::Options),
-    /// Install what testing needs, printing every command; `--check` only says what is missing
+    /// Install what testing needs, printing every command; `--check` only prints what is missing
     Setup(setup::Options),
-    /// Build the kernel object anew and commit-ready: the stripped copy and its record
+    /// Rebuild the kernel object, ready to commit: the stripped copy and its record
     Object,
-    /// Build the Debian package: the program, its units, manual pages and completions; prints where it is
+    /// Build the Debian package: the program, its units, manual pages and completions; prints
+    /// its path
     Package,
-    /// Format, lints for host and kernel target, docs with warnings denied, licences and bans of dependencies
+    /// Format, lints for host and kernel target, docs with warnings denied, licences and bans of
+    /// dependencies
     Check,
-    /// The house rules that no existing tool can lock
+    /// The house rules that no existing tool can check
     Tidy,
-    /// Compare this tree with a commit, but for words and imports: whether a change of English changes what the code does
+    /// Compare this tree with a commit, except for words and imports: whether a change of English
+    /// changes the behaviour of the code
     SameCode(same_code::Options),
     /// Set up, check, tidy and run every tier of tests, or one tier
     Test(test::Options),
-    /// Fetch the kernels of the VM tests, and say which they are; `--record` pins the newest
+    /// Fetch the kernels of the VM tests, and print which they are; `--record` pins the newest
     Kernels(kernels::Options),
     /// Fetch Prometheus for the tests, out of Debian's package
     Prometheus,
     /// Measure; see docs/design/performance.md
     Bench(Box<bench::Options>),
-    /// Millions of connects; which records of them are left, before a sweep and after it
+    /// Millions of connects; counts the records that remain, before a pass over them and after it
     Soak(soak::Options),
-    /// Let every call of the daemon that takes a resource or a privilege fail once, under load; `--all` takes three hours
+    /// Make every call of the daemon that takes a resource or a privilege fail once, under load;
+    /// `--all` takes three hours
     Inject(inject::Options),
-    /// Feed what reads text from outside with what a fuzzer makes up, guided by coverage
+    /// Feed the output of a fuzzer, guided by coverage, to all readers of text from outside
     Fuzz(fuzz::Options),
     /// A process of the demo
     #[command(hide = true)]

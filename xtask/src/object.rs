@@ -1,4 +1,5 @@
-//! The kernel objects: built, stripped, and committed with a record that ties them to their sources and their toolchain.
+//! The kernel objects: built, stripped, and committed with a record that ties them to their sources
+//! and their toolchain.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,11 +11,11 @@ use sha2::{Digest, Sha256};
 use crate::command::{root, run as run_command, target};
 use crate::{digest, toolchain};
 
-/// Those that ship: the programs that are attached, those that are only tried, the maps of the host with the program that takes
-/// reports in, and the one that answers for an agent.
+/// The shipped objects: the attached programs, the programs that are only probed, the host's maps
+/// with the program that processes reports, and the program that answers for an agent.
 const NAMES: [&str; 4] = ["socklb", "probes", "host", "responder"];
 
-/// Those of them that have programs which write lines in a build for developers.
+/// The objects with programs that write lines in a build for developers.
 const LOGGING: [&str; 3] = ["socklb", "host", "responder"];
 
 /// The committed copy of the programs that are attached.
@@ -30,7 +31,7 @@ fn record_path() -> PathBuf {
     root().join("lb-ebpf/object/record.toml")
 }
 
-/// What ties the committed objects to where they come from.
+/// What ties the committed objects to their sources.
 #[derive(Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -74,7 +75,7 @@ pub fn run() -> Result<()> {
     Record { sources: sources_hash()?, toolchain: toolchain::versions()?, objects: hashes()? }.write()
 }
 
-/// SHA-256 of each object as it is committed.
+/// SHA-256 of each committed object.
 pub fn hashes() -> Result<BTreeMap<String, String>> {
     let hash = |name| {
         let path = committed_as(name);
@@ -84,7 +85,7 @@ pub fn hashes() -> Result<BTreeMap<String, String>> {
     NAMES.into_iter().map(hash).collect()
 }
 
-/// Builds one of the kernel workspace's binaries and strips it. Returns where it is.
+/// Builds one of the kernel workspace's binaries and strips it. Returns its path.
 pub fn build(name: &str) -> Result<PathBuf> {
     build_with(name, &[], &target().join("ebpf"))
 }
@@ -99,13 +100,14 @@ fn build_with(name: &str, options: &[&str], to: &Path) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// Builds the objects in the variant that writes lines, for whoever changes the programs. Returns the folder.
+/// Builds the objects in the variant that writes lines, for developers of the programs. Returns the
+/// folder.
 pub fn build_logging() -> Result<PathBuf> {
     let folder = target().join("ebpf/log-programs");
     for name in LOGGING {
         let built = build_with(name, &["--features", "log-programs"], &folder.join("new"))?;
         let to = folder.join(name).with_extension("o");
-        // Whatever they are compiled into is built anew only if they are others.
+        // Rewritten only if the content differs, so that dependents are rebuilt only then.
         if fs::read(&to).ok() != Some(fs::read(&built)?) {
             fs::copy(&built, &to)?;
         }
@@ -113,7 +115,7 @@ pub fn build_logging() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Puts those with programs that write lines where tests look for them, in a folder beside their programs.
+/// Puts the variants that write lines where tests look for them, in a folder beside their programs.
 pub fn build_logging_for_tests(programs: &Path) -> Result<()> {
     let folder = programs.join("log-programs");
     fs::create_dir_all(&folder)?;
@@ -126,7 +128,7 @@ pub fn build_logging_for_tests(programs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Rebuilds the objects and compares bytes, if the recorded toolchain is the one at hand.
+/// Rebuilds the objects and compares bytes, if the recorded toolchain is available.
 pub fn rebuild_and_compare() -> Result<()> {
     let record = Record::read()?;
     let versions = toolchain::versions()?;
@@ -151,12 +153,13 @@ pub fn rebuild_and_compare() -> Result<()> {
     Ok(())
 }
 
-/// SHA-256 over everything that decides the objects' bytes.
+/// SHA-256 over everything that determines the objects' bytes.
 pub fn sources_hash() -> Result<String> {
     Ok(digest::of(&digest::files(&root(), &SOURCES)?))
 }
 
-/// What decides the objects' bytes: of `lb-report` the modules that are built without `std`.
+/// What determines the objects' bytes: of `lb-report` only the modules that are built without
+/// `std`.
 const SOURCES: [&str; 14] = [
     "lb-common/Cargo.toml",
     "lb-common/src",
@@ -183,7 +186,7 @@ pub fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// An object that its sources do not name would be taken for fresh.
+    /// If a source is missing in the list, its changes would not make the object stale.
     #[test]
     fn every_module_that_is_built_without_std_is_a_source() {
         let text = fs::read_to_string(root().join("crates/lb-report/src/lib.rs")).unwrap();

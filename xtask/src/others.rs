@@ -1,6 +1,7 @@
-//! Other builds of socklb, for tests of upgrades: one with changed kernel programs, one with another ABI version as well.
+//! Other builds of socklb, for tests of upgrades: one with changed kernel programs, one with
+//! another ABI version as well.
 //!
-//! Both are this tree's sources with one thing changed, built apart from it.
+//! Both are this tree's sources with one thing changed, built separately.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +13,8 @@ use crate::command::{output, root, run as run_command, target};
 use crate::test::{PROFILE, suite_cargo, triple};
 use crate::{object, toolchain};
 
-/// Builds both and puts them into the folder of the program itself, as `socklb-changed` and `socklb-next`.
+/// Builds both and puts them into the folder of the program itself, as `socklb-changed` and
+/// `socklb-next`.
 pub fn build(programs: &Path) -> Result<()> {
     let tree = target().join("others/tree");
     copy_tree(&tree)?;
@@ -21,8 +23,8 @@ pub fn build(programs: &Path) -> Result<()> {
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         write_if_other(&tree.join(file), renumbered(&text, OF_OTHERS).as_bytes())?;
     }
-    // The same sources, optimized a little less: other instructions that do the same. (Optimized for size, sendmsg takes
-    // more stack than a program may have.)
+    // The same sources, optimized a little less: other instructions with the same effect.
+    // (Optimized for size, sendmsg takes more stack than a program may have.)
     let mut compile = toolchain::ebpf_cargo("build");
     compile.args(["--release", "--bin", "socklb"]).env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "2");
     run_command(&mut compile)?;
@@ -43,10 +45,12 @@ pub fn build(programs: &Path) -> Result<()> {
 fn build_one(tree: &Path, to: &Path) -> Result<()> {
     let folder = target().join("others/build");
     let mut build = suite_cargo("build")?;
-    // Intermediate artefacts are the suite's own: dependencies are compiled once for all three trees, if their features are
-    // the same. An example, whichever, makes cargo count in the features that tests ask for.
+    // Intermediate artefacts are the suite's own: dependencies are compiled once for all three
+    // trees, if their features are the same. Any example makes cargo include the features that
+    // tests need.
     build.current_dir(tree).env("CARGO_TARGET_DIR", &folder).env("CARGO_BUILD_BUILD_DIR", target());
-    // The second tree differs by one line from the first: a minute less, also where nothing else is built twice.
+    // The second tree differs by one line from the first: this saves a minute, also if nothing else
+    // is built twice.
     build.env("CARGO_INCREMENTAL", "1");
     run_command(build.args(["--workspace", "--bin", "socklb", "--example", "agent_keys"]))?;
     let built = folder.join(triple()?).join(PROFILE).join("socklb");
@@ -54,11 +58,12 @@ fn build_one(tree: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The version of all packages in the copied tree. Cargo tells packages apart by their version and their path *within*
-/// their workspace: with the same version, artefacts of the two trees would take each other's place.
+/// The version of all packages in the copied tree. Cargo distinguishes packages by their version
+/// and their path *within* their workspace: with the same version, artefacts of the two trees would
+/// replace each other.
 const OF_OTHERS: &str = "0.1.0-other";
 
-/// A manifest or a lock file in which the workspace's own packages have another version.
+/// A manifest or a lock file with another version of the workspace's own packages.
 fn renumbered(text: &str, version: &str) -> String {
     let mut blocks: Vec<String> = text.split("\n[").map(str::to_owned).collect();
     for block in &mut blocks {
@@ -78,7 +83,8 @@ fn renumbered(text: &str, version: &str) -> String {
     blocks.join("\n[")
 }
 
-/// Writes a file unless it has this content: what has not changed keeps its time, so that it is not built again.
+/// Writes a file unless it has this content: an unchanged file retains its time, so that it is not
+/// rebuilt.
 fn write_if_other(to: &Path, content: &[u8]) -> Result<()> {
     if fs::read(to).is_ok_and(|there| there == content) {
         return Ok(());
@@ -88,7 +94,8 @@ fn write_if_other(to: &Path, content: &[u8]) -> Result<()> {
     fs::write(to, content).with_context(|| format!("write {}", to.display()))
 }
 
-/// Copies what git knows of this tree, as it is in the working directory, but for its manifest and lock file.
+/// Copies the files of this tree that git tracks, as they are in the working directory, except its
+/// manifest and lock file.
 fn copy_tree(to: &Path) -> Result<()> {
     let list = output(Command::new("git").current_dir(root()).args([
         "ls-files",

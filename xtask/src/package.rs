@@ -1,6 +1,8 @@
-//! The Debian package: the program in release, what is generated from its command line, and everything in `packaging/`.
+//! The Debian package: the program in release, files generated from its command line, and
+//! everything in `packaging/`.
 //!
-//! What goes where is said in `[package.metadata.deb]` of `lb-user/Cargo.toml`; this only brings the parts together.
+//! `[package.metadata.deb]` of `lb-user/Cargo.toml` lists the paths; this file only brings the
+//! parts together.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,15 +24,15 @@ pub fn run() -> Result<()> {
 /// The build whose programs are packaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
-    /// That of a release.
     Release,
-    /// That of the tests, which is there already: it shows that the package installs and serves, not that it may ship.
+    /// The build of the tests, which exists already: it shows that the package installs and serves,
+    /// not that it may ship.
     Suite,
 }
 
 /// Builds the package and returns its path. It is the only one in its folder.
 pub fn build(from: From) -> Result<PathBuf> {
-    // Before the minutes that the build takes.
+    // Found before the build, which takes minutes.
     let cargo_deb = tool("cargo-deb");
     if let Err(error) = Command::new(&cargo_deb).arg("--version").output() {
         bail!(
@@ -38,10 +40,11 @@ pub fn build(from: From) -> Result<PathBuf> {
             cargo_deb.display()
         );
     }
-    // In the repository wherever cargo's own target folder is: the manifest names the generated files by this path.
+    // In the repository wherever cargo's own target folder is: the manifest names the generated
+    // files by this path.
     let folder = root().join("target/package");
     let files = folder.join("files");
-    // A page of a command that is gone must not be packaged.
+    // A page of a removed command must not be packaged.
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
     }
@@ -55,7 +58,8 @@ pub fn build(from: From) -> Result<PathBuf> {
         From::Suite => suite_cargo("build")?,
     };
     run_command(build.args(["--package", "lb-user", "--package", "lb-sim", "--bins"]))?;
-    // It writes the manual pages and completions; with the suite's flags, because the tests have built it.
+    // It writes the manual pages and completions; with the suite's flags, because the tests have
+    // built it.
     let mut manual = suite_cargo("run")?;
     manual.args(["--quiet", "--package", "lb-user", "--example", "manual", "--"]);
     run_command(manual.arg(&files))?;

@@ -1,6 +1,6 @@
-//! Prometheus, its `promtool` and Alertmanager's `amtool`, for tests that let the real ones scrape the daemon and check what is
-//! shipped for them: out of Debian's packages, unpacked and not installed, because an installed one would start and listen on this
-//! machine.
+//! Prometheus, its `promtool` and Alertmanager's `amtool`, for tests in which the real programs
+//! scrape the daemon and check the files shipped for them. They come from Debian's packages,
+//! unpacked and not installed, because an installed one would start and listen on this machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,13 +12,14 @@ use crate::apt::Apt;
 use crate::command::{output, run as run_command, target};
 use crate::toolchain::tools;
 
-/// The suite that they are taken from: its programs need no newer libraries than any system that builds socklb has.
+/// The suite of the packages: its programs need no newer libraries than any system that builds
+/// socklb has.
 const SUITE: &str = "bookworm";
-/// The packages, and the programs that are kept of each.
+/// The packages, and the programs that are used of each.
 const PACKAGES: [(&str, &[&str]); 2] =
     [("prometheus", &["prometheus", "promtool"]), ("prometheus-alertmanager", &["amtool"])];
 
-/// `cargo xtask prometheus`: fetches what is not there.
+/// `cargo xtask prometheus`: fetches missing programs.
 pub fn run() -> Result<()> {
     if !is_there() {
         fetch()?;
@@ -27,13 +28,13 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Whether all programs are there and start.
+/// Whether all programs exist and start.
 pub fn is_there() -> bool {
     PACKAGES.iter().all(|(_, programs)| start(programs))
 }
 
 fn start(programs: &[&str]) -> bool {
-    // A path of its own, not whatever the machine has: of another version, another grammar.
+    // Uses the fetched path, not the machine's programs: another version has another grammar.
     programs.iter().all(|name| output(Command::new(program(name)).arg("--version")).is_ok())
 }
 
@@ -43,17 +44,17 @@ fn program(name: &str) -> PathBuf {
 
 fn fetch() -> Result<()> {
     let folder = target().join("prometheus");
-    // What an attempt that was cut off has left.
+    // Removes the remains of an interrupted attempt.
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(tools().join("bin"))?;
-    // Debian's name for what this program was built for.
+    // Debian's name for the architecture of this program.
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
     };
     let apt = Apt::of_suite(SUITE, architecture, &folder.join("apt"))?;
-    // Programs that are there may be running, and cannot be written then.
+    // Existing programs may be running, and cannot be overwritten then.
     for (package, programs) in PACKAGES.into_iter().filter(|(_, programs)| !start(programs)) {
         let unpacked = folder.join(package);
         fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;

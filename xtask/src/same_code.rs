@@ -1,8 +1,10 @@
-//! `cargo xtask same-code BASE`: whether this tree does what another did, but for words. For changes of English alone.
+//! `cargo xtask same-code BASE`: whether this tree does what another did, but for words. For
+//! changes of English alone.
 //!
-//! Comments, documentation, strings, imports and the names of tests do not count, and a table of renames is applied to the names of the
-//! base. Nor does what the formatter decides by the length of a line: commas, and braces around the value of an arm or a closure. Of kernel
-//! programs the instructions are compared, not their names.
+//! Comments, documentation, strings, imports and the names of tests do not count, and a table of
+//! renames is applied to the names of the base. Nor does what the formatter decides by the length
+//! of a line: commas, and braces around the value of an arm or a closure. Of kernel programs the
+//! instructions are compared, not their names.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,5 @@
-//! What testing needs beyond stable Rust: found, or installed by commands that are printed before they run.
+//! What testing needs beyond stable Rust: found, or installed by commands that are printed before
+//! they run.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::toolchain::{self, LINKER_VERSION, LLVM, tool, tools};
 /// `cargo xtask setup`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Install nothing; say what is missing and how to get it, and fail if anything is
+    /// Install nothing; print what is missing and how to get it, and fail if anything is missing
     #[arg(long)]
     check: bool,
 }
@@ -32,7 +33,7 @@ const DENY_VERSION: &str = "0.20.2";
 /// Version of the program that writes the Debian package.
 const DEB_VERSION: &str = "3.8.0";
 
-/// Debian packages, each with a file that we use of it and what it is for.
+/// Debian packages, each with a file that socklb uses of it and its purpose.
 const PACKAGES: [(&str, &str, &str); 18] = [
     ("rustc-web", toolchain::RUSTC, "compiles the kernel programs"),
     ("cargo-web", toolchain::CARGO, "builds them"),
@@ -62,16 +63,17 @@ const PACKAGES: [(&str, &str, &str); 18] = [
     ("gunicorn", "/usr/bin/gunicorn", "likewise; it has no service"),
 ];
 
-/// How long another package manager may take to finish: a machine that has just been booted updates itself first.
+/// How long another package manager may take to finish: a machine that has just been booted updates
+/// itself first.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Between two looks whether it has.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// How apt begins to say, in English, that another package manager is at work.
+/// The beginning of apt's message, in English, that another package manager is at work.
 const LOCKED: &str = "Could not get lock";
 
-/// Something that is missing, and the commands that bring it.
+/// Something that is missing, and the commands that install it.
 struct Missing {
     what: String,
     commands: Vec<Command>,
@@ -142,7 +144,8 @@ fn missing() -> Vec<Missing> {
     if !has_version("bpf-linker", LINKER_VERSION) {
         let mut install = cargo_install("bpf-linker", LINKER_VERSION);
         install.args(["--no-default-features", "--features", "llvm-22"]);
-        // The first is where its build script looks for the library, the second where llvm-sys looks for headers.
+        // The build script looks for the library in the first, llvm-sys looks for headers in the
+        // second.
         install.env("LLVM_PREFIX", LLVM).env("LLVM_SYS_221_PREFIX", LLVM);
         let what = format!("bpf-linker {LINKER_VERSION} (links the kernel programs; about a minute)");
         missing.push(Missing { what, commands: vec![install] });
@@ -166,14 +169,14 @@ fn missing() -> Vec<Missing> {
 
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
-    // What it says is read by `run_patiently`, hence the language. apt itself waits for dpkg's lock only.
+    // `run_patiently` reads its output, hence the language. apt itself waits for dpkg's lock only.
     command.env("LC_ALL", "C");
     command.args(["--option", &format!("DPkg::Lock::Timeout={}", PATIENCE.as_secs())]);
     command
 }
 
-/// Prints a command and runs it, again and again as long as it fails because another package manager is at work: apt waits
-/// for dpkg's lock, but not for those of its own lists and archives.
+/// Prints a command and runs it, again as long as it fails because another package manager is at
+/// work: apt waits for dpkg's lock, but not for the locks of its own lists and archives.
 fn run_patiently(command: &mut Command, patience: Duration, pause: Duration) -> Result<()> {
     let text = describe(command);
     println!("$ {text}");
@@ -201,7 +204,7 @@ fn run_patiently(command: &mut Command, patience: Duration, pause: Duration) -> 
     }
 }
 
-/// The package manager knows whether a package is there; a file of the same name may be another package's.
+/// Asks the package manager, because a file of the same name may belong to another package.
 fn is_installed(package: &str, file: &str) -> bool {
     let mut query = Command::new("dpkg-query");
     query.args(["--show", "--showformat", "${db:Status-Status}", package]);
@@ -222,7 +225,7 @@ fn cargo_install(name: &str, version: &str) -> Command {
 mod tests {
     use super::*;
 
-    /// A stand-in for apt that finds the lock taken as often as the file has lines left.
+    /// A substitute for apt that finds the lock taken as often as the file has lines left.
     fn fails_as_often_as(lines: &Path) -> Command {
         let mut command = Command::new("sh");
         let script = "test -s $0 || exit 0; sed -i 1d $0; echo 'E: Could not get lock /l. It is held by 1 (apt)' >&2; exit 100";

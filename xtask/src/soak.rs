@@ -1,4 +1,5 @@
-//! The soak: millions of connects through this build in release, and what is left of them.
+//! The soak: millions of connects through this build in release, and the records that remain of
+//! them.
 
 use anyhow::{Result, bail};
 
@@ -7,10 +8,10 @@ use crate::command::{cargo, run as run_command, target};
 /// `cargo xtask soak`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// How many connects
+    /// Number of connects
     #[arg(long, default_value_t = 10_000_000)]
     connects: u64,
-    /// Not longer than this
+    /// Maximum duration in minutes
     #[arg(long)]
     minutes: Option<u64>,
 }

@@ -1,7 +1,8 @@
-//! `cargo xtask test`: every tier of tests, the cheapest first, after set-up, checks and one build of everything.
+//! `cargo xtask test`: every tier of tests, the cheapest first, after set-up, checks and one build
+//! of everything.
 //!
-//! A run relies on what `tests/passed.toml` records of parts whose inputs have not changed, and says so; `--all` relies on
-//! nothing. It ends with a line per tier, the slowest tests, and the sum.
+//! A run relies on the record in `tests/passed.toml` for parts with unchanged inputs, and prints
+//! that; `--all` relies on nothing. It ends with a line per tier, the slowest tests, and the sum.
 
 mod build;
 
@@ -42,27 +43,29 @@ pub struct Options {
     /// Only tests whose name contains this; for tier vm a kernel first, as in `vm 6.1 connect`
     #[arg(requires = "tier", num_args = 0..=2, value_name = "FILTER")]
     which: Vec<String>,
-    /// Run everything, whatever has passed before: every kernel, the release build, the long forms
+    /// Run everything, including parts that have passed before: every kernel, the release build,
+    /// the long forms
     #[arg(long)]
     all: bool,
     /// Only the tiers and tests that the changes since the base commit can break
     #[arg(long, conflicts_with_all = ["tier", "all"])]
     changed: bool,
-    /// The commit that work is compared with: where it left the main branch, unless given
+    /// The commit to compare with; default: where the work left the main branch
     #[arg(long, value_name = "COMMIT")]
     base: Option<String>,
-    /// Tier vm: record what the verifier counts on each kernel, instead of testing
+    /// Tier vm: record the verifier's counts on each kernel, instead of testing
     #[arg(long, requires = "tier")]
     record: bool,
 }
 
-/// Makes the long form of tests that have a short one.
+/// Selects the long form of tests that have a short one.
 const LONG: &str = "SOCKLB_TEST_LONG";
 
 /// How many of the slowest tests are listed.
 const SLOWEST: usize = 20;
 
-/// The package's tests in the normal run, on a package of the suite's own build: one install, use, upgrade and purge.
+/// The package's tests in the normal run, on a package of the suite's own build: one install, use,
+/// upgrade and purge.
 const SHORT_PACKAGE: [&str; 2] = [
     "service::an_upgrade_restarts_the_daemon_and_leaves_the_programs",
     "contents::removed_and_purged_nothing_is_left_but_the_user",
@@ -107,10 +110,10 @@ struct Suite<'o> {
     /// The commit that the tree is compared with.
     base: Option<String>,
     changed: Changed,
-    /// What was done before the tests, with its seconds.
+    /// The steps before the tests, with their seconds.
     steps: Vec<(&'static str, f64)>,
     summaries: Vec<Summary>,
-    /// What the run relied on.
+    /// The parts for which the run relied on the record.
     relied: Vec<String>,
 }
 
@@ -145,7 +148,7 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// Lints always; documentation and licences when their inputs have changed.
+    /// Runs lints always; documentation and licences if their inputs have changed.
     fn check(&mut self) -> Result<()> {
         check::code()?;
         for (part, check) in
@@ -198,7 +201,7 @@ impl<'o> Suite<'o> {
         self.tier(tier, &built, filters)
     }
 
-    /// The tiers that changes can break: of the packages that were changed and of those that use them.
+    /// Runs the tiers that changes can break: of the changed packages and of those that use them.
     fn changed_tiers(&mut self) -> Result<()> {
         let base = self.base.as_ref().context("no base commit is known: name one with --base COMMIT")?;
         let files = changed::files(base)?;
@@ -220,7 +223,7 @@ impl<'o> Suite<'o> {
         if kernel {
             tiers.insert(0, Tier::Object);
         }
-        // Only tests of the kernel were changed: only their modules.
+        // If only tests of the kernel were changed, only their modules run.
         let modules: Option<Vec<String>> = files
             .iter()
             .filter(|file| file.ends_with(".rs"))
@@ -259,7 +262,8 @@ impl<'o> Suite<'o> {
         self.programs(tier, built, filters)
     }
 
-    /// The whole tier on a package of the release build, or its short form on one of the suite's build.
+    /// Runs the whole tier on a package of the release build, or its short form on one of the
+    /// suite's build.
     fn package(&mut self, built: &Built) -> Result<()> {
         if self.relies_on(Part::Package)? {
             self.step("package's build", |_| package::build(package::From::Suite).map(drop))?;
@@ -270,7 +274,8 @@ impl<'o> Suite<'o> {
         self.passed.note(Part::Package)
     }
 
-    /// Every kernel, or a smoke test of the oldest if nothing that guests depend on has changed.
+    /// Runs every kernel, or a smoke test of the oldest if nothing that guests depend on has
+    /// changed.
     fn every_guest(&mut self, built: &Built) -> Result<()> {
         let relies = self.relies_on(Part::Guests)?;
         let tests = if relies { vm::Tests::Smoke } else { vm::Tests::of(self.options.all) };
@@ -328,12 +333,12 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// Whether a test of tier local, as labelled, guards accounting, adoption or upgrades.
+    /// Whether a test of tier local, by its label, guards accounting, adoption or upgrades.
     fn is_strict(&self, label: &str) -> bool {
         label.strip_prefix("lb-tests/local::").is_some_and(|test| self.modules.is_strict(test))
     }
 
-    /// Does something that is no test, and notes how long it takes.
+    /// Runs a step that is no test, and records its duration.
     fn step<T>(&mut self, name: &'static str, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let began = Instant::now();
         let done = work(self);
@@ -341,12 +346,13 @@ impl<'o> Suite<'o> {
         done
     }
 
-    /// Whether the run was all that there is to a normal run.
+    /// Whether the run covered everything that belongs to a normal run.
     fn is_whole(&self) -> bool {
         self.options.tier.is_none() && !self.options.changed
     }
 
-    /// A line per tier, what the run relied on, the slowest tests, and unsteady tests, which also go to a file.
+    /// Prints a line per tier, the parts that relied on the record, the slowest tests, and unsteady
+    /// tests, which also go to a file.
     fn print(&self) -> Result<()> {
         println!();
         let steps: Vec<String> =

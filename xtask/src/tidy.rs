@@ -1,5 +1,6 @@
-//! House rules that no existing tool can lock: edges between crates, a tier for every test, the freshness of the kernel object,
-//! file heads, idioms, words, and what pages lead to. Each says what to do instead.
+//! House rules that no existing tool can check: edges between crates, a tier for every test, the
+//! freshness of the kernel object, file heads, idioms, words, and the targets of links in pages.
+//! Each message names the alternative.
 
 mod pages;
 
@@ -18,11 +19,12 @@ use crate::command::{cargo, output, root};
 use crate::object::{self, Record};
 use crate::test::Workspace;
 
-/// The edges that our crates may have, each a decision: normal and build dependencies only.
+/// The permitted edges of our crates, each a decision: normal and build dependencies only.
 const EDGES: [(&str, Allowed); 22] = [
     ("lb-common", Allowed::Exactly(&["bytemuck"])),
     ("lb-core", Allowed::Exactly(&["lb-common", "thiserror", "xxhash-rust"])),
-    // Both ends of a protocol, which says to decisions what backends report. Kernel programs have the steps between the ends of it.
+    // Both ends of a protocol, which brings backends' reports to decisions. Kernel programs have
+    // the steps between the ends of it.
     (
         "lb-report",
         Allowed::Exactly(&[
@@ -36,14 +38,15 @@ const EDGES: [(&str, Allowed); 22] = [
             "xxhash-rust",
         ]),
     ),
-    // It draws what others have computed.
+    // It draws what other crates have computed.
     ("lb-svg", Allowed::Exactly(&[])),
-    // The planner decides as the daemon does and picks as the kernel does, and knows neither of them.
+    // The planner decides as the daemon does and chooses as the kernel does, and knows neither of
+    // them.
     ("lb-sim", Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-report", "lb-svg", "lb-view"])),
     // What the planner reads as the daemon does.
     ("lb-config", Allowed::Ours(&["lb-common", "lb-core", "lb-document", "lb-report"])),
-    // It runs where backends are, and has a kernel program answer in its place (`lb-kernel`). Its status is a table as the daemon's are
-    // (`lb-view`).
+    // It runs beside backends, and makes a kernel program answer in its place (`lb-kernel`). Its
+    // status is a table like the daemon's (`lb-view`).
     (
         "lb-agent",
         Allowed::Ours(&[
@@ -58,14 +61,14 @@ const EDGES: [(&str, Allowed); 22] = [
             "lb-view",
         ]),
     ),
-    // What every program of ours reads and serves with, whatever it is about.
+    // The common means of all our programs for reading and serving, whatever their subject.
     ("lb-document", Allowed::Ours(&[])),
     ("lb-http", Allowed::Ours(&[])),
     ("lb-host", Allowed::Ours(&[])),
-    // One system call, and what it answers.
+    // One system call and its answer.
     ("lb-diag", Allowed::Exactly(&["libc", "netlink-packet-core", "netlink-packet-sock-diag", "rustix"])),
     ("lb-kernel", Allowed::Ours(&["lb-common", "lb-core", "lb-diag", "lb-host", "lb-report"])),
-    // A kernel for tests, over the maps that the real one has.
+    // A kernel for tests, with the maps that the real one has.
     ("lb-fake", Allowed::Ours(&["lb-common", "lb-core", "lb-kernel"])),
     (
         "lb-user",
@@ -85,7 +88,8 @@ const EDGES: [(&str, Allowed); 22] = [
     ("lb-view", Allowed::Ours(&["lb-common", "lb-core"])),
     // Scenarios that tests run on the kernel in memory and on a real one.
     ("lb-contract", Allowed::Ours(&["lb-view"])),
-    // The tests drive the program as an operator does, never as a library; what it shows they read by its types.
+    // The tests drive the program as an operator does, never as a library; they read its output
+    // with its types.
     ("lb-tests", Allowed::Ours(&["lb-common", "lb-contract", "lb-report", "lb-suite", "lb-view"])),
     // They use the stage of the tests, and are not built with them.
     (
@@ -93,7 +97,7 @@ const EDGES: [(&str, Allowed); 22] = [
         Allowed::Ours(&["lb-common", "lb-core", "lb-report", "lb-sim", "lb-svg", "lb-tests", "lb-view"]),
     ),
     ("lb-inject", Allowed::Ours(&["lb-tests", "lb-view"])),
-    // A fuzzer calls what reads text and datagrams, thousands of times a second.
+    // A fuzzer calls the readers of text and datagrams, thousands of times per second.
     (
         "lb-fuzz",
         Allowed::Ours(&[
@@ -113,18 +117,18 @@ const EDGES: [(&str, Allowed); 22] = [
 ];
 
 enum Allowed {
-    /// All dependencies are named.
+    /// All dependencies are listed.
     Exactly(&'static [&'static str]),
-    /// Any dependency but of our own crates only these.
+    /// Any dependency, but of our own crates only these.
     Ours(&'static [&'static str]),
 }
 
-/// What must not be written, where, and what to write instead.
+/// Text that must not be written, its place, and the alternative.
 struct Idiom {
     pattern: &'static str,
-    /// Below this path.
+    /// Applies below this path.
     inside: &'static str,
-    /// But not below these.
+    /// Does not apply below these.
     except: &'static [&'static str],
     instead: &'static str,
 }
@@ -176,10 +180,11 @@ static IDIOMS: [Idiom; 7] = [
     },
 ];
 
-/// Rooms in which everything is decided by arguments: no clock, no randomness, no thread, no file and no socket.
+/// Rooms in which arguments determine everything: no clock, no randomness, no thread, no file and
+/// no socket.
 static PURE_ROOMS: [&str; 4] =
     ["crates/lb-core/src", "lb-user/src/controller", "crates/lb-report/src", "lb-common/src"];
-/// Where the tests of these rooms have what they run the decisions with.
+/// The place where the tests of these rooms have the means to run the decisions.
 static NOT_PURE: [&str; 1] = ["lb-user/src/controller/scripts"];
 /// What makes a room impure.
 static IMPURE: [&str; 10] = [
@@ -195,7 +200,11 @@ static IMPURE: [&str; 10] = [
     "TcpStream",
 ];
 
-/// The rooms of the kernel side: each names those after it, itself and errors, and none before.
+/// The width of a line that is a comment, in columns.
+const COMMENT_WIDTH: usize = 100;
+
+/// The rooms of the kernel side: each names the rooms after it, itself and errors, and none before
+/// it.
 const KERNEL_ROOMS: [&str; 4] = ["read", "client", "host", "sys"];
 
 /// `cargo xtask tidy`.
@@ -230,7 +239,7 @@ pub fn run() -> Result<()> {
 }
 
 fn edges(faults: &mut Vec<String>) -> Result<()> {
-    // Locked: a manifest whose lock file was not committed fails here.
+    // Locked: a manifest with an uncommitted lock file fails here.
     let metadata = output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&metadata)?;
     let packages = metadata["packages"].as_array().context("packages of cargo metadata")?;
@@ -300,6 +309,14 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
             }
         }
     }
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| line.trim_start().starts_with("//")) {
+        let width = line.chars().count();
+        if width > COMMENT_WIDTH {
+            let at = number + 1;
+            faults
+                .push(format!("{name}:{at}: a comment of {width} columns, and the width is {COMMENT_WIDTH}"));
+        }
+    }
     let room = name.strip_prefix("crates/lb-kernel/src/").and_then(|rest| rest.split(['/', '.']).next());
     if let Some(at) = KERNEL_ROOMS.iter().position(|known| room == Some(known)) {
         let is_open = |path: &str| KERNEL_ROOMS[at..].iter().chain(&["error"]).any(|to| path.starts_with(to));
@@ -324,17 +341,17 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// Every text of the tree that rules are about, by name.
+/// Every text of the tree that is subject to rules, by name.
 fn files(root: &Path) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
-    // Bound: the tree's folders, each read once.
+    // Bounded by the tree's folders, each read once.
     while let Some(folder) = pending.pop() {
         for entry in fs::read_dir(&folder)? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if path.is_dir() {
-                // What a fuzzer has found need not be text.
+                // A fuzzer's finding need not be text.
                 let is_ours = !["target", "corpus"].contains(&&*name) && !name.starts_with('.');
                 pending.extend(is_ours.then_some(path));
             } else if [".rs", ".md", ".toml", ".yml", ".service"].iter().any(|end| name.ends_with(end)) {

@@ -1,8 +1,8 @@
 //! The one place that chooses the toolchain for the kernel object.
 //!
-//! The programs are built for a target whose `core` has to be compiled, which needs the standard library's source and
-//! an unstable flag. Debian's `rustc-web` brings a compiler, its source and a matching LLVM; the rest of the tree is
-//! built by whatever stable toolchain runs us.
+//! The programs are built for a target whose `core` must be compiled, which needs the standard
+//! library's source and an unstable flag. Debian's `rustc-web` provides a compiler, its source and
+//! a matching LLVM; the stable toolchain that runs this program builds the rest of the tree.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub const LLVM: &str = "/usr/lib/llvm-22";
 /// The linker's version.
 pub const LINKER_VERSION: &str = "0.13.0";
 
-/// Where `cargo xtask setup` puts tools that it builds.
+/// Where `cargo xtask setup` installs the tools that it builds.
 pub fn tools() -> PathBuf {
     cached("tools")
 }
@@ -40,20 +40,20 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
         PathBuf::from,
     );
     let mut flags = vec![
-        // BTF is made from debug information; the object that ships keeps the one and not the other.
+        // BTF is made from debug information; the shipped object contains only BTF.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
         // Atomics that return a value. Programs without them still load on kernels that lack them.
         "-Ctarget-cpu=v3".to_owned(),
-        // A number in a stack slot that once held a pointer is "corruption of a spilled pointer" to verifiers that guard
-        // against leaks, which is all of them without CAP_PERFMON.
+        // A number in a stack slot that once held a pointer is "corruption of a spilled pointer" to
+        // verifiers that guard against leaks, which is all of them without CAP_PERFMON.
         "-Clink-arg=--llvm-args=-no-stack-slot-sharing".to_owned(),
         // No path of this machine in the object.
         format!("--remap-path-prefix={}=/socklb", root.display()),
         format!("--remap-path-prefix={}=/cargo", home.display()),
     ];
-    // Cargo names the folder of downloaded sources after where they came from, which may be a mirror. Of several
-    // prefixes that match, the compiler takes the last.
+    // Cargo names the folder of downloaded sources after their origin, which may be a mirror. If
+    // several prefixes match, the compiler uses the last.
     let mut origins: Vec<PathBuf> = std::fs::read_dir(home.join("registry/src"))
         .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
         .unwrap_or_default();
@@ -87,7 +87,7 @@ fn path_with(directory: &Path) -> OsString {
     path
 }
 
-/// The versions that decide the object's bytes, as recorded beside it.
+/// The versions that determine the object's bytes, as recorded beside it.
 pub fn versions() -> Result<String> {
     let rustc = output(Command::new(RUSTC).arg("-V"))?;
     let linker = output(Command::new(tool("bpf-linker")).arg("--version"))?;
@@ -95,8 +95,9 @@ pub fn versions() -> Result<String> {
     Ok(format!("{rustc}; {linker}; LLVM {llvm}"))
 }
 
-/// Copies an object without its debug information, and with names of functions that say nothing of this machine: cargo hashes
-/// a crate's path into each of its symbols where the crate is outside of the workspace, as `lb-common` is for the programs.
+/// Copies an object without its debug information, and with names of functions that do not depend
+/// on this machine: cargo hashes a crate's path into each of its symbols if the crate is outside of
+/// the workspace, as `lb-common` is for the programs.
 pub fn strip(from: &Path, to: &Path) -> Result<()> {
     let tools = Path::new(LLVM).join("bin");
     let symbols = output(Command::new(tools.join("llvm-nm")).arg("--just-symbol-name").arg(from))?;
@@ -108,7 +109,7 @@ pub fn strip(from: &Path, to: &Path) -> Result<()> {
     command::run(objcopy.arg(from).arg(to))
 }
 
-/// A function's path without the hashes of its crates, as people read it.
+/// A function's path without the hashes of its crates, as developers read it.
 fn without_hashes(symbol: &str) -> String {
     format!("{:#}", rustc_demangle::demangle(symbol))
 }
@@ -125,7 +126,7 @@ mod tests {
         let plain = "lb_report::wire::siphash::siphash::<9>";
         assert_eq!(without_hashes(&of("ho8eaAdBOo1", "jKfn8pDsb8L")), plain);
         assert_eq!(without_hashes(&of("dUGmHBmkQwQ", "1RzCvhXYFMt")), plain);
-        // References count bytes, those of a hash among them; and hashes differ in length.
+        // References count bytes, including those of a hash; and hashes differ in length.
         let turn = |report: &str, program: &str, at: &str| {
             without_hashes(&format!(
                 "_RINvNtCs{report}_9lb_report5frame4turnNtNtCs{program}_9responder6packet6PacketEB{at}_"

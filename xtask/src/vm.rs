@@ -1,4 +1,5 @@
-//! Tier vm: fetches the kernels and starts the driver of the guests, which boots each with the local tests inside.
+//! Tier vm: fetches the kernels and starts the driver of the guests, which boots each with the
+//! local tests inside.
 
 use std::fs;
 use std::path::Path;
@@ -14,23 +15,23 @@ use crate::test::Built;
 /// Which tests guests run; `tests/local/modules.toml` has the classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tests {
-    /// What depends on the kernel, and on the kernels between the oldest and the host's a part of it.
+    /// Tests that depend on the kernel; a part of them on the kernels between the oldest and the
+    /// host's.
     #[default]
     Normal,
     /// Everything that can run there.
     All,
-    /// Class A on the oldest kernel, to see that guests still boot.
+    /// Class A on the oldest kernel, to check that guests still boot.
     Smoke,
 }
 
 impl Tests {
-    /// As `--all` chooses.
+    /// According to `--all`.
     pub fn of(all: bool) -> Self {
         if all { Self::All } else { Self::Normal }
     }
 }
 
-/// What to run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
     /// Only this kernel.
@@ -43,8 +44,8 @@ pub struct Options<'a> {
     pub record: bool,
 }
 
-/// Boots the guests with the test program `local`. `changed`: new and changed tests. Returns what they reported, also if
-/// tests failed.
+/// Boots the guests with the test program `local`. `changed`: new and changed tests. Returns their
+/// reports, also if tests failed.
 pub fn run(
     built: &Built,
     local: &Path,
@@ -76,7 +77,7 @@ pub fn run(
         driver.arg("--record").arg(root().join("tests/vm/verifier.toml"));
     }
     let result = run_command(driver.args(kernels));
-    // A driver that failed before it had a result has none.
+    // The driver may have failed before it had a result.
     let text = fs::read_to_string(&results).unwrap_or_else(|_| "[]".to_owned());
     let summaries = serde_json::from_str(&text).with_context(|| format!("read {}", results.display()))?;
     Ok((summaries, result))

@@ -1,4 +1,5 @@
-//! The processes of the demo: a backend that answers with its name, and a client that dials the service.
+//! The processes of the demo: a backend that answers with its name, and a client that dials the
+//! service.
 
 use std::fs;
 use std::io;
@@ -14,27 +15,27 @@ use tokio::net::{TcpListener, TcpStream};
 /// A backend of the demo.
 #[derive(Debug, clap::Args)]
 pub struct BackendOptions {
-    /// Its name, which it answers with
+    /// Name to answer with
     name: String,
-    /// Where it listens
+    /// Address to listen at
     address: SocketAddr,
 }
 
 /// The client of the demo.
 #[derive(Debug, clap::Args)]
 pub struct ClientOptions {
-    /// The cgroup it enters
+    /// Cgroup to enter
     cgroup: PathBuf,
-    /// What it dials
+    /// Address to dial
     address: SocketAddr,
 }
 
 /// Connects per second of the client.
 const RATE: u32 = 200;
-/// Connections that the client keeps open, so that there are active flows to see.
+/// Connections that the client holds open, so that there are active flows to see.
 const KEPT: usize = 24;
 
-/// Ends with the demo, however that ends.
+/// Makes this process end with the demo, however the demo ends.
 fn end_with_parent() -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
     Ok(())
@@ -59,10 +60,10 @@ pub fn backend(options: &BackendOptions) -> Result<()> {
     })
 }
 
-/// The client: connects to the service again and again, and reads who answers.
+/// The client: connects to the service repeatedly, and reads the name that answers.
 pub fn client(options: &ClientOptions) -> Result<()> {
     end_with_parent()?;
-    // Before the first socket: the cgroup that a socket is made in is the one that counts.
+    // This precedes the first socket: a socket belongs to the cgroup in which it was created.
     let procs = options.cgroup.join("cgroup.procs");
     fs::write(&procs, std::process::id().to_string())
         .with_context(|| format!("enter {}", procs.display()))?;
@@ -74,7 +75,7 @@ pub fn client(options: &ClientOptions) -> Result<()> {
             pace.tick().await;
             match dial(options.address).await {
                 Ok(stream) => kept.push_back(stream),
-                // Backends come and go while somebody edits the file.
+                // Backends come and go while a user edits the file.
                 Err(error) => eprintln!("client: {}: {error}", options.address),
             }
             if kept.len() > KEPT {

@@ -18,19 +18,17 @@ const PROGRAMS: [&str; 7] = ["init", "inject", "machine", "probe", "socklb", "st
 /// A program that cargo has built from a test target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestProgram {
-    /// What it was built from.
+    /// The target that it was built from.
     pub target: Target,
     /// The folder in which it runs, that of its package.
     pub folder: PathBuf,
-    /// The program.
     pub path: PathBuf,
 }
 
-/// What a build has made.
+/// The results of a build.
 pub struct Built {
     /// The folder of the programs, such as `socklb` and `probe`.
     pub folder: PathBuf,
-    /// The test programs.
     pub tests: Vec<TestProgram>,
 }
 
@@ -47,7 +45,8 @@ impl Built {
 pub enum What {
     /// The whole workspace.
     Everything,
-    /// What one tier needs. `filtered`: only its integration tests, not the unit tests of the same packages.
+    /// What one tier needs. `filtered`: only its integration tests, not the unit tests of the same
+    /// packages.
     Tier { tier: Tier, filtered: bool },
 }
 
@@ -94,12 +93,14 @@ pub fn triple() -> Result<String> {
     Ok(host.context("`rustc -vV` names no host")?.to_owned())
 }
 
-/// A cargo command that builds with the profile and flags of the suite: all of them share their dependencies.
+/// A cargo command that builds with the profile and flags of the suite: all of them share their
+/// dependencies.
 pub fn suite_cargo(subcommand: &str) -> Result<Command> {
     let mut command = cargo();
     command.args([subcommand, "--locked", "--profile", PROFILE, "--target", &triple()?]);
     if cfg!(target_os = "linux") {
-        // A guest has no dynamic linker, and short programs spend most of their time on relocating themselves.
+        // A guest has no dynamic linker, and short programs spend most of their time on relocating
+        // themselves.
         command.env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static");
     }
     if std::env::var_os("CI").is_some() {
@@ -109,7 +110,7 @@ pub fn suite_cargo(subcommand: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Builds, and returns what was built.
+/// Builds, and returns the results.
 pub fn build(what: What) -> Result<Built> {
     let mut command = suite_cargo("build")?;
     command.args(what.arguments()).args(["--message-format", "json-render-diagnostics"]);
@@ -142,7 +143,8 @@ fn program(message: &Value) -> Option<TestProgram> {
     Some(TestProgram { target, folder, path: PathBuf::from(message["executable"].as_str()?) })
 }
 
-/// The name in a package id: `path+file:///a/lb-core#0.1.0`, or `path+file:///a/tests#lb-tests@0.1.0`.
+/// The name in a package id: `path+file:///a/lb-core#0.1.0`, or
+/// `path+file:///a/tests#lb-tests@0.1.0`.
 fn package(id: &str) -> Option<String> {
     let (path, version) = id.rsplit_once('#')?;
     let name = version.split_once('@').map_or_else(|| path.rsplit('/').next(), |(name, _)| Some(name));

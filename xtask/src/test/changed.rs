@@ -1,4 +1,5 @@
-//! New and changed tests, found by comparing the working tree with a commit: they get no second try, and run three times.
+//! New and changed tests, found by comparing the working tree with a commit: they get no second
+//! try, and run three times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,7 +23,7 @@ impl Changed {
         for file in files(commit)?.iter().filter(|file| file.ends_with(".rs")) {
             let Some(package) = package(workspace, file) else { continue };
             let now = std::fs::read_to_string(root().join(file)).unwrap_or_default();
-            // A file that the commit does not have, by any name, is new, and so are its tests.
+            // A file that the commit does not have, under any name, is new, and so are its tests.
             let old_name = renamed.get(file.as_str()).copied().unwrap_or(file);
             let before = git(&["show", &format!("{commit}:{old_name}")]).unwrap_or_default();
             let before = functions(&before);
@@ -33,19 +34,20 @@ impl Changed {
         Ok(changed)
     }
 
-    /// Whether a package's test is new or changed. Tests of one name are told apart by their package only.
+    /// Whether a package's test is new or changed. Tests of the same name are distinguished only by
+    /// their package.
     pub fn contains(&self, package: &str, test: &str) -> bool {
         let function = test.rsplit("::").next().unwrap_or(test);
         self.0.get(package).is_some_and(|tests| tests.contains(function))
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.0.values().map(BTreeSet::len).sum()
     }
 }
 
-/// By new name the old one, of files that git shows as renamed: `R<similarity>`, old and new name in a line.
+/// The old name by new name, of files that git shows as renamed: `R<similarity>`, old and new name
+/// in a line.
 fn old_names(renamed: &str) -> BTreeMap<&str, &str> {
     let names = renamed.lines().filter_map(|line| {
         let (_, names) = line.split_once('\t')?;
@@ -54,7 +56,7 @@ fn old_names(renamed: &str) -> BTreeMap<&str, &str> {
     names.collect()
 }
 
-/// The files that differ between a commit and the working tree, new ones among them.
+/// The files that differ between a commit and the working tree, including new ones.
 pub fn files(commit: &str) -> Result<Vec<String>> {
     let changed =
         git(&["diff", "--name-only", commit, "--"]).with_context(|| format!("compare with {commit}"))?;
@@ -62,7 +64,8 @@ pub fn files(commit: &str) -> Result<Vec<String>> {
     Ok(changed.lines().chain(new.lines()).map(str::to_owned).collect())
 }
 
-/// The commit that work is compared with: where it left the main branch, or else what `recorded` names.
+/// The commit that work is compared with: where it left the main branch, or else the `recorded`
+/// one.
 pub fn base(recorded: Option<&str>) -> Option<String> {
     let head = git(&["rev-parse", "HEAD"]).ok()?;
     let fork = ["origin/main", "main"].iter().find_map(|branch| git(&["merge-base", "HEAD", branch]).ok());
@@ -84,7 +87,8 @@ pub fn package<'w>(workspace: &'w Workspace, file: &str) -> Option<&'w str> {
         .map(|(package, _)| package.as_str())
 }
 
-/// The test functions of a formatted file, with their text: from `#[test]` to the brace at the same indentation.
+/// The test functions of a formatted file, with their text: from `#[test]` to the brace at the same
+/// indentation.
 fn functions(text: &str) -> Vec<(&str, String)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();

@@ -1,6 +1,7 @@
-//! What a run needs of this machine: room on its disks, and nothing left of runs that were killed.
+//! What a run needs of this machine: free space on its disks, and no remains of killed runs.
 //!
-//! Namespaces, mounts and pins of a killed test end with its processes, and the next test removes its cgroups; folders stay.
+//! Namespaces, mounts and pins of a killed test end with its processes, and the next test removes
+//! its cgroups; folders stay.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::target;
 
-/// What the test programs and a set of logs take, and what a test may write to the folder for temporary files.
+/// The space that the test programs and a set of logs need, and that a test may use in the folder
+/// for temporary files.
 const ROOM: [(Place, u64); 2] = [(Place::Target, 6 << 30), (Place::Temporary, 1 << 30)];
 
 #[derive(Clone, Copy)]
@@ -19,10 +21,10 @@ enum Place {
     Temporary,
 }
 
-/// How the folders of tests begin (tests/stage/namespace.rs).
+/// The prefix of the tests' folders (tests/stage/namespace.rs).
 const FOLDERS: &str = "socklb-test-";
 
-/// No run takes so long: an older folder belongs to none.
+/// No run takes this long: an older folder belongs to none.
 const OLD: Duration = Duration::from_secs(3 * 3600);
 
 /// Checks and cleans up.
@@ -54,13 +56,13 @@ fn check_room(folder: &Path, free: u64, needed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Removes the folders of tests that have not changed for so long; returns how many.
+/// Removes the folders of tests that have not changed for this long; returns how many.
 fn remove_old(temporary: &Path, old: Duration) -> Result<usize> {
     let mut removed = 0;
     for entry in fs::read_dir(temporary).with_context(|| format!("read {}", temporary.display()))? {
         let entry = entry?;
         let is_ours = entry.file_name().to_string_lossy().starts_with(FOLDERS);
-        // One that is gone in between, or of another user, is not ours to remove.
+        // Skips a folder that is gone meanwhile, or belongs to another user.
         let age = entry
             .metadata()
             .and_then(|metadata| metadata.modified())

@@ -1,7 +1,8 @@
-//! What has passed, and for which inputs: parts of the suite that depend on a few files run when one of these has changed.
+//! Which parts have passed, and for which inputs: parts of the suite that depend on a few files run
+//! only if one of these has changed.
 //!
-//! The record is `tests/passed.toml`. A run writes it, a developer commits it, and the next run relies on it and says so.
-//! `cargo xtask test --all` relies on nothing.
+//! The record is `tests/passed.toml`. A run writes it, a developer commits it, and the next run
+//! relies on it and prints that. `cargo xtask test --all` relies on nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,7 +38,8 @@ impl Part {
         }
     }
 
-    /// The files and folders on which it depends. A local test whose module guests do not run counts for nothing.
+    /// The files and folders on which it depends. A local test with a module that guests do not run
+    /// is ignored.
     fn inputs(self) -> &'static [&'static str] {
         match self {
             Self::Guests => &[
@@ -84,7 +86,7 @@ impl Part {
 pub struct Passed {
     /// The last commit on which the whole suite passed.
     pub commit: Option<String>,
-    /// Of each part the hash over its inputs with which it has passed.
+    /// For each part, the hash over its inputs with which it has passed.
     #[serde(default)]
     inputs: BTreeMap<String, String>,
     /// Local test modules that guests do not run.
@@ -95,7 +97,8 @@ pub struct Passed {
 const PATH: &str = "tests/passed.toml";
 
 impl Passed {
-    /// Reads the record; a tree without one has passed nothing. `host_modules`: local test modules that no guest runs.
+    /// Reads the record; a tree without one has passed nothing. `host_modules`: local test modules
+    /// that no guest runs.
     pub fn read(host_modules: Vec<String>) -> Result<Self> {
         let text = match fs::read_to_string(root().join(PATH)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -106,18 +109,18 @@ impl Passed {
         Ok(Self { host_modules, ..passed })
     }
 
-    /// Whether a part has passed with its inputs as they are now.
+    /// Whether a part has passed with its current inputs.
     pub fn has(&self, part: Part) -> Result<bool> {
         Ok(self.inputs.get(part.name()) == Some(&self.hash(part)?))
     }
 
-    /// Notes that a part has passed, and writes the record.
+    /// Records that a part has passed, and writes the record.
     pub fn note(&mut self, part: Part) -> Result<()> {
         self.inputs.insert(part.name().to_owned(), self.hash(part)?);
         self.write()
     }
 
-    /// Notes that the whole suite has passed on a commit, and writes the record.
+    /// Records that the whole suite has passed on a commit, and writes the record.
     pub fn note_commit(&mut self, commit: String) -> Result<()> {
         self.commit = Some(commit);
         self.write()
@@ -144,7 +147,7 @@ impl Passed {
         let mut files = digest::files(&root(), part.inputs())?;
         let unused: Vec<String> =
             self.host_modules.iter().map(|module| format!("tests/local/{module}.rs")).collect();
-        // Guests run another selection of the local tests; the documentation is that of all.
+        // Guests run another selection of the local tests; the documentation covers all of them.
         files.retain(|name, _| name != PATH && (part != Part::Guests || !unused.contains(name)));
         Ok(digest::of(&files))
     }

@@ -1,4 +1,4 @@
-//! Runs test programs, reads their events, and runs what failed a second time.
+//! Runs test programs, reads their events, and runs failed tests a second time.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +17,7 @@ use crate::command::{describe, output, target};
 use crate::digest;
 use crate::toolchain::tools;
 
-/// A test program that prints nothing for so long hangs.
+/// A test program that prints nothing for this long hangs.
 const SILENCE: Duration = Duration::from_secs(600);
 
 /// How many local tests run at a time for each CPU: they wait for most of their time.
@@ -30,7 +30,6 @@ const RUNS_OF_CHANGED: usize = 3;
 pub struct Plan<'a> {
     /// The tier's name.
     pub name: &'a str,
-    /// The programs.
     pub programs: &'a [&'a TestProgram],
     /// Only tests whose name contains one of these; all if there is none.
     pub filters: &'a [String],
@@ -43,7 +42,7 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Runs every program to its end, then new and changed tests again, then what failed.
+    /// Runs every program to its end, then new and changed tests again, then failed ones.
     pub fn run(&self) -> Result<Summary> {
         let began = Instant::now();
         let mut summary = Summary { name: self.name.to_owned(), ..Summary::default() };
@@ -149,11 +148,11 @@ impl Plan<'_> {
         Ok(passed)
     }
 
-    /// Runs some tests of a program and adds their events to `run`. If the program dies, the tests that were running have
-    /// failed, and those that have not run do so in another process.
+    /// Runs some tests of a program and adds their events to `run`. If the program dies, the tests
+    /// that were running have failed, and the remaining ones run in another process.
     fn phase(&self, program: &TestProgram, phase: &Phase, run: &mut Run) -> Result<()> {
         let mut rest = phase.tests.clone();
-        // Bound: each turn ends at least one test, or fails.
+        // Bounded: each turn ends at least one test, or fails.
         while !rest.is_empty() {
             let mut turn = Run::default();
             let ended = self.turn(program, &rest, phase.threads, &mut turn)?;
@@ -190,7 +189,7 @@ impl Plan<'_> {
         let ended = lines(&mut command, SILENCE, |line| {
             run.line(line);
             last.push(line.to_owned());
-            // Bound: what is shown of a program that dies.
+            // Bounded to what is shown of a program that dies.
             last.drain(..last.len().saturating_sub(30));
             writeln!(log, "{line}").context("write the log")
         })?;
@@ -226,7 +225,8 @@ pub fn list(program: &TestProgram) -> Result<Vec<String>> {
     Ok(lb_suite::names(&output(command(program).args(LIST))?))
 }
 
-/// Runs a command and hands its lines on, of both outputs. Returns how it ended; kills it if it is silent for too long.
+/// Runs a command and passes its lines on, of both outputs. Returns how it ended; kills it if it is
+/// silent for too long.
 fn lines(
     command: &mut Command,
     silence: Duration,
@@ -264,7 +264,8 @@ fn lines(
     Ok(child.wait().context("reap a test program")?.to_string())
 }
 
-/// Runs the tests in the documentation of a tier's libraries, where there are any, and adds them to its summary.
+/// Runs the tests in the documentation of a tier's libraries, if there are any, and adds them to
+/// its summary.
 pub fn documentation(workspace: &Workspace, tier: Tier, summary: &mut Summary) -> Result<()> {
     for (package, source) in &workspace.libraries {
         let folder = source.parent().context("a library's source lies in a folder")?;

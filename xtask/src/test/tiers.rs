@@ -1,4 +1,5 @@
-//! Which tier runs which test targets: each target in exactly one. `cargo xtask tidy` fails otherwise.
+//! Which tier runs which test targets: each target in exactly one. `cargo xtask tidy` fails
+//! otherwise.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -32,7 +33,7 @@ impl Tier {
     pub const ALL: [Self; 7] =
         [Self::Pure, Self::Product, Self::Object, Self::Local, Self::Vm, Self::Proof, Self::Package];
 
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pure => "pure",
@@ -45,7 +46,7 @@ impl Tier {
         }
     }
 
-    /// Whether it needs root, and for what.
+    /// Why it needs root; `None` if it does not.
     pub fn needs_root(self) -> Option<&'static str> {
         match self {
             Self::Local | Self::Proof => {
@@ -56,7 +57,6 @@ impl Tier {
         }
     }
 
-    /// Its packages.
     pub fn packages(self) -> impl Iterator<Item = &'static str> {
         PACKAGES.into_iter().filter(move |(_, tier)| *tier == self).map(|(package, _)| package)
     }
@@ -86,7 +86,7 @@ const PACKAGES: [(&str, Tier); 22] = [
     ("lb-fuzz", Tier::Product),
     ("lb-bench", Tier::Product),
     ("lb-inject", Tier::Product),
-    // But for the integration tests below.
+    // Except the integration tests below.
     (KERNEL_TESTS, Tier::Local),
 ];
 
@@ -96,7 +96,7 @@ pub const KERNEL_TESTS: &str = "lb-tests";
 /// Its integration tests that are not in tier `local`.
 const KERNEL_TIERS: [(&str, Tier); 2] = [("proof", Tier::Proof), ("package", Tier::Package)];
 
-/// Something that cargo builds a test program from.
+/// A target from which cargo builds a test program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Target {
     /// The package's name.
@@ -117,7 +117,7 @@ impl Target {
         special.map(|(_, tier)| *tier).or_else(|| of_package().map(|(_, tier)| *tier))
     }
 
-    /// As it is shown, and unique: `lb-core`, `lb-core/steps`, `lb-tests/bin/vm`.
+    /// The unique name for display: `lb-core`, `lb-core/steps`, `lb-tests/bin/vm`.
     pub fn label(&self) -> String {
         match self.kind.as_str() {
             "lib" => self.package.clone(),
@@ -131,7 +131,7 @@ impl Target {
 pub struct Workspace {
     /// Every target with tests.
     pub targets: Vec<Target>,
-    /// Every package with a library, whose documentation may have tests.
+    /// Every package with a library. Its documentation may have tests.
     pub libraries: Vec<(String, PathBuf)>,
     /// The folder of each package.
     pub folders: Vec<(String, PathBuf)>,
@@ -140,7 +140,7 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Asks cargo.
+    /// Reads the metadata from cargo.
     pub fn read() -> Result<Self> {
         let text = output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
         Self::parse(&text)
@@ -173,11 +173,12 @@ impl Workspace {
         Ok(found)
     }
 
-    /// These packages, and all that use them. The kernel tests and fault injection start the program, so they use it.
+    /// These packages, and all that use them. The kernel tests and fault injection start the
+    /// program, so they use it.
     pub fn affected<'p>(&self, changed: impl Iterator<Item = &'p str>) -> BTreeSet<String> {
         let mut affected: BTreeSet<String> = changed.map(str::to_owned).collect();
         let starts = |package: &str| [KERNEL_TESTS, "lb-inject"].contains(&package);
-        // Bound: each turn adds a package.
+        // Bounded: each turn adds a package.
         loop {
             let uses = |(package, used): &&(String, Vec<String>)| {
                 let is_new = !affected.contains(package);

@@ -1,21 +1,22 @@
-//! Rules of the documentation: whatever a page leads to or names exists, and the pages that a newcomer reads first are short.
+//! Rules of the documentation: everything that a page links to or names exists, and the pages that
+//! a newcomer reads first are short.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Lines of the pages that are read first.
+/// The maximum number of lines of the pages that are read first.
 const LINES: [(&str, usize); 2] = [("README.md", 150), ("ARCHITECTURE.md", 200)];
 
-/// Pages whose names of types and of their methods must be those of the code.
+/// Pages in which the names of types and of their methods must be those of the code.
 const FOR_ENGINEERS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design/daemon.md"];
 
 /// Types of the standard library that they name.
 const OF_STD: [&str; 2] = ["Duration", "Instant"];
 
-/// A function's name of so many words is a test's.
+/// A function's name with at least this many words is a test's.
 const WORDS_OF_A_TEST: usize = 5;
 
-/// Looks at a page, or at a source that names pages.
+/// Checks a page, or a source that names pages.
 pub fn file(
     root: &Path,
     name: &str,
@@ -42,7 +43,7 @@ pub fn file(
             }
         }
     }
-    // Before its checklists a page may name what shall not be.
+    // Before its checklists a page may name things that must not exist.
     let begin = text.lines().position(|line| line == "## Checklists").unwrap_or(0);
     let lines = text.lines().enumerate().skip(begin);
     for (number, line) in lines.filter(|_| FOR_ENGINEERS.contains(&name)) {
@@ -78,7 +79,7 @@ fn pages(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What a line links to, within the tree.
+/// Links of a line within the tree.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| {
         let target = rest.split([')', '#']).next()?;
@@ -95,8 +96,8 @@ fn tests(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Types that a line names, as in `` `Stage` `` and `` `Stage::new` ``, each with the definitions that must be there: of each one of the
-/// ways to write it.
+/// Types that a line names, as in `` `Stage` `` and `` `Stage::new` ``, each with the required
+/// definitions: for each definition, the alternative ways to write it.
 fn types(line: &str) -> impl Iterator<Item = (&str, Vec<Vec<String>>)> {
     line.split('`').skip(1).step_by(2).filter_map(|quoted| {
         let (name, member) = quoted.split_once("::").unwrap_or((quoted, ""));

@@ -1,7 +1,7 @@
 //! One word per idea: no name is made of a synonym that the glossary lists.
 //!
-//! Looks at identifiers, and at strings that are names themselves (keys, metrics, columns, log targets), word by word;
-//! prose in comments and messages is free.
+//! Looks at identifiers, and at strings that are names themselves (keys, metrics, columns, log
+//! targets), word by word; prose in comments and messages is free.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,8 @@ pub fn file(name: &str, text: &str, synonyms: &BTreeMap<String, String>, faults:
     }
 }
 
-/// The identifiers of a line, and its strings that are names: without blanks, and of more than one letter.
+/// The identifiers of a line, and its strings that are names: without blanks, and of more than one
+/// letter.
 fn names(line: &str) -> Vec<&str> {
     let mut names = Vec::new();
     // Strings are every second piece, as far as one line tells.
