@@ -8,8 +8,8 @@ use rustix::process::Signal;
 
 use super::stage::{Stage, within};
 
-/// How long a test checks that the application has not received SIGTERM.
-const LONG: Duration = Duration::from_millis(2500);
+/// Longer than a shutdown without clients takes: `lifecycle::SETTLE`, and a second.
+const LONG: Duration = Duration::from_millis(4200);
 
 #[test]
 fn a_connection_in_use_is_waited_for() {
