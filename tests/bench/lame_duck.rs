@@ -1,8 +1,9 @@
-//! The effect and the cost of backends' reports: restarts that lose no request, the time from
-//! SIGTERM to the last connect that chose a lame duck, pushes to many clients, probes of many
-//! backends, and datagrams of strangers.
+//! The effect and the cost of backends' reports: restarts that lose no request, and crashes; the
+//! time from SIGTERM to the last connect that chose a lame duck; pushes to many clients; the
+//! time until a datagram is stored, and until a request is answered; probes of many backends, and
+//! datagrams of strangers.
 //!
-//! This is a benchmark, not a test: it takes real seconds, and its results depend on them. It
+//! This is a benchmark, not a test: it runs in real time, and its results depend on timing. It
 //! drives daemon, agent and backends as processes, as an operator does. For thousands of agents, or
 //! for forged reports, the benchmark speaks the protocol itself.
 

@@ -192,7 +192,7 @@ impl Demo {
         daemon.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("start socklb")
     }
 
-    /// The daemon answers as soon as its tables are in the kernel.
+    /// Waits until the daemon's socket accepts.
     async fn wait_for_daemon(&mut self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(10);
         let socket = self.folder.join("run/socklb.sock");

@@ -358,7 +358,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Writes the newest of every pinned series into the record.
+/// Records the version and the hash of the newest package of every pinned series.
 fn record() -> Result<()> {
     let mut text = fs::read_to_string(path()).context("read tests/vm/kernels.toml")?;
     for kernel in listed()? {

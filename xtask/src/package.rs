@@ -1,5 +1,5 @@
-//! The Debian package: the program in release, files generated from its command line, and
-//! everything in `packaging/`.
+//! The Debian package: the programs `socklb` and `socklb-sim`, files generated from the command
+//! line, pages of documentation, and everything in `packaging/`.
 //!
 //! `[package.metadata.deb]` of `lb-user/Cargo.toml` lists the paths; this file only brings the
 //! parts together.

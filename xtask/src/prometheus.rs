@@ -12,8 +12,8 @@ use crate::apt::Apt;
 use crate::command::{output, run as run_command, target};
 use crate::toolchain::tools;
 
-/// The suite of the packages: its programs need no newer libraries than any system that builds
-/// socklb has.
+/// The Debian suite of the packages. It is old enough that its programs run on every system that
+/// can build socklb.
 const SUITE: &str = "bookworm";
 /// The packages, and the programs that are used of each.
 const PACKAGES: [(&str, &[&str]); 2] =

@@ -262,8 +262,8 @@ impl<'o> Suite<'o> {
         self.programs(tier, built, filters)
     }
 
-    /// Runs the whole tier on a package of the release build, or its short form on one of the
-    /// suite's build.
+    /// Runs the whole tier on a package of the release build. If nothing that the package depends
+    /// on has changed, runs the short form on a package of the suite's build.
     fn package(&mut self, built: &Built) -> Result<()> {
         if self.relies_on(Part::Package)? {
             self.step("package's build", |_| package::build(package::From::Suite).map(drop))?;

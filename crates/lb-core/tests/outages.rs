@@ -574,8 +574,8 @@ fn a_new_endpoint_waits_for_its_first_probe() {
     assert!(host.sent[3] > 0, "it is well");
 }
 
-/// On a fresh host, all backends are used alike until their first probes have ended: the first
-/// proven one must not get all connects.
+/// On a fresh host, all backends are used equally until the time for their first probes is over:
+/// the first proven one must not get all connects.
 #[test]
 fn while_nothing_is_known_of_anybody_all_are_used_alike() {
     let mut host = Host::new(4, None, true);

@@ -27,7 +27,8 @@ impl TextTable {
 impl fmt::Display for TextTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = Column::first_left(&self.headings);
-        // Every terminal shows the full width, so that the planner's output is the same everywhere.
+        // The default style has no width limit: a narrow terminal leaves out no column, and the
+        // output is the same everywhere.
         let row = |row: usize| TableRow::of(self.rows[row].clone());
         let text = table(&columns, self.rows.len(), row, Style::default()).text;
         // Lines begin with two blanks, the place of a row's mark in `status`. No row has a mark

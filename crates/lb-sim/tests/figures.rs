@@ -36,8 +36,8 @@ const EXACTLY: f64 = 0.000_05;
 
 #[test]
 fn the_books_deterministic_subsets_leave_six_percent_unused() {
-    // Shuffles differ between generators: over 59,148 fleets this changes the mean by less than
-    // half a percent.
+    // Shuffles differ between random number generators; over 59,148 fleets this changes the mean
+    // by less than half a percentage point.
     check_adjusted(Algorithm::DeterministicBook, 0..5, 0.936, 0.005);
 }
 

@@ -63,7 +63,8 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// Blocks the signals that the program waits for, in this thread and those that it starts.
 fn block() -> Result<libc::sigset_t> {
-    // SAFETY: a set is plain numbers, and each call gets one that lives through it.
+    // SAFETY: `sigset_t` is plain data, for which zeroes are valid, and `signals` outlives every
+    // call.
     unsafe {
         let mut signals: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut signals);

@@ -71,7 +71,8 @@ impl BackendListener {
         if socket.listens || socket.is_closed || !self.is_ours(socket.local.ip()) {
             return;
         }
-        // An incomplete handshake has no times: a client is about to use the connection.
+        // The kernel reports no idle time for an incomplete handshake. It counts as busy, because
+        // a client is about to use the connection.
         let is_idle = socket.queued == 0 && socket.idle.is_some_and(|idle| idle >= idle_after);
         if is_idle {
             connections.idle += 1;

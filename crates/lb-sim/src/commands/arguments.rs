@@ -140,8 +140,8 @@ impl NumberRange {
     }
 }
 
-/// The numbers of a fleet, without an algorithm. With a list or a configuration, some of them may
-/// be left out.
+/// The sizes and the seed of a fleet, without its algorithm. With a list or a configuration, some
+/// of them may be left out.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct FleetArguments {
     /// Client tasks of the job, 1 to 65536

@@ -62,8 +62,8 @@ fn scenario(seconds: u64) -> Scenario {
 }
 
 impl FirstChange {
-    /// Plays both runs. Within four seconds, a client of all backends sends once to each backend.
-    /// Steps have this length, so that the mesh appears as even as it is.
+    /// Plays both runs. A step lasts four seconds, in which a client that uses all backends sends
+    /// one request to each. In a shorter step the full mesh would look less even than it is.
     pub fn play(extent: Extent) -> Self {
         let seconds = (4 * STEPS).min(extent.load_seconds);
         let [mesh, random] = rates(&scenario(seconds)).try_into().expect("two runs");

@@ -63,8 +63,8 @@ pub struct RunFigures {
     pub usable: Interval,
     /// Busy core time over usable cores, over all backends.
     pub cpu_mean: Interval,
-    /// CPU time of all arrivals over the capacity of the machines at the start without any
-    /// slowdown.
+    /// The offered load: the CPU time that all arrivals need, divided by the capacity of the
+    /// machines that exist at the start, without any slowdown.
     pub asked: Interval,
     /// The duration of served requests.
     pub latency_ms: RequestLatency,

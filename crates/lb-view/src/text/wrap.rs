@@ -16,8 +16,8 @@ pub fn wrap(text: String, width: Option<usize>) -> String {
     wrapped
 }
 
-/// Adds a line in as many lines as it needs; all but the first are indented. Escape sequences have
-/// no width.
+/// Appends a line, wrapped to the width. Continuation lines are indented. Escape sequences have no
+/// width.
 pub fn wrap_line(text: &mut String, line: &str, width: usize, indent: usize) {
     let mut at = 0;
     for (blanks, word) in words(line) {

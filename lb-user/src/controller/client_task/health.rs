@@ -31,7 +31,8 @@ use crate::status;
 /// Lines per client task and call; one more line counts the rest.
 const MOST_LINES: usize = 8;
 
-/// What was logged of backends, and which services were logged as in panic.
+/// What the log last showed of each backend and of panics, and the early trials of backends that
+/// have returned.
 #[derive(Debug, Default)]
 pub struct Told {
     /// Whether any health may have changed since the last log lines.

@@ -21,8 +21,9 @@ pub struct FollowedSize {
 }
 
 impl ClientTask {
-    /// Creates the sizes that follow load by configuration. If the kernel's tables have a size
-    /// already, it continues from there.
+    /// Creates the sizes of the services whose subset is configured to follow load. A size with
+    /// an unchanged band is retained. A new one continues from the size in the kernel's tables,
+    /// if there is one.
     pub fn make_sizes(&mut self) {
         let mut before: BTreeMap<String, FollowedSize> =
             std::mem::take(&mut self.sizes).into_iter().flatten().collect();

@@ -1,5 +1,6 @@
-//! Scripts of policies, and of rules that change while flows are open. The replay of the programs'
-//! choices (`tests/local/replay.rs`) shows that they pick alike.
+//! Scripts that test policies, and changes of rules while flows are open.
+//! `tests/local/replay.rs` shows that the kernel programs pick the same backends as the code that
+//! these scripts run.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -33,8 +33,8 @@ const MAX_TOLD: u64 = 20_000_000;
 /// The maximum number of endpoints in all lists sent to jobs, in one run: a list stays in memory
 /// until its last client has received it.
 const MAX_LISTED: u64 = 5_000_000;
-/// The maximum number of steps to compute subsets: changes times clients times backends, in all
-/// runs together.
+/// The maximum number of steps to compute subsets: lists (the first, and one for each change)
+/// times clients times backends, in all runs together.
 const MAX_ORDERED: u64 = 2_000_000_000;
 
 /// The maximum number of arrivals and departures of machines' neighbours, in all runs together.
