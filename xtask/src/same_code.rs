@@ -41,7 +41,8 @@ pub fn run(options: &Options) -> Result<()> {
     let mut others = Vec::new();
     let files = changed_files(&options.base)?;
     for (before, after) in &files {
-        let old = before.as_ref().map_or(Ok(String::new()), |before| at(&options.base, before))?;
+        let old = before.as_ref().map_or(Ok(Vec::new()), |before| at(&options.base, before))?;
+        let old = String::from_utf8(old).with_context(|| format!("{before:?} is no text"))?;
         let new = after.as_ref().map_or(Ok(String::new()), |after| {
             fs::read_to_string(root().join(after)).with_context(|| format!("read {after}"))
         })?;
@@ -97,13 +98,13 @@ fn changed_files(base: &str) -> Result<Vec<(Option<String>, Option<String>)>> {
     Ok(files)
 }
 
-/// A file as a commit has it.
-fn at(base: &str, name: &str) -> Result<String> {
+/// The content of a file in a commit.
+fn at(base: &str, name: &str) -> Result<Vec<u8>> {
     let output = git().args(["show", &format!("{base}:{name}")]).output().context("start git")?;
     if !output.status.success() {
         bail!("git show {base}:{name}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    String::from_utf8(output.stdout).with_context(|| format!("{name} is no text"))
+    Ok(output.stdout)
 }
 
 /// Reads a table of renames.
@@ -203,15 +204,14 @@ fn first_difference(old: &[String], new: &[String]) -> Option<(String, String)> 
     Some((around(old), around(new)))
 }
 
-/// The instructions of an object as a commit has it.
+/// The instructions of an object in a commit.
 fn instructions(base: &str, name: &str) -> Result<Vec<String>> {
-    let output = git().args(["show", &format!("{base}:{name}")]).output().context("start git")?;
-    if !output.status.success() {
-        bail!("git show {base}:{name}: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let path = target().join("same-code.o");
-    fs::write(&path, output.stdout).with_context(|| format!("write {}", path.display()))?;
-    disassembly(&path)
+    // Another run may compare at the same time.
+    let path = target().join(format!("same-code-{}.o", std::process::id()));
+    fs::write(&path, at(base, name)?).with_context(|| format!("write {}", path.display()))?;
+    let instructions = disassembly(&path);
+    fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+    instructions
 }
 
 /// The instructions of an object, without the names of functions and their places.
