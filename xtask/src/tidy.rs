@@ -406,6 +406,14 @@ mod tests {
     }
 
     #[test]
+    fn a_comment_has_at_most_100_columns() {
+        let text = |columns: usize| format!("//! Head.\nlet a = 1;\n    // {}\n", "ä".repeat(columns - 7));
+        check("tests/a.rs", &text(100), &[]);
+        let fault = "tests/a.rs:3: a comment of 101 columns, and the width is 100";
+        check("tests/a.rs", &text(101), &[fault]);
+    }
+
+    #[test]
     fn a_rule_ends_at_its_rooms() {
         let text = concat!("//! Head.\nlet now = Instant", "::now();\n");
         check("lb-user/src/daemon/event_loop.rs", text, &[]);
