@@ -92,15 +92,6 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Installs tools and downloads crates and kernels: nothing after it needs a network.
-fn set_up() -> Result<()> {
-    setup::run(&setup::Options::install())?;
-    for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {
-        run_command(cargo().args(["fetch", "--locked", "--manifest-path", manifest]))?;
-    }
-    kernels::all(None).map(drop)
-}
-
 /// One run.
 struct Suite<'o> {
     options: &'o Options,
@@ -138,7 +129,7 @@ impl<'o> Suite<'o> {
     }
 
     fn every_tier(&mut self) -> Result<()> {
-        self.step("set-up", |_| set_up())?;
+        self.step("set-up", Self::set_up)?;
         self.step("check", Self::check)?;
         self.step("tidy", |_| tidy::run())?;
         let built = self.step("build", |_| build::build(What::Everything))?;
@@ -146,6 +137,16 @@ impl<'o> Suite<'o> {
             self.tier(tier, &built, &[])?;
         }
         Ok(())
+    }
+
+    /// Installs tools and downloads crates and kernels that the run needs: nothing after it needs a
+    /// network.
+    fn set_up(&mut self) -> Result<()> {
+        setup::run(&setup::Options::install(!self.skips(Part::Licences)?))?;
+        for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {
+            run_command(cargo().args(["fetch", "--locked", "--manifest-path", manifest]))?;
+        }
+        if self.skips(Part::Guests)? { kernels::oldest().map(drop) } else { kernels::all(None).map(drop) }
     }
 
     /// Runs lints always; documentation and licences if their inputs have changed.
@@ -163,9 +164,14 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
+    /// Whether a part has passed with its current inputs, and the run may rely on that.
+    fn skips(&self, part: Part) -> Result<bool> {
+        Ok(!self.options.all && self.passed.has(part)?)
+    }
+
     /// Whether the run relies on an earlier one for a part; notes it if so.
     fn relies_on(&mut self, part: Part) -> Result<bool> {
-        let relies = !self.options.all && self.passed.has(part)?;
+        let relies = self.skips(part)?;
         if relies {
             self.relied
                 .push(format!("{part:?}: unchanged since it passed (tests/passed.toml)").to_lowercase());
