@@ -210,7 +210,7 @@ fn a_start_with_too_few_descriptors_says_so_and_changes_nothing() {
     let links = link_ids(&fixture.setup.pins_of("web"));
     // A kernel that refuses a program does not always report what it lacks: the daemon then names
     // both.
-    let words = ["open files", "for want of memory or of descriptors"];
+    let words = ["open files", "out of memory or file descriptors"];
     let amounts = (6..64).step_by(3).chain([96, 128, 256, 1024]);
     let ran: Vec<u64> =
         amounts.filter(|amount| starts_or_says(&fixture, Resource::Nofile, *amount, &words)).collect();

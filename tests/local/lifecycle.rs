@@ -336,7 +336,7 @@ fn a_second_daemon_on_the_same_pins_is_refused() {
     second.write("socklb.toml", &config(&fixture.cgroup, "{ static = [] }", ""));
     assert_eq!(Daemon::spawn(&second).wait(), Some(1));
     let log = stage::daemon::read(&second.folder.join("log"));
-    assert!(log.contains("another socklb works on"), "{log}");
+    assert!(log.contains("another socklb process has locked"), "{log}");
     // The first one continues as before.
     let after = fixture.setup.status();
     assert_eq!(before.daemon, after.daemon);

@@ -207,7 +207,7 @@ fn another_program_is_named_and_never_replaced() {
     fixture.start();
     let faults = || fixture.setup.faults().join("\n");
     eventually("it is named", faults, |faults| {
-        faults.contains("interface lo") && faults.contains("another program is there, ")
+        faults.contains("interface lo") && faults.contains("another program is attached, ")
     });
     let told = told_by_doctor(&fixture);
     assert!(told.contains("is accepted") && told.contains("another program is there, "), "{told}");

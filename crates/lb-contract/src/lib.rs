@@ -94,7 +94,7 @@ impl Reached {
     fn backend(self) -> (SocketAddr, Flow) {
         match self {
             Self::Backend(backend, flow) => (backend, flow),
-            other => panic!("a backend should be reached: {other:?}"),
+            other => panic!("the connect reached no backend: {other:?}"),
         }
     }
 }
@@ -139,7 +139,7 @@ fn until<W: World, T>(world: &mut W, what: &str, mut look: impl FnMut(&mut W) ->
         if let Some(seen) = look(world) {
             return seen;
         }
-        assert!(world.now() < deadline, "it does not come true that {what}: {:#?}", world.status());
+        assert!(world.now() < deadline, "deadline passed before {what}: {:#?}", world.status());
         world.pass();
     }
 }

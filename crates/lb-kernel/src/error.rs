@@ -23,7 +23,7 @@ pub enum DatapathError {
     NoCgroup2,
     #[error("cannot read /proc/self/mountinfo")]
     MountInfo(#[source] io::Error),
-    #[error("no mount shows the root of this process's cgroup namespace, so its own cgroup cannot be told")]
+    #[error("cannot find this process's cgroup: no cgroup2 mount shows the root of its cgroup namespace")]
     NoOwnCgroup2,
     #[error("cannot read /proc/self/cgroup")]
     OwnCgroup(#[source] io::Error),
@@ -33,7 +33,7 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
-    #[error("cgroup {} does not exist: start the service first, or create it with `mkdir`", .0.display())]
+    #[error("cgroup {} does not exist: start the unit that creates it, or create it with `mkdir`", .0.display())]
     NoCgroup(PathBuf),
     #[error("{} leads out of the cgroup2 mount", .0.display())]
     OutsideCgroup2(PathBuf),
@@ -47,7 +47,7 @@ pub enum DatapathError {
     NoBpffs(PathBuf),
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
-    #[error("cannot make cgroup {}", path.display())]
+    #[error("cannot create cgroup {}", path.display())]
     MakeCgroup {
         path: PathBuf,
         #[source]
@@ -60,18 +60,18 @@ pub enum DatapathError {
         source: io::Error,
     },
     #[error(
-        "cgroup {} distributes resources to cgroups below it and takes no processes itself: start the command in one of \
-         those",
+        "cgroup {} cannot contain processes, because it distributes resources to its child cgroups: start the command in \
+         one of these",
         .0.display()
     )]
     InnerCgroup(PathBuf),
-    #[error("cannot make or open {}", path.display())]
+    #[error("cannot create or open {}", path.display())]
     PinDirectory {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("another socklb works on {}: stop it first", .0.display())]
+    #[error("another socklb process has locked {}: stop it first", .0.display())]
     Locked(PathBuf),
     #[error("cannot {operation} map {}", path.display())]
     Map {
@@ -83,42 +83,42 @@ pub enum DatapathError {
     #[error("{} is not one of socklb's maps or links: remove it, or name another directory with --pins", .0.display())]
     Foreign(PathBuf),
     #[error(
-        "{} has {found}, this socklb (ABI {ABI_VERSION}) needs {wanted}: restore the limits it was made with, or \
-         remove the client's pins with `{detach}` (its connects then go unbalanced until the next start)",
+        "{} has {found}, but this socklb (ABI {ABI_VERSION}) needs {wanted}: restore the limits with which the map was \
+         created, or remove the client's pins with `{detach}` (its connects are then not balanced until the next start)",
         path.display()
     )]
     Shape { path: PathBuf, detach: String, found: String, wanted: String },
     #[error(
-        "{} has {found}, this socklb (host ABI {HOST_ABI_VERSION}) needs {wanted}: it is another program's; remove all clients with \
-         `socklb detach --all`, and then this",
+        "{} has {found}, but this socklb (host ABI {HOST_ABI_VERSION}) needs {wanted}: another program created this map; remove \
+         all clients with `socklb detach --all`, and then this map",
         path.display()
     )]
     HostShape { path: PathBuf, found: String, wanted: String },
     #[error(
-        "the pins of client {client} are incomplete: {} is missing while its programs are attached; remove them with \
+        "the pins of client {client} are incomplete: {} is missing, although programs are attached; remove the pins with \
          `{detach}`",
         path.display()
     )]
     Incomplete { path: PathBuf, client: String, detach: String },
-    #[error("the pinned maps of client {client} contradict themselves ({what}); remove them with `{detach}`")]
+    #[error("the pinned maps of client {client} are inconsistent ({what}); remove them with `{detach}`")]
     Contradiction { client: String, detach: String, what: String },
     #[error(
-        "the kernel does not let us load programs: socklb needs root, or CAP_BPF and CAP_NET_ADMIN, on most kernels with \
+        "the kernel does not let socklb load programs: it needs root, or CAP_BPF and CAP_NET_ADMIN, on most kernels also \
          CAP_PERFMON (below Linux 5.11 also an unlimited RLIMIT_MEMLOCK)"
     )]
     Privilege(#[source] io::Error),
-    #[error("the kernel lacks what socklb needs")]
+    #[error("the kernel lacks a feature that socklb needs")]
     Unsupported(#[source] io::Error),
-    #[error("cannot find out what the kernel can do")]
+    #[error("cannot probe the kernel's features")]
     Probe(#[source] io::Error),
     #[error("cannot load socklb's kernel object")]
     Load(#[source] Box<aya::EbpfError>),
     #[error(
-        "the kernel does not let us make maps: below Linux 5.11 they count as locked memory, and RLIMIT_MEMLOCK has to be \
-         unlimited (LimitMEMLOCK=infinity in a unit)"
+        "the kernel does not let socklb create maps: below Linux 5.11 maps count as locked memory, so RLIMIT_MEMLOCK must \
+         be unlimited (LimitMEMLOCK=infinity in a unit)"
     )]
     LoadDenied(#[source] Box<aya::EbpfError>),
-    #[error("the kernel lacks {lack} for program {program}")]
+    #[error("cannot load program {program}: out of {lack}")]
     Shortage {
         program: &'static str,
         lack: &'static str,
@@ -126,8 +126,7 @@ pub enum DatapathError {
         source: io::Error,
     },
     #[error(
-        "the kernel's verifier refused program {program}{refusal} (without CAP_PERFMON some kernels refuse what they accept \
-         with it)"
+        "the kernel's verifier rejected program {program}{refusal} (some kernels accept the program only with CAP_PERFMON)"
     )]
     Verifier {
         program: &'static str,
@@ -135,7 +134,7 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
-    #[error("cannot tell the id of a program that was just loaded")]
+    #[error("cannot read the id of a program that was just loaded")]
     Program(#[source] io::Error),
     #[error("cannot attach {hook} to {}", cgroup.display())]
     Attach {
@@ -146,13 +145,13 @@ pub enum DatapathError {
     },
     #[error("cannot attach the program to the interface")]
     AttachInterface(#[source] io::Error),
-    #[error("cannot tell which programs are attached to {}", cgroup.display())]
+    #[error("cannot list the programs that are attached to {}", cgroup.display())]
     Query {
         cgroup: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error("cannot look at link {}", path.display())]
+    #[error("cannot read or update link {}", path.display())]
     Link {
         path: PathBuf,
         #[source]
@@ -177,7 +176,7 @@ pub enum DatapathError {
         source: io::Error,
     },
     #[error(
-        "cannot tell which sockets processes hold (takes Linux 5.8, CAP_PERFMON and the host's PID namespace)"
+        "cannot list the sockets that processes have open (needs Linux 5.8, CAP_PERFMON and the host's PID namespace)"
     )]
     Holders(#[source] io::Error),
     #[error("cannot wait until no program reads the old table")]
@@ -196,9 +195,9 @@ impl DatapathError {
         };
         let lack = match source.raw_os_error() {
             Some(libc::EMFILE) => {
-                "descriptors of this process (raise LimitNOFILE= of the unit, or `ulimit -n`)"
+                "file descriptors of this process (raise LimitNOFILE= of the unit, or `ulimit -n`)"
             }
-            Some(libc::ENFILE) => "descriptors of the host (raise the sysctl fs.file-max)",
+            Some(libc::ENFILE) => "file descriptors of the host (raise the sysctl fs.file-max)",
             Some(libc::ENOMEM) => "memory",
             _ => return Self::Verifier { program, refusal, source },
         };

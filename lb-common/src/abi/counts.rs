@@ -108,7 +108,7 @@ impl Outcome {
             Self::Forwarded | Self::NotAService => None,
             Self::Fallback => Some("of them to the fallback"),
             Self::Overflowed => Some("of them over the limit, to the least loaded"),
-            Self::Reused => Some("of them datagrams of flows that there were"),
+            Self::Reused => Some("of them datagrams of existing flows"),
             Self::Untracked => Some("of them not in the active count (untracked)"),
             Self::Trial => Some("of them trials of ejected backends"),
             Self::NoBackend => Some("refused, no usable backend"),

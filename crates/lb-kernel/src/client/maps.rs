@@ -24,7 +24,7 @@ pub fn open_flows(pins: &Pins) -> Result<u64, DatapathError> {
     let dir = pins.maps();
     let before = dir.join(BEFORE);
     let path = if before.exists() { before } else { dir.join(map::BACKENDS) };
-    let fail = |error| DatapathError::Map { path: path.clone(), operation: "map", source: error };
+    let fail = |error| DatapathError::Map { path: path.clone(), operation: "mmap", source: error };
     let fd = sys::open_pin(&path).map_err(fail)?;
     let info = sys::map_info(fd.as_fd()).map_err(fail)?;
     // Kernel fact: elements of an array lie at multiples of eight bytes.

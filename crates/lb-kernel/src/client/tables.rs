@@ -99,7 +99,7 @@ impl Tables {
             };
             let entries = self.schedule(view.table);
             if entries.len() != view.table.len() as usize {
-                return Err(contradiction(format!("service {} points past the schedule map", view.name)));
+                return Err(contradiction(format!("the table of service {} ends past the map", view.name)));
             }
             let schedule: Result<Arc<[Slot]>, u16> =
                 entries.into_iter().map(|entry| owned(entry.into()).ok_or(entry)).collect();

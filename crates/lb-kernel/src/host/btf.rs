@@ -123,14 +123,14 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
     let queues = ["sk_buff_head", "sk_buff", "sock_exterr_skb"];
     let structures = [&sockets[..], &queues, &["net", "bpf_sock_addr_kern", "bpf_sock_ops_kern"]].concat();
     let types = Types::parse(&bytes, &structures, &["bpf_rdonly_cast"]);
-    let types = types.ok_or_else(|| invalid("is not a description of types"))?;
+    let types = types.ok_or_else(|| invalid("is not valid BTF"))?;
     let bits = |structure: &str, field: &str| {
-        let missing = || invalid(&format!("has no field {field} in a structure {structure}"));
+        let missing = || invalid(&format!("has no field {field} in structure {structure}"));
         types.field(structure, field).ok_or_else(missing)
     };
     let field = |structure: &str, field: &str| match bits(structure, field)? {
         bits if bits % 8 == 0 => Ok(bits / 8),
-        _ => Err(invalid(&format!("has a field {field} within a byte of a structure {structure}"))),
+        _ => Err(invalid(&format!("has a field {field} inside a byte of structure {structure}"))),
     };
     // On little-endian processors, the only ones that run these programs, bit fields count from the
     // lowest bit.
@@ -185,10 +185,10 @@ pub struct FileOffsets {
 pub fn file_offsets(path: &Path) -> io::Result<FileOffsets> {
     let bytes = std::fs::read(path)?;
     let types = Types::parse(&bytes, &["file", "inode", "socket", "sock", "sock_common"], &[]);
-    let types = types.ok_or_else(|| invalid("is not a description of types"))?;
+    let types = types.ok_or_else(|| invalid("is not valid BTF"))?;
     let field = |structure: &str, field: &str| match types.field(structure, field) {
         Some(bits) if bits % 8 == 0 => Ok(bits / 8),
-        _ => Err(invalid(&format!("has no field {field} in a structure {structure}"))),
+        _ => Err(invalid(&format!("has no field {field} in structure {structure}"))),
     };
     Ok(FileOffsets {
         inode: field("file", "f_inode")?,

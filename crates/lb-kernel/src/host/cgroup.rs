@@ -56,7 +56,7 @@ fn open(path: &Path) -> Result<(Cgroup, File), DatapathError> {
     }
     let metadata = directory.metadata().map_err(fail)?;
     if !metadata.is_dir() {
-        let source = std::io::Error::new(ErrorKind::NotADirectory, "it is a file of a cgroup");
+        let source = std::io::Error::new(ErrorKind::NotADirectory, "this is a file in a cgroup");
         return Err(DatapathError::OpenCgroup { path: path.to_owned(), source });
     }
     // Kernel fact: the inode number of a cgroup's directory is its id (64-bit kernels, since 5.5).
@@ -195,8 +195,8 @@ pub fn namespace_warning() -> Option<String> {
     let mount = cgroup2_mount().ok()?;
     (!is_whole(&mount)).then(|| {
         format!(
-            "{} shows only the cgroups of a cgroup namespace; for the host's, run socklb in the host's namespace (for \
-             containers, the option --cgroupns=host) or mount the host's whole cgroup2 tree",
+            "{} shows only the cgroups of a cgroup namespace; to see the host's cgroups, run socklb in the host's namespace \
+             (for containers, the option --cgroupns=host) or mount the host's whole cgroup2 tree",
             mount.display()
         )
     })

@@ -66,7 +66,7 @@ pub static FEATURES: [Feature; 8] = [
         name: "fetching_atomics",
         title: "compare-and-swap in programs",
         takes: "Linux 5.12",
-        without: "Flows are kept in a hash, which is dearer",
+        without: "Flow records are stored in a hash, which is slower",
         globals: &[],
         field: |features| &mut features.fetching_atomics,
     },
@@ -82,7 +82,7 @@ pub static FEATURES: [Feature; 8] = [
         name: "socket_errors",
         title: "causes of failure",
         takes: BTF_AND_PERFMON,
-        without: "With accounting = \"full\" flows that fail end as \"unknown\". Ejection off: causes unknown",
+        without: "With accounting = \"full\", failed flows end as \"unknown\". Ejection is off because causes are unknown",
         globals: &[
             ("SK_ERR", Value::Offset(|offsets| offsets.sk_err)),
             ("SK_ERR_SOFT", Value::Offset(|offsets| offsets.sk_err_soft)),
@@ -103,7 +103,7 @@ pub static FEATURES: [Feature; 8] = [
         name: "outcomes_at_release",
         title: "outcomes at release",
         takes: BTF_AND_PERFMON,
-        without: "With accounting = \"active\" it is not known whether a flow was established. Ejection off: causes unknown",
+        without: "With accounting = \"active\", it is unknown whether a flow was established. Ejection is off because causes are unknown",
         globals: &[
             ("RELEASED_SK_ERR", Value::Offset(|offsets| offsets.sk_err)),
             ("RELEASED_SK_ERR_SOFT", Value::Offset(|offsets| offsets.sk_err_soft)),
@@ -125,10 +125,10 @@ pub static FEATURES: [Feature; 8] = [
     },
     Feature {
         name: "knows_kernel_sockets",
-        title: "telling the kernel's own sockets apart",
+        title: "recognizing the kernel's own sockets",
         takes: "Linux 6.0, the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON",
-        without: "What the kernel dials for a process of a client, as for a file system that it mounts, is balanced as what \
-                  the process dials",
+        without: "Connects that the kernel makes for a client's process, for example for a mounted file system, are balanced \
+                  like the process's own connects",
         globals: &[
             ("KERNEL_SOCKET", Value::Offset(|offsets| offsets.sk_kern_sock)),
             ("KERNEL_SOCKET_MASK", Value::Offset(|offsets| offsets.sk_kern_sock_mask)),
@@ -137,7 +137,7 @@ pub static FEATURES: [Feature; 8] = [
     },
     Feature {
         name: "knows_mptcp",
-        title: "telling sockets of MPTCP apart",
+        title: "recognizing sockets of MPTCP",
         takes: "Linux 6.0 and CAP_PERFMON",
         without: "A connection of an MPTCP socket stays in its backend's active count until the reclaim pass finds it gone",
         globals: &[("KNOWS_MPTCP", Value::One)],
@@ -147,7 +147,7 @@ pub static FEATURES: [Feature; 8] = [
         name: "kernel_casts",
         title: "loads from the kernel's structures",
         takes: "Linux 6.2, the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON",
-        without: "Each connect and each close calls some helpers more, and is dearer",
+        without: "Each connect and each close calls more helpers, and is slower",
         globals: &[
             ("TCP_SOCK", Value::Cast(|casts| casts.tcp_sock)),
             ("CALL", Value::Cast(|casts| casts.bpf_sock_addr_kern)),
@@ -280,8 +280,8 @@ fn check_loader(may_trace: bool) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::other(
-        "the kernel refused what every kernel since Linux 5.10 takes, for want of memory or of descriptors most likely, \
-         below Linux 5.11 of locked memory (RLIMIT_MEMLOCK): start socklb again",
+        "the kernel refused a probe that every kernel since Linux 5.10 accepts, probably because it is out of memory or file \
+         descriptors (below Linux 5.11 perhaps out of locked memory, RLIMIT_MEMLOCK): start socklb again",
     ))
 }
 
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn the_documentation_has_every_feature() {
-        let mut table = String::from("| ability | in JSON | takes | without |\n|---|---|---|---|\n");
+        let mut table = String::from("| ability | in JSON | needs | without |\n|---|---|---|---|\n");
         for Feature { name, title, takes, without, .. } in &FEATURES {
             table += &format!("| {title} | `{name}` | {takes} | {without} |\n");
         }

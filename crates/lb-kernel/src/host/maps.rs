@@ -267,7 +267,7 @@ impl Words for HostMaps {
 }
 
 fn index_of(id: u32) -> usize {
-    assert!(id != host::NO_REPORT, "no report is about it");
+    assert!(id != host::NO_REPORT, "report id 0 belongs to no backend");
     id as usize
 }
 

@@ -61,7 +61,7 @@ pub fn host(pins: &Path) -> Host {
         btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
         bpffs: sys::on_bpffs(existing),
         capabilities: vec![
-            capability("CAP_BPF", "makes maps and loads programs", true, CapabilitySet::BPF, true),
+            capability("CAP_BPF", "creates maps and loads programs", true, CapabilitySet::BPF, true),
             capability(
                 "CAP_NET_ADMIN",
                 "attaches programs to cgroups",
@@ -71,7 +71,7 @@ pub fn host(pins: &Path) -> Host {
             ),
             capability(
                 "CAP_PERFMON",
-                "lets some kernels' verifiers accept the programs, and tells sockets of MPTCP apart",
+                "lets some kernels' verifiers accept the programs, and lets the programs recognize sockets of MPTCP",
                 false,
                 CapabilitySet::PERFMON,
                 true,

@@ -180,7 +180,7 @@ impl<W: Work> Thread<W> {
                 Ok(all) => self.work.follow(wanted.as_ref(), &all),
                 // Attached programs stay attached.
                 Err(error) => Found {
-                    error: Some(format!("network interfaces cannot be listed: {error}")),
+                    error: Some(format!("cannot list network interfaces: {error}")),
                     ..lock(&self.shared).found.clone()
                 },
             };
@@ -214,7 +214,7 @@ pub struct Place {
 }
 
 /// Why a named interface has no program.
-const NO_INTERFACE: &str = "there is no such interface; it is attached when it appears";
+const NO_INTERFACE: &str = "no such interface; the program is attached when the interface appears";
 
 impl Place {
     /// The named interfaces among `all`.
@@ -327,8 +327,8 @@ fn explain(
 ) -> String {
     if !others.is_empty() {
         return format!(
-            "another program is there, {}, and an interface takes one: it is not replaced; end whoever has attached it (`ip link show {}`), \
-             or leave the interface out of the configuration",
+            "another program is attached, {}, and an interface accepts only one: it is not replaced; stop the process that attached it \
+             (`ip link show {}`), or remove the interface from the configuration",
             others.join(" and "),
             interface.name
         );
@@ -339,13 +339,14 @@ fn explain(
     };
     let master = interface.master.and_then(|index| all.iter().find(|one| one.index == index));
     if interface.kind.as_deref() == Some("bond") {
-        text.push_str("; it is a bond, and needs Linux 5.15 and members whose drivers have native XDP");
+        text.push_str("; a bond needs Linux 5.15 and members whose drivers support native XDP");
     } else if let Some(bond) = master.filter(|master| master.kind.as_deref() == Some("bond")) {
-        let _ = write!(text, "; it is a part of the bond {0}: name {0}", bond.name);
+        let _ = write!(text, "; the interface is part of bond {0}: configure {0} instead", bond.name);
     } else if let Some(key) = generic_key {
         let _ = write!(
             text,
-            "; its driver has no native XDP, or not with this MTU or these offloads (LRO): `{key} = true` has the network stack run it"
+            "; the driver does not support native XDP, or not with this MTU or these offloads (LRO): with `{key} = true` the network stack \
+             runs the program"
         );
     }
     text
@@ -378,10 +379,10 @@ mod tests {
         };
         let device = interface("eth0", None, None);
         for (one, others, key, expected) in [
-            (&device, &["5 (filter)".to_owned()][..], None, "another program is there, 5 (filter), and an"),
-            (&device, &[], Some("xdp_generic"), "`xdp_generic = true` has the network stack run it"),
-            (&bond, &[], Some("xdp_generic"), "it is a bond, and needs Linux 5.15"),
-            (&interface("eth1", None, Some(3)), &[], None, "it is a part of the bond bond0: name bond0"),
+            (&device, &["5 (filter)".to_owned()][..], None, "another program is attached, 5 (filter), "),
+            (&device, &[], Some("xdp_generic"), "with `xdp_generic = true` the network stack"),
+            (&bond, &[], Some("xdp_generic"), "a bond needs Linux 5.15"),
+            (&interface("eth1", None, Some(3)), &[], None, "part of bond bond0: configure bond0 instead"),
         ] {
             let text = of(one, others, key);
             assert!(text.contains(expected), "{text}");

@@ -57,7 +57,7 @@ fn sees_all_processes() -> io::Result<()> {
     }
     Err(io::Error::new(
         io::ErrorKind::Unsupported,
-        "this is not the host's PID namespace, so not all processes are seen",
+        "this process is not in the host's PID namespace, so it does not see all processes",
     ))
 }
 
@@ -104,7 +104,7 @@ fn read(mut iteration: impl Read, mut each: impl FnMut(u64)) -> io::Result<()> {
     loop {
         let length = match iteration.read(&mut buffer[kept..]) {
             Ok(0) if kept == 0 => return Ok(()),
-            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "half a cookie")),
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "output ends inside a cookie")),
             Ok(length) => kept + length,
             // Kernel fact: after a million files without a socket among them, a read returns this
             // error; the next read continues at the same position.

@@ -239,7 +239,7 @@ impl Elements for OwnedFd {
         if attr.count as usize == count {
             return Ok(ControlFlow::Continue(()));
         }
-        Err(io::Error::other(format!("the kernel gave {} elements of {count}", attr.count)))
+        Err(io::Error::other(format!("the kernel returned {} of {count} elements", attr.count)))
     }
 
     fn visit(&self, key: usize, value: usize, each: &mut dyn FnMut(&[u8], &[u8])) -> io::Result<()> {

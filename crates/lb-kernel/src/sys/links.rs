@@ -129,5 +129,5 @@ pub fn xdp_link_info(link: BorrowedFd<'_>) -> io::Result<XdpLinkInfo> {
     if found.kind == KIND {
         return Ok(found);
     }
-    Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a link to a network interface"))
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "not a link to a network interface"))
 }

@@ -39,7 +39,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
     /// # Errors
     /// If it cannot be opened or mapped.
     pub fn open(path: &Path, writable: bool) -> Result<Self, DatapathError> {
-        let fail = |error| DatapathError::Map { path: path.to_owned(), operation: "map", source: error };
+        let fail = |error| DatapathError::Map { path: path.to_owned(), operation: "mmap", source: error };
         let fd = sys::open_pin(path).map_err(fail)?;
         let info = sys::map_info(fd.as_fd()).map_err(fail)?;
         Self::map(&fd, info.max_entries as usize * size_of::<T>(), writable).map_err(fail)
@@ -113,7 +113,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
     }
 
     fn atomic64(&self, index: usize, offset: usize) -> &AtomicU64 {
-        assert!(self.writable, "opened for reading");
+        assert!(self.writable, "the array was opened for reading only");
         // SAFETY: `word` checks bounds and alignment; the mapping lives as long as `self`. All
         // other accesses to such a word, by this process or by the kernel programs, are volatile or
         // atomic.
@@ -143,7 +143,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
 
     /// Writes the part at an offset of an element, word by word.
     pub fn set_part<P: bytemuck::Pod>(&mut self, index: usize, offset: usize, part: &P) {
-        assert!(self.writable, "opened for reading");
+        assert!(self.writable, "the array was opened for reading only");
         for (i, bytes) in bytemuck::bytes_of(part).chunks_exact(4).enumerate() {
             let word = u32::from_ne_bytes(bytes.try_into().expect("four bytes"));
             // SAFETY: `word` checks bounds and alignment.
@@ -152,7 +152,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
     }
 
     fn store<W>(&mut self, index: usize, offset: usize, word: W) {
-        assert!(self.writable, "opened for reading");
+        assert!(self.writable, "the array was opened for reading only");
         fence(Ordering::SeqCst);
         // SAFETY: `word` checks bounds and alignment.
         unsafe { self.word::<W>(index, offset).write_volatile(word) };

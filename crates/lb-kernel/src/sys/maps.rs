@@ -32,7 +32,7 @@ pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
     // shows the type.
     let target = std::fs::read_link(format!("/proc/self/fd/{}", raw(map)))?;
     if target != Path::new("anon_inode:bpf-map") {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a map"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a map"));
     }
     info(map)
 }

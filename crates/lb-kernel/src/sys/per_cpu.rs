@@ -58,7 +58,7 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
     pub fn get(&self, index: u32) -> io::Result<V> {
         let mut values = vec![V::zeroed(); self.cpus];
         if !self.map.get(bytemuck::bytes_of(&index), bytemuck::cast_slice_mut(&mut values))? {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no element {index}")));
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("no element {index}")));
         }
         Ok(sum(&values))
     }

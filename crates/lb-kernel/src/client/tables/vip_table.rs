@@ -28,7 +28,7 @@ impl Tables {
         index: ServiceIndex,
     ) -> Result<(), DatapathError> {
         let store = insert(self, destination(address, protocol), index.number()).ok_or_else(|| {
-            let source = io::Error::other(format!("no room for {address}: too many others hash alike"));
+            let source = io::Error::other(format!("no free cell for {address}: too many hash collisions"));
             DatapathError::Map { path: self.pins.maps().join(map::VIP_TABLE), operation: "write", source }
         })?;
         self.store(store);

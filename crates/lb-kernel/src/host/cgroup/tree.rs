@@ -85,7 +85,7 @@ impl CgroupTree {
         let wanted = rustix::fs::fstat(&cgroup).map_err(|error| fail(error.into()))?.st_ino;
         let now = ours_and_above()?.first().copied();
         if now != Some(wanted) {
-            return Err(fail(io::Error::other("the kernel says that this process is in another one")));
+            return Err(fail(io::Error::other("the process is still in another cgroup")));
         }
         Ok(())
     }
