@@ -1,8 +1,7 @@
 //! The commands, one file each. They combine the other parts of this crate and decide the exit
 //! code.
 //!
-//! This file has what several commands share: the choice of configuration and directories, and the
-//! status.
+//! This file selects the command, and reads the configuration and the directories for the commands.
 
 mod options;
 
@@ -43,7 +42,8 @@ use crate::error::CommandFailure;
 use lb_view::filter::Filter;
 pub use options::{Cli, Command, PathOptions};
 
-/// The exit code for degraded: the command worked, and an operator should look at its output.
+/// The exit code "degraded": the command worked, and its output shows something that an operator
+/// should look at.
 const DEGRADED: u8 = 3;
 
 pub fn run(cli: Cli) -> Result<ExitCode, CommandFailure> {
@@ -82,20 +82,20 @@ fn seconds(seconds: u32) -> Duration {
 }
 
 fn read_config(files: &PathOptions) -> Result<Config, CommandFailure> {
-    // Relative paths in the file are relative to the file. They are made absolute because they are
-    // compared with paths that the kernel reports, which are absolute.
+    // Paths in the file are relative to the file's directory, which is made absolute here: the
+    // paths are compared with absolute paths that the kernel reports.
     let mut config = config::read(&std::path::absolute(files.file())?, &HostEnvironment)?;
     config.paths = files.over(config.paths)?;
     Ok(config)
 }
 
-/// The paths for commands that need nothing else from the configuration. Other faults of the file
-/// do not stop these commands.
+/// The directories, for commands that need nothing else from the configuration. Faults in the rest
+/// of the file do not stop these commands.
 fn paths_of(files: &PathOptions) -> Result<Paths, CommandFailure> {
     let paths = match &files.config {
         Some(file) => config::read_paths(&std::path::absolute(file)?)?,
-        // The default file may be missing, or unreadable for this user. Then the default paths
-        // apply.
+        // The default file may be missing, or this user may be unable to read it. Then the default
+        // directories apply.
         None => config::read_paths(files.file()).unwrap_or_default(),
     };
     Ok(files.over(paths)?)

@@ -1,8 +1,8 @@
-//! `socklb doctor`: finds what may be wrong with this host, and names a command that fixes it if
-//! there is one.
+//! `socklb doctor`: finds what may be wrong with this host, and suggests a command that fixes it if
+//! there is such a command.
 //!
-//! It examines the host by itself, even if a daemon runs, with the privileges of its caller. It
-//! reports what it has no permission to see.
+//! Even if a daemon runs, doctor examines the host itself, with the privileges of the user who runs
+//! it. It reports what it has no permission to see.
 
 mod host;
 
@@ -35,7 +35,7 @@ use crate::descriptors;
 use lb_view::status::StatusDocument;
 use lb_view::text::counted;
 
-/// The help for findings that lack a permission.
+/// The help for findings that need more permissions.
 const AS_ROOT: &str = "run socklb doctor as root";
 
 /// Examines everything. `config` is the configuration, or the reason why there is none.
@@ -48,7 +48,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
             "configuration",
             Severity::Warning,
             error.as_str(),
-            // If the file does not exist, `check` has nothing to add.
+            // If the file does not exist, `socklb check` would report the same.
             file.exists().then(|| format!("socklb check {}", file.display())).as_deref(),
         ),
     }
@@ -82,18 +82,19 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
     );
 }
 
-/// Whether the running daemon may open as many files as its clients need.
+/// Examines whether the running daemon may open as many files as its clients need.
 fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&StatusDocument>) {
     let pid = status.and_then(|status| status.daemon.as_ref()).map(|daemon| daemon.pid);
     let (Some(config), Some(limit)) = (config, pid.and_then(lb_kernel::open_files_of)) else { return };
     let clients = config.clients.len() as u64;
     let wanted = descriptors::wanted(clients);
     let text = format!(
-        "the daemon may open {limit} files, and takes up to {wanted} with {}",
+        "the daemon may open {limit} files, and needs up to {wanted} with {}",
         counted(config.clients.len(), "client")
     );
     if limit < wanted {
-        let help = format!("LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it");
+        let help =
+            format!("set LimitNOFILE={wanted} in its unit, or run `ulimit -n {wanted}` before `socklb run`");
         diagnosis.add("open files", Severity::Warning, text, Some(&help));
     } else {
         diagnosis.ok("open files", text);
@@ -113,9 +114,9 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
                 let Reclaim { passes: _, reclaimed, suspected, kept_open, kept_elsewhere } = reclaim;
                 let state = if kept_open + kept_elsewhere > 0 { Severity::Note } else { Severity::Ok };
                 let text = format!(
-                    "client {}: {reclaimed} records of sockets that are gone were reclaimed, {suspected} are suspected; kept: \
-                     {kept_open} whose sockets are open and not connected, {kept_elsewhere} in network namespaces that the \
-                     daemon could not look into",
+                    "client {}: {reclaimed} records of sockets that are gone were reclaimed, {suspected} are suspected; retained: \
+                     {kept_open} with an open socket that is not connected, {kept_elsewhere} in network namespaces that the \
+                     daemon cannot inspect",
                     client.name
                 );
                 diagnosis.add("flow records", state, text, None);
@@ -129,7 +130,7 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
                 "daemon",
                 Severity::Warning,
                 text,
-                Some("systemctl restart socklb, or kill and start it"),
+                Some("systemctl restart socklb, or kill the daemon and start it again"),
             );
             None
         }
@@ -181,12 +182,13 @@ fn stale(
         return Some((Severity::Note, text, None));
     }
     if !pins.is_of_this_version() {
-        let text = format!("client {name} has pins of ABI version {}, of another socklb", pins.version);
+        let text =
+            format!("client {name} has pins of ABI version {}, which belong to another socklb", pins.version);
         return Some((Severity::Warning, text, detach));
     }
     let config = config?;
     if !config.clients.iter().any(|client| client.name == *name) {
-        return Some((Severity::Warning, format!("client {name} is pinned and not configured"), detach));
+        return Some((Severity::Warning, format!("client {name} has pins, but is not configured"), detach));
     }
     match lb_kernel::check_pins(pins, &config.limits) {
         Ok(()) => None,
@@ -198,7 +200,7 @@ fn stale(
     }
 }
 
-/// A client to examine; its cgroup is relative to the mount.
+/// A client to examine. Its cgroup is relative to the mount of cgroup2.
 struct KnownClient {
     name: String,
     cgroup: std::path::PathBuf,

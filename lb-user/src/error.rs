@@ -1,4 +1,4 @@
-//! Errors as people read them, and the reasons why a command failed.
+//! The errors of commands, as text for people, and the test for a missing privilege.
 
 use std::fmt;
 use std::io;
@@ -40,7 +40,7 @@ impl<E: Into<anyhow::Error>> From<E> for CommandFailure {
     }
 }
 
-/// Whether the cause is a missing privilege.
+/// Whether one of the error's causes is a missing privilege.
 pub fn is_permission(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref::<DatapathError>().is_some_and(DatapathError::is_permission)

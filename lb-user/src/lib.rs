@@ -2,17 +2,17 @@
 //! interface.
 //!
 //! In reading order: errors for people ([`error`]) and the configuration ([`config`]); the sources
-//! of endpoints ([`source`]) and what client tasks use of them ([`assignments`]); the counts of the
-//! last minute ([`window`]), flows that ended unseen ([`reclaimed`]), reports of backends
-//! ([`reports`]), probes by connection ([`probes`]), pauses before retries ([`backoff`]) and the
-//! state that only the event loop has ([`facts`]).
+//! of endpoints ([`source`]) and the endpoints that client tasks use ([`assignments`]); the counts
+//! of the last minute ([`window`]), flows whose end no program saw ([`reclaimed`]), reports of
+//! backends ([`reports`]), probes by connection ([`probes`]), pauses before retries ([`backoff`])
+//! and the state that only the event loop has ([`facts`]).
 //!
 //! Then the decisions of the daemon ([`controller`]) and the event loop around them ([`daemon`]),
 //! its socket ([`api`]), its metrics ([`metrics`]), its need for descriptors ([`descriptors`]) and
 //! the release of freed memory ([`memory`]).
 //!
-//! Last, the output for people ([`status`], [`flows`], [`explain`], [`print`](mod@print)), the
-//! decisions of a daemon that does not run ([`dry_run`]) and the cost of its probes
+//! Last, the output for people ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a
+//! daemon would decide if it were started ([`dry_run`]) and the cost of its probes
 //! ([`probe_cost`]), the configuration as keys ([`configured`]) and its changes ([`comparison`]),
 //! the diagnosis of the host ([`doctor`]), and the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -86,8 +86,8 @@ pub fn main() -> ExitCode {
         }
         Err(CommandFailure::Other(error)) => {
             print::failure(format_args!("{error:#}"));
-            // A missing privilege has its own exit code, because no change of the configuration
-            // would help.
+            // A missing privilege has its own exit code, because a change of the configuration
+            // would not help.
             if is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }
         }
     }

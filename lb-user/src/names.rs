@@ -1,4 +1,5 @@
-//! Checks that the names given to a command exist. A misspelt name is an error, not an empty list.
+//! Checks that the names given to a command exist. A misspelt name is an error instead of an empty
+//! result.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -10,10 +11,10 @@ use lb_document::did_you_mean;
 /// The backends of each service, merged over several clients.
 pub type BackendsByService<'a> = BTreeMap<&'a str, BTreeSet<SocketAddr>>;
 
-/// Checks that the client of the filter, if any, is one of these.
+/// Checks that the filter's client, if any, is one of these.
 ///
 /// # Errors
-/// If it is not. The message names the clients that exist.
+/// If it is not. The message lists the clients that exist.
 pub fn check_client<'a>(
     filter: &Filter,
     clients: impl IntoIterator<Item = &'a str>,
@@ -28,11 +29,11 @@ pub fn check_client<'a>(
     }
 }
 
-/// Checks that the service and the backend of the filter, if any, exist. `services` are those of
-/// the clients that the filter selects.
+/// Checks that the filter's service and backend, if any, exist. `services` are those of the clients
+/// that the filter selects.
 ///
 /// # Errors
-/// If they do not. The message names the services or backends that exist.
+/// If one does not exist. The message lists the services or backends that exist.
 pub fn check<'a>(filter: &Filter, services: impl FnOnce() -> BackendsByService<'a>) -> Result<(), String> {
     if filter.service.is_none() && filter.backend.is_none() {
         return Ok(());
@@ -60,14 +61,14 @@ pub fn check<'a>(filter: &Filter, services: impl FnOnce() -> BackendsByService<'
     }
 }
 
-/// The error for a name that does not exist, with the names that do.
+/// The error for a name that does not exist. It lists names that do.
 fn unknown<'a>(
     what: &str,
     asked: Option<&str>,
     kind: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> String {
-    /// A service may have thousands of backends.
+    /// The most names that are listed: a service may have thousands of backends.
     const NAMED: usize = 20;
     let known: Vec<&str> = known.into_iter().collect();
     // Addresses get no suggestion, because they all look alike.

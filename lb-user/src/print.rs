@@ -1,5 +1,5 @@
-//! Prints the output of commands. A write may fail: a full disk is an error with a message, never a
-//! panic; a reader that is gone is no error.
+//! Prints the output of commands. If a write fails, for example because the disk is full, the
+//! result is an error, never a panic. If nothing reads the output any longer, that is not an error.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use lb_document::diagnostic::Diagnostics;
 use lb_host::log::as_error;
 use lb_view::text::Style;
 
-/// Prints a whole text to standard output. Returns `false` if its reader is gone.
+/// Prints a whole text to standard output. Returns `false` if nothing reads the output any longer.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -24,8 +24,8 @@ pub fn text(text: &str) -> Result<bool> {
     }
 }
 
-/// Prints a value as JSON to standard output, piece by piece, because it may be too long to hold in
-/// memory. Returns `false` if its reader is gone.
+/// Prints a value as JSON to standard output, piece by piece, because the text may be too long for
+/// memory. Returns `false` if nothing reads the output any longer.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -39,12 +39,12 @@ pub fn json(value: &impl Serialize) -> Result<bool> {
     }
 }
 
-/// Prints a message to standard error. A failure is ignored: there is no other place to report it.
+/// Prints a message to standard error. Ignores a failure: there is no other place to report it.
 pub fn message(message: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "socklb: {message}");
 }
 
-/// Prints why a command failed, like [`message`] does.
+/// Prints to standard error why a command failed.
 pub fn failure(why: impl fmt::Display) {
     let _ = io::stderr().lock().write_all(as_error(&format!("socklb: {why}\n")).as_bytes());
 }

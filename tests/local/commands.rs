@@ -57,15 +57,15 @@ fn check_notes_what_has_no_effect_now() {
     fixture.cgroup.remove();
     let cgroup = fixture.cgroup.relative().display().to_string();
     let notes = format!(
-        "note: client web: there is no cgroup {cgroup} now; it is attached when it appears\n\
-         note: service users: zone has no effect yet; written at 1 endpoint\n"
+        "note: client web: there is no cgroup {cgroup} yet; the daemon attaches to it when it appears\n\
+         note: service users: `zone` has no effect yet, but is set for 1 endpoint\n"
     );
     assert_eq!(check(), (Some(0), notes + &ok));
     fixture.cgroup.create();
     fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "ejection = {}");
     std::fs::write(&path, with_active_accounting(&text)).expect("write");
-    let note = "note: client web, service users: with accounting = \"active\" ejection sees `unanswered` connects and";
+    let note = "note: client web, service users: with accounting = \"active\" ejection counts `unanswered` connects and";
     let (code, text) = check();
     assert!(code == Some(0) && text.starts_with(note) && text.ends_with(&ok), "{text}");
 }
@@ -114,7 +114,7 @@ fn every_command_finds_the_directories_in_the_configuration() {
     assert!(doctor.contains(&format!("configuration  {file}: 1 client")), "{doctor}");
     let elsewhere = by_variable(&["status", "--pins", "/sys/fs/bpf/nowhere"]);
     let text = String::from_utf8_lossy(&elsewhere.stdout).into_owned();
-    assert!(text.contains("this is what lies in /sys/fs/bpf/nowhere"), "{text}");
+    assert!(text.contains("showing the pins in /sys/fs/bpf/nowhere"), "{text}");
     let (code, text) =
         failure(&stage::daemon::finish(&mut socklb(&["status", "-c", "/nowhere/socklb.toml"])));
     assert!(code == Some(1) && text.contains("read /nowhere/socklb.toml"), "{text}");
@@ -212,7 +212,7 @@ fn check_shows_the_notes_of_a_list_and_refuses_a_long_one_and_an_open_key() {
         .expect("change the mode");
     setup.write("socklb.toml", &(good + "health = { probe = \"report\", key = \"service.key\" }\n"));
     let (code, text) = failure(&check());
-    assert!(code == Some(1) && text.contains("is open to others (mode 0644)"), "{text}");
+    assert!(code == Some(1) && text.contains("is accessible to other users (mode 0644)"), "{text}");
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn status_reads_the_pins_that_it_is_given() {
     assert_eq!((output.status.code(), status.clients.len()), (Some(3), 0));
     let said = stage::faults_of(&status).join("\n");
     assert!(said.contains(&format!("has its pins in {}", fixture.setup.pins.display())), "{said}");
-    assert!(said.contains(&format!("what lies in {}", elsewhere.display())), "{said}");
+    assert!(said.contains(&format!("showing the pins in {}", elsewhere.display())), "{said}");
 }
 
 #[test]

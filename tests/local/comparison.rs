@@ -119,7 +119,7 @@ fn a_list_is_previewed_beside_the_one_in_use() {
         (
             "user",
             "",
-            "no client dials a service \"user\" whose endpoints come from a file (did you mean users? services with one: users)",
+            "no client dials a service \"user\" with endpoints from a file (did you mean users? services with a file: users)",
         ),
         ("users", "[[endpoint]]\naddress = 5\n", "next.toml:2:11"),
     ] {

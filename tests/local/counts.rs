@@ -170,7 +170,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
     row.flows += 2;
     active.set(slot, Raw(row), 0).expect("two flows that never were");
     let expected =
-        "service users, backend 127.0.0.1:8002: its counts do not add up: 2 flows too many ended or active";
+        "service users, backend 127.0.0.1:8002: the counts do not add up: 2 flows too many ended or active";
     assert!(said(&fixture).contains(expected), "{}", said(&fixture));
     look(|| backend(&fixture, "127.0.0.1:8002").unaccounted).becomes(-2);
     // Calls are under way all the time, and nothing is wrong.
@@ -202,7 +202,7 @@ fn anomalies_are_a_note_of_the_doctor() {
     let [found] = &of("anomalies")[..] else { panic!("{findings:?}") };
     assert_eq!(
         (found.state, found.text.as_str()),
-        (Severity::Note, "client web: 3 records were ended twice at a time")
+        (Severity::Note, "client web: 3 records were ended by two calls at the same time")
     );
     let limits: Vec<String> = of("limits").iter().map(|finding| finding.text.clone()).collect();
     for part in ["client web: 0 of 131072 flow_overflow", "client web: 0 of 131072 datagrams"] {

@@ -80,7 +80,7 @@ fn what_is_wrong_is_named_with_what_mends_it() {
         &fixture.setup,
         "pins",
         Severity::Warning,
-        "client web is pinned and not configured",
+        "client web has pins, but is not configured",
         "socklb detach web",
     );
     check(
@@ -242,12 +242,12 @@ fn whether_a_process_is_covered_is_told() {
     let (code, findings) = doctor_of(&fixture.setup, inside.id());
     let (state, text, _) = of(&findings, "coverage")[0];
     assert_eq!((code, state), (Some(3), Severity::Problem));
-    assert_eq!(text, format!("client web is configured for {here}, and its programs are not attached there"));
+    assert_eq!(text, format!("client web is configured for {here}, but its programs are not attached there"));
     let none = fixture.setup.run(&["doctor", "--pid", "2147483647"]);
     let (code, text) = stage::daemon::failure(&none);
     assert_eq!(
         (code, text.as_str()),
-        (Some(1), "socklb: there is no process 2147483647, or it may not be seen")
+        (Some(1), "socklb: there is no process 2147483647, or you may not see it")
     );
 }
 

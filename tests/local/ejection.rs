@@ -292,7 +292,7 @@ fn a_daemon_that_does_not_answer_may_lift_an_ejection_later() {
     let fixture = start(&THREE, FOR_LONG);
     fixture.daemon().signal(Signal::STOP);
     let (code, text) = failure(&fixture.setup.run(&["readmit", "users", THREE[0]]));
-    let expected = "does not answer: it may lift the ejection when it goes on (`socklb status`)";
+    let expected = "does not answer: it may still lift the ejection when it continues (check with `socklb status`)";
     assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
     fixture.daemon().signal(Signal::CONT);
     eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());

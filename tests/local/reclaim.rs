@@ -192,7 +192,7 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
     assert_eq!(look(seen).now("four passes have seen it"), (kept, 1));
     let doctor = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
-    assert!(text.contains(&format!("kept: {} whose sockets are open", kept[2])), "{text}");
+    assert!(text.contains(&format!("retained: {} with an open socket", kept[2])), "{text}");
     probe.close(socket);
     fixture.setup.active_becomes(0);
 }

@@ -178,7 +178,7 @@ fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
     eventually("it waits for an agent", log, |log| log.contains("not registered yet"));
     end(&mut child);
     assert_eq!(child.wait().expect("it ends").signal(), Some(15));
-    assert!(log().contains("asked to end before anything was started"), "{}", log());
+    assert!(log().contains("a signal ended the run before the command was started"), "{}", log());
 }
 
 /// A push of the first backend as a lame duck, later than everything that was believed, with a MAC

@@ -22,7 +22,7 @@ fn a_cgroup_that_appears_later_is_attached_at_once() {
     assert_eq!(degraded(&setup), Some(3));
     let status = setup.status();
     let path = cgroup.relative();
-    let fault = format!("client web: there is no cgroup {}; it is attached when it appears", path.display());
+    let fault = format!("client web: there is no cgroup {}; the daemon attaches to it when it appears", path.display());
     assert_eq!(stage::faults_of(&status), [fault], "one fault, one line");
     cgroup.create();
     eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
@@ -175,7 +175,7 @@ fn exec_says_that_it_makes_a_cgroup_and_makes_none_beside_an_attached_one() {
     };
     let (code, text) = exec();
     let path = fixture.cgroup.path().display().to_string();
-    assert!(code == Some(0) && text.contains(&format!("made cgroup {path}")), "{code:?} {text}");
+    assert!(code == Some(0) && text.contains(&format!("created cgroup {path}")), "{code:?} {text}");
     assert_eq!(exec(), (Some(0), String::new()));
     eventually("it is attached", || degraded(&fixture.setup), |code| *code == Some(0));
     let wrong = fixture.cgroup.relative().join("wrogn").display().to_string();

@@ -134,7 +134,7 @@ fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
     eventually("its program is another", program, |program| *program != before.program);
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
     let told = told_by_doctor(&fixture);
-    assert!(told.contains("lo: loopback, MTU 65536; the kernel takes reports in, generic"), "{told}");
+    assert!(told.contains("lo: loopback, MTU 65536; the kernel receives reports, generic"), "{told}");
     // As another version would have left it.
     fixture.stop();
     let other = fixture.setup.pins.join("host-v1");
@@ -210,10 +210,10 @@ fn another_program_is_named_and_never_replaced() {
         faults.contains("interface lo") && faults.contains("another program is attached, ")
     });
     let told = told_by_doctor(&fixture);
-    assert!(told.contains("is accepted") && told.contains("another program is there, "), "{told}");
+    assert!(told.contains("is accepted") && told.contains("another program is attached, "), "{told}");
     fixture.stop();
     let told = told_by_doctor(&fixture);
-    assert!(told.contains("and an interface takes one"), "also before a start: {told}");
+    assert!(told.contains("and an interface accepts only one"), "also before a start: {told}");
     fixture.start();
     // The daemon's socket does it.
     agent.tell(&["lame-duck", ALL[0]]);

@@ -10,7 +10,7 @@ use super::PathOptions;
 use crate::error::CommandFailure;
 use crate::print;
 
-/// Runs one of the commands.
+/// Runs a command of the agent.
 ///
 /// # Errors
 /// If the command fails. Faults of its file become [`CommandFailure::Faults`].

@@ -1,6 +1,6 @@
-//! `socklb check`: reports what a configuration reveals without touching the kernel. This includes
-//! its own faults, faults of the endpoint files that it names, lists that do not fit the limits,
-//! and values that have no effect here. The command reads files and changes nothing.
+//! `socklb check`: reads a configuration and the endpoint files that it names, and reports their
+//! faults, lists that do not fit the limits, and values that have no effect here. The command does
+//! not touch the kernel, and changes nothing.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -32,20 +32,20 @@ use lb_view::status::UnusedEndpoints;
 use lb_view::text::{self, Style};
 
 pub enum OutputFormat {
-    /// For people, printed after the notes on the file.
+    /// Text for people, printed after the notes on the file.
     Text,
-    /// JSON, and nothing else.
+    /// Only JSON.
     Json,
 }
 
 /// Checks the configuration at `file`, or else the one that `files` names. Prints all faults at
 /// once, or, if there are none, notes on values that are valid but may surprise. If `compared` is
-/// set, it also prints the changes against what runs. `previews` are pairs of a service and a file
-/// of endpoints, which is read instead of the file that the configuration names.
+/// set, it also prints what would change in the running configuration. Each preview is a service,
+/// and a file with endpoints that is read instead of the service's configured file.
 ///
 /// # Errors
-/// If a file cannot be read, a list does not fit the limits, nothing runs to compare with, or a
-/// preview names a service without a file.
+/// If a file cannot be read, a list does not fit the limits, there is no running configuration to
+/// compare with, or a preview names a service without an endpoint file.
 pub fn run(
     file: Option<&Path>,
     compared: Option<OutputFormat>,
@@ -66,12 +66,12 @@ pub fn run(
                     let notes = parsed.notes.into_iter();
                     ignored.extend(notes.map(|note| format!("{}: {note}", file.path.display())));
                 }
-                // Several services may name one file, as TCP and UDP at one address do. Equal
-                // faults are reported once.
+                // Several services may have the same file, for example TCP and UDP at one address.
+                // Equal faults are reported once.
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
-                // A file that cannot be read has no line to report. The report shows the line of
-                // the configuration, or the option, that names the file.
+                // A file that cannot be read has no line to show. The report shows the line of the
+                // configuration, or the option, that names the file.
                 Err(error) if previews.iter().any(|(_, path)| *path == file.path) => {
                     unread.push(format!("--endpoints: {}", crate::error::chain(&error)));
                 }
@@ -92,7 +92,7 @@ pub fn run(
         return Err(anyhow::anyhow!(unread.join("\n")).into());
     }
     let Some(config) = config.filter(|_| faulty.is_empty()) else { return Ok(ExitCode::FAILURE) };
-    // The contents of the endpoint files must fit the limits, too.
+    // The lists in the endpoint files must fit the limits, too.
     let lists = with_previews(&config, previews)?;
     let by_service = dry_run::assignments(&lists.clients, &file_sources(&lists))?;
     let mut balancers = Vec::new();
@@ -111,7 +111,7 @@ pub fn run(
             (None, true) => files.over(config.paths.clone())?,
             _ => paths_of(files)?,
         };
-        // The options are those that the daemon would be started with, so they override the file.
+        // The daemon would be started with the same options, so they override the file.
         let config = Config { paths: files.over(config.paths.clone())?, ..config };
         let comparison = comparison::compare(&config, &by_service, &paths)?;
         match form {
@@ -150,14 +150,14 @@ fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Conf
     };
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let text = format!(
-        "--endpoints: no client dials a service {stray:?} whose endpoints come from a file ({}services with one: {})",
+        "--endpoints: no client dials a service {stray:?} with endpoints from a file ({}services with a file: {})",
         did_you_mean(stray, &names),
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     );
     Err(anyhow::anyhow!(text).into())
 }
 
-/// Adds to the failure the line that names the list which does not fit, and a way to make room.
+/// Adds to the failure the line of the configuration with the list that does not fit, and a remedy.
 fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) -> CommandFailure {
     let CommandFailure::Other(error) = &failure else { return failure };
     let Some(misfit) = error.downcast_ref::<DoesNotFit>() else { return failure };
@@ -167,14 +167,14 @@ fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) 
         UnusableList::Schedule { .. } => {
             "raise schedule_entries in [limits], or use smaller subsets or fewer services"
         }
-        UnusableList::Services => "configure fewer services for it",
+        UnusableList::Services => "configure fewer services for this client",
     };
     let text = format!("{}:{line}: {} ({help})", path.display(), crate::error::chain(misfit));
     CommandFailure::Other(anyhow::anyhow!(text))
 }
 
-/// Notes on endpoints that no task uses, and on connections that indexes would make more even. Each
-/// job and service has one note.
+/// Notes on endpoints that no task uses, and on connections that would be more even if tasks had
+/// indexes. Tasks of one job share the notes on a service.
 fn subsets(balancers: &[(&ClientConfig, Balancer<Duration>)]) -> BTreeSet<String> {
     let of_client = |(client, balancer): &(&ClientConfig, Balancer<Duration>)| {
         let of_service = |(service, _, in_use): (&Service, _, Option<(&_, &Membership)>)| {
@@ -202,7 +202,7 @@ fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
         let absent = config.clients.iter().filter(|client| !mount.join(&client.cgroup).exists());
         notes.extend(absent.map(|client| {
             format!(
-                "client {}: there is no cgroup {} now; it is attached when it appears",
+                "client {}: there is no cgroup {} yet; the daemon attaches to it when it appears",
                 client.name,
                 client.cgroup.display()
             )
@@ -212,8 +212,8 @@ fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
         let ejecting = client.services.iter().filter(|configured| configured.service.ejection.is_some());
         notes.extend(ejecting.map(|configured| {
             format!(
-                "client {}, service {}: with accounting = \"active\" ejection sees `unanswered` connects and errors that are \
-                 pending at a close, and no blocking connect that fails; with \"full\" it sees all",
+                "client {}, service {}: with accounting = \"active\" ejection counts `unanswered` connects and errors that are \
+                 pending at a close, but no failed blocking connects; with accounting = \"full\" it counts all failures",
                 client.name, configured.service.name
             )
         }));
@@ -223,14 +223,14 @@ fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
     let by_rates: BTreeSet<&str> = by_rates.map(|configured| configured.service.name.as_str()).collect();
     notes.extend(by_rates.into_iter().map(|service| {
         format!(
-            "service {service}: a58 goes by requests a second, which an agent that measures a cgroup does not report: {WITH_RATES}"
+            "service {service}: control = \"a58\" needs requests per second, which an agent that measures a cgroup does not report: {WITH_RATES}"
         )
     }));
     for (service, assignments) in by_service {
         let zoned = assignments.list().as_slice().iter().filter(|endpoint| endpoint.zone.is_some()).count();
         if zoned > 0 {
             notes.push(format!(
-                "service {service}: zone has no effect yet; written at {}",
+                "service {service}: `zone` has no effect yet, but is set for {}",
                 text::counted(zoned, "endpoint")
             ));
         }

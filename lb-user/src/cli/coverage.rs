@@ -1,8 +1,8 @@
 //! Waits until a client's programs cover this process, for `wait` and `exec`.
 //!
-//! The cgroup in which a socket is made decides for the whole life of the socket. A service that
-//! restarts gets a new cgroup. Sockets that dial before the programs are attached to that cgroup
-//! are not balanced.
+//! The cgroup in which a socket is created decides for the whole life of the socket whether its
+//! connects are balanced. A service that restarts gets a new cgroup, and a socket that connects
+//! before the programs are attached to that cgroup is not balanced.
 
 use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
@@ -23,19 +23,19 @@ use lb_view::status::StatusDocument;
 
 /// The pause between two queries while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long to wait for an answer before checking again which programs are attached.
+/// How long to wait for the daemon's answer before looking again at which programs are attached.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The client that should cover this process, and the paths at which to ask for it.
+/// The client that should cover this process, and the directories of the daemon and the pins.
 pub struct CoverageWait<'a> {
     client: &'a str,
     paths: &'a Paths,
-    /// How long to wait for one answer.
+    /// The longest wait for one answer.
     look: Duration,
 }
 
-/// Runs `work`, which waits for a client's programs. `timeout` includes the time for finding out
-/// why they do not cover the process.
+/// Runs `work`, which waits for a client's programs, for at most `timeout`. The end of this time is
+/// used to find out why the programs do not cover the process.
 pub fn in_time(
     client: &str,
     paths: &Paths,
@@ -77,21 +77,25 @@ impl CoverageWait<'_> {
         // Bound: the caller's limit of time.
         loop {
             pause.tick().await;
-            // Attached programs cover the process, even if the daemon disagrees or does not answer.
+            // If programs are attached, the process is covered, even if the daemon disagrees or
+            // does not answer.
             if cgroups.iter().any(|cgroup| lb_kernel::is_balanced(&pins, *cgroup).unwrap_or(false)) {
                 return Ok(());
             }
             match tokio::time::timeout(look, api::fetch::<Coverage>(paths, &question)).await {
                 Ok(Ok(Some(Coverage::Covered))) => return Ok(()),
                 Ok(Ok(Some(Coverage::Elsewhere { configured }))) => {
-                    bail!("client {client} covers {}, and this process is elsewhere", configured.display())
+                    bail!(
+                        "client {client} covers cgroup {}, and this process is in another cgroup",
+                        configured.display()
+                    )
                 }
                 Ok(Ok(Some(Coverage::UnknownClient { clients }))) => {
                     bail!("client {client} is not configured; {}", clients_here(&clients))
                 }
                 Ok(Err(error)) if is_final(&error) => return Err(error),
-                // The daemon does not run, is stopping, or takes longer. The next turn asks it
-                // again.
+                // The daemon does not run, is stopping, or needs more time. The next turn queries
+                // it again.
                 Ok(Ok(None) | Err(_)) | Err(_) => {}
             }
         }
@@ -99,18 +103,18 @@ impl CoverageWait<'_> {
 
     async fn why_not(&self) -> String {
         match api::fetch::<StatusDocument>(self.paths, "/v1/status").await {
-            Ok(None) => "no daemon is running that would attach to it".to_owned(),
+            Ok(None) => "no daemon is running to attach programs".to_owned(),
             Ok(Some(status)) => {
                 let is_about = |fault: &&Fault| fault.subject.client.as_deref() == Some(self.client);
                 let faults: Vec<String> =
                     status.faults.iter().filter(is_about).map(ToString::to_string).collect();
-                if faults.is_empty() { "the daemon does not say why".to_owned() } else { faults.join("; ") }
+                if faults.is_empty() { "the daemon reports no fault".to_owned() } else { faults.join("; ") }
             }
             Err(error) => format!("{error:#}"),
         }
     }
 
-    /// The client's cgroup, from the daemon; if the daemon does not answer, the cgroup that the
+    /// The client's cgroup according to the daemon. If no daemon answers, the cgroup that the
     /// programs are attached to.
     pub async fn cgroup(&self) -> Result<PathBuf> {
         let Self { client, paths, look } = *self;
@@ -148,24 +152,26 @@ impl CoverageWait<'_> {
     }
 
     /// Creates the client's cgroup if it does not exist, for example after its service was stopped.
-    /// Prints a message, because a mistyped path in the configuration would also become a cgroup.
+    /// Prints a message, because the path in the configuration may be mistyped and would still
+    /// become a cgroup.
     pub fn make(&self, tree: &CgroupTree, cgroup: &Path) -> Result<()> {
         let (client, path) = (self.client, cgroup.display());
         if tree.has(cgroup)? {
             return Ok(());
         }
-        // Links that only let flows end count, too: the daemon removes the others as soon as the
-        // client is to move to another cgroup.
+        // Links that only record the ends of old flows count as well: if the client is to move to
+        // another cgroup, the daemon removes all other links at once, and only these show the old
+        // cgroup.
         let linked = lb_kernel::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
         if let Some(other) = linked.into_iter().find_map(lb_kernel::cgroup_of_id) {
             bail!(
                 "client {client} is configured for cgroup {path}, which does not exist, and its programs are on {}: \
-                 make that cgroup, or correct the configuration",
+                 create that cgroup, or correct the configuration",
                 other.display()
             );
         }
         if tree.make(cgroup)? {
-            print::message(format_args!("made cgroup {path} for client {client}: it did not exist"));
+            print::message(format_args!("created cgroup {path} for client {client}"));
         }
         Ok(())
     }
@@ -176,8 +182,8 @@ fn is_final(error: &anyhow::Error) -> bool {
     crate::error::is_permission(error) || error.is::<Untrusted>()
 }
 
-/// The cgroup of a client: the configured one, or the one that a dead daemon's programs are still
-/// attached to.
+/// The client's configured cgroup; if no daemon runs, the one that the programs are still attached
+/// to.
 fn cgroup_of(client: &str, status: &StatusDocument) -> Result<PathBuf> {
     let names: Vec<&str> = status.clients.iter().map(|client| client.name.as_str()).collect();
     let found = status.client(client);

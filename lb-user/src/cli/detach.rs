@@ -8,14 +8,14 @@ use super::{PathOptions, paths_of};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// Removes one client, or all if `client` is `None`.
+/// Removes the client with this name, or all clients if `client` is `None`.
 ///
 /// # Errors
 /// If there is no such client, another socklb writes to it, or the kernel refuses.
 pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let directory = paths_of(files)?.pins;
-    // All versions: clients that an upgrade has left until their last flow ends are removed as
-    // well.
+    // All versions: after an upgrade, the old version's clients stay until their last flow ends.
+    // They are removed, too.
     let mut clients = Pins::all_versions(&directory)?;
     if let Some(client) = client {
         clients.retain(|pins| pins.client == client);
@@ -32,9 +32,10 @@ pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, Comman
     for pins in &clients {
         let _lock = pins.lock_to_remove()?;
         lb_kernel::detach(pins)?;
-        print::text(&format!("client {}: detached, its maps and pins are removed\n", pins.client))?;
+        print::text(&format!("client {}: detached; its maps and pins are removed\n", pins.client))?;
     }
-    // Removes only empty directories, and shared maps and pins only if no client is left.
+    // Removes the directories that are empty; removes shared maps and pins only if no client is
+    // left.
     lb_kernel::remove_roots(&directory)?;
     Ok(ExitCode::SUCCESS)
 }

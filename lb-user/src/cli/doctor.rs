@@ -10,14 +10,14 @@ use crate::{doctor, print};
 use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 
-/// Examines the host, or, if `pid` is given, whether that process is covered.
+/// Examines the host, or, if `pid` is given, whether programs cover that process.
 ///
 /// # Errors
 /// If a path cannot be made absolute, the output cannot be written, there is no such process, or a
-/// permission is missing to see what is attached to its cgroup.
+/// permission is missing to read which programs are attached to its cgroup.
 pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let mut files = files.clone();
-    // The examination of the whole host asks the daemon by itself.
+    // `doctor::examine`, for the whole host, queries the daemon itself.
     let is_asked = files.config.is_none() || pid.is_some();
     let status = match paths_of(&files).ok().filter(|_| is_asked) {
         Some(paths) => match api::ask_daemon::<StatusDocument>(&paths, "/v1/status") {
@@ -26,7 +26,7 @@ pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode
         },
         None => None,
     };
-    // Uses the configuration that the running daemon names as its own.
+    // If no configuration is named, uses the one that the running daemon reports as its own.
     if files.config.is_none()
         && let Some(status) = &status
     {

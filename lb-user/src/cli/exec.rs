@@ -14,13 +14,13 @@ use super::{PathOptions, paths_of};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// The exit codes of shells for a command that does not exist, and for one that cannot be started.
+/// The exit codes that shells use if a command does not exist, and if it cannot be started.
 const NOT_FOUND: u8 = 127;
 const NOT_STARTED: u8 = 126;
 
-/// Replaces this process with `command`, in the client's cgroup, once the cgroup is covered. The
-/// cgroup is created if it does not exist. Returns only if the command could not be started, with
-/// the exit code that shells use for this.
+/// Moves this process into the client's cgroup, creating the cgroup if it does not exist, waits
+/// until the programs cover it, and replaces the process with `command`. Returns only if the
+/// command could not be started, with the exit code that shells use for this.
 ///
 /// # Errors
 /// If the cgroup cannot be entered, or is not covered in time.

@@ -1,4 +1,4 @@
-//! `socklb load`: shows how weights follow load, and switches this for an operator.
+//! `socklb load`: shows how weights follow load, and switches this behaviour for an operator.
 
 use std::process::ExitCode;
 
@@ -14,17 +14,17 @@ use crate::api::{self, Answer, quoted};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// The switch for weights that follow load.
+/// Switches whether weights follow load.
 #[derive(Clone, Debug, Subcommand)]
 pub enum LoadCommand {
-    /// Freeze the weights of a service, whatever backends report
+    /// Freeze the weights of a service: reports no longer change them
     ///
     /// The daemon stores this across restarts and upgrades, until `socklb load on`, or until the
     /// service no longer has `load`. Members in slow start still reach their full share.
     Freeze(LoadTarget),
-    /// Give every member of a service its structural weight, whatever backends report
+    /// Give every member of a service its structural weight: reports no longer change it
     ///
-    /// The learnt weights are discarded. The daemon stores this across restarts and upgrades, until
+    /// The daemon discards the learnt weights. It stores this across restarts and upgrades, until
     /// `socklb load on`, or until the service no longer has `load`.
     Off(LoadTarget),
     /// Let the weights of a service follow load again, as configured
@@ -44,20 +44,21 @@ pub struct LoadTarget {
     pub json: bool,
 }
 
-/// The error for options of `show` before a command that switches: they would have no effect there.
+/// The error for options of `load` that come before freeze, off or on, where they would have no
+/// effect.
 pub const MISPLACED: &str = "--client, --service and --json before freeze, off and on have no effect: write socklb load freeze SERVICE --client CLIENT";
 
 /// Prints how weights follow load.
 ///
 /// # Errors
 /// If no daemon answers, because only the daemon has this state, or if no service here has weights
-/// that change.
+/// that follow load or start slowly.
 pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
     let mut status = match api::ask_daemon::<lb_view::status::StatusDocument>(&paths, "/v1/status")? {
         Answer::Given(status) => status,
         Answer::NotRunning => {
-            let text = "the daemon is not running, and only it knows what is reported. The tables stay as they are (`socklb status`)";
+            let text = "the daemon is not running, and only the daemon knows the reported loads. The tables stay as they are (`socklb status`)";
             return Err(anyhow!(text).into());
         }
         Answer::Silent => return Err(anyhow!(api::silent(&paths.run)).into()),
@@ -77,7 +78,7 @@ pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode
         let text = format!(
             "no service here{}{} has weights that follow load or start slowly: see `load` and `slow_start` in socklb.toml(5)",
             of("of client", &filter.client),
-            of("by the name", &filter.service)
+            of("with the name", &filter.service)
         );
         return Err(anyhow!(text).into());
     }
@@ -105,10 +106,10 @@ pub fn switch(command: &LoadCommand, files: &PathOptions) -> Result<ExitCode, Co
     let switched = match api::tell_daemon::<Switched>(&paths, &path)? {
         Answer::Given(switched) => switched,
         Answer::NotRunning => {
-            return Err(anyhow!("the daemon is not running: the tables stay as they are").into());
+            return Err(anyhow!("the daemon is not running: nothing is switched").into());
         }
         Answer::Silent => {
-            let text = "it may do that when it goes on (`socklb load`)";
+            let text = "it may still switch when it continues (check with `socklb load`)";
             return Err(anyhow!("{}: {text}", api::silent(&paths.run)).into());
         }
     };

@@ -22,8 +22,8 @@ use crate::config::{DEFAULT_PATH, Paths};
 /// daemon (`socklb run`) decides on the backends and their weights and writes them into kernel
 /// maps. Connects never wait for the daemon and continue to work without it.
 ///
-/// Every command reads the directories from `[paths]` of the configuration, which --config or
-/// SOCKLB_CONFIG names.
+/// Every command reads the directories from `[paths]` of the configuration; --config or
+/// SOCKLB_CONFIG names that file.
 ///
 /// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor), 4 permission; exec
 /// returns the exit code of its command.
@@ -52,10 +52,10 @@ impl Cli {
             }
             error.exit()
         });
-        // Rejects only the options: the environment variable may be set for the daemon.
+        // Rejects only options of the command line: SOCKLB_CONFIG may be set for the daemon.
         let is_given = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
         if matches.subcommand_name() == Some("agent") && (is_given("config") || is_given("pins")) {
-            let text = "--config and --pins are for the daemon: an agent's file is given as `socklb agent serve FILE`";
+            let text = "--config and --pins are for the daemon: to name an agent's file, write `socklb agent serve FILE`";
             command.error(ErrorKind::ArgumentConflict, text).exit();
         }
         let cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit());
@@ -72,7 +72,7 @@ impl Cli {
 fn hint_of_file(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
     let is_file = error.kind() == ErrorKind::UnknownArgument && word.ends_with(".toml");
-    is_file.then(|| format!("name the configuration by an option: `--config {word}`"))
+    is_file.then(|| format!("to name a configuration file, write `--config {word}`"))
 }
 
 /// A hint if the word is a subcommand of another load balancer (HAProxy, ipvsadm).
@@ -97,9 +97,9 @@ fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
             "add the endpoint to its file, or the service to the configuration"
         }
         "save" | "restore" => {
-            "nothing is to be saved: tables stay in the kernel, and the daemon follows its files"
+            "there is nothing to save: the kernel retains the tables, and the daemon follows its files"
         }
-        "zero" => "counters only grow: `socklb status` shows the last minute",
+        "zero" => "counters cannot be reset: `socklb status` shows the rates of the last minute",
         _ => return None,
     })
 }
@@ -111,7 +111,7 @@ fn hint_of_ipvsadm(error: &clap::Error) -> Option<&'static str> {
         "-l" | "-L" | "--list" => "use `socklb status`",
         "-a" | "-e" | "-d" | "-A" | "-E" | "-D" => "change the list of the service: the daemon follows it",
         "-C" | "--clear" => "use `socklb detach`",
-        "-Z" | "--zero" => "counters only grow: `socklb status` shows the last minute",
+        "-Z" | "--zero" => "counters cannot be reset: `socklb status` shows the rates of the last minute",
         _ => return None,
     })
 }
@@ -138,28 +138,28 @@ pub struct PathOptions {
 pub enum Command {
     /// Run the daemon: fill the tables, attach to the cgroups, follow the sources
     Run,
-    /// Check a configuration and its endpoint files; reports all faults at once
+    /// Check a configuration and its endpoint files; report all faults at once
     ///
     /// Needs no privilege and changes nothing. Each fault comes with its file, line, column and
     /// correction. The command also rejects combinations that cannot work, such as the policy
     /// least-loaded over a subset that can have more than 256 backends, and values that would have
     /// no effect.
     ///
-    /// Exit codes: 0 good, even if it would change something; 1 faulty, or nothing is running to
-    /// compare with.
+    /// Exit codes: 0 no faults, even if --against-running shows changes; 1 faults, or nothing is
+    /// running to compare with.
     Check {
         /// Configuration file, instead of the one that --config names
         file: Option<PathBuf>,
-        /// Also show changes against the running configuration: clients, services, shares, and
+        /// Also show what would change in the running configuration: clients, services, shares, and
         /// changes that need a restart
         ///
-        /// The running configuration comes from the daemon that --config names, or else from the
-        /// one in the file's own `[paths]`. If neither answers, it is read from the pinned maps,
-        /// which needs root and does not have all keys.
+        /// The running configuration comes from the daemon whose directories --config names, or
+        /// else from the daemon of the file's own `[paths]`. If that daemon does not answer, the
+        /// pinned maps are read, which needs root and does not show all keys.
         #[arg(long)]
         against_running: bool,
-        /// Take the endpoints of a service from this file, to preview a list before it replaces the
-        /// one in use; may be given for several services
+        /// Read the endpoints of a service from this file, to preview a list before it replaces the
+        /// present one; may be given for several services
         #[arg(long, value_name = "SERVICE=FILE", requires = "against_running", value_parser = preview)]
         endpoints: Vec<(String, PathBuf)>,
         /// Print the changes as JSON
@@ -180,20 +180,20 @@ pub enum Command {
         /// Only failing backends, with their services and clients
         #[arg(long)]
         failing: bool,
-        /// Order of backends; failing ones always come first [default: by address; with --json
+        /// Order of backends; failing backends always come first [default: by address; with --json
         /// unsorted]
         #[arg(long, value_name = "BY", value_parser = sort_by())]
         sort: Option<SortBy>,
         /// Print JSON
         #[arg(long, conflicts_with = "watch")]
         json: bool,
-        /// Repeat every SECONDS seconds; on a terminal until q is pressed
+        /// Repeat every SECONDS seconds; on a terminal until q is pressed [default: 1]
         #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
         watch: Option<u32>,
     },
     /// Show the active flows: client, process, age, backend, and the reason for the choice
     ///
-    /// Reads the pinned maps; needs no daemon. Oldest flows come first.
+    /// Reads the pinned maps and needs no daemon. The oldest flows come first.
     Flows {
         /// Only this client
         #[arg(long)]
@@ -219,12 +219,13 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Wait until a client covers the cgroup of this process: for a unit's ExecStartPre=
+    /// Wait until a client covers the cgroup of this process; for ExecStartPre= of a unit
     ///
-    /// Attached programs cover the cgroup even if no daemon runs or answers.
+    /// A cgroup is covered if the client's programs are attached to it, even if no daemon runs or
+    /// answers.
     ///
-    /// Exit codes: 0 covered; 1 not covered in time, or never will be (the message says why); 4
-    /// permission.
+    /// Exit codes: 0 covered; 1 not covered in time, or it never will be (the message says why); 4
+    /// a permission is missing.
     Wait {
         /// Client
         client: String,
@@ -234,13 +235,13 @@ pub enum Command {
     },
     /// Start a command in a client's cgroup once the cgroup is covered
     ///
-    /// If the cgroup does not exist but its parent does, the command creates it, says so on
-    /// standard error, and does not remove it. It does not create the cgroup while the client's
-    /// programs are attached to another one.
+    /// If the cgroup does not exist but its parent does, the command creates the cgroup, says so on
+    /// standard error, and does not remove it afterwards. It does not create the cgroup while the
+    /// client's programs are attached to another one.
     ///
     /// Exit codes: that of the command, which replaces this process; 127 the command does not
-    /// exist; 126 it cannot be started; 1 the cgroup is not covered in time, or cannot be; 4
-    /// permission.
+    /// exist; 126 it cannot be started; 1 the cgroup is not covered in time, or it never will be; 4
+    /// a permission is missing.
     Exec {
         /// Client
         client: String,
@@ -254,11 +255,11 @@ pub enum Command {
     /// Check this host (kernel, privileges, mounts, other programs, uncovered sockets), or whether
     /// a process is covered
     ///
-    /// Exit codes: 0 nothing is wrong, or the process is covered; 3 otherwise; with --pid, 1 if
-    /// there is no such process and 4 if a permission is missing to see which programs are
-    /// attached.
+    /// Exit codes: 0 nothing is wrong, or the process is covered; 3 something is wrong, or the
+    /// process is not covered; with --pid also 1 if there is no such process, and 4 if a permission
+    /// is missing to read which programs are attached.
     Doctor {
-        /// Check whether this process is covered and by which client, or why it is not
+        /// Check whether a client covers this process, and which one, or why none does
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
         pid: Option<u32>,
         /// Print JSON
@@ -269,8 +270,8 @@ pub enum Command {
     ///
     /// The daemon does this for root, its own user, and members of the group that `[admin]` names.
     ///
-    /// Exit codes: 0 at least one client readmitted it; 1 it was not ejected, or nothing was done
-    /// (the message says why); 4 permission.
+    /// Exit codes: 0 at least one client readmitted the backend; 1 the backend was not ejected, or
+    /// nothing was done (the message says why); 4 a permission is missing.
     Readmit {
         /// Service
         service: String,
@@ -284,9 +285,9 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show how weights follow the load that backends report, or switch this off and on
+    /// Show how weights follow the load that backends report, or switch this behaviour off and on
     ///
-    /// Needs the daemon. It switches only for root, its own user, and members of the group that
+    /// Needs the daemon, which switches only for root, its own user, and members of the group that
     /// `[admin]` names.
     Load {
         #[command(subcommand)]
@@ -324,7 +325,7 @@ impl PathOptions {
         self.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
     }
 
-    /// Replaces those of `paths` for which an option was given.
+    /// Replaces the paths for which the command line has an option.
     ///
     /// # Errors
     /// If a path is relative and the current directory cannot be found.
@@ -332,8 +333,6 @@ impl PathOptions {
         let Self { pins, run, state, config: _ } = self;
         for (path, wanted) in [(&mut paths.pins, pins), (&mut paths.run, run), (&mut paths.state, state)] {
             if let Some(wanted) = wanted {
-                // Made absolute because it is compared with paths that the kernel reports, which
-                // are absolute.
                 *path = std::path::absolute(wanted)?;
             }
         }
@@ -347,7 +346,7 @@ fn preview(text: &str) -> Result<(String, PathBuf), String> {
         Some((service, file)) if !service.is_empty() && !file.is_empty() => {
             Ok((service.to_owned(), file.into()))
         }
-        _ => Err("write the name of a service and a file, as in users=/tmp/users.toml".to_owned()),
+        _ => Err("write the name of a service and a file: users=/tmp/users.toml".to_owned()),
     }
 }
 

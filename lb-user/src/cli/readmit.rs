@@ -1,4 +1,4 @@
-//! `socklb readmit`: lifts an ejection before its trial.
+//! `socklb readmit`: readmits an ejected backend before its trial.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use crate::api::{self, Answer, quoted};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// Lifts the ejection of a backend for one client task, or for all that have the backend.
+/// Readmits a backend for one client task, or for all client tasks that have the backend.
 ///
 /// # Errors
 /// If no daemon answers, it refuses this user, or no client has the backend.
@@ -28,12 +28,12 @@ pub fn run(
     let readmission = match api::tell_daemon::<Readmission>(&paths, &path)? {
         Answer::Given(readmission) => readmission,
         Answer::NotRunning => {
-            let text = "the daemon is not running, so nothing is lifted: the kernel programs try the backend by themselves \
-                        when its time is over (`socklb status`)";
+            let text = "the daemon is not running, so nothing is lifted: the kernel programs try the backend again \
+                        when its ejection time is over (`socklb status`)";
             return Err(anyhow!(text).into());
         }
         Answer::Silent => {
-            let text = "it may lift the ejection when it goes on (`socklb status`)";
+            let text = "it may still lift the ejection when it continues (check with `socklb status`)";
             return Err(anyhow!("{}: {text}", api::silent(&paths.run)).into());
         }
     };

@@ -1,4 +1,4 @@
-//! `socklb run`: the daemon.
+//! `socklb run`: starts the daemon.
 
 use std::io;
 use std::path::Path;
@@ -24,14 +24,14 @@ use lb_view::text::Style;
 pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let (read, waiting) = mpsc::channel::<()>();
     let name = files.file().to_owned();
-    // The file may be on a file system that does not answer. The daemon waits for it, because
-    // without a configuration it has nothing to do.
+    // The file may be on a file system that does not answer. The daemon waits until it does,
+    // because it can do nothing without a configuration.
     let tell = move || {
         if waiting.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
             print::message(format_args!("{} does not answer yet; waiting for it", name.display()));
         }
     };
-    // If no thread can be started, the message is left out.
+    // If the thread cannot be started, the message does not appear.
     let _ = std::thread::Builder::new().name("waiting".to_owned()).spawn(tell);
     // Taken before the file is read, so that any later change of the file is noticed.
     let stamp = Stamp::at(files.file());
@@ -43,9 +43,9 @@ pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let reread = move || read_config(&again).map_err(|failure| failure_of(&failure));
     match daemon::run(config, stamp, Arc::new(reread)) {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        // A service manager does not restart a service after the exit code of a missing privilege.
-        // Other refusals may pass, such as a hook or a directory that another process uses, so they
-        // must not end with that code.
+        // A service manager does not restart a service that ended with the exit code for a missing
+        // privilege. Other refusals may be temporary, for example if another process uses a hook or
+        // a directory, so they must not end with that code.
         Err(error) if is_permission(&error) && !lb_kernel::lacks_privilege() => {
             Err(anyhow::anyhow!("{error:#}").into())
         }
@@ -66,9 +66,9 @@ fn failure_of(failure: &CommandFailure) -> ReadFailure {
     }
 }
 
-/// Checks that the state directory is trusted, because lists stored there are used if an endpoint
-/// file cannot be read. If the directory cannot be created, the error appears later, when a list is
-/// to be stored. From a directory that does not answer no list is used.
+/// Checks that the state directory is trusted, because the daemon uses lists from it if it cannot
+/// read an endpoint file. If the directory cannot be created, the error appears later, when the
+/// daemon stores a list. If it does not answer within 2 s, the check passes.
 fn check_state(directory: &Path) -> Result<(), Untrusted> {
     fn look(path: &Path) -> Result<(), Untrusted> {
         match trust::make_directory(path) {

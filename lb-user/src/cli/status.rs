@@ -20,16 +20,16 @@ use lb_view::filter::Filter;
 use lb_view::status::{SortBy, StatusDocument};
 use lb_view::text::{self, Style};
 
-/// What to show of the status, and in which order.
+/// The part of the status to show, and its order.
 pub struct Shown {
     pub filter: Filter,
     pub only_failing: bool,
-    /// `None` leaves the order of the document, which for people is by address.
+    /// The order of backends; if `None`, text is sorted by address, and JSON is not sorted.
     pub sort: Option<SortBy>,
 }
 
 impl Shown {
-    /// An error if a name in the filter does not exist.
+    /// Returns an error if a name in the filter does not exist.
     fn check(&self, status: &StatusDocument) -> Result<(), String> {
         let names = status.clients.iter().map(|client| client.name.as_str());
         names::check_client(&self.filter, names, "here")?;
@@ -86,7 +86,7 @@ pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
         Answer::Given(status) => match other_pins(&status, files) {
             None => return Ok(status),
             Some(other) => format!(
-                "the daemon at {} has its pins in {}; this is what lies in {}",
+                "the daemon at {} has its pins in {}; showing the pins in {}",
                 api::socket(&paths.run).display(),
                 other.display(),
                 paths.pins.display()
@@ -101,8 +101,9 @@ pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
     Ok(status)
 }
 
-/// The lists that the daemon had in force. Empty if the configuration is missing, faulty or
-/// unreadable for this user, or if a file system does not answer; the pins are shown in any case.
+/// The lists that the daemon used last, as it has stored them. Empty if the configuration is
+/// missing, faulty or unreadable for this user, or if a file system does not answer. The pins are
+/// shown in any case.
 fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
     const PATIENCE: Duration = Duration::from_secs(2);
     let (sender, read) = mpsc::channel();
@@ -115,7 +116,7 @@ fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
     started.ok().and_then(|_| read.recv_timeout(PATIENCE).ok()).unwrap_or_default()
 }
 
-/// The daemon's directory of pins, if the command line names another one.
+/// The daemon's directory of pins, if it differs from the one that the command line names.
 fn other_pins(status: &StatusDocument, files: &PathOptions) -> Option<PathBuf> {
     let (wanted, daemon) = (files.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();

@@ -7,7 +7,8 @@ use super::coverage::in_time;
 use super::{PathOptions, paths_of};
 use crate::error::CommandFailure;
 
-/// Returns once a client's programs are attached to the cgroup of this process, or to one above it.
+/// Returns once a client's programs are attached to the cgroup of this process, or to a cgroup
+/// above it.
 ///
 /// # Errors
 /// If that does not happen in time, or cannot happen.

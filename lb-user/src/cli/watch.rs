@@ -1,8 +1,8 @@
-//! `socklb status --watch`: on a terminal a screen that is refreshed until the user leaves it;
-//! elsewhere one text after another.
+//! `socklb status --watch`: on a terminal, a screen that is refreshed until the user leaves it; if
+//! the output is no terminal, one text after another.
 //!
-//! The terminal is always restored, however the command ends. Reading the status may take seconds.
-//! It happens beside the loop, which continues to handle keys and signals.
+//! The terminal is always restored, however the command ends. Reading the status may take seconds,
+//! so another thread reads it while the loop handles keys and signals.
 
 mod keys;
 
@@ -31,8 +31,8 @@ use crate::print;
 /// Reads the status.
 pub type Look = Arc<dyn Fn() -> Result<StatusDocument, CommandFailure> + Send + Sync>;
 
-/// Shows the status once per `every`, until a key or signal ends it or the reader of the output is
-/// gone.
+/// Shows the status once per `every`, until a key or a signal ends the command, or nothing reads
+/// the output any longer.
 ///
 /// # Errors
 /// If the first read fails, or the output cannot be written. On a terminal, an error of a later
@@ -42,18 +42,19 @@ pub fn run(look: Look, every: Duration) -> Result<ExitCode, CommandFailure> {
     if !std::io::stdout().is_terminal() {
         return texts(&runtime, &look, every);
     }
-    // Read before the screen is entered, so that the error for a misspelt name appears where it was
-    // typed.
+    // The first read happens before the screen is entered, so that the error for a misspelt name
+    // appears below the typed command.
     let view = WatchView { status: look()?, error: None, top: 0 };
     let code = runtime.block_on(screen(view, look, every));
-    // Does not wait for a read that is under way.
+    // `shutdown_background` does not wait for a read that is under way.
     runtime.shutdown_background();
     Ok(code?)
 }
 
 fn texts(runtime: &Runtime, look: &Look, every: Duration) -> Result<ExitCode, CommandFailure> {
     let mut tick = runtime.block_on(async { tokio::time::interval(every) });
-    // Ends with the process, on ^C, or when the reader of the output is gone.
+    // The loop ends with the process, for example on ^C, or when nothing reads the output any
+    // longer.
     loop {
         runtime.block_on(tick.tick());
         if !print::text(&text::status(&look()?, Style::for_stdout()))? {
@@ -62,11 +63,11 @@ fn texts(runtime: &Runtime, look: &Look, every: Duration) -> Result<ExitCode, Co
     }
 }
 
-/// What is shown, and which part of it.
+/// The status on the screen, and the part of it that is visible.
 struct WatchView {
     /// The last status that could be read.
     status: StatusDocument,
-    /// Why the latest read failed; `None` if it did not.
+    /// Why the latest read failed; `None` if it succeeded.
     error: Option<String>,
     /// The first line that is visible.
     top: usize,
@@ -76,7 +77,7 @@ impl WatchView {
     /// The screen for the current size of the terminal.
     fn screen(&self) -> Screen {
         let (style, size) = (Style::for_stdout(), terminal::size());
-        // COLUMNS may be a value from before the window was made smaller.
+        // The value of COLUMNS may be older than the window's present size.
         let width = style.width.map_or(size.columns, |width| width.min(size.columns));
         let text = text::status(&self.status, Style { width: Some(width), ..style });
         Screen::new(&text, self.error.as_deref(), size, self.top)
@@ -86,7 +87,7 @@ impl WatchView {
         match status {
             Ok(status) => (self.status, self.error) = (status, None),
             Err(failure) => {
-                self.error = Some(format!("not up to date, trying again: {failure}").replace('\n', " "));
+                self.error = Some(format!("not up to date, retrying: {failure}").replace('\n', " "));
             }
         }
     }
@@ -108,8 +109,8 @@ impl WatchView {
 
 /// Runs the screen until the user leaves it.
 async fn screen(mut view: WatchView, look: Look, every: Duration) -> Result<ExitCode> {
-    // Installed before the terminal is changed, so that no signal can end the process before the
-    // terminal is restored.
+    // The handlers are installed before the terminal is changed, so that no signal can end the
+    // process before the terminal is restored.
     let mut signals = WatchSignals::new()?;
     let mut terminal = AlternateScreen::enter()?;
     let mut keyboard = Keyboard::open()?;
@@ -153,7 +154,7 @@ async fn screen(mut view: WatchView, look: Look, every: Duration) -> Result<Exit
 /// The result of the read that is under way; waits forever if there is none.
 async fn ended<T>(reading: &mut Option<JoinHandle<T>>) -> T {
     match reading {
-        Some(reading) => reading.await.expect("reading does not panic, and is not cancelled"),
+        Some(reading) => reading.await.expect("the read neither panics nor is cancelled"),
         None => pending().await,
     }
 }

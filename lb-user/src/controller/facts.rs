@@ -204,6 +204,6 @@ impl Controller {
             .as_ref()
             .map(|warning| format!(" ({warning})"))
             .unwrap_or_default();
-        Some(format!("there is no cgroup {path}; it is attached when it appears{warning}"))
+        Some(format!("there is no cgroup {path}; the daemon attaches to it when it appears{warning}"))
     }
 }

@@ -150,7 +150,7 @@ impl Work for ReceiverWork {
         for one in news.interfaces {
             match one.attached {
                 Ok(mode) => {
-                    info!(interface = one.name, mode = mode.name(), "the kernel takes reports in");
+                    info!(interface = one.name, mode = mode.name(), "the kernel receives reports");
                 }
                 Err(why) => {
                     warn!(interface = one.name, "reports are taken in by the daemon's socket alone: {why}");

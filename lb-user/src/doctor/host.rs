@@ -1,13 +1,13 @@
-//! Examines what the host must have before anything else works: features of the kernel, cgroup2,
-//! bpffs, privileges.
+//! Examines what the host must have for socklb to work: features of the kernel, cgroup2, bpffs,
+//! privileges.
 
 use lb_kernel::{FEATURES, Features, Host};
 use lb_view::diagnosis::{Diagnosis, Severity};
 
 use crate::config::Paths;
 
-/// How to give the daemon the privileges that it needs; only root can do this.
-const GIVE_ALL: &str = "run it as root, or as root give USER all three: `setpriv --reuid USER --regid GROUP --init-groups \
+/// How root gives the daemon the privileges that it needs. Other users cannot.
+const GIVE_ALL: &str = "run the daemon as root, or as root give USER all three capabilities: `setpriv --reuid USER --regid GROUP --init-groups \
                         --inh-caps +bpf,+net_admin,+perfmon --ambient-caps +bpf,+net_admin,+perfmon socklb run` (in a \
                         unit AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_PERFMON)";
 
@@ -26,10 +26,10 @@ pub fn examine(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Features> {
 
 fn kernel(diagnosis: &mut Diagnosis, host: &Host) -> Option<Features> {
     if host.btf {
-        diagnosis.ok("kernel", format!("Linux {}, describes its types (BTF)", host.release));
+        diagnosis.ok("kernel", format!("Linux {}, with type information (BTF)", host.release));
     } else {
-        let text = format!("Linux {} does not describe its types (no /sys/kernel/btf/vmlinux)", host.release);
-        let help = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y: maps are declared with types";
+        let text = format!("Linux {} has no type information (no /sys/kernel/btf/vmlinux)", host.release);
+        let help = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y: socklb declares its maps with types";
         diagnosis.add("kernel", Severity::Problem, text, Some(help));
     }
     lb_kernel::probe().ok()
@@ -43,8 +43,8 @@ fn cgroup2(diagnosis: &mut Diagnosis) {
                 diagnosis.add("cgroup2", Severity::Note, warning, None);
             }
             if lb_kernel::sockets_have_their_cgroup() == Some(false) {
-                let text = "sockets that are made now do not know their cgroup, so nothing is balanced: below Linux 5.15 \
-                            they lose it once the controller net_cls or net_prio of cgroup version 1 is used";
+                let text = "new sockets do not know their cgroup, so nothing is balanced: below Linux 5.15 they lose it once the \
+                            controller net_cls or net_prio of cgroup version 1 is used";
                 let help = "boot with cgroup_no_v1=net_cls,net_prio, or a newer kernel";
                 diagnosis.add("cgroup2", Severity::Problem, text, Some(help));
             }
@@ -67,8 +67,8 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
     let missing = || host.capabilities.iter().filter(|capability| !capability.held);
     for capability in &host.capabilities {
         let text = format!("{}: {}", capability.name, capability.why);
-        // The help appears once for all capabilities: users who lack one cannot grant themselves
-        // any.
+        // The help appears once, at the last missing capability: a user who lacks one can grant
+        // none of them.
         let is_last = missing().next_back().is_some_and(|last| last == capability);
         let help = is_last.then_some(GIVE_ALL);
         if capability.held {
@@ -84,13 +84,13 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
             "programs",
             Severity::Problem,
             crate::error::chain(&error),
-            Some("with CAP_PERFMON the verifier follows fewer paths that a processor might take by mistake"),
+            Some("give it CAP_PERFMON: the verifier then follows fewer paths of speculative execution"),
         ),
         None => diagnosis.add(
             "programs",
             Severity::Problem,
             match lb_kernel::probe() {
-                Ok(_) => "could not be tried".to_owned(),
+                Ok(_) => "the programs could not be loaded for a test".to_owned(),
                 Err(error) => crate::error::chain(&error),
             },
             Some("run socklb doctor as root, or with the capabilities above"),
@@ -101,8 +101,8 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
         Some(bytes) => diagnosis.add(
             "locked memory",
             Severity::Note,
-            format!("{bytes} bytes; counts below Linux 5.11 only, where root's daemon raises it itself"),
-            Some("ulimit -l unlimited (in a unit LimitMEMLOCK=infinity)"),
+            format!("limited to {bytes} bytes; matters only below Linux 5.11, where a daemon that runs as root raises the limit itself"),
+            Some("ulimit -l unlimited (in a unit: LimitMEMLOCK=infinity)"),
         ),
     }
 }
@@ -117,22 +117,22 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         diagnosis.add("features", state, text, None);
     };
     for of_kernel in &FEATURES {
-        let off = format!("it takes {}. {}", of_kernel.takes, of_kernel.without);
+        let off = format!("it needs {}. {}", of_kernel.takes, of_kernel.without);
         feature(of_kernel.title, of_kernel.is_in(features), &off);
     }
     feature(
         "reclaiming flow records",
         lb_kernel::can_reclaim(),
-        "it takes lists of TCP and UDP sockets (sock_diag) and namespaces that tell their cookie (Linux 5.14). A flow whose end was \
-         not seen stays counted until no process has held its socket for ten minutes",
+        "it needs lists of TCP and UDP sockets (sock_diag) and the cookies of network namespaces (Linux 5.14). If the end of a \
+         flow was not seen, the flow counts as active until no process has held its socket for ten minutes",
     );
     let holders = lb_kernel::try_holders();
     feature(
         "telling which sockets processes hold",
         holders.is_ok(),
         &format!(
-            "{}. A socket that is open and not connected counts no more once two lists of sockets have missed it; a flow \
-             whose end was not seen, in a network namespace that cannot be looked into, is counted for ever",
+            "{}. An open socket that is not connected is no longer counted after two lists of sockets have missed it. If the \
+             end of a flow in a network namespace that cannot be inspected was not seen, the flow counts as active for ever",
             holders.as_ref().err().map_or_else(String::new, |error| crate::error::chain(error))
         ),
     );

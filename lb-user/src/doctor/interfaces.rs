@@ -1,5 +1,5 @@
-//! Examines the network interfaces on which the kernel should receive reports: whether it may, the
-//! driver of each, and other programs in the way.
+//! Examines the network interfaces on which the kernel should receive reports: whether socklb's
+//! program can be attached, the driver, and other programs that are attached.
 
 use lb_kernel::receiver::{self, Receiver};
 use lb_kernel::xdp::names_of_others;
@@ -11,7 +11,7 @@ use super::AS_ROOT;
 use crate::config::{Config, Paths};
 use crate::error::chain;
 
-/// The name of these findings.
+/// The check that these findings belong to.
 const CHECK: &str = "interfaces";
 
 pub fn examine(
@@ -24,13 +24,13 @@ pub fn examine(
     let Some(config) = config.filter(|config| !config.reports.xdp.is_empty()) else { return };
     if let Some(features) = features {
         match Receiver::try_load(features) {
-            Ok(()) => diagnosis.ok(CHECK, "the program that takes reports in is accepted"),
+            Ok(()) => diagnosis.ok(CHECK, "the program that receives reports in the kernel is accepted"),
             Err(error) => {
                 let text = format!(
-                    "the program that takes reports in is refused, and the daemon's socket does it alone: {}",
+                    "the program that receives reports in the kernel is refused; only the daemon's socket receives them: {}",
                     chain(&error)
                 );
-                let help = "give the daemon CAP_PERFMON as well: packets are read by pointers that only it may compute with";
+                let help = "give the daemon CAP_PERFMON, too: the program computes pointers into packets, which needs it";
                 diagnosis.add(CHECK, Severity::Warning, text, Some(help));
             }
         }
@@ -45,12 +45,13 @@ pub fn examine(
     let attached = receiver::attached(&paths.pins).unwrap_or_default();
     for name in &config.reports.xdp {
         let Some(interface) = all.iter().find(|interface| interface.name == *name) else {
-            let text = format!("{name}: there is no such interface; reports come in by the daemon's socket");
+            let text =
+                format!("{name}: there is no such interface; only the daemon's socket receives reports");
             diagnosis.add(
                 CHECK,
                 Severity::Warning,
                 text,
-                Some("ip link shows the names; `xdp` of [reports] has them"),
+                Some("`ip link` lists the names; correct `xdp` in [reports]"),
             );
             continue;
         };
@@ -59,18 +60,18 @@ pub fn examine(
         let ours = attached.iter().find(|attachment| attachment.interface == interface.index);
         match (by_daemon.and_then(|one| one.why.as_ref()), ours) {
             (Some(why), _) => {
-                let text = format!("{description}; reports come in by the daemon's socket: {why}");
+                let text = format!("{description}; only the daemon's socket receives reports: {why}");
                 diagnosis.add(
                     CHECK,
                     Severity::Warning,
                     text,
-                    Some("docs/reference/reports.md says what it takes"),
+                    Some("see the requirements in docs/reference/reports.md"),
                 );
             }
             (None, Some(attachment)) => {
                 diagnosis.ok(
                     CHECK,
-                    format!("{description}; the kernel takes reports in, {}", attachment.mode.name()),
+                    format!("{description}; the kernel receives reports, {}", attachment.mode.name()),
                 );
             }
             (None, None) => others(diagnosis, &description, interface),
@@ -78,37 +79,37 @@ pub fn examine(
     }
 }
 
-/// Examines an interface that socklb's program is not attached to: whether another program is.
+/// Examines whether an interface without socklb's program has another program.
 fn others(diagnosis: &mut Diagnosis, description: &str, interface: &Interface) {
     let named = names_of_others(interface, None);
     if named.is_empty() {
-        return diagnosis.ok(CHECK, format!("{description}; no other program is there"));
+        return diagnosis.ok(CHECK, format!("{description}; no program is attached yet"));
     }
     let text = format!(
-        "{description}; another program is there, {}, and an interface takes one",
+        "{description}; another program is attached, {}, and an interface accepts only one",
         named.join(" and ")
     );
     let help = format!("bpftool prog show id {}", interface.programs[0]);
     diagnosis.add(CHECK, Severity::Warning, text, Some(&help));
 }
 
-/// A description of an interface: its kind or driver.
+/// Describes an interface: its driver or kind, and properties that may prevent attaching.
 fn describe(interface: &Interface, all: &[Interface], driver: Option<&Driver>) -> String {
     let mut parts = vec![match (driver, interface.kind.as_deref()) {
         (Some(driver), _) => format!("driver {}", driver.name),
         (None, Some(kind)) => kind.to_owned(),
-        (None, None) => "no driver known".to_owned(),
+        (None, None) => "unknown driver".to_owned(),
     }];
     parts.push(format!("MTU {}", interface.mtu));
     if interface.kind.as_deref() == Some("bond") {
-        parts.push("a bond: its members' drivers count".to_owned());
+        parts.push("a bond: the drivers of its members decide".to_owned());
     }
     if let Some(master) = interface.master.and_then(|index| all.iter().find(|one| one.index == index)) {
         let kind = master.kind.as_deref().unwrap_or("interface");
-        parts.push(format!("a part of the {kind} {}", master.name));
+        parts.push(format!("a member of the {kind} {}", master.name));
     }
     if driver.is_some_and(|driver| driver.joins_packets) {
-        parts.push("LRO on, with which few drivers run programs (`ethtool -K` turns it off)".to_owned());
+        parts.push("LRO on: few drivers run programs with it (`ethtool -K` turns it off)".to_owned());
     }
     if !interface.is_up {
         parts.push("down".to_owned());
@@ -138,10 +139,10 @@ mod tests {
         let driver = Driver { name: "ixgbe".to_owned(), joins_packets: true };
         let all = [bond, member];
         let of = |at: usize, driver| describe(&all[at], &all, driver);
-        assert_eq!(of(0, None), "bond0: bond, MTU 9000, a bond: its members' drivers count");
+        assert_eq!(of(0, None), "bond0: bond, MTU 9000, a bond: the drivers of its members decide");
         assert_eq!(
             of(1, Some(&driver)),
-            "eth0: driver ixgbe, MTU 9000, a part of the bond bond0, LRO on, with which few drivers run programs \
+            "eth0: driver ixgbe, MTU 9000, a member of the bond bond0, LRO on: few drivers run programs with it \
              (`ethtool -K` turns it off), down"
         );
     }

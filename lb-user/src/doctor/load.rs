@@ -1,5 +1,5 @@
-//! Examines weights that follow load: whether the reports contain the data that they need, and
-//! whether the policy uses the weights fully.
+//! Examines services with weights that follow load: whether reports contain the data that the
+//! control law needs, and whether the policy makes full use of the weights.
 
 use lb_core::control::Law;
 use lb_core::service::Policy;
@@ -9,7 +9,7 @@ use lb_view::text::load_in_words;
 
 use crate::config::Config;
 
-/// Examines all services, each once.
+/// Examines each service once, however many clients dial it.
 pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&StatusDocument>) {
     let configured =
         config.into_iter().flat_map(|config| &config.clients).flat_map(|client| &client.services);
@@ -19,8 +19,8 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
         told.push(service.name.clone());
         if law == Law::Feedback && service.policy != Policy::P2c {
             let text = format!(
-                "service {}: with policy {:?} a connect looks at weights alone; p2c looks at open flows as well, so that a backend that \
-                 hangs gets few before any report tells of it",
+                "service {}: with policy {:?} a connect considers only weights; p2c also considers open flows, so that a backend that \
+                 hangs gets few connects before any report shows it",
                 service.name,
                 service.policy.name()
             );
@@ -38,7 +38,7 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
 fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: Law) {
     let Some(load) = &service.load else { return };
     let name = &service.name;
-    // If something is wrong with it, a fault reports it.
+    // A fault reports if something is wrong with the control.
     let state = if load.is_blind() { Severity::Note } else { Severity::Ok };
     diagnosis.add("load", state, format!("client {client}, service {name}: {}", load_in_words(load)), None);
     let probes = service.backends.iter().filter_map(|backend| backend.probe.as_ref());
@@ -46,8 +46,8 @@ fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: La
     let without_rates = reporting.iter().filter(|probe| probe.qps.is_none()).count();
     if law == Law::A58 && without_rates > 0 {
         let text = format!(
-            "client {client}, service {name}: {without_rates} of {} backends that report do not say how many requests they serve, \
-             without which a58 knows no weight for them",
+            "client {client}, service {name}: {without_rates} of {} reporting backends do not report how many requests they serve, \
+             and a58 computes no weight for them",
             reporting.len()
         );
         diagnosis.add("load", Severity::Warning, text, Some(WITH_RATES));
@@ -55,4 +55,4 @@ fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: La
 }
 
 /// How to make applications report rates.
-pub const WITH_RATES: &str = "have the applications tell their agents (socklb agent report --qps RATE --eps RATE), or write control = \"feedback\"";
+pub const WITH_RATES: &str = "let the applications report their rates (socklb agent report --qps RATE --eps RATE), or write control = \"feedback\"";

@@ -5,7 +5,8 @@ use lb_kernel::{Fullness, Pins, Tables};
 use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::AnomalyCounts;
 
-/// How full a client's maps are. Without compare-and-swap all flows are in the table of collisions.
+/// Reports how full a client's maps are. On a kernel without compare-and-swap, all flows are in the
+/// table of collisions (`has_two_tables` is `false`).
 pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables: bool) {
     let Ok([entries, slots, records, overflow, datagrams]) =
         Tables::open(pins, false).and_then(|tables| tables.fullness())
@@ -22,20 +23,21 @@ pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables:
     let (limit, places) = (records.map, records.capacity);
     let flows = records.used + overflow.used;
     if has_two_tables {
-        // The table of collisions has room for as many flows again, for those whose place is taken.
+        // The table of collisions has room for the same number of flows again, for flows that find
+        // their place in the flow table taken.
         let what = format!("{limit} ({places}, and as many again on collisions)");
         full(limit, flows, places.saturating_mul(2), &what);
     } else {
         full(limit, flows, places, limit);
     }
-    // If one of these maps is full, further flows are still balanced, but are in no active count.
-    let collisions = "flow_overflow: flows whose place in the flow table is another's";
+    // If one of these two maps is full, further flows are still balanced, but untracked.
+    let collisions = "flow_overflow: flows that found their place in the flow table taken";
     full(limit, overflow.used, overflow.capacity, collisions);
-    let datagrams_of = "datagrams: sockets that address their datagrams";
+    let datagrams_of = "datagrams: sockets that send datagrams without connecting";
     full(limit, datagrams.used, datagrams.capacity, datagrams_of);
 }
 
-/// How full one map of a client is, and which limit to raise if it is nearly full.
+/// Reports how full one map of a client is, and which limit to raise if it is more than 90 % full.
 fn full(
     diagnosis: &mut Diagnosis,
     name: &str,
@@ -46,23 +48,27 @@ fn full(
 ) {
     let text = format!("client {name}: {used} of {of} {what}");
     if used.saturating_mul(10) > of.saturating_mul(9) {
-        let help = format!("raise limits.{limit}, then `{detach}` and start the daemon again");
+        let help = format!("raise limits.{limit}, then run `{detach}` and restart the daemon");
         diagnosis.add("limits", Severity::Warning, text, Some(&help));
     } else {
         diagnosis.ok("limits", text);
     }
 }
 
-/// Events that should not happen but did. The counts are still right, so nothing needs to be done.
+/// Reports events that should not have happened. The counts of flows are still right, so there is
+/// nothing to do.
 pub fn anomalies(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
     let Ok(anomalies) = Tables::open(pins, false).and_then(|tables| tables.anomalies()) else { return };
     let AnomalyCounts { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn } =
         anomalies.into();
     let counted = [
-        (close_without_record, "sockets closed as a flow's without a record"),
-        (established_out_of_turn, "flows were established before a SYN was seen"),
-        (ended_twice, "records were ended twice at a time"),
-        (release_out_of_turn, "sockets were closed whose end should have been seen before"),
+        (close_without_record, "sockets of flows were closed without a record"),
+        (established_out_of_turn, "flows were established before their SYN was seen"),
+        (ended_twice, "records were ended by two calls at the same time"),
+        (
+            release_out_of_turn,
+            "sockets were released although the end of their flow should have been seen before",
+        ),
     ];
     let seen: Vec<String> = counted
         .iter()

@@ -1,5 +1,5 @@
-//! Examines whether probes and reports arrive: if a daemon runs, from its status, else by checking
-//! whether a daemon could listen for reports.
+//! Examines whether probes and reports arrive. If a daemon runs, its status shows this; if not,
+//! this checks whether a daemon could listen for reports.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -13,15 +13,14 @@ use lb_view::text::counted;
 
 use crate::config::{ClientConfig, Config, ProbeConfig, ReportsConfig};
 
-/// The most backends that one finding names.
+/// The largest number of backends that one finding names.
 const NAMED: usize = 3;
 
 /// What to do if agents do not answer.
-const NO_REPORT: &str =
-    "on the backend's host: socklb agent status; its key, and whether UDP to its port is let through";
+const NO_REPORT: &str = "on the backend's host run `socklb agent status`; check its key, and whether firewalls let UDP through to its port";
 
 /// What to do if probes come from another network namespace than the client's connects.
-const GUESSES: &str = "an agent in that namespace knows (probe = \"report\"); to see the namespace of another user's process the \
+const GUESSES: &str = "use an agent in that namespace (probe = \"report\"); to see the namespace of another user's process the \
                        daemon needs CAP_SYS_PTRACE: see docs/reference/reports.md";
 
 /// Examines the probes and reports of all services.
@@ -36,9 +35,9 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
     }
 }
 
-/// Whether a client with backends that are probed by connection is in another network namespace
-/// than this process. If the namespace cannot be examined, there is no finding here: privileges
-/// have their own findings.
+/// Reports a client that is in another network namespace than this process and has backends probed
+/// by connection. If the namespace cannot be examined, there is no finding: missing privileges have
+/// findings of their own.
 fn namespace(diagnosis: &mut Diagnosis, client: &ClientConfig) {
     let connects = |probe: &ProbeConfig| !probe.is_by_report();
     let probed = client.services.iter().filter(|service| service.probe.as_ref().is_some_and(connects));
@@ -69,7 +68,7 @@ fn of_daemon(diagnosis: &mut Diagnosis, status: &StatusDocument) {
     }
 }
 
-/// The number of a service's backends in each state, and the backends of which nothing is known.
+/// Reports the number of a service's backends in each state, and backends with an unknown state.
 fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &BackendHealth)]) {
     let Some((_, first)) = probed.first() else { return };
     let mut states: BTreeMap<&str, usize> = BTreeMap::new();
@@ -83,7 +82,7 @@ fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &
         first.kind,
         states.join(", ")
     );
-    // If a backend reports a bad state, its state is known: a probe cannot find out more.
+    // If a backend reports a bad state, its state is known.
     let unknown = [ReportState::Unheard, ReportState::Silent, ReportState::Unknown].map(ReportState::name);
     let is_unknown = |probe: &BackendHealth| unknown.contains(&probe.state.as_str());
     let mut unknown: Vec<&(SocketAddr, &BackendHealth)> =
@@ -101,7 +100,7 @@ fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    let text = format!("{text}; nothing is known of {}{more}", named.join(", "));
+    let text = format!("{text}; unknown: {}{more}", named.join(", "));
     diagnosis.add("probes", Severity::Warning, text, Some(NO_REPORT));
 }
 
@@ -110,19 +109,19 @@ fn probes(config: &Config) -> impl Iterator<Item = &ProbeConfig> {
     services.filter_map(|service| service.probe.as_ref())
 }
 
-/// Whether a daemon could listen for reports.
+/// Reports whether a daemon could listen for reports.
 fn port(diagnosis: &mut Diagnosis, config: &Config) {
     if !probes(config).any(ProbeConfig::is_by_report) {
         return;
     }
     let address = config.reports.listen.unwrap_or(ReportsConfig::ANY);
     match UdpSocket::bind(address) {
-        Ok(_) => diagnosis.ok("probes", format!("{address}, where reports are to come in, is free")),
+        Ok(_) => diagnosis.ok("probes", format!("{address} is free for receiving reports")),
         Err(error) => diagnosis.add(
             "probes",
             Severity::Warning,
-            format!("reports cannot come in at {address}: {error}"),
-            Some("listen of [reports] names another address or port; ss -ulnp shows who has this one"),
+            format!("reports cannot be received at {address}: {error}"),
+            Some("set `listen` in [reports] to another address or port; `ss -ulnp` shows which process uses this one"),
         ),
     }
 }
@@ -153,7 +152,7 @@ mod tests {
         let silent = ("silent", Some("its agent is silent"));
         let [(state, text)] = &finding(&[silent; 5])[..] else { panic!("one finding") };
         assert_eq!(*state, Severity::Warning);
-        let named = "nothing is known of 10.0.0.1:1 (its agent is silent), 10.0.0.1:2 (its agent is silent), \
+        let named = "unknown: 10.0.0.1:1 (its agent is silent), 10.0.0.1:2 (its agent is silent), \
                      10.0.0.1:3 (its agent is silent) and 2 more";
         assert!(text.ends_with(named), "{text}");
     }

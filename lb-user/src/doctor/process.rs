@@ -1,9 +1,9 @@
-//! `socklb doctor --pid`: whether the connects of one process are balanced, or why they are not and
-//! what to do.
+//! `socklb doctor --pid`: examines whether the connects of one process are balanced; if not, why,
+//! and what to do.
 //!
-//! A process is covered by the clients whose programs are attached to its cgroup or to one above
-//! it. Each of its sockets is covered by the cgroup in which it was made, which may differ from the
-//! process's current cgroup.
+//! A client covers a process if the client's programs are attached to the cgroup of the process or
+//! to a cgroup above it. For a socket, the cgroup in which the socket was created decides, which
+//! may differ from the present cgroup of the process.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub fn examine(
 ) -> Result<Diagnosis> {
     let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
     let Some(name) = process::name(pid) else {
-        bail!("there is no process {pid}, or it may not be seen");
+        bail!("there is no process {pid}, or you may not see it");
     };
     let cgroups = lb_kernel::of_process_and_above(pid)?;
     let (own, _) = cgroups.first().context("every process has a cgroup")?;
@@ -41,15 +41,15 @@ pub fn examine(
             "client {client}{version} covers it: programs are attached to {place}, {}",
             cgroup.display()
         );
-        // Programs of the inner cgroup run first. A connect that they have sent to a
-        // backend no longer has the address of a service for the outer ones.
+        // Programs of the inner cgroup run first. If they send a connect to a backend, the programs
+        // of outer cgroups no longer see the address of a service.
         diagnosis.add("coverage", if number == 0 { Severity::Ok } else { Severity::Note }, text, None);
     }
     if let Some(first) = covering.first() {
         let ids: BTreeSet<u64> = covering.iter().flat_map(Covering::ids).collect();
         let subject = format!("pid {pid}");
-        let good = "every TCP socket that is connected or listens, and every UDP socket that has a port, was made in a \
-                    covered cgroup; the kernel lists no others";
+        let good = "every TCP socket that is connected or listens, and every UDP socket that has a port, was created in a \
+                    covered cgroup; the kernel lists no other sockets";
         let elsewhere = lb_kernel::made_elsewhere(pid, &ids);
         sockets::told(&mut diagnosis, &subject, &elsewhere, &format!("{subject}: {good}"), &first.start());
     } else {
@@ -63,23 +63,23 @@ struct Covering {
     client: String,
     cgroup: PathBuf,
     id: u64,
-    /// The ABI version of its maps, if it differs from this version's.
+    /// The ABI version of its maps, if it is not the version of this program.
     abi: Option<u32>,
 }
 
 impl Covering {
-    /// The ids of the cgroups that it covers.
+    /// The ids of its cgroup and of all cgroups below.
     fn ids(&self) -> Vec<u64> {
         [vec![self.id], lb_kernel::cgroups_below(&self.cgroup)].concat()
     }
 
-    /// How to make a process create its sockets there.
+    /// How to make the process create its sockets in the covered cgroup.
     fn start(&self) -> String {
         format!("restart it in its cgroup: in its unit, or with `socklb exec {} -- COMMAND`", self.client)
     }
 }
 
-/// The clients that cover one of these cgroups, the innermost first.
+/// The clients that cover one of these cgroups; clients of the innermost cgroup come first.
 fn covering(paths: &Paths, cgroups: &[(PathBuf, u64)]) -> Result<Vec<Covering>, DatapathError> {
     let all = Pins::all_versions(&paths.pins)?;
     let mut covering = Vec::new();
@@ -88,8 +88,8 @@ fn covering(paths: &Paths, cgroups: &[(PathBuf, u64)]) -> Result<Vec<Covering>, 
             let (covers, abi) = if pins.is_of_this_version() {
                 (lb_kernel::is_balanced(pins, *id)?, None)
             } else {
-                // The hooks of another version are unknown here. If flows begin at the cgroup, it
-                // is covered.
+                // This version does not know the hooks of another version. If flows begin at the
+                // cgroup, the cgroup counts as covered.
                 (lb_kernel::begins_at(pins)?.contains(id), Some(pins.version))
             };
             if covers {
@@ -101,7 +101,7 @@ fn covering(paths: &Paths, cgroups: &[(PathBuf, u64)]) -> Result<Vec<Covering>, 
     Ok(covering)
 }
 
-/// Explains why nothing covers a process of this cgroup.
+/// Explains why no client covers a process of this cgroup.
 fn uncovered(diagnosis: &mut Diagnosis, own: &std::path::Path, known: &[KnownClient]) {
     let mount = lb_kernel::cgroup2_mount().unwrap_or_default();
     let full: Vec<(&str, PathBuf)> =
@@ -109,11 +109,10 @@ fn uncovered(diagnosis: &mut Diagnosis, own: &std::path::Path, known: &[KnownCli
     let configured: Vec<_> = full.iter().filter(|(_, cgroup)| own.starts_with(cgroup)).collect();
     for (name, cgroup) in &configured {
         let text = format!(
-            "client {name} is configured for {}, and its programs are not attached there",
+            "client {name} is configured for {}, but its programs are not attached there",
             cgroup.display()
         );
-        let help =
-            "start the daemon, or see its log; what the process has open then stays uncovered: restart it";
+        let help = "start the daemon, or see its log; then restart the process, because its open sockets stay uncovered";
         diagnosis.add("coverage", Severity::Problem, text, Some(help));
     }
     if configured.is_empty() {
@@ -124,8 +123,8 @@ fn uncovered(diagnosis: &mut Diagnosis, own: &std::path::Path, known: &[KnownCli
             format!("no client covers {} or a cgroup above it; clients here are: {here}", own.display());
         let client = full.first().map_or("CLIENT", |(name, _)| name);
         let help = format!(
-            "restart it in a client's cgroup: as a unit whose cgroup a [[client]] names, or with `socklb exec {client} -- \
-             COMMAND`. To move it is not enough: its sockets stay where they were made"
+            "restart it in a client's cgroup: as a unit with the cgroup of a [[client]], or with `socklb exec {client} -- \
+             COMMAND`. Moving it is not enough: its sockets stay in the cgroup in which they were created"
         );
         diagnosis.add("coverage", Severity::Problem, text, Some(&help));
     }

@@ -1,4 +1,4 @@
-//! Examines other programs on a client's cgroup or above it.
+//! Examines programs other than socklb's on a client's cgroup, or on a cgroup above it.
 
 use lb_kernel::{Cgroup, Neighbour, Pinned, Pins};
 use lb_view::diagnosis::{Diagnosis, Severity};
@@ -6,7 +6,7 @@ use lb_view::diagnosis::{Diagnosis, Severity};
 use super::AS_ROOT;
 use crate::config::Paths;
 
-/// Reports the other programs that run for a client's sockets.
+/// Reports the other programs that the kernel runs for a client's sockets.
 pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins, cgroup: &Cgroup) {
     let neighbours = match lb_kernel::neighbours(pins, &Pinned::below(&paths.pins), &cgroup.path) {
         Ok(neighbours) => neighbours,
@@ -17,7 +17,7 @@ pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins,
         }
     };
     if neighbours.is_empty() {
-        diagnosis.ok("other programs", format!("client {name}: none of others on its cgroup or above"));
+        diagnosis.ok("other programs", format!("client {name}: no other programs on its cgroup or above it"));
     }
     for neighbour in &neighbours {
         let program = neighbour.name.as_deref().unwrap_or("unnamed");
@@ -30,7 +30,7 @@ pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins,
         );
         if neighbour.is_socklb {
             let text =
-                format!("{text}. It is socklb's, and no pin below {} leads to it", paths.pins.display());
+                format!("{text}. It is socklb's, and no pin below {} refers to it", paths.pins.display());
             diagnosis.add(
                 "other programs",
                 Severity::Warning,
@@ -44,32 +44,37 @@ pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins,
     }
 }
 
-/// When a program runs, and what this means at its hook.
+/// Whether a program runs before or after ours, and what this means at its hook.
 fn order(neighbour: &Neighbour) -> &'static str {
     let hook = neighbour.hook.as_str();
     let chooses = hook.starts_with("connect") || hook.starts_with("sendmsg");
     match (neighbour.runs_after_ours, hook) {
         (true, _) if chooses => {
-            "after ours: it sees the backend as the destination, and what it writes is dialled"
+            "after ours: it sees the backend as the destination, and the kernel dials the address that it writes"
         }
-        (false, _) if chooses => "before ours: what it writes is looked up among the services",
+        (false, _) if chooses => {
+            "before ours: our program looks up the address that it writes among the services"
+        }
         (true, "sock_ops") => {
-            "after ours: where it sets the socket's callback flags without those that are set, ours sees no end of the \
-             connection"
+            "after ours: if it sets the socket's callback flags without those that are set, our program does not see the end of \
+             the connection"
         }
         (false, "sock_ops") => {
-            "before ours: where it sets the socket's callback flags later, ours sees no end of the connection"
+            "before ours: if it sets the socket's callback flags later, our program does not see the end of the connection"
         }
-        (_, "sock_release") => "as well as ours; neither changes what the other sees",
-        (true, _) => "after ours: it sees the service's address, and what it writes is told the application",
-        (false, _) => "before ours: what it writes is compared with the backends",
+        (_, "sock_release") => "beside ours: neither program changes what the other one sees",
+        (true, _) => {
+            "after ours: it sees the service's address, and the application receives the address that it writes"
+        }
+        (false, _) => "before ours: our program compares the address that it writes with the backends",
     }
 }
 
-/// How to find the pins that hold a program of socklb. Without the pins it cannot be removed.
+/// How to find the pins that hold a program of socklb. The program stays attached until they are
+/// removed.
 fn where_it_may_be_pinned(neighbour: &Neighbour) -> String {
     format!(
-        "another socklb with other --pins has it, or its pins were moved: find them with `find / -name \
+        "the pins of another socklb with other --pins hold it, or its pins were moved: find them with `find / -name \
          '{}@*'`, and remove them with `socklb detach --all --pins DIR`",
         if neighbour.hook == "sock_ops" { "connect4" } else { &neighbour.hook }
     )

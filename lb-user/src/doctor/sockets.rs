@@ -1,4 +1,4 @@
-//! Examines sockets that a client's processes hold but its programs never see.
+//! Examines sockets of a client's processes that the client's programs do not see.
 
 use std::collections::BTreeMap;
 
@@ -8,32 +8,32 @@ use lb_view::text::counted;
 
 use super::AS_ROOT;
 
-/// The most sockets of one client with a finding of their own: a process that received thousands of
-/// sockets is one fault, not thousands.
+/// The largest number of sockets of one client that get their own finding: a process that received
+/// thousands of sockets is one fault, not thousands.
 const SHOWN: usize = 20;
 
-/// What to do about a socket that was passed to a service.
-const HELP: &str = "have the process make its sockets itself, in its own cgroup";
+/// What to do if a service uses a socket that was created elsewhere and passed to it.
+const HELP: &str = "let the process create its sockets itself, in its own cgroup";
 
-/// Reports the sockets of a client that are not covered.
+/// Reports the sockets of a client that no program covers.
 pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
     let good = format!(
-        "client {name}: every TCP socket of its processes that is connected or listens is covered; the kernel lists \
-         no others, so one that was made elsewhere and has not dialled yet is not seen"
+        "client {name}: every TCP socket of its processes that is connected or listens is covered; the kernel does not list \
+         other sockets, so a socket that was created elsewhere and has not connected yet cannot be seen"
     );
     told(diagnosis, &format!("client {name}"), sockets, &good, HELP);
 }
 
-/// Reports the uncovered sockets of a client or a process with `help`; or `good`, if there are
+/// Reports each uncovered socket of a client or a process, with `help`; reports `good` if there are
 /// none.
 pub fn told(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &str, help: &str) {
     let Sockets { uncovered, unseen } = sockets;
-    // Forked processes hold the same sockets.
+    // After a fork, several processes hold the same socket.
     let mut found: BTreeMap<u32, Vec<&Uncovered>> = BTreeMap::new();
     for socket in uncovered {
         found.entry(socket.inode).or_default().push(socket);
     }
-    // Connected sockets come first, because a socket that only listens dials nothing.
+    // Connected sockets come first, because a socket that only listens makes no connects.
     let (dialling, listening): (Vec<_>, Vec<_>) =
         found.into_values().partition(|holders| holders.iter().any(|socket| !socket.listens));
     for holders in dialling.iter().chain(&listening).take(SHOWN) {
@@ -68,11 +68,11 @@ fn one(diagnosis: &mut Diagnosis, subject: &str, holders: &[&Uncovered], help: &
     let Some(socket) = holders.first() else { return };
     let made_in = match &socket.made_in {
         // Escaped, because the process that makes a cgroup chooses its name.
-        Some(path) => format!("made in {}", path.to_string_lossy().escape_debug()),
-        None => "made in a cgroup that is gone".to_owned(),
+        Some(path) => format!("created in {}", path.to_string_lossy().escape_debug()),
+        None => "created in a cgroup that is gone".to_owned(),
     };
     let (state, what, help) = match socket.peer {
-        _ if socket.listens => (Severity::Note, "it listens, so it dials nobody".to_owned(), None),
+        _ if socket.listens => (Severity::Note, "it only listens, so it makes no connects".to_owned(), None),
         Some(peer) => (Severity::Warning, format!("it is connected to {peer}"), Some(help)),
         None => (Severity::Warning, "it sends datagrams".to_owned(), Some(help)),
     };
@@ -85,7 +85,7 @@ fn one(diagnosis: &mut Diagnosis, subject: &str, holders: &[&Uncovered], help: &
 }
 
 fn holders_text(holders: &[&Uncovered]) -> String {
-    /// A server may have forked hundreds of processes.
+    /// The largest number of processes that are named: a server may have forked hundreds.
     const NAMED: usize = 5;
     let named = holders.iter().take(NAMED).map(|holder| format!("{} (pid {})", holder.process, holder.pid));
     let mut text = named.collect::<Vec<_>>().join(", ");
@@ -119,8 +119,8 @@ mod tests {
         assert_eq!(text(7), "web (pid 1), web (pid 2), web (pid 3), web (pid 4), web (pid 5) and 2 more");
     }
 
-    /// Checks the number of findings in each state, and the text about sockets without a finding of
-    /// their own.
+    /// Checks the number of findings by severity, and the text that counts sockets without a
+    /// finding of their own.
     #[track_caller]
     fn check(connected: u32, listening: u32, expected: (usize, usize), more: &[&str]) {
         let mut uncovered: Vec<Uncovered> = (0..listening).map(|inode| socket(inode, false)).collect();

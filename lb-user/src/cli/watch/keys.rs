@@ -1,4 +1,4 @@
-//! The keys that a screen obeys, as a terminal sends them.
+//! The keys of the screen, and the bytes that terminals send for them.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyAction {
@@ -11,8 +11,8 @@ pub enum KeyAction {
     End,
 }
 
-/// The sequences of terminals, and the keys of `less`. Both kinds of cursor keys are included,
-/// because an earlier application may have left the terminal in either mode.
+/// The byte sequences that terminals send, and the keys of `less`. Each cursor key has two
+/// sequences, because an earlier application may have left the terminal in either mode.
 const KEYS: [(&[u8], KeyAction); 24] = [
     (b"q", KeyAction::Quit),
     (b"Q", KeyAction::Quit),
@@ -41,7 +41,7 @@ const KEYS: [(&[u8], KeyAction); 24] = [
     (b"G", KeyAction::End),
 ];
 
-/// The keys in the input. Other input is skipped; an unknown escape sequence is skipped to its end.
+/// Returns the keys in the input. Skips other input, and unknown escape sequences as a whole.
 pub fn keys(typed: &[u8]) -> Vec<KeyAction> {
     let mut keys = Vec::new();
     let mut rest = typed;
@@ -59,8 +59,8 @@ pub fn keys(typed: &[u8]) -> Vec<KeyAction> {
     keys
 }
 
-/// The length of the input that begins here and is no key: after ESC and `[` or `O` up to the final
-/// letter, else one byte.
+/// The length of the input at the start of `typed` that is no key: an escape sequence (ESC and `[`
+/// or `O`) up to its final byte, else one byte.
 fn unknown(typed: &[u8]) -> usize {
     match typed {
         [0x1b, b'[' | b'O', rest @ ..] => {

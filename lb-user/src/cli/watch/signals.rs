@@ -1,5 +1,5 @@
-//! The signals that a screen obeys. A process that waits for them is not ended by them, so it can
-//! restore the terminal first.
+//! The signals that a screen handles. A signal with a handler does not end the process, so the
+//! process can restore the terminal first.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use tokio::signal::unix::{self, SignalKind};
 pub enum SignalAction {
     /// The terminal has changed its size, or this process continues after a stop.
     Redraw,
-    /// Stop the process, as by ^Z.
+    /// Stop the process, as ^Z does.
     Stop,
     /// End the process, because of the signal with this number.
     End(u8),
@@ -29,7 +29,7 @@ impl WatchSignals {
     /// Starts to catch the signals.
     ///
     /// # Errors
-    /// If the process has no descriptor for it.
+    /// If the process cannot open the descriptor that the handlers need.
     pub fn new() -> io::Result<Self> {
         let of = |signal: Signal| unix::signal(SignalKind::from_raw(signal.as_raw()));
         Ok(Self {

@@ -12,15 +12,15 @@ use tokio::sync::mpsc;
 use super::keys::{KeyAction, keys};
 use crate::print;
 
-/// The alternate screen, no cursor, and no wrapping. With wrapping, a letter that is wider than
-/// others would make the screen scroll.
+/// Enters the alternate screen, hides the cursor, and turns wrapping off. With wrapping, letters
+/// that are wider than one column would make the screen scroll.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 /// The reverse of [`ENTER`].
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
 /// The terminal of standard output while it shows a screen.
 pub struct AlternateScreen {
-    /// The earlier modes of the terminal of standard input; `None` if standard input is no
+    /// The modes that the terminal of standard input had before; `None` if standard input is no
     /// terminal.
     before: Option<Termios>,
     is_left: bool,
@@ -32,11 +32,11 @@ impl AlternateScreen {
     /// # Errors
     /// If the terminal cannot be written to.
     pub fn enter() -> Result<Self> {
-        // If standard input is no terminal, there are no keys.
+        // If standard input is no terminal, there are no keys and no modes to change.
         let before = rustix::termios::tcgetattr(io::stdin()).ok();
         let terminal = Self { before, is_left: false };
         if let Some(mut modes) = terminal.before.clone() {
-            // Signals stay with the terminal: ^C sends SIGINT.
+            // ISIG stays set: ^C still sends SIGINT.
             modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
             modes.special_codes[SpecialCodeIndex::VMIN] = 1;
             modes.special_codes[SpecialCodeIndex::VTIME] = 0;
@@ -46,14 +46,14 @@ impl AlternateScreen {
         Ok(terminal)
     }
 
-    /// Shows these rows, and nothing else.
+    /// Shows these rows, and clears the rest of the screen.
     ///
     /// # Errors
     /// If the terminal cannot be written to.
     pub fn show(&self, rows: &[String]) -> Result<()> {
-        // Each row is cleared before it is written, and the rest at the end. Clearing everything
-        // first would flicker. The end of a full row could not be cleared after writing it, because
-        // the cursor stays on its last letter.
+        // Each row is cleared before it is written, and the rest of the screen at the end. Clearing
+        // the whole screen first would flicker. A row cannot be cleared after it is written: if the
+        // row is full, the cursor stays on its last letter and would erase it.
         let mut frame = "\x1b[H".to_owned();
         for (number, row) in rows.iter().enumerate() {
             frame.push_str(if number == 0 { "\x1b[2K" } else { "\r\n\x1b[2K" });
@@ -72,8 +72,8 @@ impl AlternateScreen {
         if !std::mem::replace(&mut self.is_left, true) {
             let _ = print::text(LEAVE);
             if let Some(before) = &self.before {
-                // Discards keys that were typed for the screen, so that the shell does not receive
-                // them.
+                // `Flush` discards keys that were typed for the screen, so that the shell does not
+                // receive them.
                 let _ = rustix::termios::tcsetattr(io::stdin(), OptionalActions::Flush, before);
             }
         }
@@ -114,7 +114,7 @@ impl Keyboard {
     pub fn open() -> io::Result<Self> {
         let (keys, typed) = mpsc::channel(1);
         if io::stdin().is_terminal() {
-            // Ends with the process: nothing else ends a read from a terminal.
+            // The thread ends with the process: nothing else ends a read from a terminal.
             std::thread::Builder::new().name("keys".to_owned()).spawn(move || read(&keys))?;
         }
         Ok(Self { typed })
@@ -129,7 +129,7 @@ impl Keyboard {
     }
 }
 
-/// Reads keys until the receiver is gone or the input ends. The end of the input counts as
+/// Reads keys until the receiver is gone or the input ends. The end of the input is sent as
 /// [`KeyAction::Quit`].
 fn read(wanted: &mpsc::Sender<Vec<KeyAction>>) {
     let mut typed = [0; 256];

@@ -74,7 +74,7 @@ fn a_backend_whose_every_connect_fails_is_marked_until_one_succeeds() {
         };
         assert_eq!(fail(stage, 4), (false, vec![]), "four may be chance");
         let fault = format!(
-            "client web, service users, backend {}: every connect of the last minute failed, 5 of them",
+            "client web, service users, backend {}: every connect of the last minute failed (5 in total)",
             BACKENDS[0]
         );
         assert_eq!(fail(stage, 1), (true, vec![fault]));
@@ -98,7 +98,7 @@ fn refusals_at_the_limit_are_told() {
             assert_eq!(stage.connect(), Err(113));
         }
         stage.tick();
-        let fault = "client web, service users: refused 3 connects of the last minute: every backend was at its active_limit";
+        let fault = "client web, service users: refused 3 connects in the last minute: every backend was at its active_limit";
         assert_eq!(stage.degraded(), [fault]);
         assert_eq!(stage.service().limited_60s, Some(3));
     });

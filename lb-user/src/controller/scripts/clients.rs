@@ -544,7 +544,7 @@ fn a_client_without_a_cgroup_waits_for_it_also_at_a_start_and_holds_no_other_up(
         stage.write_clients(&[("web", "web"), ("two", "b")]);
         stage.try_to_start(1);
         assert!(stage.reaches(other));
-        let expected = "there is no cgroup web; it is attached when it appears";
+        let expected = "there is no cgroup web; the daemon attaches to it when it appears";
         assert_eq!(stage.faults(), [expected]);
         stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
         stage.pass(2 * SECOND);

@@ -137,7 +137,7 @@ fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
         assert!((stage.member(0).factor - 1.0).abs() < 1e-9);
         assert_eq!((stage.load().reporting, stage.load().expected), (1, 3));
         let faults = stage.degraded();
-        let told = "client web, service users: weights are to follow load, and 1 of 3 members report";
+        let told = "client web, service users: weights should follow load, but only 1 of 3 members report";
         assert!(faults.len() == 1 && faults[0].starts_with(told), "{faults:?}");
     });
 }
