@@ -211,7 +211,7 @@ fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
     let told = |how: &str| {
         format!("client web of another version (ABI {}) is {how}: 1 active flows", ABI_VERSION + 1)
     };
-    assert!(output.status.code() == Some(0) && text.contains(&told("in force")), "{text}");
+    assert!(output.status.code() == Some(0) && text.contains(&told("balancing connects")), "{text}");
     // A daemon of another version first detaches the programs that begin flows.
     for link in std::fs::read_dir(fixture.setup.pins.join(&theirs).join("web/links")).expect("links") {
         let link = link.expect("a link").path();

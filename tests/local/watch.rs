@@ -70,7 +70,7 @@ fn what_cannot_be_read_is_said_and_read_again() {
     let mut fixture = Fixture::new();
     let mut terminal = watching(&fixture, 100, 24);
     fixture.stop();
-    terminal.shows("that there is no daemon", |rows| rows[0].starts_with("this is what the kernel holds"));
+    terminal.shows("that there is no daemon", |rows| rows[0].starts_with("no daemon answers"));
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
     let error = "not up to date, retrying: there is no client web here";
     let rows = terminal

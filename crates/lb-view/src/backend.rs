@@ -1,4 +1,4 @@
-//! One backend as `status` shows it: its share, how its flows ended, and how long connects take.
+//! One backend as `status` shows it: its share, how flows ended, and how long connects take.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,21 +35,21 @@ pub struct BackendStatus {
     /// Seconds since it became unavailable; `None` if it is available, or without a daemon.
     #[serde(default)]
     pub unavailable_s: Option<f64>,
-    /// The result of its reports or of the daemon's probes; `None` if it is not probed, or without
-    /// a daemon.
+    /// The result of its reports or of the daemon's probes; `None` without a daemon, or if the
+    /// daemon does not probe the backend.
     #[serde(default)]
     pub probe: Option<BackendHealth>,
     pub usable: bool,
-    /// Its capacity, relative to the other backends.
+    /// Its capacity relative to the other backends.
     pub weight: u32,
-    /// Its share of the table.
+    /// Its share of the table's entries.
     pub share_wanted: f64,
     /// Its share of the flows of the last minute; `None` without a daemon or without flows.
     pub share_60s: Option<f64>,
     /// Its share of the flows since it was first seen; `None` without flows.
     pub share: Option<f64>,
-    /// Flows that were started to it. All counts run since it was first seen, except those of the
-    /// last minute.
+    /// Flows that were started to it. Counts begin when the backend was first seen, except counts
+    /// of the last minute.
     pub started: u64,
     /// The part of `started` that is in no active count.
     pub untracked: u64,
@@ -61,20 +61,21 @@ pub struct BackendStatus {
     pub established: u64,
     /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name).
     pub endings: BTreeMap<String, u64>,
-    /// By how many flows the counts do not add up, after allowing for calls that are still running;
-    /// 0 unless something is wrong.
+    /// The number of flows by which the counts do not add up, after allowing for calls that are
+    /// still running. It is positive if ended and active flows are too few, negative if they are
+    /// too many, and 0 unless something is wrong.
     pub unaccounted: i64,
     /// Flows that went to another address because another program rewrote the destination after
     /// ours.
     pub diverted: u64,
     /// Diverted flows of the last minute; `None` without a daemon.
     pub diverted_60s: Option<u64>,
-    /// Connects that failed in the last minute, without those that the application gave up and
-    /// those that this host did not send; `None` without a daemon.
+    /// Connects that failed in the last minute; `None` without a daemon. It does not include
+    /// connects that the application gave up or that this host could not send.
     #[serde(default)]
     pub failed_60s: Option<u64>,
-    /// Whether connect may choose it, no connect of the last minute was established, and enough
-    /// connects failed to rule out chance.
+    /// Whether connects may choose it, none of the last minute was established, and enough of them
+    /// failed to rule out chance.
     #[serde(default)]
     pub failing: bool,
     /// Round-trip times of the handshake.
@@ -83,7 +84,7 @@ pub struct BackendStatus {
     pub connect: Times,
     /// Summary of [`BackendStatus::connect`]; `None` if no flow was established.
     pub latency: Option<ConnectLatency>,
-    /// The same for the last minute; `None` without a daemon.
+    /// Summary of connect times of the last minute; `None` without a daemon.
     pub latency_60s: Option<ConnectLatency>,
     /// Rates of the last minute; `None` without a daemon.
     pub rates_60s: Option<ConnectionRates>,
@@ -100,29 +101,29 @@ pub struct BackendStatus {
     pub trials: u64,
     /// How often a trial was established and so readmitted it.
     pub readmissions: u64,
-    /// Failures that would have ejected it, had it not been the last available backend.
+    /// Failures that did not eject it because it was the last available backend.
     pub withheld: u64,
 }
 
 impl BackendStatus {
-    /// Whether an operator should look at it first: its connects fail, or it is ejected or
-    /// refusing.
+    /// Whether its connects fail, or it is ejected or refusing. An operator should look at such
+    /// backends first.
     pub fn is_failing(&self) -> bool {
         self.failing || [Health::Ejected, Health::Refusing].iter().any(|bad| self.state == bad.name())
     }
 
-    /// Its health. A healthy backend that is leaving shows its membership instead.
+    /// Its health or, if it is healthy and leaving, its membership.
     pub fn state_in_words(&self) -> &str {
         if self.is_leaving() && self.state == Health::Healthy.name() { &self.membership } else { &self.state }
     }
 
-    /// Whether it is no longer in the table but still has flows.
+    /// Whether it has left the table but still has flows.
     pub fn is_leaving(&self) -> bool {
         self.membership == abi::BackendState::Leaving.name()
     }
 }
 
-/// The result of the reports or probes of a backend.
+/// The result of a backend's reports or probes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendHealth {
     /// `report`, `tcp` or `http`.
@@ -130,11 +131,11 @@ pub struct BackendHealth {
     /// For reports `ready`, `lame-duck`, `down`, `unheard`, `silent` or `unknown`; for probes
     /// `well` or `failing`; `unprobed` before the first result.
     pub state: String,
-    /// Why the last probe failed, or why nothing is known.
+    /// Why the last probe failed, or why the state is unknown.
     pub why: Option<String>,
     /// Seconds since the last report.
     pub age_s: Option<f64>,
-    /// For how many more seconds it stays a lame duck if no further report arrives.
+    /// Seconds for which it remains a lame duck if no further report arrives.
     pub lasts_s: Option<f64>,
     /// Duration of the last answered probe, in milliseconds.
     pub round_trip_ms: Option<f64>,
@@ -147,7 +148,7 @@ pub struct BackendHealth {
 }
 
 impl BackendHealth {
-    /// The health of a backend before its first probe of this kind.
+    /// The state before the first probe of this kind.
     pub fn unprobed(kind: &str) -> Self {
         Self {
             kind: kind.to_owned(),
@@ -162,7 +163,7 @@ impl BackendHealth {
         }
     }
 
-    /// The possible values of `state` for probes of this kind.
+    /// The possible values of `state` for this kind.
     pub fn states(kind: &str) -> &'static [&'static str] {
         match kind {
             "report" => &["ready", "lame-duck", "down", "unheard", "silent", "unknown", "unprobed"],
@@ -186,7 +187,7 @@ impl fmt::Display for BackendHealth {
             write!(f, ", {why}")?;
         }
         if let Some(seconds) = self.age_s {
-            write!(f, ", heard {seconds:.1} s ago")?;
+            write!(f, ", last report {seconds:.1} s ago")?;
         }
         if let Some(milliseconds) = self.round_trip_ms {
             write!(f, ", round trip {milliseconds:.1} ms")?;
@@ -195,7 +196,7 @@ impl fmt::Display for BackendHealth {
             write!(f, ", utilization {:.0} %", share * 100.0)?;
         }
         if let Some(seconds) = self.lasts_s {
-            write!(f, ", for {:.0} s if it is silent", seconds.ceil())?;
+            write!(f, ", expires in {:.0} s without a further report", seconds.ceil())?;
         }
         Ok(())
     }
@@ -205,19 +206,19 @@ impl fmt::Display for BackendHealth {
 pub struct EjectionStatus {
     /// How many flows failed in a row.
     pub failures: u32,
-    /// How the last of them failed, as [`name_of_failure`](lb_common::ejection::name_of_failure)
-    /// names it.
+    /// How the last of these flows failed, as
+    /// [`name_of_failure`](lb_common::ejection::name_of_failure) names it.
     pub cause: String,
-    /// How often it was ejected since it last recovered.
+    /// How often the backend was ejected since it last recovered.
     pub times: u32,
-    /// Seconds until the next trial: 0 if the next connect is the trial, `None` while a trial is
-    /// under way.
+    /// Seconds until the next trial. 0 if the next connect is the trial; `None` while a trial is in
+    /// progress.
     pub trial_in_s: Option<f64>,
 }
 
 impl BackendStatus {
-    /// Why it is ejected and when its trial is due; `None` if it is not ejected. A backend that is
-    /// known to be refusing connections has no trial.
+    /// Why it is ejected and when its trial is due; `None` if it is not ejected. A refusing backend
+    /// has no trial.
     pub fn ejection_in_words(&self) -> Option<String> {
         let EjectionStatus { failures, cause, times, trial_in_s } = self.ejection.as_ref()?;
         let mut text = format!("ejected: {failures} {cause} in a row");
@@ -227,7 +228,7 @@ impl BackendStatus {
         match trial_in_s {
             _ if self.state == Health::Refusing.name() => {}
             None => text += ", trial under way",
-            Some(seconds) if *seconds <= 0.0 => text += ", trial by the next connect",
+            Some(seconds) if *seconds <= 0.0 => text += ", next connect is the trial",
             Some(seconds) => text += &format!(", trial in {:.0} s", seconds.ceil()),
         }
         Some(text)
@@ -286,7 +287,7 @@ impl BackendStatus {
 }
 
 /// A histogram of times. The upper bound of bucket `i` is 16 x 2^i microseconds; the last bucket
-/// has none.
+/// has no upper bound.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
     pub count: u64,
@@ -308,10 +309,10 @@ fn count(times: &abi::Histogram) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectLatency {
     pub mean_us: f64,
-    /// The median, estimated as if times were evenly spread within a bucket. At most 4,194,304, the
-    /// last bound.
+    /// The median. The estimate assumes that times are spread evenly within a bucket, and is at
+    /// most 4,194,304, the highest upper bound.
     pub p50_us: f64,
-    /// The 99th percentile, estimated in the same way.
+    /// The 99th percentile, estimated like the median.
     pub p99_us: f64,
 }
 
@@ -340,7 +341,7 @@ impl ConnectLatency {
     }
 }
 
-/// The quantile `part` (0 to 1), estimated as in Prometheus' `histogram_quantile`.
+/// The quantile `part` (0 to 1), estimated like `histogram_quantile` of Prometheus.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
 fn quantile(times: &abi::Histogram, part: f64) -> f64 {
     let wanted = part * count(times) as f64;
@@ -357,19 +358,19 @@ fn quantile(times: &abi::Histogram, part: f64) -> f64 {
     LONGEST_US
 }
 
-/// The highest bound of a histogram, in microseconds: the estimate for every longer time.
+/// The highest upper bound of a histogram, in microseconds. Every longer time is estimated as this.
 pub const LONGEST_US: f64 = (1u32 << (FIRST_BUCKET_LOG2 as usize + TIME_BUCKETS - 2)) as f64;
 
 /// Rates per second, averaged over about a minute.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectionRates {
-    /// The averaging time in seconds: less than 60 if the daemon started recently.
+    /// The averaging time in seconds. Less than 60 if the daemon started recently.
     pub over_s: f64,
     pub started: f64,
     /// Flows that ended with an error of the backend.
     pub errors: f64,
-    /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name); endings that
-    /// did not occur are left out.
+    /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name), without endings
+    /// that did not occur.
     pub endings: BTreeMap<String, f64>,
 }
 
@@ -398,17 +399,18 @@ mod tests {
         };
         let ejected = Health::Ejected;
         assert_eq!(of(ejected, 1, Some(2.1)), "ejected: 5 refused in a row, trial in 3 s");
-        assert_eq!(of(ejected, 1, Some(0.0)), "ejected: 5 refused in a row, trial by the next connect");
+        assert_eq!(of(ejected, 1, Some(0.0)), "ejected: 5 refused in a row, next connect is the trial");
         let again = "ejected: 5 refused in a row, 3 times without recovery";
         assert_eq!(of(ejected, 3, None), format!("{again}, trial under way"));
-        assert_eq!(of(Health::Refusing, 3, Some(0.0)), again, "it is not tried");
+        assert_eq!(of(Health::Refusing, 3, Some(0.0)), again, "a refusing backend has no trial");
     }
 
     #[test]
     fn percentiles_are_estimated_within_their_bucket() {
         check(&[], 0, None);
         check(&[(0, 4)], 40, Some([10.0, 8.0, 15.84]));
-        // 99 of 100 times are at most 32 us: the 99th percentile is the last of them.
+        // 99 of 100 times are at most 32 us, so the 99th percentile is the upper bound of their
+        // bucket.
         check(&[(1, 99), (10, 1)], 20_000, Some([200.0, 16.0 + 16.0 * 50.0 / 99.0, 32.0]));
         check(&[(19, 1)], 9_000_000, Some([9e6, LONGEST_US, LONGEST_US]));
         assert!((LONGEST_US - 4_194_304.0).abs() < f64::EPSILON);

@@ -15,15 +15,15 @@ pub const SCHEMA: u32 = 2;
 pub struct Comparison {
     pub schema: u32,
     pub file: PathBuf,
-    /// Whether a running daemon of this version supplied the configuration in force. If not, it was
-    /// read from the pinned maps, which do not hold all keys.
+    /// Whether a running daemon of this version supplied the configuration in force. If not, the
+    /// command read it from the pinned maps, which do not hold all keys.
     pub from_daemon: bool,
     pub clients: Vec<ConfigurationChange>,
     pub services: Vec<ConfigurationChange>,
     /// Changed keys that belong to no client and no service.
     pub host: Vec<KeyChange>,
     pub shares: Vec<ShareChanges>,
-    /// Changes that the daemon cannot make while it runs, and what each of them needs.
+    /// Changes that the daemon cannot make while it runs, each with what it needs instead.
     pub unchangeable: Vec<String>,
 }
 
@@ -38,13 +38,13 @@ impl Comparison {
     }
 }
 
-/// What happens to an item that has a name or an address.
+/// How an item with a name or an address changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChangeKind {
     Added,
     Removed,
-    /// It exists before and after, with different values.
+    /// The item exists before and after the change, with different values.
     Changed,
 }
 
@@ -67,7 +67,7 @@ pub struct ConfigurationChange {
     pub kind: ChangeKind,
     /// The keys that change; empty unless `kind` is [`ChangeKind::Changed`].
     pub keys: Vec<KeyChange>,
-    /// Open flows of a removed client or service; they stay until they end.
+    /// Open flows of a removed client or service. They continue until they end.
     pub active: Option<u64>,
 }
 
@@ -83,9 +83,9 @@ pub struct KeyChange {
 pub struct ShareChanges {
     pub client: String,
     pub service: String,
-    /// The backends that change, by address.
+    /// The backends that change, in the order of their addresses.
     pub backends: Vec<BackendChange>,
-    /// How many backends do not change.
+    /// The number of backends that do not change.
     pub unchanged: usize,
 }
 
@@ -99,13 +99,13 @@ pub struct BackendChange {
     pub after: Option<f64>,
     pub weight_before: Option<u32>,
     pub weight_after: Option<u32>,
-    /// Its open flows. They stay until they end, even if the backend is removed.
+    /// Its open flows. They continue until they end, even if the backend is removed.
     pub active: u64,
 }
 
-/// The keys that differ. If only one side has a key and the other side has the table of that key,
-/// the value on the other side is [`NONE`]. If the other side lacks the table, the key is left out,
-/// because the pinned maps do not hold all keys.
+/// The keys that differ. If one side has a key and the other side has only the table of the key,
+/// the value on the other side is [`NONE`]. If the other side does not have the table either, the
+/// key is left out, because the pinned maps do not hold all keys.
 pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let change = |key: &String| {
@@ -117,7 +117,7 @@ pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
     names.into_iter().filter_map(change).collect()
 }
 
-/// Whether a side has the table that a key belongs to: for `ejection.base` that is `ejection`.
+/// Whether a side has the table of a key: for `ejection.base` that is `ejection`.
 fn has_table_of(side: &Keys, key: &str) -> bool {
     let Some((table, _)) = key.split_once('.') else { return false };
     let first = side.range(table.to_owned()..).next();
@@ -141,7 +141,7 @@ pub fn changes(before: &BTreeMap<String, Keys>, after: &BTreeMap<String, Keys>) 
     names.into_iter().filter_map(change).collect()
 }
 
-/// What a client task gives to one backend.
+/// One backend at a client task.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
     pub share: f64,
@@ -149,7 +149,7 @@ pub struct Part {
     pub active: u64,
 }
 
-/// What a client task gives to the backends of one service.
+/// The backends of one service at a client task.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BackendShares {
     /// The number of entries of the table.
@@ -157,9 +157,9 @@ pub struct BackendShares {
     pub backends: BTreeMap<SocketAddr, Part>,
 }
 
-/// The backends that differ, and the number of those that do not. A share that differs by one entry
-/// does not count: backends of equal weight may get one entry more or less, depending on the order
-/// in which they came.
+/// The backends that differ, and the number of backends that do not. A share that differs by one
+/// entry does not count, because backends of equal weight may get one entry more or less depending
+/// on the order in which they were added.
 pub fn backends(before: &BackendShares, after: &BackendShares) -> (Vec<BackendChange>, usize) {
     let entry = 1.0 / f64::from(before.entries.min(after.entries).max(1)) + 1e-9;
     let addresses: BTreeSet<SocketAddr> =
@@ -237,7 +237,7 @@ mod tests {
             [""; 0]
         );
         assert_eq!(told(&[], &on), [""; 0], "the pinned maps do not have the table");
-        assert_eq!(told(&[("ejections", "1")], &on), [""; 0], "another key with the same beginning");
+        assert_eq!(told(&[("ejections", "1")], &on), [""; 0], "another key with the same prefix");
     }
 
     #[test]

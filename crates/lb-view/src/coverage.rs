@@ -1,4 +1,4 @@
-//! Whether a client covers a process.
+//! Whether a client covers a process: whether it balances the connects of the process.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case", tag = "coverage")]
 pub enum Coverage {
     Covered,
-    /// It will stay uncovered: the client is configured for another cgroup, which exists.
+    /// The process will not be covered, because the client is configured for another cgroup, which
+    /// exists.
     Elsewhere {
         /// The client's cgroup.
         configured: PathBuf,

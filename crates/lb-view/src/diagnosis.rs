@@ -7,9 +7,9 @@ pub const SCHEMA: u32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// As it should be.
+    /// Nothing is wrong.
     Ok,
-    /// Worth knowing; no action is needed.
+    /// Useful information; no action is needed.
     Note,
     /// Something works less well than it could.
     Warning,
@@ -23,14 +23,14 @@ pub struct Finding {
     pub check: String,
     pub state: Severity,
     pub text: String,
-    /// What to do about it.
+    /// The remedy; `None` if there is none, or none is needed.
     pub help: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnosis {
     pub schema: u32,
-    /// The findings. A finding comes after those that it depends on.
+    /// The findings. A finding comes after the findings on which it depends.
     pub findings: Vec<Finding>,
 }
 

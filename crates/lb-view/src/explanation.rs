@@ -1,4 +1,5 @@
-//! Why a client task uses these backends with these shares: the inputs, the order and the results.
+//! Why a client task uses its backends with their shares: the inputs, the order of endpoints, and
+//! the results.
 
 use std::net::SocketAddr;
 
@@ -18,31 +19,30 @@ pub struct Explanation {
     /// Whether a running daemon answered; if not, the configuration was read again.
     pub from_daemon: bool,
     pub inputs: Inputs,
-    /// What changes the shares while the list stays the same; `None` if nothing does, or without a
-    /// daemon.
+    /// The control and slow start that change shares while the list stays the same; `None` without
+    /// them or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
-    /// The order that the algorithm gives the task, up to the last endpoint that was looked at.
-    /// Indexes without an endpoint are left out.
+    /// The order that the algorithm computes for the task, up to the last endpoint that was
+    /// examined, without indexes that have no endpoint.
     pub order: Vec<OrderedEndpoint>,
     /// The members in the order in which they were chosen.
     pub members: Vec<SubsetMember>,
     /// Endpoints that no task of the job uses; `None` if every endpoint is used.
     #[serde(default)]
     pub unused: Option<UnusedEndpoints>,
-    /// Members and other backends of the table that are not healthy, in the order of their
-    /// addresses.
+    /// Members and substitutes that are not healthy, in the order of their addresses.
     pub unhealthy: Vec<Unhealthy>,
-    /// Backends that are in the table without being members: they take the place of replaced
-    /// members, or no member is healthy.
+    /// Backends that are in the table but are not members. They take the place of replaced members,
+    /// or no member is healthy.
     pub substitutes: Vec<SocketAddr>,
-    /// Whether so few backends are available that connects also choose ejected ones.
+    /// Whether so few backends are available that connects may choose ejected backends.
     pub is_panic: bool,
     /// The number of entries of the schedule.
     pub entries: usize,
     /// The backends of the first entries of the schedule.
     pub first: Vec<SocketAddr>,
-    /// The backend that connect uses if no entry and no member that it looks at is usable.
+    /// The backend that a connect uses if no entry and no member that it examined is usable.
     pub fallback: Option<SocketAddr>,
 }
 
@@ -57,8 +57,8 @@ pub struct Inputs {
     pub backends: u32,
     /// The number of endpoints in the source's list.
     pub endpoints: usize,
-    /// How evenly tasks connect to a list without indexes; `None` if the list has some, or if each
-    /// task uses all endpoints.
+    /// How evenly tasks connect to a list without indexes; `None` if the list has indexes, or if
+    /// each task uses all endpoints.
     #[serde(default)]
     pub evenness: Option<TaskEvenness>,
     /// The name of the subset algorithm, or `all`.
@@ -74,12 +74,12 @@ pub struct Inputs {
 }
 
 /// How evenly the tasks of a job connect to a list without indexes: the mean number of tasks per
-/// endpoint divided by the largest. 1 is even.
+/// endpoint divided by the largest number. 1 is even.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskEvenness {
-    /// With the indexes that follow from the addresses.
+    /// The evenness with indexes that are derived from the addresses.
     pub by_address: f64,
-    /// With indexes counted from 0 upwards.
+    /// The evenness with the indexes 0, 1, 2 and so on.
     pub dense: f64,
 }
 
@@ -91,21 +91,21 @@ impl From<membership::Evenness> for TaskEvenness {
 }
 
 impl TaskEvenness {
-    /// Whether indexes would make connections so much more even that a note is worthwhile.
+    /// Whether indexes would make connections so much more even that the operator should know.
     pub fn is_low(&self) -> bool {
         self.dense - self.by_address > 0.1
     }
 
-    /// A sentence about the evenness. It depends on whether the policy uses weights.
+    /// A sentence about the evenness. `is_weighted`: whether the policy uses weights.
     pub fn describe(&self, is_weighted: bool) -> String {
         let Self { by_address, dense } = self;
         let weights = if is_weighted {
-            "shares make loads even; connections alone"
+            "shares make loads even; without shares, connections"
         } else {
-            "the policy ignores weights, which would make loads even; connections"
+            "the policy ignores weights, which would make loads even, so connections"
         };
         format!(
-            "the list has no indexes, so they are hashes of addresses: {weights} use {:.0} % of the backends, and {:.0} % with indexes",
+            "the list has no indexes, so indexes are hashes of addresses: {weights} use {:.0} % of the backends ({:.0} % with indexes)",
             100.0 * by_address,
             100.0 * dense
         )
@@ -114,9 +114,9 @@ impl TaskEvenness {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Auto {
-    /// The minimum that the configuration asks for.
+    /// The minimum from the configuration.
     pub min: u32,
-    /// The smallest size to try: `min`, or, if that is larger, the number of backends per task,
+    /// The smallest size to try: `min` or, if that is larger, the number of backends per task,
     /// rounded up, so that every backend has a task.
     pub least: u32,
     pub tried: Vec<CandidateSize>,
@@ -126,28 +126,28 @@ pub struct Auto {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CandidateSize {
     pub size: u32,
-    /// The part of all backends that the job can use with this size before the first backend is
-    /// full. A size with at least 0.99 is accepted.
+    /// The part of all backends' capacity that the job can use with this size before the first
+    /// backend is full. A size with at least 0.99 is accepted.
     pub utilization: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShareSource {
-    /// Only the weights: the task is alone, or every task uses the same endpoints.
+    /// Only the weights, because the job has one task, or every task uses the same endpoints.
     Weights,
     /// The subsets of all tasks of the job, so that the load is even.
     Job,
     /// The arcs of all tasks of the job, fitted to the weights so that the load is even.
     Arc,
-    /// The policy ignores weights: all members have the same share.
+    /// All members have the same share, because the policy ignores weights.
     Equal,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OrderedEndpoint {
     pub index: u32,
-    /// `member`, or why it is none: `lame-duck`, `down` or `weight 0`.
+    /// `member`, or why it is not a member: `lame-duck`, `down` or `weight 0`.
     pub verdict: String,
     pub address: SocketAddr,
 }
@@ -157,11 +157,11 @@ pub struct Unhealthy {
     pub address: SocketAddr,
     /// Its health: `lame-duck`, `unproven`, `refusing`, `ejected` or `drained`.
     pub health: String,
-    /// The witness that found it: `list`, `report`, `probe` or `kernel`.
+    /// The witness that found this health: `list`, `report`, `probe` or `kernel`.
     pub who: String,
-    /// Whether another backend takes its place, so that it is not in the table.
+    /// Whether another backend takes its place in the table.
     pub is_replaced: bool,
-    /// Whether connects may choose it although it is not healthy.
+    /// Whether connects may choose it although it is unhealthy.
     pub may_be_chosen: bool,
 }
 
@@ -170,16 +170,15 @@ pub struct SubsetMember {
     pub index: u32,
     pub address: SocketAddr,
     pub slot: u32,
-    /// The number of tasks of the job that use it.
+    /// The number of the job's tasks that use it.
     pub connections: u32,
     pub weight: u16,
     /// Its share of this task's connects.
     pub share: f64,
-    /// The load that all tasks of the job together put on it, relative to the load that its weight
-    /// calls for: 1 is even.
+    /// Its load from all tasks of the job, relative to its part by weight; 1 is even.
     pub load: f64,
-    /// Its entries of the schedule.
+    /// The number of its entries in the schedule.
     pub entries: u32,
-    /// Its exact number of entries before rounding: share * entries.
+    /// The exact number of its entries before rounding: `share` times the entries of the schedule.
     pub quota: f64,
 }

@@ -1,8 +1,8 @@
 //! Faults: conditions that an operator should look at. A fault has a code for programs, a subject,
 //! and a sentence for people.
 //!
-//! This file also derives the faults that follow from a client's status alone. It does not matter
-//! whether the daemon or a command made that status.
+//! This file also derives the faults that can be seen in a client's status, whether the daemon or
+//! a command built that status.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,16 +19,17 @@ pub struct Fault {
     pub code: FaultCode,
     #[serde(flatten)]
     pub subject: Subject,
-    /// What is wrong and, if something can be done, what to do: a sentence without its subject.
+    /// A sentence that says what is wrong and, if there is a remedy, what to do. It does not name
+    /// the subject.
     pub text: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultCode {
-    /// No daemon runs or answers: the status comes from the maps alone.
+    /// No daemon runs or answers: the status comes from the maps only.
     NoDaemon,
-    /// The directory of pins is empty.
+    /// The pin directory is empty.
     NoClients,
     Configuration,
     /// The configuration file has changes that need a restart.
@@ -47,13 +48,13 @@ pub enum FaultCode {
     NotConfigured,
     /// A client cannot be detached from a cgroup, or removed from the kernel.
     CannotLeave,
-    /// Another socklb is attached to a client's cgroup, or above it.
+    /// Another socklb is attached to a client's cgroup or to an ancestor of it.
     AnotherSocklb,
-    /// So many flow records were reclaimed that active counts were wrong for a while.
+    /// So many flow records were reclaimed that active counts were wrong until then.
     EndsUnseen,
     /// Flow records cannot be compared with the kernel's sockets.
     RecordsUnchecked,
-    /// Some or all backends cannot be probed.
+    /// The daemon cannot probe some or all backends.
     Probes,
     /// A service's endpoints cannot be used.
     Source,
@@ -63,19 +64,20 @@ pub enum FaultCode {
     AllAtLimit,
     /// Every connect to a backend failed.
     BackendFailing,
-    /// A backend has been ejected for longer than it takes to replace it.
+    /// A backend has been ejected for at least the time after which it is replaced.
     BackendEjected,
     /// A backend fails but is not ejected, because it is the last available one.
     EjectionWithheld,
-    /// So few backends are available that connects also choose ejected ones.
+    /// So few backends are available that connects may also choose ejected backends.
     Panic,
-    /// Weights should follow load, but fewer than half of the members report theirs.
+    /// Weights should follow load, but fewer than half of the members report their load.
     LoadUnknown,
-    /// Load has moved a member's weight as far from the structural weight as it may.
+    /// A member's weight is at the limit of how far load may move it from the structural weight.
     LoadAtClamp,
-    /// Handshakes take more than half of the time after which an answer is due.
+    /// The median handshake takes more than half of the time after which a SYN counts as
+    /// unanswered.
     SlowHandshakes,
-    /// Another program rewrites destinations after ours.
+    /// Another program rewrites destinations after our program.
     Diverted,
     /// The counts of a backend do not add up.
     CountsOff,
@@ -134,7 +136,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The faults that the status of the clients shows.
+/// The faults that can be seen in the status of the clients.
 pub fn of(clients: &[ClientStatus]) -> Vec<Fault> {
     let mut faults = Vec::new();
     for client in clients {
@@ -161,7 +163,7 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     }
     if let Some(limited) = service.limited_60s.filter(|limited| *limited > 0) {
         let text = format!(
-            "refused {} of the last minute: every backend was at its active_limit",
+            "refused {} in the last minute: every backend was at its active_limit",
             counted(limited, "connect")
         );
         faults.push(fault(FaultCode::AllAtLimit, text));
@@ -169,14 +171,14 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     if service.is_panic {
         let ejected = service.backends.iter().filter(|backend| backend.ejection.is_some()).count();
         let text = format!(
-            "panic: too few backends are available ({ejected} are ejected), so ejected ones are chosen unless a lame duck serves; \
-             look first at what they have in common: the network, this host, what they all depend on"
+            "panic: too few backends are available ({ejected} are ejected), so connects may choose ejected backends unless a \
+             lame duck serves; first check what the backends have in common: the network, this host, shared dependencies"
         );
         faults.push(fault(FaultCode::Panic, text));
     }
     for backend in service.backends.iter().filter(|backend| backend.is_withheld) {
         let text = format!(
-            "its connects fail, and it is not ejected, because it is the last; {} failures so far",
+            "connects fail, but the backend is not ejected because it is the last available one; {} failures so far",
             backend.withheld
         );
         faults.push(of_backend(FaultCode::EjectionWithheld, backend, text));
@@ -190,7 +192,7 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
             faults.push(of_backend(
                 FaultCode::BackendEjected,
                 backend,
-                format!("{ejection}; for {seconds:.0} s now"),
+                format!("{ejection}; unavailable for {seconds:.0} s"),
             ));
         }
     }
@@ -198,7 +200,7 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
         |backend: &&BackendStatus| backend.failing && backend.ejection.is_none() && !backend.is_withheld;
     for backend in service.backends.iter().filter(failing) {
         let failed = backend.failed_60s.unwrap_or(0);
-        let text = format!("every connect of the last minute failed, {failed} of them");
+        let text = format!("every connect of the last minute failed ({failed} in total)");
         faults.push(of_backend(FaultCode::BackendFailing, backend, text));
     }
     if let Some(load) = &service.load {
@@ -208,8 +210,8 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     let diverted: u64 = service.backends.iter().filter_map(|backend| backend.diverted_60s).sum();
     if diverted > 0 {
         let text = format!(
-            "another program rewrites after ours: {} of the last minute went to another address than the backend's, see \
-             `socklb doctor`",
+            "another program rewrites destinations after ours: {} of the last minute went to another address than the \
+             backend's; see `socklb doctor`",
             counted(diverted, "flow")
         );
         faults.push(fault(FaultCode::Diverted, text));
@@ -218,7 +220,7 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
         let few_or_many = if backend.unaccounted > 0 { "few" } else { "many" };
         let flows = backend.unaccounted.unsigned_abs();
         let text =
-            format!("its counts do not add up: {} too {few_or_many} ended or active", counted(flows, "flow"));
+            format!("the counts do not add up: {} too {few_or_many} ended or active", counted(flows, "flow"));
         faults.push(of_backend(FaultCode::CountsOff, backend, text));
     }
     if let Some(SourceStatus { error: Some(error), .. }) = &service.source {
@@ -233,8 +235,8 @@ fn of_load(load: &ServiceLoadStatus, subject: &Subject) -> Vec<Fault> {
     if load.is_blind() {
         let (reporting, expected) = (load.reporting, load.expected);
         let text = format!(
-            "weights are to follow load, and {reporting} of {expected} members report their utilization: weights stay as they are, and \
-             if nobody reports for three minutes what was learnt is given up; see `socklb load`"
+            "weights should follow load, but only {reporting} of {expected} members report their utilization, fewer than half: \
+             weights do not change, and learnt weights expire after three minutes without reports; see `socklb load`"
         );
         faults.push(Fault { code: FaultCode::LoadUnknown, subject: subject.clone(), text });
     }
@@ -243,8 +245,8 @@ fn of_load(load: &ServiceLoadStatus, subject: &Subject) -> Vec<Fault> {
         let utilization =
             member.utilization.map_or_else(String::new, |used| format!(" at a utilization of {used:.2}"));
         let text = format!(
-            "load has moved its weight to {:.2} times the structural one{utilization}, as far as that goes: look at what it reports, \
-             at its weight in the list, and at whether another host does its work",
+            "load has moved the weight to {:.2} times the structural weight{utilization}, which is the limit: check the reports \
+             of the backend, its weight in the list, and whether another host does its work",
             member.wanted
         );
         faults.push(Fault { code: FaultCode::LoadAtClamp, subject, text });
@@ -252,8 +254,8 @@ fn of_load(load: &ServiceLoadStatus, subject: &Subject) -> Vec<Fault> {
     faults
 }
 
-/// The text of the fault if handshakes take so long that a backend which answers every SYN may look
-/// as if it did not.
+/// The text of the fault if handshakes take so long that SYNs may count as unanswered although the
+/// backend answers all of them.
 fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
     let (Some(due_ms), Some(took)) = (service.unanswered_after_ms, service.handshake_60s) else {
         return None;
@@ -262,28 +264,28 @@ fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
     let due_us = due_ms as f64 * 1000.0;
     (took.p50_us > due_us / 2.0).then(|| {
         format!(
-            "half of the handshakes of the last minute took more than {:.0} ms, and an answer is due after {due_ms} ms: \
-             connects that are given up may be counted against backends that do answer; set unanswered_after to more than \
-             twice that time",
+            "half of the handshakes of the last minute took more than {:.0} ms, and a SYN counts as unanswered after {due_ms} ms: \
+             a connect that the application gives up may count against a backend that does answer; set unanswered_after to \
+             more than twice the time of a handshake",
             took.p50_us / 1000.0
         )
     })
 }
 
-/// The fault if another socklb is attached to the client's cgroup or above it: only the socklb
-/// whose programs run first sees the services.
+/// The fault if another socklb is attached to the client's cgroup or to an ancestor of it. If both
+/// have a service, only the socklb that runs first balances its connects.
 fn another_socklb(client: &ClientStatus) -> Option<Fault> {
     let others = client.neighbours.iter().flatten().filter(|neighbour| neighbour.is_socklb);
     let others: Vec<_> = others.filter(|neighbour| neighbour.hook.starts_with("connect")).collect();
-    // A program that runs before ours matters more.
+    // A program that runs before ours takes connects away from our services, so it goes first.
     let other = others.iter().find(|other| !other.runs_after_ours).or(others.first())?;
     let what_happens = if other.runs_after_ours {
-        "runs after ours: its services see nothing"
+        "runs after ours: it does not balance connects to our services"
     } else {
-        "runs before ours: our services see nothing that is one of its services as well"
+        "runs before ours: we do not balance connects to its services"
     };
     let text = format!(
-        "another socklb is attached to {} and {what_happens}; `socklb doctor` tells how to find it",
+        "another socklb is attached to {} and {what_happens}; `socklb doctor` shows how to find it",
         other.cgroup.display()
     );
     Some(Fault::of_client(FaultCode::AnotherSocklb, &client.name, text))
@@ -309,9 +311,9 @@ mod tests {
         let of_service = |service: &ServiceStatus| -> Vec<(FaultCode, String)> {
             of_service("web", service).iter().map(|fault| (fault.code, fault.to_string())).collect()
         };
-        let limited = "client web, service users: refused 3 connects of the last minute: every backend was at its \
+        let limited = "client web, service users: refused 3 connects in the last minute: every backend was at its \
                        active_limit";
-        let failing = "client web, service users, backend 10.0.0.1:80: every connect of the last minute failed, 7 of them";
+        let failing = "client web, service users, backend 10.0.0.1:80: every connect of the last minute failed (7 in total)";
         let expected =
             [(FaultCode::AllAtLimit, limited.to_owned()), (FaultCode::BackendFailing, failing.to_owned())];
         assert_eq!(of_service(&service), expected);
@@ -327,7 +329,7 @@ mod tests {
             "client web, service users: half of the handshakes of the last minute took more than 101 ms, and";
         assert!(slow.starts_with(expected), "{slow}");
         service.unanswered_after_ms = None;
-        assert_eq!(of_service(&service), [], "over UDP nothing is answered");
+        assert_eq!(of_service(&service), [], "a UDP service has no handshakes");
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! The client, service and backend that a command is limited to.
+//! The client, service and backend to which a command is limited.
 
 use std::net::SocketAddr;
 
 use crate::fault::Subject;
 
-/// Which parts to show. A field that is `None` does not limit anything.
+/// The parts to show. A field that is `None` excludes nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     pub client: Option<String>,
@@ -25,7 +25,8 @@ impl Filter {
         self.backend.is_none_or(|backend| backend == address)
     }
 
-    /// Whether the subject is within the filter, or contains something that may be.
+    /// Whether the subject may be or contain something that the filter selects: no field of the
+    /// subject contradicts the filter.
     pub fn concerns(&self, subject: &Subject) -> bool {
         subject.client.as_ref().is_none_or(|client| self.has_client(client))
             && subject.service.as_ref().is_none_or(|service| self.has_service(service))

@@ -12,12 +12,12 @@ pub const SCHEMA: u32 = 3;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ActiveFlow<'a> {
     pub client: Cow<'a, str>,
-    /// The service; `None` if no service has its index.
+    /// The service; `None` if no service has the service index of the flow.
     pub service: Option<Cow<'a, str>>,
     /// The address that the process dialled.
     pub address: Option<SocketAddr>,
-    /// The backend that it goes to; `None` if the slot now has another backend, which must not
-    /// happen.
+    /// The backend to which it is connected; `None` if the slot now has another backend, which must
+    /// not happen.
     pub backend: Option<SocketAddr>,
     pub slot: u32,
     /// The slot's generation when the backend was chosen.
@@ -25,9 +25,9 @@ pub struct ActiveFlow<'a> {
     /// The current state of the backend.
     pub state: Cow<'a, str>,
     pub phase: Cow<'a, str>,
-    /// The process that dialled.
+    /// The id of the process that dialled.
     pub process: u32,
-    /// The name of that process; `None` if the process has ended.
+    /// The name of the process; `None` if it has ended.
     pub process_name: Option<Cow<'a, str>>,
     /// Seconds since the backend was chosen.
     pub age_s: f64,
@@ -37,12 +37,12 @@ pub struct ActiveFlow<'a> {
     pub reason: Cow<'a, str>,
     /// How often the service's table had been published when the backend was chosen, modulo 65,536.
     pub table_generation: u16,
-    /// Entries of that table that named the backend; 65,535 means at least that many.
+    /// The number of entries with the backend in that table; 65,535 means 65,535 or more.
     pub table_entries: u16,
-    /// The share of those entries in the table; `None` if a newer table is in force, because the
+    /// `table_entries` as a part of the table; `None` if a newer table is in force, because the
     /// length of an older table is not stored.
     pub table_share: Option<f64>,
-    /// The random number, or the number of the pick, by which the policy chose.
+    /// The position of the cursor, or the random number, from which the policy chose.
     pub sample: u32,
     /// The socket's cookie, as `ss -e` shows it (`sk:`, in hexadecimal).
     pub cookie: u64,
@@ -50,14 +50,14 @@ pub struct ActiveFlow<'a> {
     pub namespace: u64,
 }
 
-/// The document that `flows --json` prints, for readers. The command writes it flow by flow,
-/// because there may be a hundred thousand flows.
+/// The document that `flows --json` prints, as programs read it. The command itself writes it flow
+/// by flow, because there may be 100,000 flows.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct FlowsDocument {
     pub schema: u32,
     /// The flows, oldest first.
     pub flows: Vec<ActiveFlow<'static>>,
-    /// Leaving clients of another version: only the number of their flows is known.
+    /// Leaving clients of another version. Only the number of their flows is known.
     pub leaving: Vec<LeavingClient>,
     /// Clients whose maps could not be read, each with the reason.
     pub unreadable: Vec<String>,

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 pub const SCHEMA: u32 = 1;
 
-/// What changes the weights of one service at one client task while its list stays the same.
+/// The control and slow start of one service at one client task. They change weights while the list
+/// stays the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceLoadStatus {
     /// `feedback` or `a58`; `None` if weights do not follow load.
@@ -17,24 +18,25 @@ pub struct ServiceLoadStatus {
     pub mode: String,
     /// The operator's switch: `on`, `freeze` or `off`.
     pub switch: String,
-    /// The time in which a new member reaches its full share; `None` means at once.
+    /// Seconds in which a new member reaches its full share; `None` means at once.
     pub slow_start_s: Option<f64>,
     /// The mean lifetime of a flow in seconds, estimated from the open flows and the rate of new
     /// ones.
     pub flows_live_s: f64,
-    /// About how long it takes to even out a difference in load; `None` without a control.
+    /// About how many seconds it takes to correct a difference in load; `None` without a control.
     pub settling_s: Option<f64>,
-    /// Tables published because of it, since the daemon started or since the service got a control
-    /// or slow start, whichever is later.
+    /// Tables that were published because of changed factors, since the daemon started or since the
+    /// service got a control or slow start, whichever is later.
     pub tables: u64,
-    /// Whether the task hardly uses the service. The daemon then rarely requests reports from its
-    /// backends and expects none.
+    /// Whether this is an idle service for the task. The daemon then rarely requests reports from
+    /// the backends, and missing reports are no fault.
     pub is_idle: bool,
-    /// Members with a fresh utilization report, among those in `expected`.
+    /// How many of the `expected` members have a recent report of their utilization.
     pub reporting: u32,
     /// Available members that have a weight; 0 if the service is idle.
     pub expected: u32,
-    /// The backends of the table, by address; empty before the control has first run.
+    /// The backends of the table, in the order of their addresses; empty before the first step of
+    /// the control.
     pub members: Vec<MemberLoadStatus>,
 }
 
@@ -43,14 +45,14 @@ pub struct MemberLoadStatus {
     pub address: SocketAddr,
     /// The reported utilization; 1 is full capacity.
     pub utilization: Option<f64>,
-    /// Seconds since it was measured.
+    /// Seconds since the utilization was measured.
     pub age_s: Option<f64>,
-    /// The factor that the control wants to apply to the structural weight.
+    /// The factor of the structural weight that the control has computed.
     pub wanted: f64,
-    /// The factor in force: `wanted`, unless the control only observes or is switched off. It
-    /// includes slow start.
+    /// The factor in force, including slow start. Differs from `wanted` if the control only
+    /// observes or is switched off.
     pub factor: f64,
-    /// Whether the factor has reached the limit of the control.
+    /// Whether the factor has reached a limit of the control.
     pub is_at_clamp: bool,
     /// The resulting share of this task's connects.
     pub share: f64,
@@ -60,14 +62,14 @@ pub struct MemberLoadStatus {
 }
 
 impl ServiceLoadStatus {
-    /// Whether too few members report for the control to learn anything.
+    /// Whether the control cannot learn because too few members report.
     pub fn is_blind(&self) -> bool {
         let reporting = Reporting { fresh: self.reporting, members: self.expected };
         self.control.is_some() && self.switch == Switch::On.name() && reporting.is_blind()
     }
 }
 
-/// The services of a host's client tasks that have changing weights.
+/// The services with a control or slow start, of all client tasks of a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadDocument {
     pub schema: u32,
@@ -83,7 +85,7 @@ pub struct ClientLoad {
     pub load: ServiceLoadStatus,
 }
 
-/// The result of switching the control of a service.
+/// The result of a command that switches the control of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switched {
     pub schema: u32,
@@ -92,7 +94,8 @@ pub struct Switched {
     pub switch: String,
     /// The client tasks that have the service.
     pub clients: Vec<SwitchedClient>,
-    /// Why a later daemon may not know the new setting; `None` if it was stored without an error.
+    /// Why the new setting could not be stored, so that a restarted daemon may not have it; `None`
+    /// if it was stored.
     pub not_kept: Option<String>,
 }
 
@@ -109,8 +112,8 @@ impl Switched {
     pub fn describe(&self) -> String {
         let Self { service, switch, clients, not_kept, .. } = self;
         let what = match switch.as_str() {
-            "freeze" => "weights stay as they are, whatever is reported",
-            "off" => "weights are structural, whatever is reported",
+            "freeze" => "weights are frozen and ignore reports",
+            "off" => "weights are structural and ignore reports",
             _ => "weights follow load",
         };
         let line = |SwitchedClient { client, before }: &SwitchedClient| {
@@ -119,7 +122,7 @@ impl Switched {
         };
         let lines = clients.iter().map(line);
         let not_kept = not_kept.as_ref().map(|why| {
-            format!("it is not kept for a later daemon yet, which is tried again until it is: {why}\n")
+            format!("cannot store the setting yet; a daemon restart would lose it; retrying: {why}\n")
         });
         lines.chain(not_kept).collect()
     }
@@ -166,10 +169,10 @@ pub mod tests {
     fn with_reports_of_fewer_than_half_nothing_is_learnt() {
         let of = |reporting, expected| ServiceLoadStatus { reporting, expected, ..service(Vec::new()) };
         assert!(of(1, 3).is_blind() && !of(1, 2).is_blind() && !of(0, 0).is_blind());
-        assert!(!ServiceLoadStatus { control: None, ..of(0, 3) }.is_blind(), "it follows no load");
+        assert!(!ServiceLoadStatus { control: None, ..of(0, 3) }.is_blind(), "there is no control");
         assert!(
             !ServiceLoadStatus { switch: "freeze".to_owned(), ..of(0, 3) }.is_blind(),
-            "nothing is to follow"
+            "an operator has frozen the weights"
         );
     }
 
@@ -186,14 +189,14 @@ pub mod tests {
             clients: vec![client("web", "on"), client("batch", "freeze")],
             not_kept: None,
         };
-        let lines = "client web, service users: weights stay as they are, whatever is reported, from now on\n\
-                     client batch, service users: weights stay as they are, whatever is reported, as before\n";
+        let lines = "client web, service users: weights are frozen and ignore reports, from now on\n\
+                     client batch, service users: weights are frozen and ignore reports, as before\n";
         assert_eq!(switched.describe(), lines);
         let not_kept = Some("No space left on device (os error 28)".to_owned());
         assert_eq!(
             Switched { not_kept, ..switched }.describe(),
             format!(
-                "{lines}it is not kept for a later daemon yet, which is tried again until it is: No space left on device (os error 28)\n"
+                "{lines}cannot store the setting yet; a daemon restart would lose it; retrying: No space left on device (os error 28)\n"
             )
         );
     }

@@ -18,7 +18,7 @@ pub struct Readmission {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readmitted {
     pub client: String,
-    /// Whether the backend was ejected. If it was not, nothing has changed.
+    /// Whether the backend was ejected. If not, nothing has changed.
     pub was_ejected: bool,
 }
 
@@ -32,7 +32,7 @@ impl Readmission {
     pub fn describe(&self) -> String {
         let Self { service, backend, clients, .. } = self;
         let line = |Readmitted { client, was_ejected }: &Readmitted| {
-            let what = if *was_ejected { "is taken back" } else { "was not ejected" };
+            let what = if *was_ejected { "is readmitted" } else { "was not ejected" };
             format!("client {client}, service {service}: {backend} {what}\n")
         };
         clients.iter().map(line).collect()
@@ -55,7 +55,7 @@ mod tests {
         assert!(told.has_effect());
         assert_eq!(
             told.describe(),
-            "client web, service users: 10.0.0.1:80 is taken back\n\
+            "client web, service users: 10.0.0.1:80 is readmitted\n\
              client batch, service users: 10.0.0.1:80 was not ejected\n"
         );
     }

@@ -1,7 +1,7 @@
 //! The status of the balancer as one value: client tasks, their services, and faults.
 //!
-//! The daemon makes it from the maps and its own state. Without a daemon the commands make it from
-//! the maps alone, which hold names, addresses, weights and counts.
+//! The daemon builds it from the maps and its own state. Without a daemon, commands build it from
+//! the maps, which hold names, addresses, weights and counts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,16 +22,16 @@ pub const SCHEMA: u32 = 7;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusDocument {
     pub schema: u32,
-    /// The daemon, if it runs.
+    /// `None` without a running daemon.
     pub daemon: Option<DaemonStatus>,
-    /// What an operator should look at; empty if all is well.
+    /// Empty if all is well.
     pub faults: Vec<Fault>,
     /// In the order of their names.
     pub clients: Vec<ClientStatus>,
-    /// Clients that were removed, or that this version took over from another, and that still have
-    /// flows.
+    /// Clients that still have flows, and that were removed or whose maps belong to another version
+    /// of socklb.
     pub leaving: Vec<LeavingClient>,
-    /// Network interfaces on which the kernel should receive reports by itself.
+    /// Network interfaces that are configured to receive reports in the kernel.
     #[serde(default)]
     pub interfaces: Vec<InterfaceStatus>,
 }
@@ -40,14 +40,14 @@ pub struct StatusDocument {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceStatus {
     pub name: String,
-    /// `native` if the kernel receives them in the interface's driver, `generic` if it does so in
-    /// the network stack, `socket` if only the process's socket does.
+    /// `native` if the kernel receives datagrams in the interface's driver, `generic` if in the
+    /// network stack, `socket` if only the process receives them, on its socket.
     pub mode: String,
     /// Why `mode` is `socket`.
     pub why: Option<String>,
 }
 
-/// The order in which backends are shown; failing backends always come first.
+/// The order in which backends are shown. Failing backends always come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SortBy {
     Address,
@@ -94,8 +94,9 @@ impl SortBy {
 }
 
 impl StatusDocument {
-    /// Removes all that the filter excludes. If `only_failing` is set, only failing backends
-    /// remain, with their services and clients. A fault remains if it concerns the filter.
+    /// Removes everything that the filter excludes. If `only_failing` is set, only failing
+    /// backends, with their services and clients, remain. A fault remains if the filter
+    /// [concerns](Filter::concerns) its subject.
     pub fn retain(&mut self, filter: &Filter, only_failing: bool) {
         let names_backends = filter.backend.is_some() || only_failing;
         for client in &mut self.clients {
@@ -116,8 +117,8 @@ impl StatusDocument {
         self.faults.retain(|fault| filter.concerns(&fault.subject));
     }
 
-    /// Sorts the backends of each service. Services with failing backends come first, and so do
-    /// their clients.
+    /// Sorts the backends of each service. Failing services, and clients with such services, come
+    /// first.
     pub fn sort(&mut self, by: SortBy) {
         for client in &mut self.clients {
             client.services.sort_by_key(|service| !service.is_failing());
@@ -138,13 +139,14 @@ impl StatusDocument {
     }
 }
 
-/// A client that is leaving, or one of another version of socklb. Its maps cannot be read here.
+/// A client that is leaving, or that belongs to another version of socklb. This version cannot read
+/// its maps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeavingClient {
     pub client: String,
     /// The kernel ABI version of its maps.
     pub abi: u32,
-    /// Whether flows still begin there, because the version that made it is still in force.
+    /// Whether flows still start at it, because the programs of its version are still attached.
     pub in_force: bool,
     /// Active flows; `None` if they cannot be counted.
     pub active: Option<u64>,
@@ -154,7 +156,7 @@ impl LeavingClient {
     /// Its state in words, to be printed after its name.
     pub fn describe(&self) -> String {
         let open = self.active.map_or_else(|| "?".to_owned(), |active| active.to_string());
-        let what = if self.in_force { "is in force" } else { "is leaving" };
+        let what = if self.in_force { "is balancing connects" } else { "is leaving" };
         format!("{what}: {open} active flows")
     }
 }
@@ -164,10 +166,10 @@ pub struct DaemonStatus {
     pub pid: u32,
     pub version: String,
     pub config: PathBuf,
-    /// The directory of its pins; `None` from an older daemon, which does not report it.
+    /// The directory of its pins. `None` for an older daemon, which does not report it.
     #[serde(default)]
     pub pins: Option<PathBuf>,
-    /// Optional features of the kernel, by name, and whether the kernel has them.
+    /// For each optional feature of the kernel, by name, whether the kernel has it.
     pub features: BTreeMap<String, bool>,
     /// Offsets of the fields of kernel structures that the programs read, in bytes, by name
     /// (`sk_kern_sock_mask` is a mask). Empty if the kernel does not describe its types.
@@ -177,19 +179,19 @@ pub struct DaemonStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClientStatus {
     pub name: String,
-    /// The cgroup that it is configured for; `None` without a daemon.
+    /// The cgroup in the configuration; `None` without a daemon.
     pub configured_cgroup: Option<PathBuf>,
-    /// The cgroup that its programs are attached to; `None` if they are not attached or the cgroup
+    /// The cgroup to which its programs are attached; `None` if they are not attached or the cgroup
     /// no longer exists.
     pub cgroup: Option<PathBuf>,
-    /// The kernel's id of that cgroup; it changes each time the cgroup is created.
+    /// The kernel's id of `cgroup`. It changes each time the cgroup is created.
     pub cgroup_id: Option<u64>,
     /// Other programs that run for the same sockets, in the order in which they run; `None` without
     /// a daemon.
     pub neighbours: Option<Vec<NeighbourProgram>>,
-    /// Flow records compared with the kernel's lists of sockets; `None` without a daemon.
+    /// The comparison of flow records with the kernel's lists of sockets; `None` without a daemon.
     pub reclaim: Option<Reclaim>,
-    /// Connects of the cgroup to addresses that are no service.
+    /// Connects of the cgroup to addresses that are not services.
     pub not_a_service: u64,
     pub anomalies: AnomalyCounts,
     /// Services in the order of their indexes.
@@ -202,35 +204,35 @@ impl ClientStatus {
     }
 }
 
-/// The result of the last pass over the records of open flows. The pass looks for records whose
-/// sockets are in no list of the kernel.
+/// The result of passes over the records of open flows. A pass looks for records with a socket that
+/// is in no list of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaim {
-    /// Passes since the daemon started. There is none while no flow is open.
+    /// Passes since the daemon started. The daemon makes no pass while no flow is open.
     pub passes: u64,
-    /// Records reclaimed since the daemon started: their flows had ended without a program seeing
-    /// it.
+    /// Records reclaimed since the daemon started. No program saw the end of their flows.
     pub reclaimed: u64,
-    /// Suspected records: the next pass reclaims them if it finds the same.
+    /// Suspected records. The next pass reclaims a record if its socket is still missing.
     pub suspected: u64,
-    /// Retained because a process holds the socket, which is not connected.
+    /// Records retained because a process holds the socket, which is not connected.
     pub kept_open: u64,
-    /// Retained because the socket is in a network namespace that the daemon could not look into,
-    /// and no process is known to hold it.
+    /// Records retained because the socket is in a network namespace that the daemon cannot
+    /// inspect, and no process is known to hold the socket.
     pub kept_elsewhere: u64,
 }
 
-/// Counts of events that should not happen, since the client's maps were made.
+/// Counts of events that should not happen, since the client's maps were created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnomalyCounts {
-    /// Sockets of flows that closed without a record. This includes sockets that have since dialled
-    /// another address.
+    /// Sockets of flows that closed without a record. This includes sockets that dialled another
+    /// address after the flow began.
     pub close_without_record: u64,
     /// Flows that were established before a program saw their SYN.
     pub established_out_of_turn: u64,
-    /// Records that two calls ended at the same moment.
+    /// Records that two calls ended at the same time.
     pub ended_twice: u64,
-    /// Sockets that were closed in a phase in which a program should already have seen their end.
+    /// Sockets that were released in a phase in which a program should already have seen the end of
+    /// the flow.
     pub release_out_of_turn: u64,
 }
 
@@ -240,31 +242,32 @@ pub struct ServiceStatus {
     /// The address that processes dial.
     pub address: SocketAddr,
     pub protocol: String,
-    /// Whether connects are balanced. A removed service only waits for its last flow to end.
+    /// Whether connects are balanced. `false` if the service was removed and only waits for its
+    /// last flow to end.
     pub open: bool,
     /// How often its table was published, modulo 65,536.
     pub table_generation: u16,
-    /// Entries of its table.
+    /// The number of entries of its table.
     pub table_entries: u32,
-    /// The backend that connect uses if no entry and no member that it looks at is usable.
+    /// The backend that a connect uses if no entry and no member that it examined is usable.
     pub fallback: Option<SocketAddr>,
     /// Outcomes of connects and addressed datagrams, keyed by
     /// [`Outcome::name`](abi::Outcome::name). Each call counts once.
     pub outcomes: BTreeMap<String, u64>,
-    /// Connects of the last minute that were refused because all backends were at their limit;
-    /// `None` without a daemon or without an `active_limit`.
+    /// Connects of the last minute that were refused because all backends were at their
+    /// `active_limit`; `None` without a daemon or without that limit.
     #[serde(default)]
     pub limited_60s: Option<u64>,
-    /// How long handshakes with its backends took in the last minute; `None` without a daemon, if
-    /// there were none, or for a service over UDP.
+    /// How long handshakes with its backends took in the last minute; `None` without a daemon,
+    /// without handshakes, or for a service over UDP.
     #[serde(default)]
     pub handshake_60s: Option<ConnectLatency>,
-    /// Milliseconds after which an answer to a SYN is due, to the precision of a tick (1.05 ms);
+    /// Milliseconds after which a SYN counts as unanswered, to the precision of a tick (1.05 ms);
     /// `None` for a service over UDP.
     #[serde(default)]
     pub unanswered_after_ms: Option<u64>,
-    /// Whether so few backends are available that connects also choose ejected ones. Without a
-    /// daemon, whether connects choose them for any reason.
+    /// Whether so few backends are available that connects may choose ejected backends. Without a
+    /// daemon, whether connects may choose them for any reason.
     #[serde(default)]
     pub is_panic: bool,
     #[serde(default)]
@@ -272,20 +275,21 @@ pub struct ServiceStatus {
     /// Seconds after which an unavailable backend is replaced; `None` without a daemon.
     #[serde(default)]
     pub replace_after_s: Option<f64>,
-    /// The largest ratio of actual share to wanted share; `None` up to ten connects per backend.
+    /// The largest ratio of actual share to wanted share; `None` with at most ten connects per
+    /// backend.
     pub skew: Option<f64>,
-    /// Where its endpoints come from; `None` without a daemon.
+    /// The source of its endpoints; `None` without a daemon.
     pub source: Option<SourceStatus>,
     /// Endpoints that no task of the job uses; `None` without a daemon, or if every endpoint is
     /// used.
     #[serde(default)]
     pub unused: Option<UnusedEndpoints>,
-    /// Endpoints that the list excludes from every connect and that are not among `backends`; empty
-    /// without a daemon.
+    /// Endpoints that are not among `backends` because the list excludes them from every connect;
+    /// empty without a daemon.
     #[serde(default)]
     pub not_chosen: Vec<NotChosen>,
-    /// What changes weights while the list stays the same; `None` if nothing does, or without a
-    /// daemon.
+    /// The control and slow start that change weights while the list stays the same; `None` without
+    /// them or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
     /// In the order of their slots.
@@ -293,8 +297,8 @@ pub struct ServiceStatus {
 }
 
 impl ServiceStatus {
-    /// Whether an operator should look at it first: a backend fails, no backend may be chosen, or
-    /// its list cannot be used.
+    /// Whether a backend fails, no backend may be chosen, or the list cannot be used. An operator
+    /// should look at such services first.
     pub fn is_failing(&self) -> bool {
         let has_faulty_list = self.source.as_ref().is_some_and(|source| source.error.is_some());
         has_faulty_list
@@ -305,7 +309,7 @@ impl ServiceStatus {
 
 #[cfg(test)]
 impl ServiceStatus {
-    /// An open TCP service of which only the backends are known.
+    /// An open TCP service with these backends, and defaults for everything else.
     pub fn with_backends(backends: Vec<BackendStatus>) -> Self {
         Self {
             name: "users".to_owned(),
@@ -349,7 +353,7 @@ impl fmt::Display for NotChosen {
     }
 }
 
-/// Endpoints that accept connections but are used by no task of a job.
+/// Endpoints that accept connections but that no task of a job uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnusedEndpoints {
     /// The number of unused endpoints.
@@ -371,7 +375,7 @@ impl From<membership::Unused> for UnusedEndpoints {
 impl fmt::Display for UnusedEndpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { endpoints, of, size } = self;
-        write!(f, "{endpoints} of {of} endpoints are used by no task of the job: take ")?;
+        write!(f, "no task of the job uses {endpoints} of {of} endpoints: set ")?;
         match size {
             Some(size) => write!(f, "size = {size} or more"),
             None => f.write_str("size = \"auto\""),
@@ -384,11 +388,11 @@ impl fmt::Display for UnusedEndpoints {
 #[serde(rename_all = "kebab-case")]
 pub enum EjectionMode {
     On,
-    /// It is not configured.
+    /// Ejection is not configured.
     #[default]
     Off,
-    /// It is configured but has no effect, because the kernel does not give the programs the causes
-    /// of failures. Only the daemon reports this.
+    /// Ejection is configured but has no effect, because the programs cannot read the causes of
+    /// failures from the kernel. Only the daemon reports this.
     CausesUnknown,
 }
 
@@ -396,13 +400,13 @@ pub enum EjectionMode {
 pub struct SourceStatus {
     /// The file; `None` for a static list.
     pub file: Option<PathBuf>,
-    /// Seconds since the file was last read without faults; `None` if it never was.
+    /// Seconds since the last read of the file without faults; `None` before the first.
     pub good_for_s: Option<u64>,
     /// Why the last read of the file failed; `None` if it succeeded.
     pub error: Option<String>,
-    /// How often reading it failed since the daemon started.
+    /// How many reads of the file have failed since the daemon started.
     pub failures: u64,
-    /// Parts of the file that are ignored, each with the reason.
+    /// The ignored parts of the file, each with the reason.
     #[serde(default)]
     pub notes: Vec<String>,
 }
@@ -422,19 +426,19 @@ impl From<abi::Anomalies> for AnomalyCounts {
 /// A program that runs for this client's sockets but does not belong to this client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NeighbourProgram {
-    /// The cgroup that it is attached to.
+    /// The cgroup to which it is attached.
     pub cgroup: PathBuf,
     pub hook: String,
     /// The kernel's id of the program.
     pub program: u32,
     /// Its name; `None` without the privilege to read it (CAP_SYS_ADMIN).
     pub name: Option<String>,
-    /// Whether it belongs to a socklb. Its name decides. If names cannot be read, it counts as
-    /// socklb's when every hook that socklb uses has an unnamed program.
+    /// Whether it belongs to a socklb, according to its name. If names cannot be read, it counts as
+    /// a socklb if every hook that socklb uses has an unnamed program.
     #[serde(default)]
     pub is_socklb: bool,
-    /// Whether it runs after our program, sees the destination that ours has written, and may
-    /// replace it.
+    /// Whether it runs after our program. It then sees the destination that our program has
+    /// written, and may replace it.
     pub runs_after_ours: bool,
 }
 
@@ -477,7 +481,7 @@ mod tests {
         }
     }
 
-    /// Checks what remains: the backends by client and service, and the number of faults.
+    /// Checks the backends that remain, by client and service, and the number of faults.
     #[track_caller]
     fn check(filter: &Filter, only_failing: bool, expected: &[(&str, &str, &[u32])], faults: usize) {
         let failing = BackendStatus { failing: true, ..backend(2) };

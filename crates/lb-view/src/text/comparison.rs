@@ -8,7 +8,7 @@ use crate::comparison::{
     BackendChange, ChangeKind, Comparison, ConfigurationChange, KeyChange, ShareChanges,
 };
 
-/// The longest value that is shown, in characters. A list of endpoints may have thousands.
+/// Values are cut after this many characters, because a list of endpoints may have thousands.
 const LONGEST: usize = 60;
 
 pub fn comparison(comparison: &Comparison, style: Style) -> String {
@@ -41,8 +41,8 @@ pub fn comparison(comparison: &Comparison, style: Style) -> String {
 fn one(text: &mut String, what: &str, change: &ConfigurationChange, style: Style) {
     let ConfigurationChange { name, kind, keys, active } = change;
     let flows = match active {
-        Some(1) => "; 1 open flow, which stays until it ends".to_owned(),
-        Some(active @ 2..) => format!("; {active} open flows, which stay until they end"),
+        Some(1) => "; 1 open flow, which continues until it ends".to_owned(),
+        Some(active @ 2..) => format!("; {active} open flows, which continue until they end"),
         Some(0) | None => String::new(),
     };
     let _ = writeln!(text, "{what} {} {}{flows}", style.paint("1", name), kind.name());
@@ -104,8 +104,8 @@ fn row(change: &BackendChange) -> TableRow {
     ])
 }
 
-/// The changes in one line for a log: by kind, at most `most` names; a changed item includes its
-/// keys.
+/// The changes in one line for a log. Each kind of change lists at most `most` names, and each
+/// changed item at most `most` of its keys.
 pub fn changes_in_a_line(
     clients: &[ConfigurationChange],
     services: &[ConfigurationChange],
@@ -134,7 +134,7 @@ pub fn changes_in_a_line(
     if told.is_empty() { "nothing".to_owned() } else { told.join("; ") }
 }
 
-/// The first `most` names, and how many more there are.
+/// The first `most` names, and the number of the others.
 pub fn names(names: impl ExactSizeIterator<Item = String>, most: usize) -> String {
     let more = names.len().saturating_sub(most);
     let mut text = names.take(most).collect::<Vec<_>>().join(", ");
@@ -219,7 +219,7 @@ mod tests {
             "new.toml compared with the pinned maps, which do not have all keys\n\
              client web changed\n  \
                index: 0 -> 1\n\
-             service mail removed; 3 open flows, which stay until they end\n\
+             service mail removed; 3 open flows, which continue until they end\n\
              service users changed\n  \
                backends: {} ... -> file /x\n\
              limits.slots: 64 -> 128\n\

@@ -34,7 +34,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
         .map(|candidate| format!("{} ({})", candidate.index, candidate.verdict))
         .collect();
     if !passed.is_empty() {
-        let _ = writeln!(text, "   passed over: {}", passed.join(", "));
+        let _ = writeln!(text, "   skipped: {}", passed.join(", "));
     }
     who_is_unhealthy(&mut text, explanation);
     the_shares(&mut text, explanation, style);
@@ -51,7 +51,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     }
     match explanation.fallback {
         Some(fallback) => {
-            let _ = writeln!(text, "\n4. The fallback, if nobody may be chosen: {fallback}");
+            let _ = writeln!(text, "\n4. The fallback, if no examined backend is usable: {fallback}");
         }
         None => {
             let _ =
@@ -61,21 +61,21 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     wrap(text, style.width)
 }
 
-/// How a connect uses the schedule under this policy. A newer daemon may name a policy that is
-/// unknown here.
+/// How a connect uses the schedule under this policy. A newer daemon may name a policy that this
+/// version does not know.
 fn use_of_schedule(policy: &str) -> &'static str {
     match Policy::ALL.into_iter().find(|known| known.name() == policy) {
         Some(Policy::RoundRobin | Policy::WeightedRoundRobin) => {
-            "each CPU goes over it, one entry per connect"
+            "each CPU steps through it, one entry per connect"
         }
         Some(Policy::LeastLoaded) => {
-            "each connect takes, in turn, one of its backends with the fewest open flows"
+            "each connect takes a backend with the fewest open flows, backends with equally many in turn"
         }
         Some(Policy::P2c) => {
-            "of two random entries each connect takes the backend with fewer open flows for its weight"
+            "each connect draws two random entries and takes the backend with fewer open flows for its weight"
         }
         Some(Policy::Random) => "each connect takes a random entry",
-        None => "how a connect uses it, a newer version knows",
+        None => "this version does not know the policy",
     }
 }
 
@@ -83,15 +83,15 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
     let Explanation { inputs, members, .. } = explanation;
     let Some(size) = inputs.size else {
         let all = members.len();
-        let _ = writeln!(text, "   all that take connections: {all} of {} endpoints", inputs.endpoints);
+        let _ = writeln!(text, "   all endpoints that accept connections: {all} of {}", inputs.endpoints);
         return;
     };
-    // An arc may overlap more backends than the size, even for a task that is alone.
+    // An arc may overlap more backends than the size, even if the job has only one task.
     let is_arc = inputs.algorithm.parse().is_ok_and(Algorithm::is_aperture);
     let length = if is_arc { members.len() } else { size as usize };
     let _ = writeln!(
         text,
-        "   the first {length} of the order that {} gives task {} of {} of job {}\n   over N = {} backend indexes ({} \
+        "   the first {length} of the order that {} computes for task {} of {} of job {}\n   over N = {} backend indexes ({} \
          endpoints), seed {}",
         inputs.algorithm,
         inputs.index,
@@ -116,38 +116,38 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
         let tried: Vec<String> =
             tried.map(|tried| format!("{:.1} % at {}", 100.0 * tried.utilization, tried.size)).collect();
         if !tried.is_empty() {
-            let _ = writeln!(text, "   they can use {}", tried.join(", "));
+            let _ = writeln!(text, "   usable part of all backends by size: {}", tried.join(", "));
         }
     }
 }
 
-/// Adds the unhealthy backends of the subset and the backends that take their place.
+/// Appends the unhealthy backends of the subset and their substitutes.
 fn who_is_unhealthy(text: &mut String, explanation: &Explanation) {
     let mut list = |title: &str, is_listed: &dyn Fn(&Unhealthy) -> bool| {
         let listed = explanation.unhealthy.iter().filter(|one| is_listed(one));
         let listed: Vec<String> =
-            listed.map(|one| format!("{} ({}, says the {})", one.address, one.health, one.who)).collect();
+            listed.map(|one| format!("{} ({}, witness: {})", one.address, one.health, one.who)).collect();
         if !listed.is_empty() {
             let _ = writeln!(text, "   {title}: {}", listed.join(", "));
         }
     };
-    list("replaced, and tried until they are well", &|one| one.is_replaced);
+    list("replaced until available again", &|one| one.is_replaced);
     list("not chosen now", &|one| !one.is_replaced && !one.may_be_chosen);
-    list("not healthy, and chosen all the same", &|one| !one.is_replaced && one.may_be_chosen);
+    list("not healthy, but still chosen", &|one| !one.is_replaced && one.may_be_chosen);
     if !explanation.substitutes.is_empty() {
         let substitutes: Vec<String> = explanation.substitutes.iter().map(ToString::to_string).collect();
-        let _ = writeln!(text, "   the next of the order in their place: {}", substitutes.join(", "));
+        let _ = writeln!(text, "   substitutes, the next of the order: {}", substitutes.join(", "));
     }
     if explanation.is_panic {
         let _ = writeln!(
             text,
-            "   panic: too few are available, so ejected ones are chosen unless a lame duck serves"
+            "   panic: too few backends are available, so connects may choose ejected backends unless a lame duck serves"
         );
     }
 }
 
-/// The columns of the members, by importance: first the resulting share, then the numbers that it
-/// is made of.
+/// The columns of the members. The resulting share is the most important; the numbers from which it
+/// is computed follow.
 const COLUMNS: [Column<'_>; 9] = [
     Column::left("backend", ALWAYS),
     Column::right("index", 3),
@@ -165,23 +165,23 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
     let _ = writeln!(text, "\n2. The shares");
     let _ = match inputs.shares {
         ShareSource::Weights => writeln!(text, "   share = weight / sum of weights"),
-        ShareSource::Equal => writeln!(text, "   share = 1 / members, for {} ignores weights", inputs.policy),
+        ShareSource::Equal => writeln!(text, "   share = 1 / members: {} ignores weights", inputs.policy),
         ShareSource::Arc => writeln!(
             text,
-            "   shares begin with the arc's part of each backend; those of all {} tasks together give each backend its\n   part \
-             by weight, as far as they can",
+            "   shares start from the arc's part of each backend; the shares of all {} tasks together give each backend its\n   \
+             part by weight, as far as possible",
             inputs.count
         ),
         ShareSource::Job => writeln!(
             text,
-            "   shares of all {} tasks together give each backend its part by weight, as far as they can",
+            "   the shares of all {} tasks together give each backend its part by weight, as far as possible",
             inputs.count
         ),
     };
     let _ = writeln!(
         text,
-        "   load = what the backend gets of all tasks / its part by weight; connections = tasks that use it\n   quota = \
-         share x {entries} entries; whole entries by largest remainder{}\n",
+        "   load = the backend's part of all connects / its part by weight; connections = tasks that use it\n   quota = \
+         share x {entries} entries, rounded to whole entries by largest remainder{}\n",
         if explanation.load.is_some() { ", after the factors below" } else { "" }
     );
     let row = |member: &SubsetMember| {
@@ -212,8 +212,8 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
             })
             .collect();
         let _ = match factors.is_empty() {
-            true => writeln!(text, "   every share is the structural one now"),
-            false => writeln!(text, "   shares times factors, made to sum to 1: {}", factors.join(", ")),
+            true => writeln!(text, "   every share is the structural share now"),
+            false => writeln!(text, "   shares x factors, scaled to sum to 1: {}", factors.join(", ")),
         };
     }
 }

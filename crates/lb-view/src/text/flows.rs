@@ -10,7 +10,7 @@ use crate::filter::Filter;
 use crate::flows::ActiveFlow;
 use crate::status::LeavingClient;
 
-/// The flows to show. Each is built only when it is shown, because there may be a hundred thousand.
+/// The flows to show. A flow is built only when it is shown, because there may be 100,000 flows.
 pub struct Listing<'l, F> {
     pub count: usize,
     /// Builds a flow from its number; number 0 is the oldest.
@@ -40,7 +40,7 @@ pub fn flows<'f, F: Fn(usize) -> ActiveFlow<'f>>(
     for leaving in listing.leaving {
         let _ = writeln!(
             text,
-            "client {} of another version (ABI {}) {}, which only that version can list",
+            "client {} of another version (ABI {}) {}; only that version can list them",
             leaving.client,
             leaving.abi,
             leaving.describe()
@@ -68,8 +68,7 @@ fn asked(filter: &Filter) -> String {
     text
 }
 
-/// The columns. On a narrow terminal the phase is left out first, then the reason, which is the
-/// widest.
+/// The columns. A narrow terminal first loses the phase, then the reason, which is the widest.
 fn columns(has_clients: bool) -> Vec<Column<'static>> {
     let mut columns = vec![
         Column::right("age", 5),

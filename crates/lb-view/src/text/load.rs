@@ -1,5 +1,5 @@
-//! The text form of weights that follow load: for each service a table of its members, and what
-//! holds their factors.
+//! The text form of weights that follow load: for each service a table of its members, with the
+//! hold of each factor.
 
 use std::fmt::Write as _;
 
@@ -37,19 +37,19 @@ pub fn describe(load: &ServiceLoadStatus) -> String {
         let state = match (load.switch.as_str(), load.mode.as_str()) {
             ("freeze", _) => ", frozen by an operator",
             ("off", _) => ", switched off by an operator",
-            (_, "observe") => ", observed: nothing follows",
+            (_, "observe") => " (observe only): weights are not changed",
             _ => "",
         };
         parts.push(format!("{control}{state}"));
         parts.push(if load.is_idle {
-            "idle: members are asked seldom".to_owned()
+            "idle: members are polled rarely".to_owned()
         } else {
             format!("{} of {} members report", load.reporting, load.expected)
         });
-        parts.push(format!("flows live {}", span(load.flows_live_s)));
+        parts.push(format!("mean flow lifetime {}", span(load.flows_live_s)));
     }
     if let Some(settling) = load.settling_s {
-        parts.push(format!("a difference is made good within about {}", span(settling)));
+        parts.push(format!("converges in about {}", span(settling)));
     }
     if let Some(slow_start) = load.slow_start_s {
         parts.push(format!("slow start of {}", span(slow_start)));
@@ -57,7 +57,8 @@ pub fn describe(load: &ServiceLoadStatus) -> String {
     parts.join("; ")
 }
 
-/// The columns, by importance: first the reported load of a member, then what follows from it.
+/// The columns. The reported load of a member is the most important; the results of the control
+/// follow.
 fn columns(is_observed: bool) -> [Column<'static>; 6] {
     [
         Column::left("backend", ALWAYS),
@@ -110,7 +111,7 @@ mod tests {
         };
         assert_eq!(
             of(one.load.clone()),
-            "client web, service users: feedback; 1 of 2 members report; flows live 30 s; a difference is made good within about \
+            "client web, service users: feedback; 1 of 2 members report; mean flow lifetime 30 s; converges in about \
              2 min\n  \
                backend     utilization   age  factor   share  held by\n  \
                10.0.0.1:1         0.80  1.2s    1.50  50.0 %  -\n  \
@@ -122,12 +123,13 @@ mod tests {
         };
         let text = of(observed);
         assert!(
-            text.contains("feedback, observed: nothing follows; 1 of 1") && text.contains("would be"),
+            text.contains("feedback (observe only): weights are not changed; 1 of 1")
+                && text.contains("would be"),
             "{text}"
         );
         assert!(text.contains("1.50"), "{text}");
         let idle = ServiceLoadStatus { is_idle: true, reporting: 0, expected: 0, ..one.load.clone() };
-        assert!(of(idle).contains("feedback; idle: members are asked seldom; flows live 30 s;"));
+        assert!(of(idle).contains("feedback; idle: members are polled rarely; mean flow lifetime 30 s;"));
         let slow = ServiceLoadStatus {
             control: None,
             settling_s: None,

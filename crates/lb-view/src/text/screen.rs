@@ -1,6 +1,6 @@
-//! The part of a text that a terminal shows. The text may be longer and wider than the terminal: as
-//! many lines as fit are shown, and a row says how many are not. A screen never has more rows than
-//! the terminal, so that nothing scrolls.
+//! The part of a text that fits a terminal. If the text is too long, the screen shows as many lines
+//! as fit, and one row says how many more there are. A line that is too wide takes several rows. A
+//! screen never has more rows than the terminal, so that the terminal never scrolls.
 
 use super::wrap::{is_escape, pieces};
 
@@ -22,8 +22,8 @@ pub struct Screen {
 
 impl Screen {
     /// A text, and below it a remark of at most one row, which is always visible. `top` is the
-    /// first line to show; it is lowered if the text has too few lines below it to fill the
-    /// terminal.
+    /// first line to show. If too few lines follow it to fill the terminal, the screen begins with
+    /// an earlier line.
     pub fn new(text: &str, remark: Option<&str>, size: TerminalSize, top: usize) -> Self {
         let columns = size.columns.max(1);
         let mut lines = Vec::new();
@@ -36,22 +36,22 @@ impl Screen {
         screen
     }
 
-    /// The number of the first line that is shown.
+    /// The number of the first visible line.
     pub fn top(&self) -> usize {
         self.top
     }
 
-    /// The largest value of `top`, which shows the end of the text.
+    /// The largest possible `top`: the end of the text is then visible.
     pub fn last_top(&self) -> usize {
-        // Without room for a line there is nothing to scroll.
+        // If no line fits, scrolling has no effect.
         match self.room() {
             0 => 0,
             room => self.lines.len().saturating_sub(room),
         }
     }
 
-    /// How many lines of the text are visible at once. If the text does not fit, one row is used to
-    /// say how many lines are not visible.
+    /// How many lines of the text are visible at once. If the text does not fit, one row shows how
+    /// many lines are not visible.
     pub fn room(&self) -> usize {
         let rows = self.rows_of_text();
         if self.lines.len() > rows { rows.saturating_sub(1) } else { rows }
@@ -85,8 +85,8 @@ fn count(lines: usize, place: &str) -> String {
     }
 }
 
-/// Splits a line into pieces of at most `columns` characters. Each piece begins in the colour in
-/// which the piece before it ended, because it may be the first that is shown.
+/// Splits a line into rows of at most `columns` characters. Each row begins with the colour in
+/// which the previous row ended, because the previous row may not be visible.
 fn cut(line: &str, columns: usize, lines: &mut Vec<String>) {
     let (mut row, mut at, mut colour) = (String::new(), 0, "");
     for piece in pieces(line) {

@@ -1,5 +1,5 @@
-//! The text form of the status: for each service a table of its backends that fits the terminal,
-//! and below a backend the ways in which its connects fail.
+//! The text form of the status: for each service a table of its backends that fits the terminal.
+//! The line below a backend shows how its connects fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ pub fn status(status: &StatusDocument, style: Style) -> String {
                 writeln!(text, "socklb {} (pid {}), {}", daemon.version, daemon.pid, daemon.config.display());
         }
         None => {
-            let _ = writeln!(text, "this is what the kernel holds, not what a daemon says");
+            let _ = writeln!(text, "no daemon answers; showing kernel state");
         }
     }
     if let Some(summary) = summary(status) {
@@ -30,13 +30,13 @@ pub fn status(status: &StatusDocument, style: Style) -> String {
     }
     if !status.interfaces.is_empty() {
         let each = status.interfaces.iter().map(|interface| format!("{} {}", interface.name, interface.mode));
-        let _ = writeln!(text, "reports come in by: {}", each.collect::<Vec<_>>().join(", "));
+        let _ = writeln!(text, "interfaces that receive reports: {}", each.collect::<Vec<_>>().join(", "));
     }
     let mut missing = Vec::new();
     for client in &status.clients {
         one_client(&mut text, client, style, &mut missing);
     }
-    // Once for all tables.
+    // One line names the missing columns of all tables.
     text.extend(left_out(&missing));
     for leaving in &status.leaving {
         let _ = writeln!(
@@ -56,8 +56,8 @@ pub fn status(status: &StatusDocument, style: Style) -> String {
     wrap(text, style.width)
 }
 
-/// The number of services and backends, and of backends in each state except healthy; `None` if
-/// there is no service.
+/// The numbers of services and backends, and of backends in each state except healthy; `None`
+/// without a service.
 fn summary(status: &StatusDocument) -> Option<String> {
     let services = status.clients.iter().flat_map(|client| &client.services);
     // A service that several clients use counts once.
@@ -68,7 +68,7 @@ fn summary(status: &StatusDocument) -> Option<String> {
         0 | 1 => String::new(),
         clients => format!("{}, ", counted(clients, "client")),
     };
-    // The worst state first.
+    // The worst state comes first.
     let states = [Health::Refusing, Health::Ejected, Health::LameDuck, Health::Unproven, Health::Drained];
     let in_state =
         states.map(|state| (state, backends.iter().filter(|one| one.state == state.name()).count()));
@@ -78,7 +78,7 @@ fn summary(status: &StatusDocument) -> Option<String> {
     (count > 0).then(|| format!("{clients}{all}, {backends}{in_state}"))
 }
 
-/// Adds one client to the text, and to `missing` the columns that do not fit.
+/// Appends one client to the text. Adds the columns that do not fit to `missing`.
 fn one_client(text: &mut String, client: &ClientStatus, style: Style, missing: &mut Vec<&'static str>) {
     let cgroup =
         client.cgroup.as_ref().map_or_else(|| "no cgroup".to_owned(), |path| path.display().to_string());
@@ -92,7 +92,7 @@ fn one_client(text: &mut String, client: &ClientStatus, style: Style, missing: &
     }
 }
 
-/// Adds one service to the text. Returns the columns that do not fit.
+/// Appends one service to the text. Returns the columns that do not fit.
 fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<&'static str> {
     let skew = service.skew.map_or_else(String::new, |skew| format!(", skew {skew:.3}"));
     let closed = if service.open { "" } else { " (removed; waiting for its last connection to end)" };
@@ -125,7 +125,11 @@ fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<
     }
     let diverted: u64 = service.backends.iter().map(|backend| backend.diverted).sum();
     if diverted > 0 {
-        let _ = writeln!(text, "  another program rewrote {} after ours", counted(diverted, "flow"));
+        let _ = writeln!(
+            text,
+            "  another program rewrote the destination of {} after ours",
+            counted(diverted, "flow")
+        );
     }
     let all = &service.backends;
     let is_watched = all.iter().any(|backend| backend.rates_60s.is_some());
@@ -135,9 +139,9 @@ fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<
     table.left_out
 }
 
-/// The columns. Only a daemon measures rates; without a daemon counts take their place. On a narrow
-/// terminal the mean and median connect times are left out first; flows, active flows and shares
-/// stay longest.
+/// The columns. Only a daemon measures rates; without a daemon the table has counts instead. A
+/// narrow terminal first loses the mean and median connect times, and last shares, active flows and
+/// flows.
 fn columns(is_watched: bool) -> [Column<'static>; 10] {
     let flows = if is_watched { "flows/s" } else { "started" };
     [
@@ -177,12 +181,12 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     ];
     let ejection = backend.ejection_in_words();
     let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
-    // The text is the same with and without a daemon, except for details of probes that only a
-    // daemon knows.
+    // The text of an ejection contains the reason. It is the same with and without a daemon; only
+    // a daemon knows details of probes.
     let is_told = ejection.is_some() && backend.state == Health::Ejected.name();
     let reason = backend.reason.clone().filter(|_| !is_told);
     let is_replaced = backend.membership == BackendState::Replaced.name();
-    let place = is_replaced.then(|| "replaced: another backend has its place".to_owned());
+    let place = is_replaced.then(|| "replaced: another backend takes its place".to_owned());
     let notes = reason.into_iter().chain(ejection).chain(probe).chain(place);
     let notes: Vec<String> = notes.chain(failures(backend, is_watched)).collect();
     TableRow { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
@@ -199,9 +203,9 @@ fn not_chosen(all: &[NotChosen]) -> Option<String> {
     (!shown.is_empty()).then(|| format!("not chosen: {}{more}", shown.join(", ")))
 }
 
-/// How connects failed: per second, or, without a daemon, since the backend was first seen; `None`
-/// if none failed. Errors of the backend come first, then endings that the application or this host
-/// caused.
+/// How connects failed: rates per second or, without a daemon, counts since the backend was first
+/// seen; `None` if no connect failed. Errors of the backend come first, then endings that the
+/// application or this host caused.
 fn failures(backend: &BackendStatus, is_watched: bool) -> Option<String> {
     let failed = |ending: &Ending| !matches!(ending, Ending::Closed | Ending::Unknown);
     let (errors, others): (Vec<Ending>, Vec<Ending>) =
@@ -242,7 +246,7 @@ fn time(us: f64) -> String {
     }
 }
 
-/// The outcomes of connects, if any of them needs a remark. Each connect has one outcome.
+/// The outcomes of connects, if any outcome needs a remark. Each connect has one outcome.
 fn odd(outcomes: &BTreeMap<String, u64>) -> Option<String> {
     let of = |outcome: Outcome| outcomes.get(outcome.name()).copied().unwrap_or(0);
     let balanced = Outcome::OF_A_SERVICE.into_iter().filter(|outcome| outcome.is_balanced());
@@ -327,7 +331,7 @@ mod tests {
         assert_eq!(one_service(&mut text, service, Style::default()), [""; 0]);
         assert_eq!(text, expected);
         let widest = text.lines().map(|line| line.chars().count()).max();
-        assert!(widest <= Some(100), "it fits a terminal of 100 columns: {widest:?}");
+        assert!(widest <= Some(100), "the table must fit 100 columns: {widest:?}");
     }
 
     #[test]
@@ -388,8 +392,8 @@ mod tests {
         );
     }
 
-    /// A client whose second service has shorter addresses, so that its table has other column
-    /// widths.
+    /// A client with two services. The second has shorter addresses, so that its table has other
+    /// column widths.
     fn client() -> ClientStatus {
         let mut other = service();
         other.backends.truncate(1);
@@ -467,8 +471,7 @@ mod tests {
         );
         check(
             40,
-            "\n  \
-                 a daemon says\n\
+            "\n\
                  1 service, 3 backends, 2 lame-duck\n\
                  \n\
                  client web\n  \

@@ -1,4 +1,4 @@
-//! The style of a text on its output stream: whether to use colour, and how wide lines may be.
+//! The style of a text on an output stream: whether to use colour, and how wide lines may be.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -7,19 +7,20 @@ use std::os::fd::AsFd;
 pub struct Style {
     /// Whether to use escape sequences.
     pub colour: bool,
-    /// The columns of the terminal. `None` if the stream is no terminal or its width is unknown;
-    /// then nothing is left out.
+    /// The width of the terminal in columns. `None` if the stream is no terminal or the width is
+    /// unknown; texts are then complete and not wrapped.
     pub width: Option<usize>,
 }
 
 impl Style {
-    /// For standard output. On a terminal, colour is used unless `NO_COLOR` is set and not empty;
-    /// the width is `COLUMNS` if that is set, else the width of the terminal.
+    /// The style for standard output. On a terminal, colour is used unless `NO_COLOR` is set and
+    /// not empty, and the width is `COLUMNS` if that is a positive number, else the width of the
+    /// terminal.
     pub fn for_stdout() -> Self {
         Self::of(&std::io::stdout())
     }
 
-    /// For standard error, by the same rules.
+    /// The style for standard error, by the same rules as for standard output.
     pub fn for_stderr() -> Self {
         Self::of(&std::io::stderr())
     }
@@ -38,8 +39,8 @@ impl Style {
     }
 }
 
-/// The width from the variable `COLUMNS`, or else the one that the terminal reports. A terminal
-/// that does not know its width reports 0.
+/// The width: the variable `COLUMNS` if it is a positive number, else `columns`, which the terminal
+/// reports. A terminal that does not know its width reports 0.
 fn width(variable: Option<&str>, columns: u16) -> Option<usize> {
     let said = variable.and_then(|value| value.trim().parse().ok());
     said.filter(|&width| width > 0).or(Some(columns.into()).filter(|&width| width > 0))

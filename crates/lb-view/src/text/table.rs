@@ -1,8 +1,7 @@
-//! A table of aligned columns, written row by row. Rows are built when they are needed and are not
-//! stored.
+//! A table of aligned columns. Rows are built when they are needed and are not stored.
 //!
-//! If the table is wider than the terminal, columns are left out, the least important first. A row
-//! that continues on the next line would be hard to read.
+//! If the table is wider than the terminal, it leaves out columns, the least important first,
+//! because a row that continues on the next line would be hard to read.
 
 use std::fmt::Write as _;
 
@@ -21,12 +20,12 @@ pub struct Column<'t> {
     /// The heading.
     pub title: &'t str,
     pub side: Alignment,
-    /// If the table is too wide, the column with the lowest importance is left out first; among
-    /// equals, the rightmost.
+    /// If the table is too wide, the column with the lowest importance is left out first. Among
+    /// columns of equal importance this is the rightmost.
     pub importance: u8,
 }
 
-/// The importance of a column that is never left out, because it says what the row is about.
+/// The importance of a column that is never left out, because it identifies the row.
 pub const ALWAYS: u8 = u8::MAX;
 
 impl<'t> Column<'t> {
@@ -38,7 +37,8 @@ impl<'t> Column<'t> {
         Self { title, side: Alignment::Right, importance }
     }
 
-    /// The first column has names and always stays; the others have numbers of equal importance.
+    /// Columns with these titles. The first has names and is never left out; the others have
+    /// numbers, and are equally important.
     pub fn first_left(titles: &[&'t str]) -> Vec<Self> {
         let column = |(number, title): (usize, &&'t str)| match number {
             0 => Self::left(title, ALWAYS),
@@ -52,10 +52,10 @@ impl<'t> Column<'t> {
 pub struct TableRow {
     /// One cell for each column.
     pub cells: Vec<String>,
-    /// Whether something is wrong with the object of the row. The row then begins with `!`, and is
+    /// Whether something is wrong with the object of the row. Such a row begins with `!`, and is
     /// red if colour is used.
     pub is_bad: bool,
-    /// Printed on its own line below the row.
+    /// A remark, which is printed on a line below the row.
     pub note: Option<String>,
 }
 
@@ -72,8 +72,8 @@ pub struct RenderedTable<'t> {
     pub left_out: Vec<&'t str>,
 }
 
-/// Builds a table of `count` rows. `row` is called twice for each row: the first time to measure
-/// the widths.
+/// Builds a table of `count` rows. `row` is called twice for each row: first to measure the widths,
+/// then to write the row.
 pub fn table<'t>(
     columns: &[Column<'t>],
     count: usize,
@@ -106,7 +106,7 @@ pub fn table<'t>(
         let mut this = String::new();
         line(&mut this, &mut cells.iter().map(String::as_str));
         if is_bad {
-            // Replaces the first blank, so that the columns stay aligned.
+            // The mark replaces the first blank, so that the columns remain aligned.
             this.replace_range(..1, "!");
             this = style.paint("31", &this);
         }
@@ -120,11 +120,12 @@ pub fn table<'t>(
     RenderedTable { text, left_out: left_out.map(|(column, _)| column.title).collect() }
 }
 
-/// For each column whether it is shown. Columns are left out by importance until the rest fits.
+/// Whether each column is shown. Columns are left out, the least important first, until the rest
+/// fits.
 fn fitting(columns: &[Column<'_>], widths: &[usize], limit: Option<usize>) -> Vec<bool> {
     let mut shown = vec![true; columns.len()];
     let mut together: usize = widths.iter().map(|width| width + 2).sum();
-    // Bound: each turn leaves a column out.
+    // Bound: each iteration leaves out a column.
     while limit.is_some_and(|limit| together > limit) {
         let candidates = columns.iter().enumerate().rev();
         let candidates = candidates.filter(|(number, column)| shown[*number] && column.importance < ALWAYS);
@@ -135,7 +136,7 @@ fn fitting(columns: &[Column<'_>], widths: &[usize], limit: Option<usize>) -> Ve
     shown
 }
 
-/// The line that names the columns that were left out; `None` if there are none.
+/// The line that names the columns that were left out; `None` if all are shown.
 pub fn left_out(titles: &[&str]) -> Option<String> {
     (!titles.is_empty()).then(|| format!("(narrow terminal: {} left out)\n", titles.join(", ")))
 }
@@ -180,12 +181,12 @@ mod tests {
             assert_eq!((table.text.as_str(), table.left_out.as_slice()), (text, left_out), "{width}");
         };
         check(33, "  name      b    c  state       d\n  backend  10  200  healthy  3000\n", &[]);
-        // Among equals the rightmost is left out first.
+        // Of columns with equal importance the rightmost is left out first.
         check(32, "  name      b    c  state\n  backend  10  200  healthy\n", &["d"]);
         check(26, "  name       c  state\n  backend  200  healthy\n", &["b", "d"]);
         let least = "  name     state\n  backend  healthy\n";
         check(18, least, &["b", "c", "d"]);
-        // The columns that identify a row stay, however narrow the terminal is.
+        // The columns that identify a row remain, however narrow the terminal is.
         check(1, least, &["b", "c", "d"]);
     }
 

@@ -1,10 +1,10 @@
 //! Breaks lines that are wider than the terminal at the blanks between words.
 //!
-//! A command or name between back-quotes is never broken. If the terminal wraps it, it can still be
-//! copied in one piece.
+//! A command or name between back-quotes is never broken, because text that the terminal wraps can
+//! still be copied in one piece.
 
-/// Wraps each line to `width` columns. A word that is longer than the width stays whole. A
-/// continuation line is indented by two more than the line that it continues.
+/// Wraps each line to `width` columns. A word that is longer than the width is not broken. A
+/// continuation line is indented by two columns more than its first line.
 pub fn wrap(text: String, width: Option<usize>) -> String {
     let Some(width) = width else { return text };
     let mut wrapped = String::with_capacity(text.len());
@@ -16,13 +16,13 @@ pub fn wrap(text: String, width: Option<usize>) -> String {
     wrapped
 }
 
-/// Appends a line, wrapped to the width. Continuation lines are indented. Escape sequences have no
-/// width.
+/// Appends a line, wrapped to `width` columns. Continuation lines are indented by `indent` columns.
+/// Escape sequences have no width.
 pub fn wrap_line(text: &mut String, line: &str, width: usize, indent: usize) {
     let mut at = 0;
     for (blanks, word) in words(line) {
         let length = visible(word);
-        // If the line holds only the indentation, a new line would not have more room.
+        // If the line so far is only indentation, a new line would have no more room.
         if at > indent && at + blanks + length > width {
             text.push('\n');
             text.extend(std::iter::repeat_n(' ', indent));
@@ -40,7 +40,7 @@ pub fn wrap_line(text: &mut String, line: &str, width: usize, indent: usize) {
 fn words(line: &str) -> Vec<(usize, &str)> {
     let mut words = Vec::new();
     let mut rest = line;
-    // Bound: each turn removes a word.
+    // Bound: each iteration removes a word.
     loop {
         let word = rest.trim_start_matches(' ');
         if word.is_empty() {
@@ -58,7 +58,7 @@ fn words(line: &str) -> Vec<(usize, &str)> {
     }
 }
 
-/// The columns that a text takes: one for each character, none for escape sequences.
+/// The width of a text in columns: one for each character, none for escape sequences.
 pub fn visible(text: &str) -> usize {
     pieces(text).map(|piece| if is_escape(piece) { 0 } else { piece.chars().count() }).sum()
 }
@@ -68,8 +68,8 @@ pub fn is_escape(piece: &str) -> bool {
     piece.starts_with('\x1b')
 }
 
-/// Splits a text into escape sequences and the text between them. It knows only sequences that end
-/// with `m`, the only kind that this crate writes.
+/// Splits a text into escape sequences and the text between them. A sequence must end with `m`;
+/// this crate writes no other kind.
 pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {

@@ -254,10 +254,10 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
         let faults = stage.degraded().join("\n");
         assert!(faults.contains("ejected: ") && faults.contains(&lost.to_string()), "{faults}");
         let explained = stage.explained();
-        let told = format!("replaced, and tried until they are well: {lost} (ejected, says the kernel)");
+        let told = format!("replaced until available again: {lost} (ejected, witness: kernel)");
         assert!(explained.contains(&told), "{explained}");
         let stands_in = after.difference(&before).next().expect("one");
-        let told = format!("the next of the order in their place: {stands_in}\n");
+        let told = format!("substitutes, the next of the order: {stands_in}\n");
         assert!(explained.contains(&told), "{explained}");
         // It is in no table but is still tried, even without a daemon, and found healthy again.
         let trials = |stage: &Stage| stage.backend(&lost.to_string()).trials;

@@ -84,7 +84,7 @@ fn round_robin_ignores_weights_and_random_takes_each_backend_by_its_weight() {
         assert_eq!(got(stage, "weighted-round-robin"), [33, 991, 0]);
         assert_eq!(got(stage, "round-robin"), [512, 512, 0]);
         let explained = stage.explained();
-        assert!(explained.contains("share = 1 / members, for round-robin ignores weights"), "{explained}");
+        assert!(explained.contains("share = 1 / members: round-robin ignores weights"), "{explained}");
         assert_eq!(got(stage, "weighted-round-robin"), [33, 991, 0]);
         // Samples of a hash: the same in each run, and not in the order of the cursor.
         let [first, second, third] = got(stage, "random");
