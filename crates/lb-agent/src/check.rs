@@ -63,7 +63,7 @@ impl CheckMethod {
                 (address(at)?, if path.is_empty() { "/" } else { path })
             }
             None if text.starts_with('/') => (backend.address(), text),
-            None => return Err(format!("{text:?} is no check: {HELP}")),
+            None => return Err(format!("{text:?} is not a check: {HELP}")),
         };
         if path.parse::<hyper::Uri>().is_err() {
             return Err(format!("{path:?} is not the path of a page: {HELP}"));
@@ -92,7 +92,7 @@ impl fmt::Display for CheckMethod {
 }
 
 async fn within(timeout: Duration, what: &str, run: impl Future<Output = Outcome>) -> Outcome {
-    let late = || Outcome::Failed(format!("it did not {what} within {}", lb_document::in_units(timeout)));
+    let late = || Outcome::Failed(format!("the application did not {what} within {}", lb_document::in_units(timeout)));
     tokio::time::timeout(timeout, run).await.unwrap_or_else(|_| late())
 }
 
@@ -132,7 +132,7 @@ async fn http(at: SocketAddr, path: &str) -> Outcome {
 fn unconnected(at: SocketAddr, error: &io::Error) -> Outcome {
     use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
     match error.kind() {
-        ConnectionRefused => Outcome::Failed(format!("nobody listens at {at}: connection refused")),
+        ConnectionRefused => Outcome::Failed(format!("no process listens at {at}: connection refused")),
         ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut => {
             Outcome::Failed(format!("connect to {at}: {error}"))
         }

@@ -41,7 +41,7 @@ pub struct AgentOptions {
 /// The commands of `socklb agent`.
 #[derive(Debug, Subcommand)]
 pub enum AgentCommand {
-    /// Run the agent of this host: answer requests for reports, check the backends, follow the file
+    /// Run the agent of this host: answer requests for reports and check the backends
     ///
     /// Needs no privilege except for a port below 1024 and for `[xdp]`. Changes to the file are
     /// applied automatically; SIGHUP reads it again.
@@ -49,10 +49,10 @@ pub enum AgentCommand {
     /// Run a backend's command: announce when it is ready, and end it without losing a request
     ///
     /// The backend is a lame duck until the command is ready, and again as soon as SIGTERM arrives.
-    /// The command receives SIGTERM once its connections have ended. Exit code and signals are
-    /// those of the command.
+    /// The command receives SIGTERM once its connections have ended. This process then ends as the
+    /// command does: with its exit code, or by its signal.
     Run(Box<Run>),
-    /// Check an agent's configuration and the key files it names; reports all faults at once
+    /// Check an agent's configuration and the key files that it names; report all faults at once
     Check {
         /// Configuration file
         #[arg(default_value = DEFAULT_PATH)]
@@ -69,7 +69,7 @@ pub enum AgentCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Undo `lame-duck`: the health check decides again whether the backend is ready
+    /// Undo `lame-duck`: readiness again follows the health check or the backend's program
     Ready {
         /// Backend [default: all of this host]
         #[arg(value_parser = name::parse)]
@@ -149,7 +149,7 @@ pub struct LoadReportOptions {
     /// How long the report is valid, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     pub valid_for: u64,
-    /// Over how long the load was measured, in milliseconds
+    /// Time over which the load was measured, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1_000)]
     pub window: u64,
 }
@@ -197,7 +197,7 @@ pub fn run(agent: AgentOptions, directories: &Directories) -> Result<Ended> {
             operator("/v1/lame-duck", "a lame duck", backend, json, directories)
         }
         AgentCommand::Ready { backend, json } => {
-            operator("/v1/ready", "as its health check says", backend, json, directories)
+            operator("/v1/ready", "lame-duck undone", backend, json, directories)
         }
         AgentCommand::Status { backend, json } => status(backend, json, directories),
         AgentCommand::Report(report) => say(&report, directories),
@@ -218,7 +218,7 @@ fn backends(count: usize) -> String {
 fn client_directory(directories: &Directories) -> Result<PathBuf> {
     Ok(match &directories.run {
         Some(run) => std::path::absolute(run)?,
-        // The file may be missing, faulty, or not readable for this user: then the default holds.
+        // If the file is missing, faulty or not readable for this user, the default applies.
         None => config::read(Path::new(DEFAULT_PATH)).unwrap_or_default().run,
     })
 }
@@ -250,7 +250,7 @@ fn operator(
         return Ok(Ended::well(serde_json::to_string_pretty(&told)? + "\n"));
     }
     let waiting = match told.unheard {
-        0 if told.is_new => "; the agent is new, and not all of its clients may have asked yet".to_owned(),
+        0 if told.is_new => "; the agent has just begun to report it, and some clients may not have sent a request yet".to_owned(),
         0 => String::new(),
         1 => "; 1 client has not acknowledged it yet".to_owned(),
         count => format!("; {count} clients have not acknowledged it yet"),
@@ -314,7 +314,7 @@ impl Serve {
         backend.check = match self.check.as_deref() {
             Some("off") => None,
             None if name.protocol() == lb_core::service::Protocol::Udp => {
-                return Err(anyhow!("--check is missing: no connection can show that a UDP backend is well"));
+                return Err(anyhow!("--check is missing: a connection cannot check a UDP backend"));
             }
             text => {
                 let check = CheckMethod::parse(text.unwrap_or("tcp"), name)
@@ -327,5 +327,5 @@ impl Serve {
     }
 }
 
-/// Time limit of a stop, for connections that are being answered.
+/// How long a stop waits for threads that block.
 const STOPPING: Duration = Duration::from_secs(2);

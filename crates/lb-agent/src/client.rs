@@ -57,7 +57,7 @@ pub enum ClientError {
     #[error("{0}")]
     Refused(String),
     /// No random number for the registration is available.
-    #[error("draw a number to register by: {0:#}")]
+    #[error("draw a number for the registration: {0:#}")]
     Number(anyhow::Error),
 }
 
@@ -77,8 +77,9 @@ impl Client {
         Self { socket: control::socket(run), run: run.to_owned() }
     }
 
-    /// Whether this host is expected to run an agent: the agent's directory exists, or the host's
-    /// configuration file does. Either also exists while the agent restarts.
+    /// Whether this host is expected to run an agent: the agent's directory exists, or it is the
+    /// default directory and the default configuration file exists. Both also exist while the agent
+    /// restarts.
     pub fn is_expected(&self) -> bool {
         self.run.exists() || self.run == AgentConfig::default().run && Path::new(DEFAULT_PATH).exists()
     }

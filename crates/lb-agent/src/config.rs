@@ -51,7 +51,7 @@ pub struct AgentConfig {
     /// A group that may control the agent, in addition to the agent's own group.
     pub group: Option<String>,
     pub log_format: LogFormat,
-    /// Where the kernel answers requests in the agent's place (XDP), if it does.
+    /// The interfaces on which the kernel answers requests in the agent's place (XDP), if any.
     pub xdp: Option<Place>,
     pub backends: Vec<BackendConfig>,
 }
@@ -109,7 +109,7 @@ pub struct BackendConfig {
 }
 
 impl BackendConfig {
-    /// With the defaults of the configuration, but without a health check.
+    /// A backend with the defaults of the configuration, but without a health check.
     pub fn new(name: Name, keys: Keys<BackendKey>) -> Self {
         Self {
             name,
@@ -148,7 +148,7 @@ pub struct HealthCheck {
 }
 
 impl HealthCheck {
-    /// With the defaults of the configuration.
+    /// A health check with the defaults of the configuration.
     pub fn new(check: CheckMethod) -> Self {
         use keys::backend::{FALL, INTERVAL, RISE, TIMEOUT};
         Self {
@@ -160,7 +160,7 @@ impl HealthCheck {
         }
     }
 
-    /// How long a result counts without a newer one: three checks may be lost.
+    /// How long a result counts if no newer one arrives: the time of three checks.
     pub fn stale_after(&self) -> Duration {
         3 * (self.interval + self.timeout)
     }
@@ -176,10 +176,10 @@ pub enum Utilization {
     Cgroup {
         /// Path relative to the mount of the cgroups.
         cgroup: PathBuf,
-        /// The processors that the cgroup can use, in thousandths. `None`: the cgroup's limit, or
-        /// the host's processors.
+        /// The processors that the cgroup can use, in thousandths. `None`: the smallest limit of
+        /// the cgroup and of those above it, else the host's processors.
         cores: Option<u32>,
     },
-    /// The agent does not learn it, and refuses an application's report of it.
+    /// The agent measures nothing, and refuses the application's reports.
     Off,
 }

@@ -16,7 +16,7 @@ use tracing::warn;
 /// The file in the state directory.
 const FILE: &str = "incarnation";
 
-/// Maximum size of the file, in bytes. A number of 32 bits and a line break take eleven.
+/// Maximum size of the file, in bytes. A number of 32 bits and a line break take eleven bytes.
 const MAX_BYTES: u64 = 64;
 
 /// The latest time of the clock that is used, in seconds. Even a clock that is a century fast
@@ -39,7 +39,7 @@ pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
         Err(error) => {
             warn!(
                 error = format!("{error:#}"),
-                "the number of the last start cannot be read; the clock's is taken"
+                "cannot read the number of the last start; using the clock instead"
             );
             None
         }
@@ -49,7 +49,7 @@ pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
         let error = chain(&error);
         warn!(
             error,
-            "the number of this start cannot be kept: if the clock goes back, clients do not hear of changes at once"
+            "cannot save the number of this start; if the clock goes back before the next start, clients ignore its pushes until an answer arrives"
         );
     }
     number
@@ -58,7 +58,7 @@ pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
 fn kept(store: &StateDirectory) -> Result<Option<u32>> {
     let Some(text) = store.read(FILE, MAX_BYTES)? else { return Ok(None) };
     let number = String::from_utf8_lossy(&text).trim().parse();
-    number.map(Some).with_context(|| format!("{} has no number", store.path(FILE).display()))
+    number.map(Some).with_context(|| format!("{} does not contain a number", store.path(FILE).display()))
 }
 
 #[cfg(test)]

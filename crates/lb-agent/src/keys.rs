@@ -18,7 +18,7 @@ use crate::config::read_key_file;
 pub fn fill(bytes: &mut [u8]) -> Result<()> {
     let count = getrandom(&mut *bytes, GetRandomFlags::empty())?;
     if count != bytes.len() {
-        bail!("the kernel gives too few random numbers");
+        bail!("the kernel returned too few random bytes");
     }
     Ok(())
 }

@@ -43,13 +43,13 @@ impl Collector for Page {
         gauge(
             encoder,
             "socklb_agent_incarnation",
-            "Which start of the agent this is.",
+            "Incarnation: the number of this start of the agent.",
             [(vec![], f64::from(status.incarnation))],
         )?;
         gauge(
             encoder,
             "socklb_agent_faults",
-            "What an operator should look at, as `socklb agent status` says it.",
+            "Faults that an operator should look at; `socklb agent status` lists them.",
             [(vec![], whole(status.faults.len()))],
         )?;
         let datagrams = &status.datagrams;
@@ -58,14 +58,14 @@ impl Collector for Page {
         counter(
             encoder,
             "socklb_agent_datagrams",
-            "Datagrams that came in, by what became of them; each counts once.",
+            "Datagrams that arrived, by result; each counts once.",
             answered.chain(refused).map(|(result, count)| (vec![("result", result)], count)),
         )?;
         let none = |count| [(vec![], count)];
         counter(
             encoder,
             "socklb_agent_xdp_answered",
-            "Requests that the kernel answered in the agent's place; they are among those above.",
+            "Requests that the kernel answered in the agent's place; socklb_agent_datagrams includes them.",
             none(datagrams.answered_by_kernel),
         )?;
         let interfaces = status.interfaces.iter().flat_map(|one| {
@@ -77,25 +77,25 @@ impl Collector for Page {
         gauge(
             encoder,
             "socklb_agent_xdp_interface",
-            "1 for who answers on an interface of the configuration: the kernel (native, generic), or the agent's socket alone.",
+            "1 for the mode in which a configured interface is served: by the kernel (native, generic), or only by the agent's socket.",
             interfaces,
         )?;
         counter(
             encoder,
             "socklb_agent_pushes",
-            "Reports that were sent because the readiness has changed, each repetition once.",
+            "Reports that the agent sent because a readiness changed; each repetition counts.",
             none(datagrams.pushed),
         )?;
         counter(
             encoder,
             "socklb_agent_unsent",
-            "Answers and pushes that the kernel did not take.",
+            "Answers and pushes that the kernel refused to send.",
             none(datagrams.unsent),
         )?;
         counter(
             encoder,
             "socklb_agent_subscribers_replaced",
-            "Clients that are not told of changes any more, because others took their places.",
+            "Clients that no longer receive pushes because other clients took their places.",
             none(datagrams.replaced),
         )?;
         self.backends(encoder)
@@ -119,7 +119,7 @@ impl Page {
         gauge(
             encoder,
             "socklb_agent_backend_readiness",
-            "1 for the readiness that is reported of the backend, 0 for the others.",
+            "1 for the reported readiness of the backend, 0 for the others.",
             readinesses,
         )?;
         let load = |of: fn(&ReportedLoadStatus) -> Option<f64>| {
@@ -129,31 +129,31 @@ impl Page {
         gauge(
             encoder,
             "socklb_agent_backend_utilization",
-            "How much of what it can do the backend does, if that is known; above 1 requests wait.",
+            "Used part of the backend's capacity, if known; above 1, requests wait.",
             load(|load| load.utilization),
         )?;
         gauge(
             encoder,
             "socklb_agent_backend_qps",
-            "Requests a second, if the application says.",
+            "Requests per second, if the application reports them.",
             load(|load| load.qps),
         )?;
         gauge(
             encoder,
             "socklb_agent_backend_eps",
-            "Errors a second, if the application says.",
+            "Errors per second, if the application reports them.",
             load(|load| load.eps),
         )?;
         gauge(
             encoder,
             "socklb_agent_backend_subscribers",
-            "Clients that are told when the readiness changes.",
+            "Clients that receive a push when the readiness changes.",
             each(|backend| Some(whole(backend.subscribers))),
         )?;
         gauge(
             encoder,
             "socklb_agent_backend_unheard",
-            "Clients that have asked in the last minute and not acknowledged the last change.",
+            "Clients that have sent a request in the last minute and have not acknowledged the last change.",
             each(|backend| Some(whole(backend.unheard))),
         )
     }

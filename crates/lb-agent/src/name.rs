@@ -12,7 +12,7 @@ pub fn parse(text: &str) -> Result<Name, String> {
     let (address, protocol) = text.split_once('/').unwrap_or((text, Protocol::Tcp.name()));
     let known = Protocol::ALL.into_iter().find(|known| known.name() == protocol);
     let Some(protocol) = known else {
-        return Err(format!("unknown protocol {protocol:?} (write /tcp or /udp, or nothing for tcp)"));
+        return Err(format!("unknown protocol {protocol:?} (write /tcp or /udp; tcp is the default)"));
     };
     let address = parse_address(address).map_err(|no| format!("{address:?} {} ({})", no.why, no.help))?;
     Name::new(protocol, address).map_err(|why| format!("{address} {why}"))

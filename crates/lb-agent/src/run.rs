@@ -63,7 +63,7 @@ pub async fn run<V: Voice + 'static>(
     let processes = match Processes::start(&args.command, terminal.as_ref()) {
         Ok(processes) => processes,
         Err(error) => {
-            tracing::error!(command = ?args.command, %error, "the command was not started");
+            tracing::error!(command = ?args.command, %error, "cannot start the command");
             let is_there = error.kind() != io::ErrorKind::NotFound;
             return if is_there { ProcessStatus::NOT_STARTED } else { ProcessStatus::NOT_FOUND };
         }

@@ -89,7 +89,7 @@ pub enum Role {
     /// The host's agent: it has a control socket, stores its state, follows its file, and notifies
     /// the service manager.
     Host,
-    /// An agent for one program, in that program's process, which does nothing else.
+    /// An agent in the process of the program that runs the backend; it only reports.
     Within,
 }
 
@@ -102,14 +102,14 @@ pub struct Agent {
     socket: Option<PathBuf>,
 }
 
-/// Maximum number of HTTP connections at a time, of each port and of the control socket.
+/// Maximum number of HTTP connections at a time, for each port and for the control socket.
 const CONNECTIONS: usize = 64;
 
 /// Maximum number of waiting queries, and of waiting events. Beyond it, senders wait.
 const WAITING: usize = 256;
 
-/// Starts an agent in the caller's runtime. When this returns, the agent answers. With `reread` it
-/// follows its file.
+/// Starts an agent in the caller's runtime. When this returns, the agent answers. With `reread` the
+/// agent applies changes of its file.
 ///
 /// # Errors
 /// If the agent cannot listen at an address, or another agent has the control socket.
@@ -177,7 +177,7 @@ struct StoredState {
 }
 
 impl StoredState {
-    /// Time limit for the disk. Reports matter more.
+    /// Time limit for reading the directory: a start without the state is better than no reports.
     const WITHIN: Duration = Duration::from_secs(5);
 
     /// Reads the state directory on a separate thread, because its file system may hang.
@@ -196,7 +196,7 @@ impl StoredState {
                 let fault = format!("{} does not answer", state.display());
                 warn!(
                     error = fault,
-                    "cannot read what is stored; nothing is stored until a restart can read it"
+                    "cannot read the state directory; no change is saved until a restart can read it"
                 );
                 Self::nothing(wall, Some(fault))
             }
@@ -204,7 +204,7 @@ impl StoredState {
     }
 
     fn read(store: &StateDirectory, wall: SystemTime) -> Self {
-        // Writes for this start wait for the disk, so the stored lame ducks are read first.
+        // The lame ducks are read first, because the write of the incarnation waits for the disk.
         let kept = Kept::read(store);
         let incarnation = incarnation::draw(store, wall);
         match kept {
@@ -213,14 +213,14 @@ impl StoredState {
                 let error = chain(&error);
                 warn!(
                     error,
-                    "cannot read the stored lame ducks; nothing is stored until a restart can read them"
+                    "cannot read the lame-duck list; no change is saved until a restart can read it"
                 );
                 Self { incarnation, kept: Kept::default(), keeper: Keeper::none(Some(error)) }
             }
         }
     }
 
-    /// There is no earlier state, and nothing will be stored. `fault` is the reason, if there is
+    /// No earlier state is known, and nothing will be stored. `fault` is the reason, if there is
     /// one.
     fn nothing(wall: SystemTime, fault: Option<String>) -> Self {
         Self {
@@ -237,7 +237,7 @@ fn watch(config: &AgentConfig) -> Watch {
         return Watch::none();
     }
     Watch::new().unwrap_or_else(|error| {
-        warn!(%error, "files cannot be watched: changes are taken on by SIGHUP alone");
+        warn!(%error, "cannot watch files; changes are applied only on SIGHUP");
         Watch::none()
     })
 }
@@ -245,7 +245,7 @@ fn watch(config: &AgentConfig) -> Watch {
 fn group_number(name: &str) -> Result<u32> {
     let number = peer::group_number(name).with_context(|| format!("look up the group {name}"))?;
     number.with_context(|| {
-        format!("`group` names {name}, and there is no such group (groupadd {name}, or leave it out)")
+        format!("there is no group {name}, which `group` names (groupadd {name}, or leave `group` out)")
     })
 }
 

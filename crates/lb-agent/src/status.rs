@@ -81,7 +81,7 @@ pub struct Runner {
     pub process: Option<u32>,
     /// The user of the process.
     pub user: Option<u32>,
-    /// Whether it has shown itself in time.
+    /// Whether it has renewed its registration in time.
     pub alive: bool,
     /// How often other programs have claimed the backend.
     pub others_refused: u64,
@@ -115,7 +115,7 @@ pub struct DatagramCounts {
     pub pushed: u64,
     /// Answers and pushes that the kernel refused to send.
     pub unsent: u64,
-    /// Clients that others have replaced, because there was no room.
+    /// Subscribers that were dropped to make room for other clients.
     pub replaced: u64,
 }
 

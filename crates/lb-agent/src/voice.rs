@@ -19,9 +19,9 @@ pub trait Voice: Send {
     /// If the agent does not accept it. The caller retries.
     fn say(&mut self, readiness: Readiness) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// How many clients that have sent a request recently have not acknowledged the last report. At
-    /// least one while the agent has reported the backend for so short a time that some clients may
-    /// not have sent a request yet.
+    /// The number of clients that have sent a request recently and have not acknowledged the last
+    /// report. It is at least 1 until the agent has reported the backend for so long that every
+    /// client has sent a request.
     ///
     /// # Errors
     /// If the agent does not answer.

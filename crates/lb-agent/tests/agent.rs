@@ -157,7 +157,7 @@ async fn an_applications_word_on_its_load_is_believed_or_refused_with_what_would
         ("qps", "1e300", "is out of range: write 0 to 4294967"),
         ("eps", "NaN", "eps: NaN is out of range: write 0 to 4294967"),
         ("valid_for_ms", "0", "valid-for is out of range: write 1ms to 1h"),
-        ("window_ms", "1", "nothing is said: write utilization, qps or eps"),
+        ("window_ms", "1", "the report is empty: write utilization, qps or eps"),
     ] {
         let error = stage.tell("/v1/report", &[(what, value)]).await.unwrap_err();
         assert!(error.ends_with(expected), "{error}");
@@ -174,12 +174,12 @@ async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
     let error = stage.tell("/v1/register", &said).await.unwrap_err();
     assert!(error.contains("\"/../there\" is not the path of a cgroup"), "{error}");
     let error = register(None).await.err().unwrap().to_string();
-    assert!(error.contains("no backend 10.0.0.1:80 is configured here, and no key was given"), "{error}");
+    assert!(error.contains("backend 10.0.0.1:80 is not configured here, and no key was given"), "{error}");
     let mut first = register(Some(keys())).await.unwrap();
     let error = register(Some(keys())).await.err().unwrap();
-    assert!(matches!(&error, ClientError::Taken(why) if why.contains("runs 10.0.0.1:80 already")), "{error}");
+    assert!(matches!(&error, ClientError::Taken(why) if why.contains("already runs 10.0.0.1:80")), "{error}");
     let status = stage.status().await;
-    assert!(status.faults[0].contains("others claimed it 1 times"), "{:?}", status.faults);
+    assert!(status.faults[0].contains("other programs claimed it 1 times"), "{:?}", status.faults);
     first.say(Readiness::Ready).await.unwrap();
     assert_eq!(Asker::of(&stage.agent).await.ask(0).await.readiness(), Some(Readiness::Ready));
     first.leave().await.unwrap();

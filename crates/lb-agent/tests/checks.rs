@@ -46,7 +46,7 @@ async fn a_connection_passes_and_a_port_without_a_listener_fails() {
     let at = listener.local_addr().unwrap();
     assert_eq!(CheckMethod::Tcp(at).run(LONG).await, Outcome::Passed);
     drop(listener);
-    failed(CheckMethod::Tcp(at).run(LONG).await, "nobody listens at 127.0.0.1:");
+    failed(CheckMethod::Tcp(at).run(LONG).await, "no process listens at 127.0.0.1:");
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn a_huge_page_is_not_read_and_a_slow_head_fails_in_time() {
     head.resize(200_000, b'x');
     failed(http(&head, false, LONG).await, "/ok: ");
     let slow = b"HTTP/1.1 200 OK\r\ncontent-le";
-    failed(http(slow, false, Duration::from_millis(50)).await, "it did not answer within 50ms");
+    failed(http(slow, false, Duration::from_millis(50)).await, "the application did not answer within 50ms");
 }
 
 async fn command(words: &[&str], timeout: Duration) -> Outcome {
@@ -117,5 +117,5 @@ async fn a_command_that_takes_too_long_is_killed_with_all_that_it_has_started() 
         reader.read_to_string(&mut text).await.unwrap();
     });
     ended.await.expect("all are dead");
-    failed(checked.await.unwrap(), "it did not end within 1s and was killed");
+    failed(checked.await.unwrap(), "the command did not end within 1s and was killed");
 }

@@ -28,7 +28,7 @@ pub async fn run(words: &[String], timeout: Duration) -> Outcome {
             // The command is dead. This wait makes its process ID free.
             let _ = running.0.wait().await;
             Outcome::Failed(format!(
-                "it did not end within {} and was killed",
+                "the command did not end within {} and was killed",
                 lb_document::in_units(timeout)
             ))
         }

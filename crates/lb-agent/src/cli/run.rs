@@ -43,7 +43,7 @@ pub struct Run {
 /// Runs the command to its end.
 ///
 /// # Errors
-/// If no agent can report for the backend. The command was not started then.
+/// If no agent can report for the backend. The command is not started in that case.
 pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
     init_log(what.log_format);
     let keys = what.key.as_deref().map(read_key_file).transpose()?;
@@ -51,12 +51,12 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
     let Run { backend, key, listen, log_format: _, args } = what;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let ended = runtime.block_on(async {
-        let mut signals = Signals::take().context("take signals")?;
+        let mut signals = Signals::take().context("install signal handlers")?;
         let unknown = Readiness::Unknown;
         let registered = tokio::select! {
             registered = RemoteVoice::register(&run_directory, backend, keys.clone(), unknown, CLAIM) => registered,
             signal = signals.asked_to_end() => {
-                info!(%backend, %signal, "asked to end before anything was started");
+                info!(%backend, %signal, "a signal ended the run before the command was started");
                 return Ok(ProcessStatus::Killed(signal));
             }
         };
@@ -70,16 +70,16 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
                 if let Some(voice) = Arc::into_inner(voice)
                     && let Err(error) = voice.into_inner().leave().await
                 {
-                    warn!(%backend, %error, "the agent was not told of the end, and takes the backend for dead");
+                    warn!(%backend, %error, "cannot release the backend at the agent; the agent will treat its program as dead");
                 }
                 Ok(ended)
             }
             Err(ClientError::NotRunning(_)) => {
                 let keys = keys.context(
-                    "no agent runs here, and --key is missing: it names the file of the backend's keys, so that this run \
-                     can answer clients by itself",
+                    "no agent runs on this host, and --key is missing: name the file of the backend's keys, so that this run \
+                     can answer clients itself",
                 )?;
-                info!(%backend, "no agent runs here: answering clients by itself");
+                info!(%backend, "no agent runs on this host; this process answers clients itself");
                 let listen = (!listen.is_empty()).then_some(listen);
                 let backends = vec![BackendConfig::new(backend, keys)];
                 let agent = start(AgentConfig { listen, backends, ..AgentConfig::default() }, Role::Within, None).await?;
@@ -98,7 +98,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
 }
 
 /// Time for clients to receive the final readiness of the backend. All pushes of a change are sent
-/// within it.
+/// within this time.
 const LAST_WORD: Duration = Duration::from_millis(200);
 
 async fn run_as(

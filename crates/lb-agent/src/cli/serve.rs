@@ -44,7 +44,7 @@ fn keep_from_children() {
 }
 
 async fn serve(config: AgentConfig, reread: Option<Reread>) -> Result<()> {
-    let listen = |kind| signal(kind).context("listen for signals");
+    let listen = |kind| signal(kind).context("install a signal handler");
     let (mut hangup, mut terminate, mut interrupt) =
         (listen(SignalKind::hangup())?, listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     let mut agent = start(config, Role::Host, reread).await?;
@@ -54,10 +54,10 @@ async fn serve(config: AgentConfig, reread: Option<Reread>) -> Result<()> {
             _ = hangup.recv() => agent.reload().await,
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
-            () = agent.ended() => bail!("the agent's loop has ended"),
+            () = agent.ended() => bail!("the agent's event loop has ended"),
         }
     }
-    info!("stopping: clients go on by the last report of each backend");
+    info!("stopping; clients continue to use the last report of each backend");
     agent.stop().await;
     Ok(())
 }

@@ -90,7 +90,7 @@ fn check(
     let Some(item) = backend::CHECK.item(table, report) else {
         let name = name?;
         if name.protocol() == Protocol::Udp {
-            let why = "check is missing in a UDP backend, which no connection can show to be well";
+            let why = "check is missing in a UDP backend, which a connection cannot check";
             report.add_absent(table.span(), why, HELP.to_owned());
             return None;
         }
@@ -101,7 +101,7 @@ fn check(
         Some("tcp") => {
             let name = name?;
             if name.protocol() == Protocol::Udp {
-                let why = "check is \"tcp\" in a UDP backend, which no connection can show to be well";
+                let why = "check is \"tcp\" in a UDP backend, which a connection cannot check";
                 report.add(item.span(), why, HELP.to_owned());
                 return None;
             }
@@ -125,7 +125,7 @@ fn check(
         return None;
     }
     if written.is_empty() {
-        report.add(item.span(), "check says nothing", HELP.to_owned());
+        report.add(item.span(), "check names no method", HELP.to_owned());
         return None;
     }
     if let Some(at) = check::AT.item(&keys, report).filter(|_| written != [check::HTTP.name]) {

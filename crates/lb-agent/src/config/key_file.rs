@@ -20,13 +20,13 @@ const TOO_OPEN: u32 = 0o037;
 pub enum KeyFileError {
     #[error("read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// More users can read or write the file than should.
-    #[error("{} is open to others (mode {mode:04o}): `chmod 640 {}`, and make new keys if anybody may have read these", path.display(), path.display())]
+    /// The mode allows more than access by the owner and reading by the group.
+    #[error("{} is accessible to other users (mode {mode:04o}): `chmod 640 {}`, and create new keys if another user may have read these", path.display(), path.display())]
     TooOpen { path: PathBuf, mode: u32 },
     /// Another user owns the file and can replace it.
     #[error("{} belongs to user {owner}, who could replace the keys: `chown root {}`", path.display(), path.display())]
     Owner { path: PathBuf, owner: u32 },
-    #[error("{} is longer than {MAX_BYTES} bytes, which no file of keys is", .0.display())]
+    #[error("{} is longer than {MAX_BYTES} bytes, the limit for a key file", .0.display())]
     TooLong(PathBuf),
     #[error("{} is not text: write lines `ID KEY`", .0.display())]
     NotText(PathBuf),
@@ -99,14 +99,14 @@ mod tests {
         let at = path.display();
         for mode in [0o644, 0o604, 0o660, 0o610] {
             let expected = format!(
-                "{at} is open to others (mode {mode:04o}): `chmod 640 {at}`, and make new keys if anybody may have read these"
+                "{at} is accessible to other users (mode {mode:04o}): `chmod 640 {at}`, and create new keys if another user may have read these"
             );
             assert_eq!(write(&good, mode).unwrap_err(), expected);
         }
         let expected = format!("{at}: line 2: a backend's key has 32 digits, this has 4");
         assert_eq!(write("# mine\n7 0f0f\n", 0o600).unwrap_err(), expected);
         let long = "#".repeat(65_537);
-        assert!(write(&long, 0o600).unwrap_err().ends_with("which no file of keys is"));
+        assert!(write(&long, 0o600).unwrap_err().ends_with("the limit for a key file"));
         let error = chain(&read_key_file::<BackendKey>(folder.path()).unwrap_err());
         assert!(error.ends_with("it is not a regular file"), "{error}");
     }

@@ -25,80 +25,80 @@ pub static SECTIONS: [&[&Section]; 3] =
     [&[&agent::SECTION], &[&xdp::SECTION], &[&backend::SECTION, &check::SECTION, &utilization::SECTION]];
 
 section! {
-    agent, "[agent.toml]", "agent.toml", "the agent itself; they stand before all tables, and take a restart but for `backend`";
+    agent, "[agent.toml]", "agent.toml", "the agent itself; they come before all tables, and a change of any except `backend` needs a restart";
 
     LISTEN "listen": FreeForm(&["\"[::]:9465\"", "[\"10.0.0.1:9465\", \"[2001:db8::1]:9465\"]"]),
-        Means("port 9465 of all addresses"),
-        "where it is asked: by UDP for reports, by TCP for HTTP; `[::]` takes IPv4 as well";
+        Means("port 9465 on all addresses"),
+        "the addresses at which the agent receives requests for reports (UDP) and serves HTTP (TCP); `[::]` also accepts IPv4";
     STATE "state": Text<Cow<'static, str>>(&["/var/lib/socklb-agent"], path), Is(Cow::Borrowed("/var/lib/socklb-agent")),
-        "directory of what it keeps between starts: the number of the last one, and which backends take no more";
+        "directory of the state that the agent stores for its next start: the number of this start, and the lame-duck list";
     RUN "run": Text<Cow<'static, str>>(&["/run/socklb-agent"], path), Is(Cow::Borrowed("/run/socklb-agent")),
-        "directory of its control socket";
-    GROUP "group": Text<Cow<'static, str>>(&["deploy"], path), Means("the agent's own alone"),
-        "another group whose members may control it: a name or a number. The socket is given to it by an agent that is root";
+        "directory of the agent's control socket";
+    GROUP "group": Text<Cow<'static, str>>(&["deploy"], path), Means("only the agent's own group"),
+        "another group whose members may control the agent: a name or a number. Only an agent that runs as root gives its socket to this group";
     LOG_FORMAT "log_format": Keyword<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
-        "the form of a line of its log: with `json` an object with `timestamp`, `level`, `target`, `message` and the fields";
-    XDP "xdp": FreeForm(&["[xdp]"]), Means("none"), "where the kernel answers in its place, below";
-    BACKEND "backend": FreeForm(&["[[backend]]"]), Means("none"), "the backends, below";
+        "format of the log's lines; `json`: an object with `timestamp`, `level`, `target`, `message` and the fields";
+    XDP "xdp": FreeForm(&["[xdp]"]), Means("none"), "the network interfaces on which the kernel answers in the agent's place, see below";
+    BACKEND "backend": FreeForm(&["[[backend]]"]), Means("none"), "the backends, see below";
 }
 
 section! {
     xdp, "[xdp]", "[xdp]",
-        "where the kernel answers requests in the agent's place (XDP), also while the agent gets no processor: see \
-         [the page on reports](reports.md#while-a-backends-host-is-overloaded-xdp)";
+        "the network interfaces on which the kernel answers requests in the agent's place (XDP), even while the \
+         agent gets no processor time: see [the page on reports](reports.md#while-a-backends-host-is-overloaded-xdp)";
 
     INTERFACES "interfaces": FreeForm(&["[\"eth0\"]"]), Required,
-        "the network interfaces on which it does, for requests to the addresses that they have themselves";
+        "the network interfaces; the kernel answers only requests to their own addresses";
     GENERIC "generic": FreeForm(&["true"]), Means("`false`"),
-        "whether the network stack may run the program where a device's driver cannot, which turns GRO off there";
+        "whether the network stack may run the program if the device's driver cannot; this turns GRO off on that interface";
 }
 
 section! {
     backend, "[[backend]]", "a backend", "one for each backend of this host, up to 64";
 
     ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080", "[2001:db8::1]:8080"], address), Required,
-        "its name: its address and port as the endpoint list has them, wherever it listens; no link-local address";
+        "the backend's name: its address and port as in the endpoint list, even if it listens at another address; not a link-local address";
     PROTOCOL "protocol": Keyword<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
-        "the protocol of its service, which belongs to its name";
+        "the protocol of the backend's service; it is part of the backend's name";
     KEY "key": Text<Cow<'static, str>>(&["keys/10.0.0.1:8080"], path), Required,
-        "the file of its keys, one or two lines `ID KEY`, as `socklb agent key --of` writes it; mode 0640 at most";
+        "the file with the backend's keys: one or two lines `ID KEY`, as `socklb agent key --of` prints them; mode 0640 at most";
     CHECK "check": FreeForm(&["\"tcp\"", "\"off\"", "{ http = \"/healthz\" }", "{ command = [\"/usr/bin/app\", \"check\"] }"]),
-        Means("`\"tcp\"`; of a UDP backend required"),
-        "how its health is learnt: whether it accepts a connection, by what follows, or not at all (`\"off\"`: by `socklb agent run` alone)";
+        Means("`\"tcp\"`; required for a UDP backend"),
+        "the health check. `\"tcp\"`: the backend must accept a connection; a table: one of the methods below; `\"off\"`: the agent does not check, and only `socklb agent run` reports whether the backend is ready";
     INTERVAL "interval": Time(Duration::from_millis(200)..=Duration::from_hours(1)), Is(Duration::from_secs(2)),
-        "from one check to the next, give or take a tenth";
+        "time from one check to the next, varied by up to a tenth";
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
-        "for one check, after which it has failed; what was not checked for three times `interval` and `timeout` is unknown";
-    RISE "rise": Number(1..=100), Is(2), "checks that pass in a row until it is up; the first of all counts at once";
-    FALL "fall": Number(1..=100), Is(3), "checks that fail in a row until it is down";
+        "time limit of one check, after which the check has failed; if no check has a result for 3 × (`interval` + `timeout`), the health is unknown";
+    RISE "rise": Number(1..=100), Is(2), "passed checks in a row after which the backend is up; the very first check counts at once";
+    FALL "fall": Number(1..=100), Is(3), "failed checks in a row after which the backend is down";
     HOLD "hold": Time(Duration::from_secs(1)..=MAX_HOLD), Is(Duration::from_mins(10)),
-        "for how long clients take it for a lame duck that is one and falls silent: longer than a restart takes";
+        "how long clients still treat a lame duck as a lame duck after its reports stop: longer than a restart takes";
     VALID_FOR "valid_for": Time(Duration::from_secs(1)..=MAX_VALID_FOR), Is(Duration::from_secs(45)),
-        "how long a report is valid for a client that hears no other: three times the longest interval at which clients ask";
+        "how long a client uses a report if no newer one arrives: three times the longest interval between requests of a client";
     UTILIZATION "utilization": FreeForm(&["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""]),
         Means("`\"application\"`"),
-        "how its load is learnt: its application says it (`socklb agent report`), which is believed first in any case but `\"off\"`; else it is measured, of the cgroup of `socklb agent run`, or of the one that follows";
+        "how the agent learns the backend's utilization. `\"application\"`: the application reports it (`socklb agent report`); while it does not, the agent measures the cgroup of `socklb agent run`. A table: the same, but the agent measures the cgroup in the table. `\"off\"`: the agent measures nothing and refuses the application's reports";
 }
 
 section! {
     check, "check", "check", "";
 
     TCP "tcp": Text<SocketAddr>(&["127.0.0.1:8080"], address), Means("none"),
-        "whether this address accepts a connection: where it listens elsewhere than it is called";
+        "the check passes if this address accepts a connection; for a backend that listens at another address than its name";
     HTTP "http": Text<Cow<'static, str>>(&["/healthz"], http_path), Means("none"),
-        "whether a GET of this path is answered by 200 to 299; redirects are not followed and fail; of the answer the head is read, up to 64 KiB";
-    AT "at": Text<SocketAddr>(&["127.0.0.1:8081"], address), Means("the backend's `address`"), "the address that is asked by `http`";
+        "the check passes if a GET of this path is answered with a status from 200 to 299; the agent follows no redirects, so they fail; it reads only the head of the answer, up to 64 KiB";
+    AT "at": Text<SocketAddr>(&["127.0.0.1:8081"], address), Means("the backend's `address`"), "the address to which `http` connects";
     COMMAND "command": FreeForm(&["[\"/usr/bin/app\", \"check\"]"]), Means("none"),
-        "whether this command ends with exit code 0; after `timeout` it is killed with its process group";
+        "the check passes if this command ends with exit code 0; after `timeout` the agent kills it with its process group";
 }
 
 section! {
     utilization, "utilization", "utilization", "";
 
     CGROUP "cgroup": Text<Cow<'static, str>>(&["system.slice/app.service"], cgroup), Required,
-        "the cgroup whose use of processors, and wait for them, is its utilization; relative to the mount";
-    CORES "cores": FreeForm(&["1.5"]), Means("the cgroup's limit, or that of one above it, or the host's processors"),
-        "how many processors it can use";
+        "the cgroup to measure, relative to the mount; utilization is its use of processors plus its waits for them";
+    CORES "cores": FreeForm(&["1.5"]), Means("the smallest limit of the cgroup and of those above it, else the host's processors"),
+        "how many processors the cgroup can use";
 }
 
 fn path(text: &str) -> Result<Cow<'static, str>, Refusal> {

@@ -19,7 +19,7 @@ use super::keys::xdp;
 use super::{AgentConfig, DEFAULT_PATH, read_key_file};
 
 /// Maximum size of a configuration, in bytes. The maximum number of backends needs a hundredth of
-/// it.
+/// that.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Maximum number of addresses to listen at.
@@ -32,11 +32,11 @@ pub enum ConfigError {
     Read { path: PathBuf, source: io::Error },
     /// There is no file at the default path.
     #[error(
-        "there is no configuration at {DEFAULT_PATH}, and none was named (`socklb agent serve FILE`); --backend serves one backend without a file"
+        "there is no configuration at {DEFAULT_PATH}; name another file (`socklb agent serve FILE`), or serve one backend without a file (--backend)"
     )]
     None,
     /// The file is too long to be a configuration.
-    #[error("read {}: longer than {MAX_FILE_BYTES} bytes, which no configuration is", .0.display())]
+    #[error("read {}: longer than {MAX_FILE_BYTES} bytes, the limit for a configuration", .0.display())]
     TooLong(PathBuf),
     /// The file was read and has faults.
     #[error(transparent)]
@@ -103,7 +103,7 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<AgentCo
     }))
 }
 
-/// Where the kernel answers in the agent's place, if it does.
+/// Parses `[xdp]`: the interfaces on which the kernel answers in the agent's place.
 fn xdp(
     root: &Table<'_>,
     listen: Option<&[SocketAddr]>,
@@ -118,8 +118,8 @@ fn xdp(
     if (ports.len() > 1 || ports.contains(&0))
         && let Some(item) = LISTEN.item(root, report)
     {
-        let why = "with [xdp] all addresses of listen have the same port, and it is named";
-        report.add(item.span(), why, "write one port from 1 on".to_owned());
+        let why = "with [xdp], all addresses of listen must have the same port, and not port 0";
+        report.add(item.span(), why, "write one port, 1 to 65535".to_owned());
     }
     Some(Place { interfaces, allows_generic, generic_key: "generic" })
 }
@@ -228,7 +228,7 @@ mod tests {
         let form = "(write \"tcp\", \"off\", { http = \"/healthz\" } or { command = [\"/usr/bin/app\", \"check\"] })";
         let cases = [
             ("check = 'http'", format!("4:9: unknown check \"http\" {form}")),
-            ("check = {}", format!("4:9: check says nothing {form}")),
+            ("check = {}", format!("4:9: check names no method {form}")),
             (
                 "check = { http = '/', command = ['a'] }",
                 "4:9: check has both http and command (write one of them)".to_owned(),
@@ -246,11 +246,11 @@ mod tests {
             ),
             (
                 "protocol = 'udp'",
-                format!("1:1: check is missing in a UDP backend, which no connection can show to be well {form}"),
+                format!("1:1: check is missing in a UDP backend, which a connection cannot check {form}"),
             ),
             (
                 "protocol = 'udp'\ncheck = 'tcp'",
-                format!("5:9: check is \"tcp\" in a UDP backend, which no connection can show to be well {form}"),
+                format!("5:9: check is \"tcp\" in a UDP backend, which a connection cannot check {form}"),
             ),
             ("hold = '61m'", "4:8: hold is \"61m\" (write \"1s\" to \"1h\")".to_owned()),
             ("rise = 0", "4:8: rise is 0 (write 1 to 100)".to_owned()),
@@ -327,7 +327,7 @@ mod tests {
             check(
                 &format!("listen = {listen}\n{text}"),
                 &[
-                    "1:10: with [xdp] all addresses of listen have the same port, and it is named (write one port from 1 on)",
+                    "1:10: with [xdp], all addresses of listen must have the same port, and not port 0 (write one port, 1 to 65535)",
                 ],
             );
         }

@@ -10,7 +10,7 @@ const MARKS: [&str; 2] = ["<!-- keys: begin -->\n", "<!-- keys: end -->\n"];
 pub fn tables() -> String {
     let [agent, xdp, backend] = SECTIONS;
     let table = |sections: &[&Section]| format!("{}:\n\n{}\n", sections[0].text, markdown(sections));
-    format!("\nOf {}`[xdp]`, {}`[[backend]]`, {}", table(agent), table(xdp), table(backend))
+    format!("\nThe keys of {}`[xdp]`, {}`[[backend]]`, {}", table(agent), table(xdp), table(backend))
 }
 
 /// The page with current tables; `None` if the page has no place for them.

@@ -101,7 +101,7 @@ impl RunDriver {
                 }
             };
             tokio::select! {
-                event = events.recv() => self.event(event.expect("this process has a sender itself")),
+                event = events.recv() => self.event(event.expect("this process holds a sender")),
                 () = elapsed => self.input(Input::Elapsed),
             }
             self.go_on();
@@ -171,13 +171,13 @@ impl RunDriver {
                 Action::PassOn(signal) => self.processes.pass_on(signal),
                 Action::Report(wait) => self.report(wait),
                 Action::Stop(signal) => {
-                    tracing::info!(%signal, "passed on to the application");
+                    tracing::info!(%signal, "sent a signal to the application to end it");
                     self.processes.stop(signal);
                 }
                 Action::Kill => {
                     // The action repeats for each process that ends and leaves others.
                     if !std::mem::replace(&mut self.is_killing, true) {
-                        tracing::warn!(kill_after = ?self.args.kill_after, "the application did not end and is killed");
+                        tracing::warn!(kill_after = ?self.args.kill_after, "the application did not end in time; killing it");
                     }
                     self.processes.kill();
                 }
@@ -189,7 +189,7 @@ impl RunDriver {
     fn start_shell(&mut self, purpose: CommandPurpose, line: &str) -> bool {
         let started = self.processes.start_shell(purpose, line);
         if let Err(error) = &started {
-            tracing::warn!(?purpose, %error, "the command was not started");
+            tracing::warn!(?purpose, %error, "cannot start a shell command");
         }
         started.is_ok()
     }

@@ -64,7 +64,7 @@ impl Signals {
     /// effect.
     pub async fn asked_to_end(&mut self) -> Signal {
         loop {
-            let event = self.events.receiver.recv().await.expect("this process has a sender itself");
+            let event = self.events.receiver.recv().await.expect("this process holds a sender");
             if let RunEvent::Signal(signal) = event
                 && signal.is_request_to_end()
             {

@@ -90,7 +90,7 @@ pub enum Input {
 /// Why the wait for connections is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// All clients have acknowledged, or have had their time to, and none has a connection in use.
+    /// All clients have acknowledged or used up their time to do so, and no connection is in use.
     Quiet,
     /// The grace is over.
     Grace,
@@ -146,7 +146,7 @@ struct Waiting {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Starting,
-    /// After a failure: with the time of the next attempt.
+    /// `Some` after a failure: the time of the next attempt.
     Prewarming(Option<Duration>),
     Serving,
     Waiting(Waiting),

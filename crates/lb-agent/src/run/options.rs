@@ -8,7 +8,7 @@ use lb_document::{in_units, parse_duration};
 
 use super::signal::Signal;
 
-/// The range in the book: 10 to 150 seconds.
+/// The range in "Site Reliability Engineering", chapter 20: 10 to 150 seconds.
 const GRACE: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(150);
 /// At most the longest grace: a longer idle time would make no difference.
 const IDLE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(150);
@@ -32,12 +32,12 @@ pub struct Args {
     /// How long connections may take to end after SIGTERM (10s to 150s)
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = grace)]
     pub grace: Duration,
-    /// Do not wait for connections without traffic for this time: longer than the application takes
-    /// to process a request
+    /// Do not wait for connections that have had no traffic for this time; it should be longer than
+    /// the application takes to process a request
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = idle)]
     pub idle: Duration,
-    /// Notify the application that it is a lame duck: with a signal by its name (USR1), or with a
-    /// command, run by /bin/sh with SOCKLB_PID
+    /// Notify the application that it is a lame duck: with a signal, such as USR1, or with a
+    /// command that /bin/sh runs with SOCKLB_PID, the application's process ID
     #[arg(long, value_name = "CMD|SIGNAL", value_parser = telling)]
     pub on_lame_duck: Option<Telling>,
     /// How long the application may take to end after it received the signal, before it is killed
@@ -74,7 +74,7 @@ pub enum Telling {
 
 fn check(text: &str) -> Result<ReadinessMethod, String> {
     let port = |text: &str| match text.parse() {
-        Ok(0) | Err(_) => Err(format!("`{text}` is no port")),
+        Ok(0) | Err(_) => Err(format!("`{text}` is not a port")),
         Ok(port) => Ok(port),
     };
     match text.split_once(':') {
@@ -83,14 +83,14 @@ fn check(text: &str) -> Result<ReadinessMethod, String> {
             let (number, path) = rest.split_once('/').unwrap_or((rest, ""));
             // The path becomes part of the request line.
             if path.bytes().any(|byte| !byte.is_ascii_graphic()) {
-                return Err("a path has neither blanks nor control characters".to_owned());
+                return Err("a path may contain only printable ASCII characters without blanks".to_owned());
             }
             Ok(ReadinessMethod::Http(port(number)?, format!("/{path}")))
         }
         Some(("cmd", command)) if !command.trim().is_empty() => {
             Ok(ReadinessMethod::Command(command.to_owned()))
         }
-        _ => Err("it is tcp:PORT, http:PORT/PATH or cmd:CMD".to_owned()),
+        _ => Err("write tcp:PORT, http:PORT/PATH or cmd:CMD".to_owned()),
     }
 }
 
@@ -100,7 +100,7 @@ fn telling(text: &str) -> Result<Telling, String> {
             Err(format!("{signal} would end or stop the application before its connections have ended"))
         }
         Some(signal) => Ok(Telling::Signal(signal)),
-        None if text.trim().is_empty() => Err("it is the name of a signal, or a command".to_owned()),
+        None if text.trim().is_empty() => Err("write the name of a signal, or a command".to_owned()),
         None => Ok(Telling::Command(text.to_owned())),
     }
 }
@@ -118,11 +118,11 @@ fn kill_after(text: &str) -> Result<Duration, String> {
 }
 
 fn time(text: &str, range: &RangeInclusive<Duration>) -> Result<Duration, String> {
-    let time = parse_duration(text).ok_or_else(|| "a time is a number with its unit, as 30s".to_owned())?;
+    let time = parse_duration(text).ok_or_else(|| "write a number with its unit, as in 30s".to_owned())?;
     if range.contains(&time) {
         Ok(time)
     } else {
-        Err(format!("it is from {} to {}", in_units(*range.start()), in_units(*range.end())))
+        Err(format!("write a time from {} to {}", in_units(*range.start()), in_units(*range.end())))
     }
 }
 

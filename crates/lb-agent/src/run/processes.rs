@@ -243,5 +243,5 @@ fn prepare(words: &[OsString]) -> io::Result<Command> {
 }
 
 fn pid(id: u32) -> Pid {
-    i32::try_from(id).ok().and_then(Pid::from_raw).expect("a process that was started has a number")
+    i32::try_from(id).ok().and_then(Pid::from_raw).expect("a started process has a process ID")
 }

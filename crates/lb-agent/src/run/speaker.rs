@@ -1,5 +1,5 @@
-//! Reports the backend's readiness to the agent, in a task beside the run: an agent that fails or
-//! hangs delays nothing, and is tried again.
+//! Reports the backend's readiness to the agent, in a task beside the run. If the agent fails or
+//! hangs, the task retries, and the run continues.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ impl Speaker {
         let Self { wish, mut task } = self;
         drop(wish);
         if tokio::time::timeout(LAST_WORD, &mut task).await.is_err() {
-            tracing::warn!("the agent was not told how the backend ended");
+            tracing::warn!("cannot report to the agent in time how the backend ended");
             task.abort();
         }
     }
@@ -98,7 +98,7 @@ async fn speak<V: Voice>(mut voice: V, mut wishes: watch::Receiver<Wish>, events
         pause = match result {
             Ok(()) => PAUSE,
             Err(error) => {
-                tracing::warn!(error = format!("{error:#}"), "the agent failed; it is tried again");
+                tracing::warn!(error = format!("{error:#}"), "a request to the agent failed; retrying");
                 wait(&mut wishes, pause).await;
                 (pause * 2).min(LONGEST_PAUSE)
             }

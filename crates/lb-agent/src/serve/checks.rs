@@ -28,7 +28,7 @@ struct RunningCheck {
 }
 
 impl Checks {
-    /// There are no checks yet. Results arrive as events.
+    /// There are no checks yet. Results are sent to `events`.
     pub fn new(events: mpsc::Sender<AgentEvent>) -> Self {
         Self { tasks: JoinSet::new(), by_name: BTreeMap::new(), events, begun: 0 }
     }
@@ -63,14 +63,13 @@ impl Checks {
         }
     }
 
-    /// Stops checking a backend.
     pub fn remove(&mut self, name: Name) {
         if let Some(running) = self.by_name.remove(&name) {
             running.task.abort();
         }
     }
 
-    /// A result has arrived. Returns whether its check still exists.
+    /// Records the result of a check. Returns whether the check still exists.
     pub fn ended(&mut self, name: Name, number: u64, outcome: &Outcome, now: Instant) -> bool {
         let Some(running) = self.by_name.get_mut(&name).filter(|running| running.number == number) else {
             return false;

@@ -130,7 +130,7 @@ fn load(said: ReportRequest) -> Result<Verb, QueryRefusal> {
         valid_for: time("valid-for", said.valid_for_ms, Duration::from_secs(10))?,
     };
     if load.qps.is_none() && load.eps.is_none() && load.utilization.is_none() {
-        return Err(QueryRefusal::Wrong("nothing is said: write utilization, qps or eps".to_owned()));
+        return Err(QueryRefusal::Wrong("the report is empty: write utilization, qps or eps".to_owned()));
     }
     Ok(Verb::Load { backend: optional(said.backend)?, load })
 }
@@ -201,7 +201,7 @@ fn optional(text: Option<String>) -> Result<Option<Name>, QueryRefusal> {
 
 fn readiness_word(text: &str) -> Result<lb_report::wire::Readiness, QueryRefusal> {
     let refused =
-        || QueryRefusal::Wrong(format!("{text:?} is no readiness: write ready, lame-duck, down or unknown"));
+        || QueryRefusal::Wrong(format!("{text:?} is not a readiness: write ready, lame-duck, down or unknown"));
     readiness_of(text).ok_or_else(refused)
 }
 
@@ -209,15 +209,15 @@ impl Desk {
     /// Sends a request to the event loop, if this peer has permission.
     async fn take(&self, peer: PeerOfIt, verb: Result<Verb, QueryRefusal>) -> Response {
         let Some(Extension(peer)) = peer else {
-            return (StatusCode::FORBIDDEN, "it cannot be told who asks").into_response();
+            return (StatusCode::FORBIDDEN, "the kernel did not report the user of this connection").into_response();
         };
         if !self.may(&peer) {
-            warn!(user = peer.user, process = peer.process, "refused what this user may not");
+            warn!(user = peer.user, process = peer.process, "refused a request: this user has no permission");
             let (user, own) = (peer.user, own_user());
             let groups: Vec<String> = self.groups.iter().map(ToString::to_string).collect();
             let text = format!(
-                "user {user} may not: root may, user {own} (the agent's), and members of the groups {} (the agent's own, and `group` \
-                 in agent.toml)",
+                "user {user} has no permission: only root, user {own} (the agent's), and members of the groups {} (the agent's own, and `group` \
+                 in agent.toml) have it",
                 groups.join(" and ")
             );
             return (StatusCode::FORBIDDEN, text).into_response();

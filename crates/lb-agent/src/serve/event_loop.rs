@@ -1,6 +1,6 @@
 //! The event loop: receives queries, events and packets, sends what is due, and waits for nothing
-//! else. After the start, only this module reads the clock for reports; a reading of a cgroup has a
-//! time of its own.
+//! else. After the start, only this module reads the clock for reports; a reading of a cgroup
+//! records its own time.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -77,7 +77,7 @@ impl Server {
                         sockets.answer(number, |bytes, asker| reports.answer(bytes, asker, now));
                     }
                     Err(failure) => {
-                        error!(error = %failure, "packets cannot be waited for; the agent ends");
+                        error!(error = %failure, "cannot wait for packets; the agent ends");
                         return;
                     }
                 },
@@ -99,7 +99,8 @@ impl Server {
             }
             Query::Verb { verb, who, answer } => {
                 self.prepare(true, now);
-                // A program repeats its report to the next agent; an operator does not.
+                // A program repeats its report to the next agent. An operator does not repeat a
+                // command, so its answer waits for the disk.
                 let is_said_once = matches!(verb, Verb::Operator { .. });
                 let told = self.told(verb, who, now);
                 let receipt = self.keep().filter(|_| is_said_once);
@@ -156,7 +157,7 @@ impl Server {
         for end in self.registrations.expire(now) {
             match end {
                 RegistrationEnd::Died(name) => {
-                    warn!(backend = %name, "the program that runs a backend has not shown itself in time");
+                    warn!(backend = %name, "the program that runs the backend did not renew its registration in time; treating it as dead");
                     self.without_runner(name, now);
                 }
                 RegistrationEnd::Gone(name) if self.is_configured(name) => self.by_check_alone(name, now),
@@ -168,10 +169,10 @@ impl Server {
         self.reload_if_due(now);
     }
 
-    /// Decides the readiness of a backend after its program has died. From now on, the health check
-    /// decides if the backend is configured. If it is not, it is unknown whether the backend is
-    /// still ready. A backend that was a lame duck or down stays so for as long as it is reported
-    /// without its program, because a check that passes may be of an application that is ending.
+    /// Sets the readiness of a backend after its program has died. A backend that was a lame duck
+    /// or down stays so for as long as it is reported without its program, because a passing check
+    /// may be of an application that is ending. Otherwise the health check decides from now on, or,
+    /// if the backend is not configured, its readiness is unknown.
     fn without_runner(&mut self, name: Name, now: Instant) {
         let is_configured = self.is_configured(name);
         let Some(entry) = self.reports.get_mut(name) else { return };
@@ -185,16 +186,16 @@ impl Server {
         }
     }
 
-    /// Restores the state of an earlier agent: these backends were lame ducks by a program, which
-    /// has to register again. If it does not, they stay lame ducks for a minute, as after the death
-    /// of their program.
+    /// Restores the state of an earlier agent: a program had reported these backends as lame ducks,
+    /// and has to register again. If it does not, they stay lame ducks for a minute, as after the
+    /// death of their program.
     pub fn remember(&mut self, by_run: &BTreeSet<Name>, now: Instant) {
         let configured = self.config.backends.iter().map(|backend| backend.name);
         for name in &configured.filter(|name| by_run.contains(name)).collect::<Vec<_>>() {
             self.registrations.remember(*name, now);
             if let Some(entry) = self.reports.get_mut(*name) {
                 entry.runner(Some(Readiness::LameDuck), now);
-                info!(backend = %name, "it takes no more by the program that runs it, which has not registered anew yet");
+                info!(backend = %name, "still a lame duck: the program that runs it has not registered again yet");
             }
         }
     }

@@ -1,6 +1,6 @@
-//! The lame ducks that are stored in the state directory: backends that an operator has taken out,
-//! that are draining, or that are not prewarmed yet. After a restart of the agent, a health check
-//! that passes must not make them ready.
+//! The lame ducks that are stored in the state directory: by an operator's command, because they
+//! are draining, or because they are not prewarmed yet. After a restart of the agent, a health
+//! check that passes must not make them ready.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -90,7 +90,7 @@ impl Receipt {
     pub async fn settled(mut self) {
         let settled = self.tried.wait_for(|tried| *tried >= self.number);
         if tokio::time::timeout(ANSWERED_WITHIN, settled).await.is_err() {
-            warn!("the disk is slow: an answer did not wait until it was kept which backends take no more");
+            warn!("the disk is slow; answered a command before the lame-duck list was saved");
         }
     }
 }
@@ -101,7 +101,7 @@ impl Keeper {
         Self { thread: None, fault: Arc::new(Mutex::new(fault)) }
     }
 
-    /// Stores changes in the state directory. `last` is what the directory has now.
+    /// Stores changes in the state directory. `last` is the directory's present content.
     pub fn new(store: &StateDirectory, last: Kept) -> Self {
         let (sender, inbox) = mpsc::channel();
         let (running, end) = mpsc::channel::<()>();
@@ -136,7 +136,7 @@ impl Keeper {
         Some(Receipt { number: *number, tried: tried.clone() })
     }
 
-    /// Why a restart of the agent would lose a change, if it would.
+    /// Why the last change is not stored, so that a restart of the agent would lose it.
     pub fn fault(&self) -> Option<String> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -147,7 +147,7 @@ impl Drop for Keeper {
         if let Some(thread) = &mut self.thread {
             thread.inbox = None;
             if thread.end.recv_timeout(END_WITHIN) == Err(mpsc::RecvTimeoutError::Timeout) {
-                warn!("the disk is slow: what was said last of who takes no more may be forgotten");
+                warn!("the disk is slow; the last change of the lame-duck list may be lost");
             }
         }
     }
@@ -183,7 +183,7 @@ impl Writer {
             if let Some(error) = fault.as_ref().filter(|_| *known != fault) {
                 warn!(
                     error,
-                    "cannot keep which backends take no more: a restart of the agent would forget it; trying on"
+                    "cannot save the lame-duck list; an agent restart would lose it; retrying"
                 );
             }
             *known = fault;

@@ -32,14 +32,15 @@ pub struct Measuring {
 }
 
 impl Measuring {
-    /// Nothing is measured yet. Readings arrive as events.
+    /// Nothing is measured yet. Readings are sent to `events`.
     pub fn new(events: mpsc::Sender<AgentEvent>) -> Self {
         let (before, errors) = (BTreeMap::new(), BTreeMap::new());
         Self { cgroups: Vec::new(), configured: 0, task: None, events, before, errors }
     }
 
     /// From now on measures the configured cgroups of `backends`, and the cgroups of `runs`, unless
-    /// the configuration of the backend says otherwise. Returns whether the cgroups have changed.
+    /// the backend's configuration has another cgroup or `"off"`. Returns whether the cgroups have
+    /// changed.
     pub fn set<'r>(
         &mut self,
         backends: &[BackendConfig],
@@ -79,8 +80,8 @@ impl Measuring {
         self.cgroups.iter().any(|(of, ..)| *of == name)
     }
 
-    /// A reading has arrived. Returns the load since the reading before; `None` if this is the
-    /// first reading or one that failed.
+    /// Handles a reading. Returns the load since the previous reading; `None` if this reading is
+    /// the first or has failed.
     pub fn measured(&mut self, name: Name, measured: Measured) -> Option<Load> {
         if !self.has(name) {
             // It was read before the configuration changed.

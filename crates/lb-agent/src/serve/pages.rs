@@ -34,7 +34,7 @@ async fn ready(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQ
 }
 
 /// A backend counts as dead only if it is known to be down: a supervisor that restarts dead
-/// backends must not restart one of unknown state.
+/// backends must not restart a backend of unknown state.
 async fn live(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<PageQuery>) -> Response {
     judge(&queries, which, |backend| backend.readiness != "down", true).await
 }

@@ -22,7 +22,7 @@ pub enum Query {
         /// The process that sent it.
         who: Registrant,
         /// Whether it was accepted. For an operator's command, also the receipt that shows when a
-        /// restart of the agent no longer loses it.
+        /// restart of the agent no longer loses the command.
         answer: oneshot::Sender<(Result<AcceptedReport, QueryRefusal>, Option<Receipt>)>,
     },
     /// Requests that the configuration is read again.
@@ -99,7 +99,7 @@ pub struct AcceptedReport {
 }
 
 impl AcceptedReport {
-    /// The number of clients to wait for, as far as it is known. At least one if there may be some.
+    /// The number of clients to wait for. It is at least 1 if some clients may be unknown.
     pub fn awaited(&self) -> usize {
         self.unheard.max(usize::from(self.is_new))
     }

@@ -1,5 +1,5 @@
-//! Programs that run a backend and report its readiness: one for each backend, for as long as the
-//! program shows that it is alive.
+//! Programs that run a backend and report its readiness: at most one for each backend, for as long
+//! as the program renews its registration.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use lb_report::agent::name::Name;
 
-/// A program that has not shown itself for this time counts as dead. A program shows itself three
-/// times within it.
+/// A program that has not renewed its registration for this time counts as dead. Programs renew it
+/// three times within this time.
 pub const LEASE: Duration = Duration::from_secs(5);
 
-/// How long a backend is still reported after its program has died, if nothing else is known of it:
-/// until every client has sent a request.
+/// How long a backend is still reported after its program has died, if nothing else reports it:
+/// long enough for every client to send a request.
 const LINGER: Duration = Duration::from_mins(1);
 
 /// Draws a number for a program's registration that cannot be guessed. It has 53 bits, because
@@ -52,7 +52,7 @@ impl fmt::Display for Registrant {
 enum RegistrationLife {
     /// For as long as this process lives.
     Unlimited,
-    /// Until this time, unless the program shows itself.
+    /// Until this time, unless the program renews it.
     Until(Instant),
     /// The program is dead; its backend is reported until this time.
     Dead(Instant),
@@ -70,7 +70,7 @@ struct Program {
 pub struct Claim {
     /// A number that the program has drawn ([`draw`]), which identifies it from now on.
     pub number: u64,
-    /// Whether the program has to show itself regularly.
+    /// Whether the program has to renew its registration.
     pub is_leased: bool,
     /// The cgroup in which the program runs the backend, relative to the mount.
     pub cgroup: Option<PathBuf>,
@@ -83,7 +83,7 @@ pub struct Registration {
     program: Option<Program>,
     life: RegistrationLife,
     cgroup: Option<PathBuf>,
-    /// How often other processes have claimed the backend meanwhile, and the last of them.
+    /// The number of refused claims by other processes, and the last of these processes.
     pub refused: Option<(u64, Registrant)>,
 }
 
@@ -185,7 +185,8 @@ impl Registrations {
         self.by_name.entry(name).or_insert(Registration { program: None, life, cgroup: None, refused: None });
     }
 
-    /// A program shows that it is alive. Returns its backend, if it has one.
+    /// Renews the registration of a program. Returns its backend; `None` if no living program has
+    /// this number.
     pub fn refresh(&mut self, number: u64, now: Instant) -> Option<Name> {
         let (name, registration) =
             self.by_name.iter_mut().find(|(_, one)| one.is_of(number) && one.is_alive())?;

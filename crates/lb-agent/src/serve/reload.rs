@@ -18,7 +18,7 @@ use crate::config::{AgentConfig, BackendConfig};
 /// of them can finish.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// The longest delay of a read, because another program may write to the directory all the time.
+/// The longest delay of a read: another program may write to the directory all the time.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// The state of the configuration file.
@@ -59,7 +59,7 @@ impl ConfigReload {
         }
     }
 
-    /// The file has changed, or something beside it.
+    /// To be called when the file, or another file in its directory, has changed.
     pub fn changed(&mut self, now: Instant) {
         let (first, _) = self.changed_at.unwrap_or((now, now));
         self.changed_at = Some((first, now));
@@ -119,7 +119,7 @@ impl Server {
         match read {
             Err(error) => {
                 if is_asked || self.reload.error.as_ref() != Some(&error) {
-                    warn!(error, "the configuration cannot be used; what was in force stays");
+                    warn!(error, "cannot use the configuration; the earlier one stays in force");
                 }
                 self.reload.error = Some(error);
             }
@@ -127,14 +127,14 @@ impl Server {
                 let was_faulty = self.reload.error.take().is_some();
                 let fixed = self.config.fixed(&config);
                 if !fixed.is_empty() && (is_asked || fixed != self.reload.fixed) {
-                    warn!(keys = fixed.join(", "), "the configuration says what takes a restart");
+                    warn!(keys = fixed.join(", "), "these configuration changes need a restart");
                 }
                 let is_another = config.backends != self.config.backends;
                 if is_another {
                     self.take_on(config, now);
                 }
                 if is_another || is_asked || was_faulty || fixed != self.reload.fixed {
-                    info!(backends = self.config.backends.len(), "configuration taken on");
+                    info!(backends = self.config.backends.len(), "configuration applied");
                 }
                 self.reload.fixed = fixed;
                 self.follow_files();
@@ -194,9 +194,9 @@ impl Server {
         }
     }
 
-    /// Watches the directories of the file and of the key files, beside the loop because a file
-    /// system may not answer. Changes from before a directory was watched are found by one more
-    /// read.
+    /// Watches the directories of the file and of the key files, in a task beside the loop because
+    /// a file system may hang. One more read then finds changes from before a directory was
+    /// watched.
     pub fn follow_files(&mut self) {
         let (Some(watcher), Some(file)) = (self.watch.watcher(), &self.reload.file) else { return };
         let directory = |path: &Path| path.parent().map(Path::to_owned);
@@ -211,7 +211,7 @@ impl Server {
             let watched = tokio::task::spawn_blocking(move || {
                 for directory in &directories {
                     if let Err(error) = watcher.add(directory) {
-                        warn!(path = %directory.display(), %error, "cannot watch: changes are taken on by SIGHUP alone");
+                        warn!(path = %directory.display(), %error, "cannot watch the directory; changes are applied only on SIGHUP");
                     }
                 }
                 watcher.keep_only(&directories);

@@ -1,6 +1,6 @@
 //! Answers that the kernel gives in the agent's place (XDP), on the configured network interfaces:
-//! they are as fast as ever even while the agent gets no processor. The agent prepares them, and
-//! learns from the kernel which clients have sent requests.
+//! they stay fast even while the agent gets no processor time. The agent prepares them, and learns
+//! from the kernel which clients have sent requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -58,13 +58,12 @@ impl Responding {
     ) -> Self {
         let loaded = load(&place, listen, secret, reports, now);
         if let Err(why) = &loaded {
-            warn!("the kernel answers no requests in the agent's place: {why}");
+            warn!("the kernel does not answer requests in the agent's place: {why}");
         }
         Self { place, loaded, unprepared: None, unread: None }
     }
 
-    /// Prepares the answers from now on: those that have changed, and every [`PREPARED_EVERY`] all
-    /// of them.
+    /// Prepares the answers that have changed, and every [`PREPARED_EVERY`] all answers.
     pub fn prepare(&mut self, reports: &Reports, now: Instant) {
         let Ok(loaded) = &mut self.loaded else { return };
         let all = now.saturating_duration_since(loaded.prepared_at) >= PREPARED_EVERY;
@@ -73,7 +72,7 @@ impl Responding {
         }
         let result = prepare(&loaded.answers, &mut loaded.prepared, reports, all, now);
         if all || result.is_err() {
-            note(&mut self.unprepared, "what it answers cannot be prepared", result.err());
+            note(&mut self.unprepared, "cannot prepare them", result.err());
         }
     }
 
@@ -98,7 +97,7 @@ impl Responding {
         });
         // Clients that are left are taken over in the next iteration of the loop, after other work.
         loaded.looked_at = (!matches!(taken, Ok(false))).then_some(now);
-        note(&mut self.unread, "who has asked cannot be read", taken.err());
+        note(&mut self.unread, "cannot read which clients have sent requests", taken.err());
     }
 
     /// When there is work to do, if nothing arrives before.
@@ -133,7 +132,7 @@ impl Responding {
         let by_socket = interfaces.into_iter().filter_map(|one| {
             let why = one.attached.err()?;
             Some(format!(
-                "interface {}: requests that come there are not answered by the kernel: {why}; the agent's socket answers them",
+                "interface {}: the kernel does not answer requests: {why}; the agent's socket answers them",
                 one.name
             ))
         });
@@ -144,7 +143,7 @@ impl Responding {
 
 /// Records an error, and logs it if it is new.
 fn note(place: &mut Option<String>, what: &str, error: Option<DatapathError>) {
-    let error = error.map(|error| format!("of the kernel's answers, {what}: {}", chain(&error)));
+    let error = error.map(|error| format!("answers in the kernel: {what}: {}", chain(&error)));
     if let Some(error) = error.as_ref().filter(|error| place.as_ref() != Some(error)) {
         warn!("{error}");
     }
@@ -167,12 +166,13 @@ fn load(
     let port = port_of(listen);
     let secret = Secret { bytes: secret, drawn_ns: ns_at(now) };
     let (responder, answers) = responder::load(port, secret).map_err(|error| chain(&error))?;
-    // Before the program is attached, because it drops requests for backends that it does not know.
+    // The answers are prepared before the program is attached, because the program drops requests
+    // for backends that it does not know.
     let mut prepared = BTreeMap::new();
     prepare(&answers, &mut prepared, reports, true, now).map_err(|error| chain(&error))?;
     let wanted = WantedResponder { place: place.clone(), listen: listen.to_vec() };
     let follower = Follower::start(Attaching { responder }, Some(wanted))
-        .map_err(|error| format!("network interfaces cannot be followed: {error}"))?;
+        .map_err(|error| format!("cannot follow changes of network interfaces: {error}"))?;
     Ok(LoadedResponder { answers, follower, prepared, prepared_at: now, looked_at: None })
 }
 
@@ -232,20 +232,20 @@ impl Work for Attaching {
         let named: Vec<&Interface> = place.named(all).collect();
         let indexes: BTreeSet<u32> = named.iter().map(|interface| interface.index).collect();
         for index in self.responder.detach_others(&indexes) {
-            info!(interface = index, "the kernel answers no more requests there");
+            info!(interface = index, "the kernel no longer answers requests on this interface");
         }
         let responder = &mut self.responder;
         let error = match responder.set_addresses(&asked_at(listen, &named)) {
             Ok(0) => None,
             Ok(more) => Some(format!(
-                "the interfaces of [xdp] have {more} addresses more than the {MAX_ADDRESSES} at which the kernel answers"
+                "the interfaces of [xdp] have {more} addresses too many: the kernel answers at {MAX_ADDRESSES} at most"
             )),
-            Err(error) => Some(format!("the kernel cannot be told where it answers: {}", chain(&error))),
+            Err(error) => Some(format!("cannot set the addresses at which the kernel answers: {}", chain(&error))),
         };
         let not_told = responder.set_stations(&named).err();
         let error = error.or_else(|| {
             not_told
-                .map(|error| format!("the kernel cannot be told its hardware addresses: {}", chain(&error)))
+                .map(|error| format!("cannot set the hardware addresses for the kernel's answers: {}", chain(&error)))
         });
         let id = responder.id();
         Found { interfaces: attach_to(place, all, id, |to, modes| responder.attach(to, modes)), error }
@@ -265,7 +265,7 @@ impl Work for Attaching {
                     );
                 }
                 Err(why) => {
-                    warn!(interface = one.name, "requests are answered by the agent's socket alone: {why}");
+                    warn!(interface = one.name, "only the agent's socket answers requests on this interface: {why}");
                 }
             }
         }

@@ -65,7 +65,7 @@ impl Server {
             failure: last.and_then(|(outcome, _)| match outcome {
                 Outcome::Passed => None,
                 Outcome::Failed(why) => Some(why.clone()),
-                Outcome::Impossible(why) => Some(format!("it cannot be run: {why}")),
+                Outcome::Impossible(why) => Some(format!("the check cannot be run: {why}")),
             }),
             ago_seconds: last.map(|(_, at)| ago(*at)),
         });
@@ -103,17 +103,17 @@ impl Server {
         let mut faults = Vec::new();
         if let Some(error) = &self.reload.error {
             faults.push(format!(
-                "the configuration cannot be used, and what was in force before stays: {error}"
+                "the configuration cannot be used; the earlier one stays in force: {error}"
             ));
         }
         if !self.reload.fixed.is_empty() {
             faults.push(format!(
-                "the configuration says what takes a restart: {}",
+                "these configuration changes need a restart: {}",
                 self.reload.fixed.join(", ")
             ));
         }
         if let Some(why) = self.keeper.fault() {
-            faults.push(format!("which backends take no more is not kept, and a restart forgets it: {why}"));
+            faults.push(format!("the lame-duck list cannot be saved; an agent restart would lose it: {why}"));
         }
         faults.extend(self.responding.iter().flat_map(Responding::faults));
         for (name, why) in &self.measuring.errors {
@@ -123,7 +123,7 @@ impl Server {
             let Some(registration) = self.registrations.get(name) else { continue };
             if let (Some(first), Some((times, last))) = (registration.who(), registration.refused) {
                 faults.push(format!(
-                    "{name}: {first} runs it, and others claimed it {times} times, {last} last"
+                    "{name}: {first} runs it; other programs claimed it {times} times, {last} most recently"
                 ));
             }
         }

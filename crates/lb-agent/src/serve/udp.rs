@@ -30,7 +30,7 @@ const BACKLOG: i32 = 128;
 pub struct BoundSockets {
     sockets: Vec<BoundSocket>,
     batch: PacketBatch,
-    /// The socket that is checked first; each socket in turn.
+    /// The socket to check first, so that each socket has its turn.
     next: usize,
     /// Packets that the kernel refused to send.
     pub unsent: u64,
@@ -71,13 +71,13 @@ fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<(BoundSocket, TcpListener)>>
     addresses.iter().map(|address| bind_both(*address, addresses)).collect()
 }
 
-/// Binds the UDP socket and the TCP port of an address. If the kernel chooses the number, it must
-/// be free for both.
+/// Binds the UDP socket and the TCP port of an address. If the kernel chooses the port, it must be
+/// free for both.
 fn bind_both(address: SocketAddr, all: &[SocketAddr]) -> Result<(BoundSocket, TcpListener)> {
     const ATTEMPTS: usize = 16;
     let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
     let is_split = all.iter().any(|other| other.is_ipv4() && other.port() == address.port());
-    let hint = "another agent, or another program, has it: stop that, or name another port with `listen`";
+    let hint = "another agent or program uses the port: stop it, or name another port with `listen`";
     let failed = |error: io::Error, what: &str, at: SocketAddr| {
         let text = if is_taken(&error) {
             format!("listen at {at} ({what}): {hint}")
@@ -145,7 +145,7 @@ impl BoundSockets {
     }
 
     /// The way back to a client that has sent its request to this address of the host: the socket
-    /// that is bound to it alone, or one that is bound to all.
+    /// that is bound to only this address, else one that is bound to all addresses.
     pub fn via(&self, local: IpAddr) -> Option<Via> {
         let address = |socket: &BoundSocket| socket.socket.local_addr().ok().map(|at| at.ip());
         let find = |is_it: &dyn Fn(&BoundSocket) -> bool| self.sockets.iter().position(is_it);
@@ -203,7 +203,7 @@ impl BoundSockets {
         if let Err(error) = received
             && error.kind() != io::ErrorKind::WouldBlock
         {
-            info!(%error, "a packet could not be received");
+            info!(%error, "cannot receive a packet");
         }
     }
 
@@ -234,12 +234,12 @@ mod tests {
         let at = taken.local_addr().unwrap();
         let error = listen_at(Some(&[at])).err().unwrap();
         let expected = format!(
-            "listen at {at} (UDP): another agent, or another program, has it: stop that, or name another port with `listen`"
+            "listen at {at} (UDP): another agent or program uses the port: stop it, or name another port with `listen`"
         );
         assert_eq!(error.to_string(), expected);
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let error = listen_at(Some(&[taken.local_addr().unwrap()])).err().unwrap();
-        assert!(error.to_string().contains("(TCP): another agent"), "{error}");
+        assert!(error.to_string().contains("(TCP): another agent or program"), "{error}");
     }
 
     #[tokio::test]

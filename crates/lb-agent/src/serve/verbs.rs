@@ -39,7 +39,7 @@ impl Server {
                 if let Some(wanted) = wanted.filter(|_| !self.is_configured(backend)) {
                     self.have(&wanted, now);
                 }
-                info!(%backend, user = who.user, process = who.process, readiness = word(readiness), "a program runs a backend");
+                info!(%backend, user = who.user, process = who.process, readiness = word(readiness), "a program has registered a backend");
                 self.said(backend, |server| server.runner(backend, Some(readiness), now));
                 self.measure(now);
                 Ok(self.about(&[backend], now))
@@ -47,7 +47,7 @@ impl Server {
             Verb::Readiness { registration, readiness } => self.readiness(registration, readiness, now),
             Verb::Unregister { registration } => {
                 let name = self.registrations.unregister(registration).ok_or_else(no_registration)?;
-                info!(backend = %name, "a program gives its backend back");
+                info!(backend = %name, "a program has released its backend");
                 let says = self.reports.get(name).and_then(lb_report::agent::entry::Entry::runner_says);
                 if says == Some(Readiness::Down) && self.checks.get(name).is_none() {
                     // Nothing else shows that the backend has ended, and its clients are being
@@ -83,7 +83,7 @@ impl Server {
                     entry.operator(lame_duck, now);
                 }
             });
-            info!(backend = %name, lame_duck, user = who.user, process = who.process, "the operator says");
+            info!(backend = %name, lame_duck, user = who.user, process = who.process, "an operator's command was applied");
         }
         Ok(self.about(&names, now))
     }
@@ -112,19 +112,19 @@ impl Server {
         Ok(self.about(&[name], now))
     }
 
-    /// Whether the agent can have this backend, with the keys that a program gives for it.
+    /// Checks that the agent can report this backend, with the keys of the program that claims it.
     fn can_have(&self, name: Name, wanted: Option<&BackendConfig>) -> Result<(), QueryRefusal> {
         let configured = self.config.backends.iter().find(|backend| backend.name == name);
         match (configured, wanted) {
             (None, None) => {
                 let text = format!(
-                    "no backend {name} is configured here, and no key was given: the agent could not report it"
+                    "backend {name} is not configured here, and no key was given: the agent cannot report it"
                 );
                 return Err(QueryRefusal::Absent(text));
             }
             (Some(configured), Some(wanted)) if !agree(&configured.keys, &wanted.keys) => {
                 let text = format!(
-                    "the configuration has other keys for {name}: leave yours out, or correct one of them"
+                    "the configuration has other keys for {name}: give no key, or correct one of the two"
                 );
                 return Err(QueryRefusal::Wrong(text));
             }
@@ -132,7 +132,7 @@ impl Server {
         }
         if self.reports.get(name).is_none() && self.reports.iter().count() >= MAX_BACKENDS {
             return Err(QueryRefusal::Wrong(format!(
-                "this agent has {MAX_BACKENDS} backends already, which is the most"
+                "this agent already has {MAX_BACKENDS} backends, the maximum"
             )));
         }
         Ok(())
@@ -149,23 +149,24 @@ impl Server {
         let refused = self.registrations.get(name).and_then(|registration| registration.refused);
         self.registrations.register(name, claim, has_key, who, now).map_err(|claimed| match claimed {
             Claimed::Backend(first) => {
-                // A refused program retries for a while.
+                // A refused program retries for a while, so only its first refusal is logged.
                 if refused.is_none_or(|(_, last)| last != who) {
-                    warn!(backend = %name, first = %first, refused = %who, "two programs claim one backend; the first keeps it");
+                    warn!(backend = %name, first = %first, refused = %who, "refused a program: another one already runs the backend");
                 }
-                QueryRefusal::Taken(format!("{first} runs {name} already: stop that first, or name another backend"))
+                QueryRefusal::Taken(format!("{first} already runs {name}: stop that process first, or name another backend"))
             }
             Claimed::User(user) => QueryRefusal::Taken(format!(
                 "a program of user {user} was the first to claim {name} without a key: give a key of the backend, or restart the agent"
             )),
             Claimed::Number(other) => {
-                QueryRefusal::Wrong(format!("the registration is that of {other}: draw another number for {name}"))
+                QueryRefusal::Wrong(format!("the registration number belongs to {other}: draw another number for {name}"))
             }
         })
     }
 
-    /// A configured backend no longer has a program that runs it. The check may have passed while
-    /// the program still ran, and must not make a backend ready that has just ended.
+    /// From now on only the health check decides the readiness of a configured backend that no
+    /// program runs any more. An earlier result does not count: the check may have passed while the
+    /// program still ran.
     pub fn by_check_alone(&mut self, name: Name, now: Instant) {
         self.checks.restart(name);
         self.said(name, |server| {
@@ -250,7 +251,7 @@ fn has_a_key(configured: Option<&Keys<BackendKey>>, given: &Keys<BackendKey>) ->
 
 fn no_registration() -> QueryRefusal {
     QueryRefusal::Absent(
-        "there is no such registration: the agent was started anew, or took the program for dead".to_owned(),
+        "there is no such registration: the agent has restarted, or the program did not renew it in time".to_owned(),
     )
 }
 

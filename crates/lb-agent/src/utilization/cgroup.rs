@@ -32,8 +32,8 @@ pub fn measure(mounts: &Mounts, cgroup: &Path, cores: Option<u32>, now: Instant)
 fn version_2(mount: &Path, cgroup: &Path, cores: Option<u32>, now: Instant) -> Measured {
     let directory = mount.join(cgroup);
     let stat = read(&directory.join("cpu.stat"))?;
-    let used = field(&stat, "usage_usec").ok_or("its cpu.stat has no usage_usec")?;
-    // Without pressure stall information (psi=0), at least the cost of a limit is known.
+    let used = field(&stat, "usage_usec").ok_or("cpu.stat has no usage_usec")?;
+    // Without pressure stall information (psi=0), at least the time of throttling is known.
     let pressure = fs::read_to_string(directory.join("cpu.pressure")).ok();
     let waited = pressure.as_deref().and_then(some_total).or_else(|| field(&stat, "throttled_usec"));
     let limit = || least(mount, cgroup, |directory| quota_2(&read(&directory.join("cpu.max")).ok()?));
@@ -47,7 +47,7 @@ fn version_2(mount: &Path, cgroup: &Path, cores: Option<u32>, now: Instant) -> M
 
 fn version_1(cpu: &Path, acct: &Path, cgroup: &Path, cores: Option<u32>, now: Instant) -> Measured {
     let usage = read(&acct.join("cpuacct.usage"))?;
-    let used = usage.trim().parse().map_err(|_| "its cpuacct.usage has no number".to_owned())?;
+    let used = usage.trim().parse().map_err(|_| "cpuacct.usage has no number".to_owned())?;
     let stat = read(&cpu.join(cgroup).join("cpu.stat"))?;
     let limit = || {
         least(cpu, cgroup, |directory| {
@@ -145,7 +145,7 @@ mod tests {
         fs::write(folder.path().join("a/cpu.max"), "max 100000\n").unwrap();
         assert_eq!(usage(&mounts, None), Ok((1234, Some(55), host())));
         fs::write(folder.path().join("a/b/cpu.stat"), "nonsense").unwrap();
-        assert_eq!(usage(&mounts, None), Err("its cpu.stat has no usage_usec".to_owned()));
+        assert_eq!(usage(&mounts, None), Err("cpu.stat has no usage_usec".to_owned()));
         fs::remove_dir_all(folder.path().join("a")).unwrap();
         assert!(usage(&mounts, None).unwrap_err().starts_with("there is no "));
         assert_eq!(usage(&Mounts::default(), None), Err("no cgroups are mounted".to_owned()));

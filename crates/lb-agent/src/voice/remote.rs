@@ -1,8 +1,8 @@
 //! Reports through the host's agent: a registration, and a task that shows regularly that this
 //! program is alive.
 //!
-//! An agent that was restarted has no registrations. The task repeats the last report to it, so
-//! that a restart of the agent does not affect the program.
+//! An agent that was restarted has no registrations. The task repeats the last report, so a restart
+//! of the agent does not affect the program.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct RemoteVoice {
     following: Option<JoinHandle<()>>,
 }
 
-/// How often the program shows that it is alive, and reads its key file.
+/// The interval at which the program renews its registration and reads its key file.
 const SHOWN: Duration = Duration::from_millis(LEASE.as_secs() * 1000 / 3);
 
 /// How long a program tries to register a backend: longer than the agent takes to notice that a
@@ -91,7 +91,7 @@ impl RemoteVoice {
                 return Err(error);
             }
             if !std::mem::replace(&mut has_told, true) {
-                warn!(%backend, %error, "not registered yet; trying for {} s", patience.as_secs());
+                warn!(%backend, %error, "cannot register with the agent yet; retrying for {} s", patience.as_secs());
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -100,7 +100,7 @@ impl RemoteVoice {
         Ok(Self { link, showing, following: None })
     }
 
-    /// From now on gives the agent the keys in the file whenever they change.
+    /// From now on reads the key file regularly, and gives the agent the keys when they change.
     pub async fn follow(&mut self, key_file: PathBuf) {
         let read = keys_in(key_file.clone()).await;
         self.link.lock().await.take_keys(read).await;
@@ -154,9 +154,9 @@ impl Voice for RemoteVoice {
 }
 
 impl Link {
-    /// Whether a failed request may succeed in a moment. A program that was killed has its backend
-    /// until the agent notices. An agent may be starting if one is expected here, or if nothing
-    /// else can report for the backend.
+    /// Whether a retry of a failed request may succeed. A killed program retains its backend until
+    /// the agent notices its death. If no agent runs, one may be starting: the program waits for it
+    /// if this host should have an agent, or if the program has no keys to report by itself.
     fn may_succeed_later(&self, error: &ClientError) -> bool {
         match error {
             ClientError::Taken(_)
@@ -179,8 +179,8 @@ impl Link {
             ("registration", self.registration.to_string()),
             ("readiness", word(self.said).to_owned()),
         ];
-        // The root of a container's own tree is another cgroup for the agent, and so is the same
-        // path in another tree.
+        // The same path is another cgroup in another tree, so the path is sent with its tree. An
+        // empty path, the root of a container's tree, is not sent.
         let cgroup = own_cgroup().filter(|cgroup| !cgroup.as_os_str().is_empty());
         let cgroup = cgroup.and_then(|cgroup| cgroup.into_os_string().into_string().ok());
         if let (Some(cgroup), Some(tree)) = (cgroup, own_tree()) {
@@ -193,12 +193,12 @@ impl Link {
     }
 
     /// Handles a read of the key file. If the keys have changed, registers again to give them to
-    /// the agent. If the file has a fault or the agent refuses the keys, nothing changes.
+    /// the agent. If the file has a fault or the agent refuses the keys, the earlier keys stay.
     async fn take_keys(&mut self, read: Result<Keys<BackendKey>, String>) {
         let fault = match read {
             Ok(keys) if self.keys.as_ref() == Some(&keys) => None,
             Ok(keys) => {
-                info!(backend = %self.backend, "its file has other keys");
+                info!(backend = %self.backend, "the key file has changed");
                 let before = self.keys.replace(keys);
                 match self.register().await {
                     Ok(_) => None,
@@ -207,7 +207,7 @@ impl Link {
                         Some(why)
                     }
                     Err(_) => {
-                        // The agent receives the keys when it answers.
+                        // The next request registers again, with the new keys.
                         self.is_registered = false;
                         None
                     }
@@ -216,7 +216,7 @@ impl Link {
             Err(error) => Some(error),
         };
         if let Some(error) = fault.as_ref().filter(|_| self.key_fault != fault) {
-            warn!(backend = %self.backend, error, "the keys before stay in force");
+            warn!(backend = %self.backend, error, "cannot use the key file; the earlier keys stay in force");
         }
         self.key_fault = fault;
     }
@@ -233,7 +233,7 @@ impl Link {
             Err(ClientError::Absent(_)) => {
                 self.is_registered = false;
                 let told = self.register().await?;
-                info!(backend = %self.backend, "registered anew with the agent");
+                info!(backend = %self.backend, "registered again with the agent");
                 Ok(told)
             }
             told => told,
@@ -253,7 +253,7 @@ async fn show(link: Arc<Mutex<Link>>) {
             Ok(_) => is_silent = false,
             Err(error) => {
                 if !is_silent {
-                    warn!(backend = %link.backend, %error, "the agent is not told how the backend is; trying on");
+                    warn!(backend = %link.backend, %error, "cannot report the readiness to the agent; retrying");
                 }
                 is_silent = true;
             }

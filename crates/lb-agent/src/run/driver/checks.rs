@@ -71,7 +71,7 @@ impl RunDriver {
     pub(super) fn ready(&mut self) {
         // The application listens now: check whether it has a socket at its own address.
         if let Err(error) = self.listener.find() {
-            tracing::warn!(%error, "the kernel's list of sockets cannot be read");
+            tracing::warn!(%error, "cannot read the kernel's list of sockets");
         }
         self.input(Input::Ready);
     }

@@ -59,13 +59,13 @@ impl RunDriver {
             CommandPurpose::Check => self.send_after(PAUSE, RunEvent::Check),
             CommandPurpose::Prewarm => {
                 if !is_well {
-                    tracing::warn!(?status, "prewarming failed; it is tried again");
+                    tracing::warn!(?status, "the prewarm command failed; retrying");
                 }
                 self.input(Input::Prewarmed(is_well));
             }
             CommandPurpose::LameDuck if is_well => {}
             CommandPurpose::LameDuck => {
-                tracing::warn!(?status, "the application was not told that it is a lame duck");
+                tracing::warn!(?status, "cannot notify the application that it is a lame duck: the command of --on-lame-duck failed");
             }
         }
     }

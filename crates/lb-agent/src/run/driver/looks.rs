@@ -39,7 +39,7 @@ impl RunDriver {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
                 if !std::mem::replace(&mut self.is_blind, true) {
-                    tracing::warn!(%error, "connections cannot be seen, so the whole grace is waited for");
+                    tracing::warn!(%error, "cannot read the list of connections; waiting for the whole grace");
                 }
             }
         }
@@ -58,7 +58,7 @@ impl RunDriver {
                 tracing::warn!(
                     waited_ms,
                     unheard_clients,
-                    "the grace is over, and connections were not seen"
+                    "the grace is over, and the connections could not be read"
                 );
             }
             Cause::Grace => tracing::warn!(
@@ -66,7 +66,7 @@ impl RunDriver {
                 unheard_clients,
                 busy,
                 idle,
-                "the grace is shorter than the connections: it is over, and these are still open"
+                "the grace is over, and these connections are still open"
             ),
             Cause::SecondSignal => tracing::warn!(
                 waited_ms,
