@@ -62,15 +62,17 @@ impl Cell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SweepError {
     /// The size needs more backends than the maximum of the sweep.
-    #[error("no fleet has at least {size} backends, the size, and at most {max}, the most of the sweep")]
+    #[error(
+        "there is no fleet to sweep: the size {size} is larger than the maximum number of backends, {max}"
+    )]
     Empty {
         size: u32,
         /// The maximum of the sweep.
         max: u32,
     },
     #[error(
-        "{algorithm}: a sweep up to {max} with size {size} looks at {looks} members of subsets, and {limit} are the most \
-         (a smaller size or most, or no weights)"
+        "{algorithm}: a sweep up to {max} with size {size} would examine {looks} members of subsets, and the limit is {limit} \
+         (use a smaller size or maximum, or no weights)"
     )]
     TooMuch {
         algorithm: Algorithm,
@@ -244,14 +246,14 @@ mod tests {
         let refused = |sweep: Sweep, algorithm| sweep.check(algorithm).unwrap_err().to_string();
         assert_eq!(
             refused(Sweep { max: 19, ..ARTICLE }, Algorithm::Rocksteadier),
-            "no fleet has at least 20 backends, the size, and at most 19, the most of the sweep"
+            "there is no fleet to sweep: the size 20 is larger than the maximum number of backends, 19"
         );
         let largest = Sweep { max: MAX_MAX, ..ARTICLE };
         assert_eq!(largest.check(Algorithm::Ring), Ok(()));
         assert_eq!(
             refused(Sweep { size: 100, ..largest }, Algorithm::Ring),
-            "ring: a sweep up to 1024 with size 100 looks at 48542212500 members of subsets, and 17179869184 are the \
-             most (a smaller size or most, or no weights)"
+            "ring: a sweep up to 1024 with size 100 would examine 48542212500 members of subsets, and the limit \
+             is 17179869184 (use a smaller size or maximum, or no weights)"
         );
         assert_eq!(Sweep { size: 100, ..largest }.check(Algorithm::Random), Ok(()));
         assert!(Sweep { weighted: true, ..largest }.check(Algorithm::Random).is_err());

@@ -308,22 +308,21 @@ fn advise_gives_its_reasons_in_numbers() {
 fn advise_takes_unequal_and_absent_clients_into_account() {
     let of = |rest: &str| text(&format!("advise --clients 300 --backends 300 {rest}"));
     let skewed = of("--skew 0.5");
-    let paragraph = "Such clients (skew 0.5, 0 % absent) make loads deviate by 2.2 % with subsets of 192: about\n\
-                     93.2 % of the capacity can be used. With 12 they would by 14.1 %, which leaves 67.7 %.\n";
+    let paragraph = "With these clients (skew 0.5, 0 % absent) and subsets of 192, loads deviate by 2.2 %: about\n\
+                     93.2 % of the capacity can be used. With 12 they would deviate by 14.1 %: 67.7 % could be used.\n";
     assert!(skewed.contains(paragraph), "{skewed}");
     assert!(
         skewed.ends_with("subset = { algorithm = \"rocksteadier\", size = { min = 192 } }\n"),
         "{skewed}"
     );
     let absent = of("--missing 10");
-    let floor =
-        "Losing clients that send 10.0 % of the traffic leaves at least 90.0 % of that, at any size.\n";
+    let floor = "Absent clients with 10.0 % of the traffic leave at least 90.0 % of the usable capacity, at any size.\n";
     assert!(absent.contains(floor), "{absent}");
     assert!(absent.ends_with("size = \"auto\" }\n"), "as many as the guarantee allows: {absent}");
     let both = of("--skew 2 --missing 30");
-    assert!(both.contains("No size below all backends that `auto` knows reaches 90.0 %."), "{both}");
+    assert!(both.contains("No size that `auto` supports, below all backends, reaches 90.0 %."), "{both}");
     let all = text("advise --clients 300 --backends 12 --skew 0.5");
-    assert!(all.contains("loads are even whatever each of them sends"), "{all}");
+    assert!(all.contains("loads are even however much each client sends"), "{all}");
     for text in
         [skewed, absent, both, all, text("advise --clients 3 --backends 1000 --skew 0.3 --missing 20")]
     {
@@ -392,7 +391,7 @@ fn the_largest_numbers_are_taken() {
 #[test]
 fn unknown_names_are_refused_with_those_there_are() {
     let fleet = "--clients 10 --backends 10 --size 3";
-    let known = "no algorithm is named \"rocksteady\"; there are random, rendezvous, round-robin,";
+    let known = "no algorithm is named \"rocksteady\"; known names are random, rendezvous, round-robin,";
     for command in [format!("subset {fleet}"), format!("balance {fleet}"), "sweep".to_owned()] {
         check_refused(&format!("{command} --algorithm rocksteady"), 2, known);
     }
@@ -413,7 +412,7 @@ fn a_client_past_the_count_is_refused() {
     check_refused(
         &format!("{fleet} --client 10"),
         1,
-        "socklb-sim: --client 10 is not below the number of clients, which is 10",
+        "socklb-sim: --client 10 must be less than the number of clients, 10",
     );
     check_refused(&format!("{fleet} --client -1"), 2, "-1");
 }
@@ -423,14 +422,14 @@ fn ranges_that_do_not_run_upwards_are_refused() {
     let churn = |clients: &str, backends: &str, size: &str| {
         format!("churn --clients {clients} --backends {backends} --size {size}")
     };
-    check_refused(&churn("110..100", "10", "3"), 2, "a range runs upwards: write 100..110");
+    check_refused(&churn("110..100", "10", "3"), 2, "a range begins with the smaller number: write 100..110");
     check_refused(
         &churn("10", "10..", "3"),
         2,
         "write a number from 1 to 65536, or a range of them as in 100..110",
     );
     let one =
-        "exactly one of --clients, --backends and --size is a range of more than one number, as in 100..110";
+        "write exactly one of --clients, --backends and --size as a range of several numbers, as in 100..110";
     check_refused(&churn("10", "10", "3"), 1, one);
     check_refused(&churn("10..10", "10", "3"), 1, one);
     check_refused(&churn("10..11", "10..11", "3"), 1, one);
@@ -443,9 +442,13 @@ fn work_that_nobody_would_wait_for_is_refused_at_once() {
     check_refused(&format!("subset {fleet}"), 1, too_many);
     check_refused(&format!("subset --client 1 --weights {fleet}"), 1, too_many);
     check_refused(&format!("balance {fleet}"), 1, too_many);
-    check_refused("churn --clients 65536 --backends 1..65536 --size 20", 1, "1..65536 are too many steps");
-    check_refused("sweep --max 1024 --weighted", 1, "are the most (a smaller size or most, or no weights)");
-    check_refused("sweep --max 19", 1, "no fleet has at least 20 backends, the size, and at most 19");
+    check_refused("churn --clients 65536 --backends 1..65536 --size 20", 1, "1..65536: too many steps");
+    check_refused("sweep --max 1024 --weighted", 1, "(use a smaller size or maximum, or no weights)");
+    check_refused(
+        "sweep --max 19",
+        1,
+        "there is no fleet to sweep: the size 20 is larger than the maximum number of backends, 19",
+    );
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn ejection_is_asked_for_as_in_the_configuration() {
     };
     check(
         "ejection = \"on\"",
-        "9:12: \"on\" is no ejection: write \"off\", or { failures = 5 } and what else is wanted",
+        "9:12: \"on\" is not an ejection: write \"off\", or a table as in { failures = 5 }",
     );
     check(
         "ejection = true",
@@ -58,9 +58,12 @@ fn ejection_is_asked_for_as_in_the_configuration() {
     );
     let requests = |text: String| read(&text.replace("connections", "requests")).map(|_| ());
     let fault = requests(format!("{START}{JOB}ejection = {{}}\n")).unwrap_err();
-    assert!(fault.starts_with("x.toml:5:1: connects are judged, and requests make none"), "{fault}");
+    assert!(
+        fault.starts_with("x.toml:5:1: ejection needs connects, and tasks that send requests make none"),
+        "{fault}"
+    );
     let fault = requests(format!("{START}{JOB}[[run]]\nname = \"a\"\nejection = {{}}\n")).unwrap_err();
-    assert!(fault.starts_with("x.toml:9:1: connects are judged, and no job makes any"), "{fault}");
+    assert!(fault.starts_with("x.toml:9:1: ejection needs connects, and no job makes any"), "{fault}");
 }
 
 /// One client and two backends, of which one fails from the first to the last second; a connect

@@ -156,18 +156,18 @@ fn what_is_wrong_with_a_list_or_a_configuration_is_named_with_its_line() {
     fs::write(path.join("wrong.toml"), "[[endpoint]]\naddress = \"10.0.0.1\"\n").expect("write");
     refused(path, "balance --endpoints wrong.toml --clients 1 --size 1", "wrong.toml:2:11: ");
     refused(path, "balance --endpoints absent.toml --clients 1 --size 1", "read absent.toml: No such file");
-    refused(path, "subset --endpoints users.toml --clients 3", "write --clients and --size as well");
+    refused(path, "subset --endpoints users.toml --clients 3", "add --clients and --size");
     refused(path, "subset --endpoints users.toml --clients 3 --size 2 --backends 4", "cannot be used with");
     refused(
         path,
         "subset --config socklb.toml --client 12",
-        "--client 12 is not below the number of clients, which is 12",
+        "--client 12 must be less than the number of clients, 12",
     );
-    refused(path, "subset --service users --clients 1 --backends 1 --size 1", "write --config as well");
+    refused(path, "subset --service users --clients 1 --backends 1 --size 1", "add --config");
     refused(
         path,
         "subset --config socklb.toml --service mail",
-        "socklb.toml: no such service of a client: it has users of web",
+        "socklb.toml: no client has this service; the file has users of web",
     );
     let two = format!(
         "{CONFIGURATION}\n[[service]]\nname = \"mail\"\naddress = \"10.96.0.11:80\"\nbackends = {{ static = [\"10.0.0.9:80\"] }}\n"
@@ -176,7 +176,7 @@ fn what_is_wrong_with_a_list_or_a_configuration_is_named_with_its_line() {
     refused(
         path,
         "subset --config two.toml",
-        "which one? Write --service and --of-client: users of web, mail of web",
+        "several services match; select one with --service and --of-client: users of web, mail of web",
     );
     assert_eq!(document(path, "subset --config two.toml --service mail --json")["endpoints"], 1);
     fs::write(path.join("faulty.toml"), CONFIGURATION.replace("size = 3", "size = 0")).expect("write");

@@ -41,7 +41,7 @@ fn a_wrong_value_is_named_with_its_position_and_what_is_right() {
     );
     check_job(
         "size = { low = 1.2, high = 1.1 }",
-        "9:8: between low and high the size stays: write a low that is less than high",
+        "9:8: the size changes below low and above high: write a low that is less than high",
     );
     check_job("size = { low = 0.5, min = 257 }", "9:27: 257 is not a whole number from 1 to 256");
     check_job(
@@ -50,8 +50,8 @@ fn a_wrong_value_is_named_with_its_position_and_what_is_right() {
     );
     check_job(
         "size = { low = 0.5 }",
-        "5:1: a size with low and high differs from task to task, and subsets of \"rocksteadier\" fit together only if all have the \
-         same: write algorithm = \"random\" (run \"as written\")",
+        "5:1: a size with low and high differs between tasks, but subsets of \"rocksteadier\" fit together only if all have the \
+         same size: write algorithm = \"random\" (run \"as written\")",
     );
     check_job("size = \"big\"", "9:8: \"big\" is not a size: write 1 to 256, or \"auto\"");
     check_job(
@@ -93,11 +93,11 @@ fn values_must_make_sense_together() {
     check(&whole("\"1s\"", "\"0s\""), "x.toml:3:8: a step of 0s is not within the duration");
     check(
         &whole("count = 4", "count = 4, weights = [{ from = 0, to = 4, weight = 1 }]"),
-        "x.toml:4:36: from 0 to 4 are no backends: write from <= to < 4",
+        "x.toml:4:36: from 0 to 4 is not a range of backends: write from <= to < 4",
     );
-    check_job("interval = \"0s\"", "5:1: interval = \"0s\" never ends");
+    check_job("interval = \"0s\"", "5:1: interval = \"0s\" sends without end");
     check_job("copies = 2\nseed = \"1\"", "5:1: one seed for all copies would give them the same subsets");
-    check_job(JOB, "9:1: a job \"a\" is there already");
+    check_job(JOB, "9:1: there is already a job \"a\"");
     check_job(
         "[[resize]]\nat = \"10s\"\nbackends = 2",
         "9:1: at = \"10s\" is not before the end: write less than 10s",
@@ -106,20 +106,20 @@ fn values_must_make_sense_together() {
         "[[resize]]\nat = \"5s\"\njob = \"b\"\ntasks = 1",
         "9:1: there is no job \"b\": write one of a",
     );
-    check_job("[[resize]]\nat = \"5s\"\njob = \"a\"", "9:1: a resize is of the backends or of a job");
+    check_job("[[resize]]\nat = \"5s\"\njob = \"a\"", "9:1: a resize changes the backends or a job");
     check_job(
         "[[resize]]\nat = \"5s\"\njob = \"a\"\ntasks = 1\nlame_duck = \"1s\"",
-        "9:1: clients are no lame ducks",
+        "9:1: clients cannot be lame ducks",
     );
     let restart = |at| format!("[[restart]]\nat = \"{at}s\"\nbatch = 1\ndown = \"1s\"\n");
     let twice = format!("{}{}", restart(1), restart(4));
     check_job(
         &twice,
-        "13:1: the restart at 4s begins before the one before it has ended: write at least \"5s\" there",
+        "13:1: the restart at 4s begins before the previous restart has ended: write at = \"5s\" or later",
     );
     assert!(read(&format!("{START}{JOB}{}{}", restart(1), restart(5))).is_ok());
     check_job("[[run]]\nsize = 3", "9:1: a run has neither name nor algorithm");
-    check_job("[[run]]\nname = \"a\"\n[[run]]\nname = \"a\"", "11:1: a run \"a\" is there already");
+    check_job("[[run]]\nname = \"a\"\n[[run]]\nname = \"a\"", "11:1: there is already a run \"a\"");
 }
 
 #[test]
@@ -127,8 +127,8 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
     let fail = |lines: &str, expected: &str| {
         check_job(&format!("[[fail]]\nat = \"1s\"\nfor = \"2s\"\n{lines}"), expected);
     };
-    fail("", "9:1: a failure is of some backends: write share or backends");
-    fail("share = 1\nbackends = 1", "9:1: a failure is of some backends: write share or backends");
+    fail("", "9:1: a failure needs backends: write either share or backends");
+    fail("share = 1\nbackends = 1", "9:1: a failure needs backends: write either share or backends");
     fail("share = 0", "12:9: 0 is not a whole number from 1 to 100");
     fail("share = 101", "12:9: 101 is not a whole number from 1 to 100");
     fail(
@@ -137,43 +137,40 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
     );
     fail(
         "share = 1\nslowdown = 2.0",
-        "9:1: only what is slow has a slowdown: leave it out, or write mode = \"slow\"",
+        "9:1: only slow backends have a slowdown: leave slowdown out, or write mode = \"slow\"",
     );
+    fail("share = 1\nmode = \"slow\"\nslowdown = 0.5", "9:1: a slowdown of 0.5: write 1 to 1000");
+    fail("share = 1\ntimeout = \"1s\"", "9:1: only unanswered connects have a timeout");
     fail(
-        "share = 1\nmode = \"slow\"\nslowdown = 0.5",
-        "9:1: a backend that is 0.5 times as slow: write 1 to 1000",
+        "share = 1\nmode = \"lies\"",
+        "9:1: mode \"lies\" reports a utilization: write it, as in utilization = 0.01",
     );
-    fail("share = 1\ntimeout = \"1s\"", "9:1: only connects that nobody answers have a timeout");
-    fail("share = 1\nmode = \"lies\"", "9:1: whoever lies says something: write utilization, as in 0.01");
-    fail(
-        "share = 1\nmode = \"lies\"\nutilization = 4.1",
-        "9:1: a utilization of 4.1 that is reported: write 0 to 4",
-    );
-    fail("share = 1\nmode = \"lies\"\nutilization = -0.1", "9:1: a utilization of -0.1 that is reported");
+    fail("share = 1\nmode = \"lies\"\nutilization = 4.1", "9:1: a reported utilization of 4.1: write 0 to 4");
+    fail("share = 1\nmode = \"lies\"\nutilization = -0.1", "9:1: a reported utilization of -0.1");
     fail(
         "share = 1\nmode = \"hang\"\nutilization = 0.5",
-        "9:1: only who lies reports a utilization that it has not: leave it out, or write mode = \"lies\"",
+        "9:1: utilization belongs to mode \"lies\": leave utilization out, or write mode = \"lies\"",
     );
     for mode in ["lies\"\nutilization = 0.01", "silent\""] {
         fail(
             &format!("share = 1\nmode = \"{mode}"),
-            "9:1: nobody hears what backends report: write reports = { delay = \"10ms\" }, or another mode",
+            "9:1: this mode needs clients that receive reports: write reports = { delay = \"10ms\" }, or another mode",
         );
     }
-    fail("share = 1\nevery = \"3s\"", "9:1: a failure that comes again has both: write every and times");
-    fail("share = 1\ntimes = 3", "9:1: a failure that comes again has both: write every and times");
+    fail("share = 1\nevery = \"3s\"", "9:1: a repeated failure has both: write every and times");
+    fail("share = 1\ntimes = 3", "9:1: a repeated failure has both: write every and times");
     fail(
         "share = 1\nevery = \"2s\"\ntimes = 2",
-        "9:1: every 2s begins before the 2s before it are over: write more than 2s",
+        "9:1: a failure every 2s begins before the previous one, of 2s, has ended: write more than 2s",
     );
     fail("share = 1\nduring = 1", "13:1: unknown field `during`, expected one of `at`, `for`, `share`, ");
     let at = |at, lines: &str| format!("[[fail]]\nat = \"{at}s\"\nfor = \"1s\"\nshare = 1\n{lines}");
-    check_job(&at(0, "").replace("\"1s\"", "\"0s\""), "9:1: a failure for \"0s\" is none");
+    check_job(&at(0, "").replace("\"1s\"", "\"0s\""), "9:1: a failure for \"0s\" has no effect");
     check_job(&at(10, ""), "9:1: at = \"10s\" is not before the end: write less than 10s");
     let again = "every = \"2s\"\ntimes = 3\n";
     check_job(
         &(at(1, again) + &at(5, "")),
-        "15:1: the failure at 5s begins before the one before it has ended: write at least \"6s\" there",
+        "15:1: the failure at 5s begins before the previous failure has ended: write at = \"6s\" or later",
     );
     assert!(read(&format!("{START}{JOB}{}{}", at(6, ""), at(1, again))).is_ok());
     let often = |times: u32| format!("{START}{JOB}{}", at(1, &format!("every = \"2s\"\ntimes = {times}\n")));
@@ -182,7 +179,7 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
     assert!(read(&many(100)).is_ok());
     check(
         &many(101),
-        "x.toml:9:1: there would be 1010000 times that a backend fails, in all runs: at most 1000000 are possible",
+        "x.toml:9:1: there would be 1010000 failures of backends, in all runs: at most 1000000 are possible",
     );
     assert!(read(&often(10_000)).is_ok());
     check(&often(10_001), "x.toml:14:9: 10001 is not a whole number from 1 to 10000");
@@ -262,7 +259,7 @@ fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
     assert!(read(&told(1_666)).is_ok());
     check(
         &told(1_667),
-        "x.toml:10:1: there would be 500100 times that clients are told of a change: at most 500000 are possible",
+        "x.toml:10:1: there would be 500100 notices of changes to clients: at most 500000 are possible",
     );
     let listed = |copies: u32| {
         let resize = "[[resize]]\nat = \"5s\"\nbackends = 999\n";
@@ -271,41 +268,44 @@ fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
     assert!(read(&listed(2_500)).is_ok());
     check(
         &listed(2_501),
-        "x.toml:11:1: there would be 5002000 endpoints in the lists that jobs are told of: at most 5000000 are possible",
+        "x.toml:11:1: there would be 5002000 endpoints in the lists that jobs receive: at most 5000000 are possible",
     );
     let tables = "[[run]]\nname = \"a\"\n".repeat(1_001);
-    check_job(&tables, "1:1: there would be 1001 tables [[run]]: at most 1000 are possible");
+    check_job(&tables, "1:1: there would be 1001 [[run]] tables: at most 1000 are possible");
 }
 
 #[test]
 fn what_is_sent_and_what_it_costs_make_sense_together() {
     let rate = "rate = 10.0\n";
     let cost = "cost = { mean = \"1ms\", sigma = 1.0 }\n";
-    check_job("rate = 0.0", "9:8: a rate of 0 arrivals in a second at one task: write 0.00001 to 20000");
-    check_job("rate = nan", "9:8: a rate of NaN arrivals in a second");
+    check_job("rate = 0.0", "9:8: a rate of 0 arrivals per second at one task: write 0.00001 to 20000");
+    check_job("rate = nan", "9:8: a rate of NaN arrivals per second");
+    check_job(&format!("{rate}interval = \"1s\""), "5:1: interval, rate and closed are alternatives");
+    check_job(&format!("{rate}{cost}lasts = \"1s\""), "5:1: the cost of a request decides how long it lasts");
     check_job(
-        &format!("{rate}interval = \"1s\""),
-        "5:1: interval, rate and closed say the same in three ways",
+        &format!("{rate}wait = \"1s\""),
+        "5:1: wait is time in addition to a cost: write cost, or lasts",
     );
-    check_job(&format!("{rate}{cost}lasts = \"1s\""), "5:1: a request with a cost lasts as long as it takes");
-    check_job(&format!("{rate}wait = \"1s\""), "5:1: wait comes beside a cost: write cost, or lasts");
-    check_job(cost, "5:1: nothing arrives, so nothing costs anything: write rate, interval or closed");
+    check_job(
+        cost,
+        "5:1: nothing arrives, so cost, skew and burst have no effect: write rate, interval or closed",
+    );
     check_job("skew = 0.5", "5:1: nothing arrives");
     check_job(
         "closed = { clients = 1, think = \"0s\" }",
-        "5:1: users who do not pause never end what fails at once: write think = \"1ms\" or more",
+        "5:1: users without a pause would repeat failing requests without end: write think = \"1ms\" or more",
     );
     check_job(
         "closed = { clients = 1, think = \"1s\" }\nburst = { factor = 2.0, every = \"2s\", for = \"1s\" }",
-        "5:1: users who wait for each other do not come in bursts",
+        "5:1: users that wait for their requests do not send bursts",
     );
-    check_job(&format!("{rate}timeout = \"0s\""), "5:1: a timeout of \"0s\" lets nothing be served");
+    check_job(&format!("{rate}timeout = \"0s\""), "5:1: a timeout of \"0s\" fails every request");
     let cost = |table: &str, expected: &str| {
         check_job(&format!("{rate}cost = {{ {table} }}"), &format!("10:8: {expected}"));
     };
     cost(
         "mean = \"0s\", sigma = 1.0",
-        "a cost of \"0s\" is none: write a mean of at least \"1us\", or leave cost out",
+        "a cost of \"0s\" has no effect: write a mean of at least \"1us\", or leave cost out",
     );
     cost("mean = \"1ms\"", "a cost is lognormal or exact: write sigma = 2.0 or exact = true");
     cost("mean = \"1ms\", sigma = 1.0, exact = true", "a cost is lognormal or exact");
@@ -313,9 +313,9 @@ fn what_is_sent_and_what_it_costs_make_sense_together() {
     cost("mean = \"1ms\", sigma = inf", "sigma is inf: write 0.01 to 4");
     cost(
         "mean = \"1ms\", sigma = 1.0, cap = \"1us\"",
-        "a cap of \"1us\" is below the mean of \"1ms\": write at least that",
+        "a cap of \"1us\" is below the mean of \"1ms\": write at least the mean",
     );
-    cost("mean = \"1ms\", exact = true, cap = \"1s\"", "what is exact has no cap: leave it out");
+    cost("mean = \"1ms\", exact = true, cap = \"1s\"", "an exact cost has no cap: leave cap out");
     check_job(&format!("{rate}skew = -0.5"), "10:8: a skew of -0.5: write 0 to 10");
     check_job(
         &format!("{rate}skew = {{ zip = 1 }}"),
@@ -323,7 +323,7 @@ fn what_is_sent_and_what_it_costs_make_sense_together() {
     );
     check_job(
         &format!("{rate}burst = {{ factor = 2.0, every = \"1s\", for = \"1s\" }}"),
-        "10:9: a burst for \"1s\" every \"1s\": write at least \"1ms\", and a longer every",
+        "10:9: a burst for \"1s\" every \"1s\": write for at least \"1ms\", and a longer every",
     );
     check_job(&format!("{rate}missing = 100"), "10:11: 100 is not a whole number from 0 to 99");
     check_job("tasks = 0", "9:1: duplicate key");
@@ -337,7 +337,10 @@ fn what_is_sent_and_what_it_costs_make_sense_together() {
     );
     check_job("error_decay = \"1ms\"", "9:15: error_decay is \"1ms\": write \"1s\" to \"1h\", or \"off\"");
     check_job("active_limit = 0", "9:16: 0 is not a whole number from 1 to 4294967295");
-    check_job("overflow = \"queue\"", "9:12: \"queue\" is no overflow: write one of least-loaded, refuse");
+    check_job(
+        "overflow = \"queue\"",
+        "9:12: \"queue\" is not an overflow: write one of least-loaded, refuse",
+    );
 }
 
 #[test]
@@ -347,11 +350,11 @@ fn a_policy_that_looks_at_every_member_needs_a_subset_that_is_not_too_large() {
         |lines: &str, expected: &str| check(&format!("{many}{JOB}{lines}\n"), &format!("x.toml:{expected}"));
     check_many(
         "policy = \"least-loaded\"\nsize = \"auto\"",
-        "5:1: policy \"least-loaded\" looks at every member of a subset, at most 256, and size \"auto\" can have 300",
+        "5:1: policy \"least-loaded\" examines every member of a subset, at most 256, and size \"auto\" can have 300",
     );
     check_many(
         "active_limit = 3\nalgorithm = \"aperture\"",
-        "5:1: an active_limit with overflow \"least-loaded\" looks at every member of a subset, at most 256, and aperture can",
+        "5:1: an active_limit with overflow \"least-loaded\" examines every member of a subset, at most 256, and aperture can",
     );
     assert!(read(&format!("{many}{JOB}policy = \"least-loaded\"\nsize = 256\n")).is_ok());
 }
@@ -359,10 +362,10 @@ fn a_policy_that_looks_at_every_member_needs_a_subset_that_is_not_too_large() {
 #[test]
 fn weights_follow_load_where_it_is_reported_and_weights_count() {
     let cost = "rate = 10.0\ncost = { mean = \"1ms\", exact = true }\n";
-    check_job("load = \"on\"", "9:8: \"on\" moves no weights: write one of a58, feedback, off");
+    check_job("load = \"on\"", "9:8: \"on\" is not a law of weights: write one of a58, feedback, off");
     check_job(
         &format!("{cost}load = \"feedback\""),
-        "5:1: load = \"feedback\" follows what backends report: write reports = { delay = \"10ms\" } (run \"as written\")",
+        "5:1: load = \"feedback\" needs reports of backends: write reports = { delay = \"10ms\" } (run \"as written\")",
     );
     for (policy, why) in [("round-robin", "ignores weights"), ("least-loaded", "compares open flows alone")] {
         check_job(
@@ -373,7 +376,7 @@ fn weights_follow_load_where_it_is_reported_and_weights_count() {
     let reporting = START.replace("step", "reports = {}\nstep");
     check(
         &format!("{reporting}{JOB}rate = 1.0\nload = \"feedback\"\n"),
-        "x.toml:6:1: load = \"feedback\" follows CPU time, and requests cost none: write cost",
+        "x.toml:6:1: load = \"feedback\" follows CPU time, and requests have no cost: write cost",
     );
     assert!(read(&format!("{reporting}{JOB}{cost}load = \"feedback\"\n")).is_ok());
     let table = |table: &str, expected: &str| {
@@ -381,13 +384,16 @@ fn weights_follow_load_where_it_is_reported_and_weights_count() {
         check(&format!("{start}{JOB}"), &format!("x.toml:3:{expected}"));
     };
     table("interval = \"10ms\"", "11: interval is \"10ms\": write at least \"100ms\"");
-    table("interval = \"5s\"", "11: window is \"1s\", and reports come every \"5s\": write at least that");
+    table(
+        "interval = \"5s\"",
+        "11: window is \"1s\", but reports come every \"5s\": write a window of at least this interval",
+    );
     table("loss = 100", "20: 100 is not a whole number from 0 to 99");
     let many = reporting.replace("10s", "24h").replace("1s", "1h").replace("count = 4", "count = 1000");
     let job = JOB.replace("tasks = 2", "tasks = 1000").replace("traffic", "size = 100\ntraffic");
     check(
         &format!("{many}{job}rate = 0.001\ncost = {{ mean = \"1ms\", exact = true }}\nload = \"feedback\"\n"),
-        "x.toml:3:11: there would be 8640000000 looks at reports of load, in all runs: at most 500000000 are possible",
+        "x.toml:3:11: there would be 8640000000 load reports that clients examine, in all runs: at most 500000000 are possible",
     );
 }
 
@@ -399,21 +405,21 @@ fn an_operator_does_something_that_changes_something() {
     reweight(&format!("{first}weight = 65_536"), "13:10: 65536 is not a whole number from 0 to 65535");
     reweight(first, "9:1: missing field `weight`");
     let to = |from: u32, to: u32| format!("at = \"1s\"\nfrom = {from}\nto = {to}\nweight = 2");
-    reweight(&to(0, 4), "9:1: from 0 to 4 are no backends: write from <= to < 4");
-    reweight(&to(2, 1), "9:1: from 2 to 1 are no backends: write from <= to < 4");
+    reweight(&to(0, 4), "9:1: from 0 to 4 is not a range of backends: write from <= to < 4");
+    reweight(&to(2, 1), "9:1: from 2 to 1 is not a range of backends: write from <= to < 4");
     reweight(
         &format!("{first}weight = 1").replace("1s", "10s"),
         "9:1: at = \"10s\" is not before the end: write less than 10s",
     );
     let (switch, upgrade) = ("[[switch]]\nat = \"5s\"\nload = ", "[[upgrade]]\nat = \"5s\"\nkept = ");
-    check_job(&format!("{switch}\"pause\""), "11:8: \"pause\" is no switch: write one of on, freeze, off");
+    check_job(&format!("{switch}\"pause\""), "11:8: \"pause\" is not a switch: write one of on, freeze, off");
     check_job(
         &format!("{switch}\"off\""),
-        "9:1: nothing moves weights, so nothing is switched: write load = \"feedback\" in a job or a run",
+        "9:1: no law adjusts weights, so nothing can be switched: write load = \"feedback\" in a job or a run",
     );
     check_job(
         &format!("{upgrade}\"10s\""),
-        "9:1: nothing moves weights, so nothing is learnt and kept: write load = \"feedback\" in a job or a run",
+        "9:1: no law adjusts weights, so nothing can be learnt and saved: write load = \"feedback\" in a job or a run",
     );
     check_job(&format!("{upgrade}\"some\""), "11:8: \"some\" is not a time: ");
     check_job(
@@ -429,7 +435,7 @@ fn an_operator_does_something_that_changes_something() {
     }
     check(
         &format!("{follows}{upgrade}\"6s\"\n"),
-        "x.toml:13:1: what is \"6s\" old at 5s was kept before the start: write at most 5s",
+        "x.toml:13:1: state that is \"6s\" old at 5s was saved before the start: write at most 5s",
     );
     check(
         &format!("{follows}{switch}\"off\"\n").replace("5s", "10s"),
@@ -448,11 +454,11 @@ fn a_run_may_have_reports_of_its_own() {
     assert!(read(&format!("{START}{JOB}{cost}{}", run("a", "loss = 50"))).is_ok());
     check(
         &format!("{START}{JOB}{cost}{}[[run]]\nname = \"b\"\n", run("a", "")),
-        "x.toml:5:1: load = \"feedback\" follows what backends report: write reports = { delay = \"10ms\" } (run \"b\")",
+        "x.toml:5:1: load = \"feedback\" needs reports of backends: write reports = { delay = \"10ms\" } (run \"b\")",
     );
     check_job(
         &run("a", "interval = \"5s\""),
-        "9:1: window is \"1s\", and reports come every \"5s\": write at least that",
+        "9:1: window is \"1s\", but reports come every \"5s\": write a window of at least this interval",
     );
     check_job(&run("a", "window = \"1ms\""), "9:1: window is \"1ms\": write at least \"100ms\"");
     // Each tick also examines the reports that are still on their way.
@@ -468,7 +474,7 @@ fn a_run_may_have_reports_of_its_own() {
     assert!(read(&late(4)).is_ok());
     check(
         &late(5),
-        "x.toml:1:1: there would be 518400000 looks at reports of load, in all runs: at most 500000000 are possible",
+        "x.toml:1:1: there would be 518400000 load reports that clients examine, in all runs: at most 500000000 are possible",
     );
 }
 
@@ -489,23 +495,20 @@ fn machines_are_as_fast_as_somebody_says() {
     machines("antagonist = { share = 100, every = \"1s\" }", "48: 100 is not a whole number from 1 to 99");
     machines(
         "antagonist = { share = 10, every = \"1ms\" }",
-        "38: every is below \"100ms\": write at least that",
+        "38: every is too short: write at least \"100ms\"",
     );
     machines(
         "restart_cost = { factor = 0.5, for = \"1s\" }",
-        "40: a restart costs 0.5 times as much: write 1 to 1000",
+        "40: a restart cost with a factor of 0.5: write 1 to 1000",
     );
     let quota = |lines: &str, expected: &str| machines(&format!("quota = {{ {lines} }}"), expected);
     quota("cores = [0.5, 1.0]", "33: there are 2 quotas for 4 backends: write one for each");
     quota("cores = 0.0", "33: a quota of 0 cores: write 0.001 to 1024");
     quota("cores = nan", "33: a quota of NaN cores: write 0.001 to 1024");
-    quota(
-        "cores = 0.5, period = \"2s\"",
-        "33: a quota's period is 1 ms to 1 s, as in Linux: write one of these",
-    );
+    quota("cores = 0.5, period = \"2s\"", "33: the period of a quota must be 1 ms to 1 s, as in Linux");
     quota(
         "cores = 0.01, period = \"50ms\"",
-        "33: a quota of 0.01 cores is 500 us in 50ms: Linux takes 1 ms at least",
+        "33: a quota of 0.01 cores is 500 us in 50ms: Linux requires at least 1 ms",
     );
     quota("cores = \"all\"", "43: cores is a number, or a list of them");
     quota("core = 1.0", "35: unknown field `core`, expected `cores` or `period`");
@@ -540,7 +543,7 @@ fn what_takes_too_long_is_refused_before_it_begins() {
         START.replace("{ count = 4 }", "{ count = 16384, antagonist = { share = 10, every = \"100ms\" } }");
     check(
         &format!("{}{JOB}", neighbours.replace("10s", "24h").replace("1s", "1h")),
-        "x.toml:4:42: there would be 14155776000 times that neighbours come or go, in all runs: at most",
+        "x.toml:4:42: there would be 14155776000 arrivals and departures of neighbours, in all runs: at most",
     );
     let reports =
         START.replace("step", "reports = { delay = \"1ms\" }\nstep").replace("count = 4", "count = 1000");
@@ -548,7 +551,7 @@ fn what_takes_too_long_is_refused_before_it_begins() {
         &format!("{reports}{JOB}")
             .replace("tasks = 2", "tasks = 10000")
             .replace("traffic", "size = 1\ntraffic"),
-        "x.toml:1:1: there would be 20000000 reports that clients hear, in all runs: at most 5000000 are possible",
+        "x.toml:1:1: there would be 20000000 lame-duck reports that clients receive, in all runs: at most 5000000 are possible",
     );
     check(&START.replace("step", "seeds = 0\nstep"), "x.toml:3:9: 0 is not a whole number from 1 to 100");
     check(

@@ -186,18 +186,18 @@ fn text(question: &Question, advice: &Advice) -> String {
     let _ = write!(
         text,
         "
-each, all: connections of a client (at most), and of all clients.
-even, weighted: part of the capacity that is used when the first backend is full,
+each, all: connections of each client (maximum), and of all clients.
+even, weighted: part of the capacity that is usable before the first backend is full,
   with equal shares and with the daemon's weights.
-+backend, +client: mean part of the connections that one more drops.
-restart: most of a subset among {block} neighbours, a tenth of the backends.
++backend, +client: mean part of its connections that a client drops for one more of them.
+restart: largest part of a subset within {block} neighbouring backends, a tenth of all.
 "
     );
     if !inequality.is_none() {
         let _ = writeln!(
             text,
-            "unequal: as weighted, with such clients, mean of {DRAWS} draws. rsd: standard deviation of their loads\n  \
-             over the mean, by the law."
+            "unequal: as weighted, but with these clients; mean of {DRAWS} draws. rsd: standard deviation of\n  \
+             loads over their mean, by the law in docs/reference/subsets.md."
         );
     }
     let configuration = configuration(question, answer.subset);
@@ -209,7 +209,7 @@ restart: most of a subset among {block} neighbours, a tenth of the backends.
 fn why_so_large(question: &Question, advice: &Advice) -> String {
     let Inequality { skew, missing } = question.inequality;
     let Some(fleet) = advice.answer.fleet else {
-        return "Where every client uses all backends, loads are even whatever each of them sends.\n\n"
+        return "If every client uses all backends, loads are even however much each client sends.\n\n"
             .to_owned();
     };
     let of_size = |size| {
@@ -221,24 +221,25 @@ fn why_so_large(question: &Question, advice: &Advice) -> String {
     let (now, expected) = of_size(size);
     let (wanted, used) = (percent(WANTED_UTILIZATION), percent(expected));
     let mut text = format!(
-        "Such clients (skew {skew}, {missing} % absent) make loads deviate by {now} with subsets of {size}: about\n\
+        "With these clients (skew {skew}, {missing} % absent) and subsets of {size}, loads deviate by {now}: about\n\
          {used} of the capacity can be used."
     );
     let usual = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Auto { min: MIN_AUTO_SIZE } };
     if let Some(usual) = advice.alternatives.iter().find(|choice| choice.subset == usual) {
         let size = usual.size(question);
         let (deviation, used) = of_size(size);
-        let _ = write!(text, " With {size} they would by {deviation}, which leaves {}.", percent(used));
+        let _ =
+            write!(text, " With {size} they would deviate by {deviation}: {} could be used.", percent(used));
     }
     if expected < WANTED_UTILIZATION {
-        let _ = write!(text, "\nNo size below all backends that `auto` knows reaches {wanted}.");
+        let _ = write!(text, "\nNo size that `auto` supports, below all backends, reaches {wanted}.");
     }
     text.push('\n');
     if missing > 0 {
         let part = question.inequality.absent_part(question.clients);
         let _ = writeln!(
             text,
-            "Losing clients that send {} of the traffic leaves at least {} of that, at any size.",
+            "Absent clients with {} of the traffic leave at least {} of the usable capacity, at any size.",
             percent(part),
             percent(guarantee(1.0, part))
         );
@@ -251,7 +252,7 @@ fn why_so_large(question: &Question, advice: &Advice) -> String {
 fn why(question: &Question, answer: &SubsetChoice, least: u32, assessment: &Assessment) -> String {
     let Question { clients, backends, .. } = *question;
     match answer.subset {
-        Subset::All if clients == 1 => "Use all backends: nobody else would use the rest.".to_owned(),
+        Subset::All if clients == 1 => "Use all backends: no other client would use the rest.".to_owned(),
         Subset::All => "Use all backends: they are too few to choose from.".to_owned(),
         Subset::Sized { algorithm, size: Size::Auto { min } } => {
             let now = answer.size(question);
@@ -264,21 +265,21 @@ fn why(question: &Question, answer: &SubsetChoice, least: u32, assessment: &Asse
                 return use_it;
             }
             format!(
-                "{use_it}\nSo few clients need more than their part of the backends, {least} each, for all to be used evenly;\n\
-                 an aperture needs fewer and is the other choice, if backends are seldom added."
+                "{use_it}\nWith so few clients, each needs more than its part of the backends ({least}) for an even load;\n\
+                 an aperture needs fewer, and is an alternative if backends are seldom added."
             )
         }
         Subset::Sized { algorithm, size: Size::Fixed(size) | Size::Band(LoadBand { min: size, .. }) } => {
             let mut use_it = format!(
-                "Use {algorithm} with size {size}, if backends are seldom added: so few clients would leave\n\
-                 backends unused or need much larger subsets, while the arcs of an aperture fit together.\n\
+                "Use {algorithm} with size {size} if backends are seldom added. With other algorithms, so few\n\
+                 clients would need much larger subsets or leave backends unused; arcs of an aperture fit together.\n\
                  But one more backend drops {} of the connections.",
                 percent(assessment.backend.mean)
             );
             if let Some(size) = answer.overlapping_size(question) {
                 use_it.push_str(&format!(
-                    "\nIf backends have unequal weights, write size = {size}: such arcs overlap, and only then are shares\n\
-                     fitted to weights."
+                    "\nIf backends have unequal weights, write size = {size}: shares can follow weights only\n\
+                     if arcs overlap, as they do with this size."
                 ));
             }
             use_it

@@ -50,7 +50,7 @@ pub struct Algorithms(pub Vec<Algorithm>);
 /// Why a text is not a list of algorithms.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AlgorithmListError {
-    #[error("no algorithm is named {0:?}; there are {names}, and all", names = names())]
+    #[error("no algorithm is named {0:?}; known names are {names}, and all", names = names())]
     Unknown(String),
     #[error("{0} is named twice")]
     Twice(Algorithm),
@@ -103,7 +103,7 @@ pub enum RangeError {
         most: u32,
     },
     /// The first number is larger than the last.
-    #[error("a range runs upwards: write {to}..{from}")]
+    #[error("a range begins with the smaller number: write {to}..{from}")]
     Backwards {
         /// The first number as written, which is the larger one.
         from: u32,
@@ -167,7 +167,7 @@ impl FleetArguments {
     pub fn fleet(&self, algorithm: Algorithm) -> Fleet {
         let Self { clients, backends, size, seed } = *self;
         let [clients, backends, size] =
-            [clients, backends, size].map(|number| number.expect("it is required where there is no list"));
+            [clients, backends, size].map(|number| number.expect("required if there is no list"));
         Fleet { algorithm, clients, backends, size, seed: seed.unwrap_or(0) }
     }
 }
@@ -185,7 +185,7 @@ mod tests {
             assert_eq!(NumberRange::of_clients(text), Err(RangeError::Form { most: 65_536 }), "{text}");
         }
         let backwards = NumberRange::of_clients("110..100").unwrap_err();
-        assert_eq!(backwards.to_string(), "a range runs upwards: write 100..110");
+        assert_eq!(backwards.to_string(), "a range begins with the smaller number: write 100..110");
     }
 
     #[test]

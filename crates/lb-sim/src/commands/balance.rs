@@ -212,8 +212,8 @@ impl ListedBalanceDocument {
         }
         format!(
             "{}, {}, seed {seed}\n\n{table}\n\
-             Of the endpoints that ask for connections. min, mean, max, rsd: connections of one. raw: mean load over largest load, for what\n\
-             weights entitle to. unequal: the same of clients that are unequal or absent.\n",
+             All columns: only endpoints that request connections. min, mean, max, rsd: connections of an endpoint. raw: mean load over largest\n\
+             load, relative to weights. unequal: raw with unequal or absent clients.\n",
             counted(*clients, "client"),
             counted(*endpoints, "endpoint")
         )
@@ -289,15 +289,17 @@ impl BalanceDocument {
         let mut text = format!(
             "{}, {}, size {size}, seed {seed}{weighted}\n\n{table}\n\
              min, mean, max, rsd: connections of a backend. raw: mean load over largest load. \
-             adjusted: best possible over largest count of connections.\n\
-             overlap: what two subsets share, mean and largest. \
-             spread: most of a subset among {block} neighbours.\n",
+             adjusted: best possible largest count of connections over the actual one.\n\
+             overlap, largest: the part that two subsets share, mean and largest. \
+             spread: largest part of a subset within {block} neighbouring backends.\n",
             counted(*clients, "client"),
             counted(*backends, "backend")
         );
         for result in self.results.iter().filter(|result| result.overlap.compared < *clients) {
             let Balance { algorithm, overlap: Overlap { compared, .. }, .. } = result;
-            text.push_str(&format!("{algorithm}: largest overlap of {compared} clients with all others.\n"));
+            text.push_str(&format!(
+                "{algorithm}: largest overlap of {compared} clients, each compared with all others.\n"
+            ));
         }
         if let Some(inequality) = self.inequality {
             text.push_str(&self.unequal(inequality));
@@ -309,7 +311,7 @@ impl BalanceDocument {
     fn unequal(&self, Inequality { skew, missing }: Inequality) -> String {
         let mut table = TextTable::new(["algorithm", "raw", "at least", "rsd", "by the law"]);
         for result in &self.results {
-            let unequal = result.unequal.as_ref().expect("it was asked for");
+            let unequal = result.unequal.as_ref().expect("computed whenever an inequality is given");
             let half = |interval: &Interval| interval.high - interval.mean;
             table.row([
                 result.algorithm.to_owned(),
@@ -320,9 +322,9 @@ impl BalanceDocument {
             ]);
         }
         format!(
-            "\nClients whose rates vary by {skew}, of which {missing} % are absent; the mean of {DRAWS} draws and half of its interval of\n\
-             95 %. At least: what is left for certain where weights are structural and clients that are there alike. By the law:\n\
-             variation x sqrt(N / (M K)) x sqrt(1 - K / N), whatever the algorithm.\n\n{table}"
+            "\nClient rates vary by {skew}, and {missing} % of the clients are absent: means of {DRAWS} draws ± half of the 95 % interval.\n\
+             at least: the lower bound with structural weights, if all present clients send the same. by the law:\n\
+             variation x sqrt(N / (M K)) x sqrt(1 - K / N), for every algorithm.\n\n{table}"
         )
     }
 }

@@ -95,7 +95,7 @@ pub fn run(options: &ChurnOptions) -> Result<()> {
     let mut changes = ranges.into_iter().filter(|(_, range)| range.is_change());
     let (Some((changed, range)), None) = (changes.next(), changes.next()) else {
         bail!(
-            "exactly one of --clients, --backends and --size is a range of more than one number, as in 100..110"
+            "write exactly one of --clients, --backends and --size as a range of several numbers, as in 100..110"
         );
     };
     let fleet = |algorithm, number| {
@@ -135,8 +135,8 @@ fn check(largest: impl Iterator<Item = Fleet>, range: NumberRange) -> Result<()>
     }
     if looks > MAX_LOOKS {
         bail!(
-            "{}..{} are too many steps of so large fleets: they look at {looks} backends, and {MAX_LOOKS} are the most \
-             (a shorter range, or fewer algorithms)",
+            "{}..{}: too many steps for fleets of this size: they would examine {looks} backends, and the limit is {MAX_LOOKS} \
+             (use a shorter range, or fewer algorithms)",
             range.from,
             range.to
         );
@@ -211,8 +211,8 @@ impl ChurnDocument {
         }
         let [clients, backends, size] = [self.clients, self.backends, self.size].map(range);
         format!(
-            "{clients} clients, {backends} backends, size {size}, seed {}: part of a subset that is dropped\n\n{table}\n\
-             replaced: clients that drop everything. minimum: mean that evenness demands.\n",
+            "{clients} clients, {backends} backends, size {size}, seed {}: dropped parts of subsets\n\n{table}\n\
+             replaced: clients that drop their whole subset. minimum: the mean that an even load requires.\n",
             self.seed
         )
     }

@@ -49,7 +49,7 @@ impl ListArguments {
                     .parse(&read(path, endpoints::MAX_FILE_BYTES)?, None, &[])?
                     .list;
                 let Some((clients, size)) = fleet.clients.zip(fleet.size) else {
-                    bail!("--endpoints has the backends alone: write --clients and --size as well");
+                    bail!("--endpoints gives only the backends: add --clients and --size");
                 };
                 let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(size) };
                 let service = Service::new("service", unused_address(&list), subset, fleet.seed.unwrap_or(0));
@@ -57,7 +57,7 @@ impl ListArguments {
             }
             (None, Some(path)) => self.of_configuration(path, fleet)?,
             (None, None) if self.service.is_some() || self.of_client.is_some() => {
-                bail!("--service and --of-client name what a configuration has: write --config as well");
+                bail!("--service and --of-client select from a configuration: add --config");
             }
             (None, None) => return Ok(Vec::new()),
         };
@@ -81,7 +81,7 @@ impl ListArguments {
     fn of_configuration(&self, path: &Path, fleet: &FleetArguments) -> Result<(Service, u32, EndpointList)> {
         let bytes = read(path, lb_config::MAX_FILE_BYTES)?;
         let text =
-            std::str::from_utf8(&bytes).with_context(|| format!("{}: it is no text", path.display()))?;
+            std::str::from_utf8(&bytes).with_context(|| format!("{}: not valid UTF-8", path.display()))?;
         let config = lb_config::parse(text, path, &AnyTask)?;
         let (client, service) = self.find(&config, path)?;
         let list = match &service.source {
@@ -116,11 +116,15 @@ impl ListArguments {
         match found[..] {
             [one] => Ok(one),
             [] => bail!(
-                "{}: no such service of a client: it has {}",
+                "{}: no client has this service; the file has {}",
                 path.display(),
                 names(&all.collect::<Vec<_>>())
             ),
-            _ => bail!("{}: which one? Write --service and --of-client: {}", path.display(), names(&found)),
+            _ => bail!(
+                "{}: several services match; select one with --service and --of-client: {}",
+                path.display(),
+                names(&found)
+            ),
         }
     }
 }
@@ -151,5 +155,5 @@ fn unused_address(list: &EndpointList) -> SocketAddr {
 
 fn read(path: &Path, most: usize) -> Result<Vec<u8>> {
     let bytes = input::read(path, most).with_context(|| format!("read {}", path.display()))?;
-    bytes.with_context(|| format!("{} is longer than {most} bytes: that is no such file", path.display()))
+    bytes.with_context(|| format!("{} is longer than the limit of {most} bytes", path.display()))
 }

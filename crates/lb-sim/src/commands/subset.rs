@@ -74,7 +74,7 @@ fn check_client(options: &SubsetOptions, clients: u32) -> Result<()> {
     if let Some(client) = options.client
         && client >= clients
     {
-        bail!("--client {client} is not below the number of clients, which is {clients}");
+        bail!("--client {client} must be less than the number of clients, {clients}");
     }
     Ok(())
 }

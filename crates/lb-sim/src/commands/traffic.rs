@@ -52,7 +52,7 @@ fn read(scenario: &str) -> Result<Scenario> {
     }
     let help = || format!("read scenario {scenario:?}: neither a file nor one of {}", shipped::names());
     let Some(bytes) = input::read(Path::new(scenario), MAX_BYTES).with_context(help)? else {
-        bail!("{scenario} is longer than {MAX_BYTES} bytes: that is no scenario");
+        bail!("{scenario} is longer than the limit of {MAX_BYTES} bytes");
     };
     let text = String::from_utf8(bytes).with_context(help)?;
     let name = Path::new(scenario).file_stem().map_or(scenario.into(), |stem| stem.to_string_lossy());
@@ -72,7 +72,7 @@ fn text(scenario: &Scenario, report: &TrafficReport) -> String {
             scenario.name, report.seed, scenario.duration, scenario.step
         ) + &match report.seeds {
             1 => String::new(),
-            seeds => format!("; rows and summary are of this seed, load of {seeds}"),
+            seeds => format!("; rows and summary are for this seed, load for {seeds} seeds"),
         },
     ];
     let ejections = report.ejection.as_ref();
@@ -122,19 +122,19 @@ fn of_load(scenario: &Scenario, figures: &Figures) -> String {
     }
     let seeds = match scenario.seeds {
         1 => "one seed".to_owned(),
-        seeds => format!("the mean of {seeds} seeds, and half of its interval of 95 %"),
+        seeds => format!("means of {seeds} seeds ± half of the 95 % interval"),
     };
     let overloaded = figures.runs.iter().filter(|figures| figures.asked.mean > 1.0);
     let notes = overloaded.map(|RunFigures { run, asked, .. }| {
         format!(
-            "note: {run} asks for {:.2} times what all machines can do: requests wait until a machine has {}, and further ones are rejected\n",
+            "note: {run} needs {:.2} times the capacity of all machines: requests wait until a machine has {}, and further requests are rejected\n",
             asked.mean, scenario.machines.queue
         )
     });
     let notes: String = notes.collect();
     format!(
-        "\nbusy core time over cores, and how long requests took that were served, from {} on; {seeds}. Chance alone: what independent\n\
-         arrivals give that go to backends in proportion to what they can do\n{table}{notes}",
+        "\nbusy core time over cores, and latency of served requests, from {} on; {seeds}. chance alone: the unevenness\n\
+         of independent arrivals at backends chosen at random in proportion to capacity\n{table}{notes}",
         scenario.measure_from
     )
 }
@@ -200,8 +200,8 @@ fn comparison(report: &TrafficReport, runs: &[EjectionTotal]) -> String {
         ]);
     }
     format!(
-        "\nfailed connects, and at most those of one client to one backend but for trials; the largest part of a client's\n\
-         members that was ejected, the fewest that were left, and when after the last failure nobody was ejected\n{table}"
+        "\nfailed connects, and the most of them, without trials, from one client to one backend; the largest part of a client's members\n\
+         that was ejected, the fewest members that were left, and the time from the last failure until no backend was ejected\n{table}"
     )
 }
 
@@ -412,8 +412,8 @@ summary
         );
         let scenario = Scenario::read("two", "two.toml", &costly).unwrap();
         let shown = text(&scenario, &play(&scenario, 5));
-        let note = "note: as written asks for 2.00 times what all machines can do: requests wait until a machine has 10000, and further \
-                    ones are rejected\n";
+        let note = "note: as written needs 2.00 times the capacity of all machines: requests wait until a machine has 10000, and further \
+                    requests are rejected\n";
         assert!(shown.ends_with(note), "{shown}");
         assert!(
             !text(&scenario, &play(&Scenario::read("two", "two.toml", TEXT).unwrap(), 5)).contains("note:")

@@ -80,22 +80,25 @@ pub fn section(extent: Extent) -> ReportSection {
     ]);
     let less = percent(1.0 - unequal_even / unequal);
     table.row([
-        "the same, where clients\u{2019} loads vary by 0.06",
+        "the same, if client loads vary by 0.06",
         "\u{2212}78\u{a0}%",
         &format!("{} to {}, \u{2212}{less}", percent(unequal), percent(unequal_even)),
     ]);
     let reading = vec![
         first.reading(),
-        "Three clients stand evenly spaced before seven backends. On the discrete ring a client takes the next three \
-         backends: two backends get a second session. On the continuous ring clients and backends are slices; a backend \
-         that two clients share gets the part of each that its slice overlaps, so all loads are equal."
+        "Three clients are spaced evenly, and there are seven backends. On the discrete ring each client \
+         uses the next three backends, so two backends get a second session. On the continuous ring clients \
+         and backends are slices. A backend that two clients share gets from each the part that its slice \
+         overlaps, so all loads are equal."
             .to_owned(),
         format!(
-            "The post reports ~280,000 connections before and ~25,000 after, and 78 % less relative standard deviation of \
-             load, measured in production; it names no sizes. {} clients that take {RANDOM_SIZE} of {} backends at random, \
-             and then an aperture of {APERTURE_SIZE}, give both counts. In that model the random loads deviate by {deviation} \
-             (mean of {} seeds) and those of the aperture not at all, where all clients send the same. Clients never do. If what they send \
-             varies by 0.06 (standard deviation over mean), both deviate, and the aperture by {less} less, as in the post.",
+            "The post reports ~280,000 connections before and ~25,000 after, and 78 % less relative standard \
+             deviation of load, measured in production; it states no sizes. {} clients with random subsets of \
+             {RANDOM_SIZE} of {} backends, and then with an aperture of {APERTURE_SIZE}, give both counts. If \
+             all clients send the same, random loads deviate by {deviation} in this model (mean of {} \
+             seeds), and those of the aperture not at all. Real clients never send the same. If their rates \
+             vary by 0.06 (standard deviation over mean), both loads deviate, and those of the aperture by \
+             {less} less, as in the post.",
             grouped(LARGE_CLIENTS.into()),
             grouped(LARGE_BACKENDS.into()),
             deviations.len()
@@ -103,7 +106,7 @@ pub fn section(extent: Extent) -> ReportSection {
     ];
     ReportSection {
         id: "aperture",
-        heading: "Apertures: random ones, rings and sessions",
+        heading: "Apertures: random subsets, rings and sessions",
         figures: vec![
             first.figure(),
             aperture_rings::discrete(),
@@ -121,7 +124,7 @@ fn sessions() -> Figure {
         ("random aperture of 3: sessions", RANDOM, counts(small(Algorithm::Random, SIZE))),
         ("discrete ring, 3 each: sessions", RINGSTEADY, counts(small(Algorithm::Ring, SIZE))),
         (
-            "continuous ring: load, of an even share",
+            "continuous ring: load over even share",
             DETERMINISTIC,
             loads(small(Algorithm::Aperture, LEAST))
                 .into_iter()
@@ -196,7 +199,7 @@ fn topology() -> Figure {
     }
     Figure {
         id: "fig-topology",
-        title: "2,000 clients before 1,000 backends: load".to_owned(),
+        title: "2,000 clients, 1,000 backends: load".to_owned(),
         description: "Loads of 1,000 backends in ascending order: a flat line at the mean for the aperture, a slope for random \
                       subsets of 140, a steep one for random subsets of 12."
             .to_owned(),

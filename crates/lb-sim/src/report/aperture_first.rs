@@ -98,12 +98,14 @@ impl FirstChange {
     pub fn reading(&self) -> String {
         let seconds = self.seconds();
         format!(
-            "The post begins with a full mesh and choice of two, and goes on to random apertures: \u{201c}we succeeded in \
-             dramatically reducing our aggregate connection count by over 99%\u{201d}, but with \u{201c}distinct bands of load: some \
-             getting almost no requests and others reaching nearly 400 rps\u{201d}. In the first drawing {CLIENTS} clients send to all of \
-             {} backends for {seconds:.0} s, and then as long to {SIZE} each, which is {} fewer connections. A trace is one of {} backends, evenly spaced by load: \
-             a backend that n clients chose has n times {:.0} requests per second, so traces lie in bands. The whole range is {:.0} to \
-             {:.0} requests per second, where the mesh has {:.0} to {:.0}.",
+            "The post begins with a full mesh and choice of two, and then changes to random apertures: \
+             \u{201c}we succeeded in dramatically reducing our aggregate connection count by over \
+             99%\u{201d}, but with \u{201c}distinct bands of load: some getting almost no requests and \
+             others reaching nearly 400 rps\u{201d}. In the first drawing {CLIENTS} clients send to all of \
+             {} backends for {seconds:.0} s, and then for the same time to {SIZE} backends each, which takes \
+             {} fewer connections. Each trace is one of {} backends, evenly spaced by load. A backend that n \
+             clients chose gets n times {:.0} requests per second, so the traces form bands. Rates range \
+             from {:.0} to {:.0} requests per second; with the mesh, from {:.0} to {:.0}.",
             grouped(BACKENDS.into()),
             self.saved(),
             TRACES + 1,
@@ -156,8 +158,9 @@ impl FirstChange {
             id: "fig-rps-mesh",
             title: "Full mesh, then random aperture".to_owned(),
             description: format!(
-                "Traces of {} backends over time: all in one narrow band while clients use all backends, and in separate bands from nearly \
-                 none to three times the mean from the change to random apertures on.",
+                "Traces of {} backends over time. While clients use all backends, all traces are in one \
+                 narrow band. After the change to random apertures they form separate bands, from nearly 0 \
+                 to three times the mean.",
                 TRACES + 1
             ),
             drawing,

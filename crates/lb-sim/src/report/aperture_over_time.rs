@@ -105,20 +105,23 @@ pub fn section(extent: Extent) -> ReportSection {
     let less = percent(1.0 - after.whole.rsd / before.whole.rsd);
     let reading = vec![
         format!(
-            "2,000 clients send requests to 1,000 backends. The tinted band reaches from the backend that gets the fewest \
-             requests per second in a step of {} s to the one that gets the most; the line within is the mean of all. In the first \
-             {seconds} seconds every client has a random aperture (140 backends at random), in the second as many a deterministic one.",
+            "2,000 clients send requests to 1,000 backends. The tinted band reaches from the lowest to the \
+             highest rate of a backend in a step of {} s; the line inside the band is the mean of all \
+             backends. In the first {seconds} seconds every client has a random aperture (140 random \
+             backends), and then for the same time a deterministic aperture.",
             step_of(seconds)
         ),
         format!(
-            "The post draws such bands of a service in production whose random apertures were large enough for an acceptable spread: with \
-             deterministic ones the relative standard deviation (that of the backends\u{2019} rates, over their mean) was 78 % less. Here \
-             clients\u{2019} rates vary by 0.06, with which the published figure comes out: over {seconds} seconds the deviation falls from \
-             {} to {}, which is {less} less.",
+            "The post draws such bands for a service in production with random apertures that were large \
+             enough for an acceptable spread. With deterministic apertures, the relative standard deviation \
+             of the backends\u{2019} rates was 78 % less. Here client rates vary by 0.06, which gives the \
+             published figure: over {seconds} seconds the deviation falls from {} to {}, which is {less} \
+             less.",
             percent(before.whole.rsd),
             percent(after.whole.rsd)
         ),
-        "The two halves are two fleets: what clients close and open during the change is not in the drawing."
+        "The two halves are separate fleets, so the drawing does not show the connections that clients close \
+         and open during the change."
             .to_owned(),
     ];
     ReportSection {
@@ -186,8 +189,8 @@ fn figure(runs: &[RequestRates; 2], seconds: f64) -> Figure {
     Figure {
         id: "fig-rps",
         title: "Random aperture, then deterministic".to_owned(),
-        description: "A band from the least to the most loaded of 1,000 backends over time: wide around the mean while apertures are \
-                      random, narrow from the change to the deterministic aperture on."
+        description: "A band from the least to the most loaded of 1,000 backends over time: wide around the \
+                      mean with random apertures, and narrow after the change to the deterministic aperture."
             .to_owned(),
         drawing,
     }

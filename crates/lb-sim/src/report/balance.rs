@@ -42,13 +42,15 @@ pub fn section(extent: Extent) -> ReportSection {
     table.row(["relative standard deviation", &percent(spread.rsd), &percent(even_spread.rsd)]);
     table.row(["capacity that can be used", &percent(usable), &percent(used(&even))]);
     let reading = vec![
-        "The article says of its Figure 1 that \u{201c}the connection distribution from random subsetting is far from \
-         uniform\u{201d}; it prints no numbers and names no sizes. Here every client draws 20 of 256 backends. The bars \
-         count the backends that got so many connections: a bell, as chance makes it."
+        "The article says of its Figure 1 that \u{201c}the connection distribution from random subsetting is \
+         far from uniform\u{201d}; it prints no numbers and names no sizes. Here every client chooses 20 of \
+         256 backends at random. A bar shows how many backends got a number of connections; chance gives the \
+         bars the shape of a bell."
             .to_owned(),
         format!(
-            "If every connection brings the same load and all backends are equally large, the busiest one decides: only \
-             {} of the capacity can be used with this draw (over {} seeds {} on average, {} to {} in nine of ten).",
+            "If every connection brings the same load and all backends are equally large, the busiest \
+             backend is full first. With this draw only {} of the capacity can be used until then (over {} \
+             seeds {} on average, and {} to {} in nine of ten).",
             percent(usable),
             extent.trials,
             percent(mean(usual.iter().copied())),
@@ -58,7 +60,7 @@ pub fn section(extent: Extent) -> ReportSection {
     ];
     ReportSection {
         id: "chance",
-        heading: "What chance does to connections",
+        heading: "The effect of chance on connections",
         figures: vec![figure(&random, &spread, usable)],
         reading,
         table,

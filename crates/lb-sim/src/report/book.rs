@@ -86,15 +86,16 @@ pub fn section(extent: Extent) -> ReportSection {
     shuffles::rows(&mut table, extent.trials);
     figures.push(shuffles::figure());
     let reading = vec![
-        "Each drawing lines the 300 backends up, the one with the fewest connections first. The height is its number \
-         of connections, compared with the mean of all. A flat line means that every backend works equally hard. \
-         Whatever lies above 100 % has to be paid for on all backends, because all are as large as the busiest one \
-         needs."
+        "Each drawing shows the 300 backends in ascending order of connections. The height is the number of \
+         connections relative to the mean. A flat line means that every backend works equally hard. All \
+         backends must be as large as the busiest one, so whatever is above 100 % must be paid for on all of \
+         them."
             .to_owned(),
         format!(
-            "Random subsets are uneven even if each client uses 90 of 300 backends, and more so with 30. The last \
-             column is the mean over {} seeds, with the range of nine in ten of them: the book's Figure 20-4 is a usual \
-             draw; 20-3 shows an unusually low minimum. Deterministic subsetting gives every backend exactly 10.",
+            "Random subsets are uneven even if each client uses 90 of 300 backends, and more so with 30. The \
+             last column is the mean over {} seeds, with the range that contains nine of ten seeds. The \
+             book's Figure 20-4 is a usual draw; 20-3 shows an unusually low minimum. Deterministic \
+             subsetting gives every backend exactly 10 connections.",
             extent.trials
         ),
         shuffles::reading(),

@@ -43,7 +43,7 @@ impl ReportDirectory {
         }
         if let Some(name) = foreign {
             bail!(
-                "--out {}: the directory holds {} and no earlier report: name one that is empty, or one that does not exist",
+                "--out {}: the directory contains {} and no earlier report: name an empty directory, or one that does not exist",
                 path.display(),
                 name.display()
             );
@@ -59,7 +59,7 @@ impl ReportDirectory {
             let there = match fs::symlink_metadata(&path) {
                 Ok(metadata) => metadata,
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                Err(error) => return Err(error).with_context(|| format!("look at {}", path.display())),
+                Err(error) => return Err(error).with_context(|| format!("inspect {}", path.display())),
             };
             if !there.is_file() || !is_marked(&path)? {
                 bail!("{} was not written by socklb-sim report: it is not replaced", path.display());
@@ -94,7 +94,7 @@ fn is_unfinished(name: &OsStr) -> bool {
 
 /// Returns whether a regular file has the mark in its first lines.
 fn is_marked(path: &Path) -> Result<bool> {
-    if !fs::symlink_metadata(path).with_context(|| format!("look at {}", path.display()))?.is_file() {
+    if !fs::symlink_metadata(path).with_context(|| format!("inspect {}", path.display()))?.is_file() {
         return Ok(false);
     }
     let mut head = Vec::new();
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(
             error,
             format!(
-                "--out {}: the directory holds thesis.tex and no earlier report: name one that is empty, or one that does \
+                "--out {}: the directory contains thesis.tex and no earlier report: name an empty directory, or one that does \
                  not exist",
                 folder.path().display()
             )

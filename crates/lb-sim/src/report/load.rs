@@ -63,8 +63,7 @@ pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
     let runs = &report.figures.as_ref().expect("requests cost CPU time").runs;
     let [from, to] = [scenario.measure_from, scenario.duration].map(|span| span.us / 1_000_000);
     let policy = format!("policy, seconds {from} to {to}");
-    let mut table =
-        NumberTable::new(&[&policy, "busiest over least busy", "usable of what machines can do", "p99"]);
+    let mut table = NumberTable::new(&[&policy, "busiest over least busy", "usable capacity", "p99"]);
     for figures in runs {
         let RunFigures { run, evenness, usable, latency_ms, .. } = figures;
         table.row([
@@ -81,50 +80,58 @@ pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
     let of_1000 = |name: &str| format!("{:.0}", 1000.0 * named(runs, name).usable.mean);
     let (before, [after, by_chance]) = (switched.before(), switched.after_and_chance());
     let reading = vec![
-        "Fifty client tasks send requests to ten each of fifty backend tasks, which get equally many: half of what the machines can do. \
-         The drawings show CPU usage: the part of the time in which the four cores of a backend task\u{2019}s machine work. It is uneven \
-         although the requests are even. A request costs 15 ms of CPU on average, and some cost a thousand times as much as others; every \
-         second machine is two and a half times as fast; and neighbours on the same machine take up to a fifth of it."
+        "Fifty client tasks each send requests to ten of fifty backend tasks. All backend tasks get equally \
+         many requests, and the load is half of the machines\u{2019} capacity. The drawings show CPU usage: \
+         the part of the time in which the four cores of a backend task\u{2019}s machine work. It is uneven \
+         although the requests are even. A request costs 15 ms of CPU on average, and some cost a thousand \
+         times as much as others; every second machine is two and a half times as fast; and neighbours on \
+         the same machine use up to a fifth of it."
             .to_owned(),
         format!(
-            "The numbers are measured over {} s of virtual time, after {from} s in which weights settle, and are means of {} seeds: \
-             those of the scenario {SCENARIO}. Chance alone gives {:.2}: each request goes to a task that is drawn by what its \
-             machine can do.",
+            "The numbers are measured over {} s of virtual time, after {from} s in which weights settle. \
+             They are means of {} seeds, and the same as those of the scenario {SCENARIO}. Chance alone \
+             gives {:.2}, if each request goes to a task that is drawn in proportion to its machine\u{2019}s \
+             capacity.",
             to - from,
             report.seeds,
             chance.cpu_max_over_min.mean
         ),
         format!(
-            "The book: \u{201c}Simple Round Robin\u{201d} spreads CPU usage \u{201c}by up to 2x from the least to the most loaded \
-             task\u{201d}, and least-loaded round robin does \u{201c}about as poorly\u{201d}. Here it is {:.1} and {:.1}. Weighted round \
-             robin in the book\u{2019}s sense gives each task what its reports of load and errors say that it can do. Its published form, \
-             gRPC\u{2019}s (gRFC A58), comes to {:.2}. Feedback, structural weights that follow utilization, comes to {:.2}.",
+            "The book: \u{201c}Simple Round Robin\u{201d} spreads CPU usage \u{201c}by up to 2x from the \
+             least to the most loaded task\u{201d}, and least-loaded round robin does \u{201c}about as \
+             poorly\u{201d}. Here the factors are {:.1} and {:.1}. Weighted round robin in the book\u{2019}s \
+             sense gives each task a share according to its reports of load and errors. The published form \
+             of it, in gRPC (gRFC A58), reaches {:.2}. Feedback, which is structural weights that follow \
+             utilization, reaches {:.2}.",
             ratio("round-robin"),
             ratio("least-loaded"),
             ratio("a58"),
             ratio("feedback")
         ),
         format!(
-            "All tasks have to be as large as the busiest one needs. What the others leave of that is wasted: the sum of CPU[busiest] \
-             \u{2212} CPU[i] over all tasks, the tinted area above the bars of Figure 20-2. A bar is as wide as what its machine can do, so a fast core \
-             counts for more than a slow one. The book: \u{201c}you may be reserving 1,000 CPUs\u{201d} and \u{201c}be unable to actually use more \
-             than, say, 700\u{201d}. Of 1,000 here {} are usable under round robin, and {} with feedback.",
+            "All tasks must be as large as the busiest one needs. The capacity that the others leave unused \
+             is wasted: the sum of CPU[busiest] \u{2212} CPU[i] over all tasks, which is the tinted area \
+             above the bars of Figure 20-2. The width of a bar is the capacity of its machine, so a fast \
+             core counts for more than a slow one. The book: \u{201c}you may be reserving 1,000 CPUs\u{201d} \
+             and \u{201c}be unable to actually use more than, say, 700\u{201d}. Of 1,000 CPUs here, {} are \
+             usable with round robin, and {} with feedback.",
             of_1000("round-robin"),
             of_1000("feedback")
         ),
         format!(
-            "When Google enabled weighted round robin, the spread between the most and the least loaded task \u{201c}decreased \
-             drastically\u{201d} (Figure 20-6, which has no numbers). Here clients have structural weights, which know nothing of machines, \
-             until an operator turns feedback on. Before the switch the busiest task uses {before:.2} times the CPU of the least busy \
-             one; in the last {} s, after {} s of settling, {after:.2} times, where chance alone would give {by_chance:.2} (one seed). \
-             Traces are jagged because a few requests cost seconds.",
+            "When Google enabled weighted round robin, the spread between the most and the least loaded task \
+             \u{201c}decreased drastically\u{201d} (Figure 20-6, which has no numbers). Here clients use \
+             structural weights, which do not depend on machines, until an operator turns feedback on. \
+             Before the switch the busiest task uses {before:.2} times the CPU of the least busy one. In the \
+             last {} s, after {} s of settling, it uses {after:.2} times as much; chance alone would give \
+             {by_chance:.2} (one seed). Traces are jagged because a few requests cost seconds.",
             to / 4,
             to / 4
         ),
     ];
     ReportSection {
         id: "load",
-        heading: "Equally many requests are not equal load",
+        heading: "Equal numbers of requests are not equal load",
         figures: vec![over_time(&report.steps, scenario.duration), used(runs), switched.figure()],
         reading,
         table,
@@ -161,8 +168,9 @@ fn over_time(rows: &[StepRow], duration: Span) -> Figure {
     Figure {
         id: "fig-20-1",
         title: "Figure 20-1: CPU usage over time, badly and well balanced".to_owned(),
-        description: "Two drawings with a trace over time for each of 50 backend tasks. With round robin half of the tasks are close to all \
-                      that their machines can do, and half below 50 %. With feedback all are near the middle."
+        description: "Two drawings with a trace over time for each of 50 backend tasks. With round robin, \
+                      half of the tasks use nearly all of their machines, and half use less than 50 %. With \
+                      feedback, all are near the middle."
             .to_owned(),
         drawing,
     }
@@ -173,7 +181,7 @@ fn used(runs: &[RunFigures]) -> Figure {
     let all: f64 = runs[0].0.capacity.iter().sum();
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     let ticks =
-        Axis::worded("what machines can do, in slow cores, busiest first", &[0.0, all / 2.0, all], |cores| {
+        Axis::worded("machine capacity in slow cores, busiest first", &[0.0, all / 2.0, all], |cores| {
             format!("{cores:.0}")
         });
     let names = runs.map(|(_, name, paint)| (name, paint));
@@ -205,8 +213,9 @@ fn used(runs: &[RunFigures]) -> Figure {
         id: "fig-20-2",
         title: "Figure 20-2: CPU used and wasted, badly and well balanced".to_owned(),
         description: format!(
-            "Two drawings with a bar for the CPU usage of each of 50 backend tasks, the busiest first, and the area up to the busiest one: \
-             with round robin {badly} of what the machines can do is wasted, with feedback {well}."
+            "Two drawings with a bar for the CPU usage of each of 50 backend tasks, the busiest first, and \
+             the area up to the busiest one. With round robin {badly} of the machines\u{2019} capacity is \
+             wasted, with feedback {well}."
         ),
         drawing,
     }

@@ -67,29 +67,31 @@ pub fn section() -> ReportSection {
         figures.push(figure(case, &dropped));
     }
     let evenness = minimum(&fleet(Algorithm::Rocksteadier, 10), &fleet(Algorithm::Rocksteadier, 11));
-    table.row(["what evenness demands", &percent(evenness), "\u{2014}", "\u{2014}"]);
+    table.row(["required for evenness", &percent(evenness), "\u{2014}", "\u{2014}"]);
     let [theirs, ours] = FIGURES.map(|case| {
         let (old, new) = (fleet(case.algorithm, 10), fleet(case.algorithm, 11));
         (0..old.clients).filter(|&client| dropped(&old.subset(client), &new.subset(client)) > 0.0).count()
     });
     let unlucky = (0..SEEDS).filter(|&seed| !replaced(seed).is_empty()).count();
     let reading = vec![
-        "An eleventh backend is added. Each row is a client, each column a backend. A dot is a connection that stays, \
-         a cross one that is closed, a square one that is opened."
+        "An eleventh backend is added. Each row is a client, each column a backend. A dot is a connection \
+         that stays, a cross is one that is closed, and a square is one that is opened."
             .to_owned(),
         format!(
             "The article: \u{201c}Despite this being a minor change in size, there are many changes to the \
-             subsets\u{2014}and one unlucky frontend task (3) is assigned a completely different subset.\u{201d} Which \
-             client that is depends on the shuffle, and the article prints no seed. Seed {SEED} of both figures was chosen so \
-             that what it tells is seen: client {UNLUCKY} keeps nothing. Deterministic subsets replace at least one of the ten \
-             clients whole with {unlucky} of the first {SEEDS} seeds."
+             subsets\u{2014}and one unlucky frontend task (3) is assigned a completely different \
+             subset.\u{201d} Which client this is depends on the shuffle, and the article prints no seed. \
+             Both figures use seed {SEED}, which shows the effect: client {UNLUCKY} keeps no backend. With \
+             {unlucky} of the first {SEEDS} seeds, deterministic subsets replace the whole subset of at \
+             least one of the ten clients."
         ),
         format!(
-            "Here {theirs} of 10 clients close connections with deterministic subsets, {ours} with Rocksteadier, and none of \
-             these more than one: that holds for any seed and for any one backend that is added."
+            "Here {theirs} of 10 clients close connections with deterministic subsets, and {ours} with \
+             Rocksteadier. With Rocksteadier, no client closes more than one connection, whatever the seed \
+             and the added backend."
         ),
     ];
-    ReportSection { id: "one-more", heading: "One backend more", figures, reading, table }
+    ReportSection { id: "one-more", heading: "One more backend", figures, reading, table }
 }
 
 fn figure(case: &ChangeFigure, dropped_of_all: &Churn) -> Figure {

@@ -70,12 +70,12 @@ pub fn page(sections: &[ReportSection]) -> String {
          <style>\n:root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n\
          body{{font-family:{FONTS}}}\n{STYLE}{figures}\n</style>\n</head>\n<body>\n<header>\n\
          <h1>Subsets in pictures</h1>\n\
-         <p class=\"lead\">Every client task of a job uses only some of a service\u{2019}s backends. Which ones decides how \
-         even the load is, how many connections it takes, and how many of them close when somebody resizes a job. These \
-         are the figures of three publications on the question, computed anew with the decisions that socklb\u{2019}s \
-         daemon makes, each with what its source has published beside it.</p>\n\
+         <p class=\"lead\">Every client task of a job uses only some of a service\u{2019}s backends. The choice of backends decides \
+         how even the load is, how many connections it takes, and how many of them close when a job is resized. This page shows \
+         the figures of three publications on this question, computed with the decisions of socklb\u{2019}s daemon, each beside the \
+         numbers that its source has published.</p>\n\
          <p>All job seeds are 0 unless the text says otherwise, so the same build gives the same page. A <em>client</em> is a \
-         task that connects, a <em>backend</em> one that is connected to; M clients take k of N backends each.</p>\n\
+         task that connects, a <em>backend</em> is a task that accepts connections; each of M clients uses k of N backends.</p>\n\
          <nav aria-label=\"Contents\">\n<ol>\n{contents}</ol>\n</nav>\n</header>\n<main>\n{sections}</main>\n<footer>\n\
          <h2 id=\"sources\">Sources</h2>\n<ul>\n{sources}</ul>\n</footer>\n</body>\n</html>\n"
     )

@@ -129,33 +129,38 @@ pub fn section(extent: Extent) -> ReportSection {
     let (rocksteadier, random) = (named(Algorithm::Rocksteadier), named(Algorithm::Random));
     let reading = vec![
         format!(
-            "{CLIENTS} clients have {SIZE} of {BACKENDS} backends each, and one thing at a time changes. A bar is the mean share of \
-             its connections that a client loses, over {seeds} seeds; the thin line reaches to the client that is hit worst."
+            "{CLIENTS} clients have {SIZE} of {BACKENDS} backends each, and one property of the fleet \
+             changes at a time. A bar is the mean part of its connections that a client loses, over {seeds} \
+             seeds; the thin line reaches to the worst affected client."
         ),
-        "Beside the algorithms above: rendezvous ranks backends by a hash of client and backend; consistent hashes both to \
-         places of a ring; round-robin lets each client go on where the one before it ended; ring spaces both evenly on \
-         a ring; ringsteady-both-scaled does so, too, in the order in which ringsteady takes places. An aperture is a piece of that ring, and \
-         aperture-shuffled shuffles the backends before."
+        "In addition to the algorithms above: rendezvous ranks backends by a hash of client and backend; \
+         consistent hashes both to positions on a ring; round-robin lets each client begin where the \
+         previous client ended; ring spaces both evenly on a ring; ringsteady-both-scaled does the same, in \
+         the order in which ringsteady takes positions. An aperture is an arc of the evenly spaced ring, and \
+         aperture-shuffled shuffles the backends first."
             .to_owned(),
         format!(
-            "Frontend churn is what the clients close that were there before, when their own job grows. It is nothing where a \
-             client\u{2019}s place does not depend on how many there are. On a ring with evenly spaced clients everybody moves: \
-             with ten clients more at once an aperture closes {}, with one more {} (mean of the ten steps from {CLIENTS} to {}).",
+            "Frontend churn is the part that existing clients close when their own job grows. It is zero if \
+             the position of a client does not depend on the number of clients. On a ring with evenly spaced \
+             clients, every client moves: with ten additional clients at once an aperture closes {}, with \
+             one additional client {} (mean of the ten steps from {CLIENTS} to {}).",
             whole_percent(aperture.ten_clients.mean),
             percent(aperture.one_client.mean),
             CLIENTS + MORE_CLIENTS
         ),
         format!(
-            "Size churn is what clients close when each shall have more backends, for which nothing would have to close. \
-             Deterministic subsets are cut from a shuffle in pieces of that size, so all cuts move: from {SIZE} to {} they close {}.",
+            "Size churn is the part that clients close when each gets more backends, although none would \
+             have to close. Deterministic subsets are cut from a shuffle in pieces of the subset\u{2019}s \
+             size, so all cuts move: from {SIZE} to {} they close {}.",
             SIZE + 1,
             whole_percent(deterministic.one_larger.mean)
         ),
         format!(
-            "Spread is the largest share of a client\u{2019}s backends within any {BLOCK} neighbours: a tenth of all, by number. It matters \
-             because backends are mostly restarted and replaced in order: a client whose backends are spread loses few of them at a \
-             time. Least possible is {} (the short stroke); Rocksteadier has {} and at worst {}, random subsets {} and {}, an \
-             aperture {}.",
+            "Spread is the largest part of a client\u{2019}s backends within any {BLOCK} neighbours, which \
+             are a tenth of all backends in the order of their numbers. It matters because backends are \
+             mostly restarted and replaced in order: a client with spread backends loses few of them at a \
+             time. The least possible value is {} (the short stroke). Rocksteadier has {} on average and {} \
+             at worst, random subsets {} and {}, and an aperture {}.",
             whole_percent(f64::from(BLOCK) / f64::from(BACKENDS)),
             whole_percent(rocksteadier.tenth.mean),
             whole_percent(rocksteadier.tenth.worst),

@@ -55,19 +55,22 @@ pub fn section() -> ReportSection {
     let played = ResizeErrors::play();
     let of_deterministic = played.total("deterministic");
     let reading = vec![
-        "A backend job grows and shrinks in steps of different sizes, before two jobs of 100 client tasks with 20 backends each. The \
-         first drawing has their errors: requests under way on a connection that its client closes because the backend has left its \
-         subset, and requests that find no connection set up yet. The second has the closed connections, resize by resize: a bar is \
-         the mean share of a client\u{2019}s connections that a step closes; the thin line above it reaches to the client that is hit \
-         worst. The short stroke is what an algorithm closes that is perfectly even before and after."
+        "A backend job grows and shrinks in steps of different sizes. Each task of two jobs of 100 client \
+         tasks uses 20 of its backends. The first drawing shows the errors of these two jobs: requests under \
+         way on a connection that the client closes because the backend has left its subset, and requests \
+         that find no established connection yet. The second drawing shows the closed connections of each \
+         resize: a bar is the mean part of a client\u{2019}s connections that a step closes, and the thin \
+         line above it reaches to the worst affected client. The short stroke is the part that an algorithm \
+         closes if it is perfectly even before and after."
             .to_owned(),
         format!(
-            "The article measured the errors of two frontend jobs while their backend job was resized: \u{201c}Every time \
-             the backend size changed, the frontend job using deterministic subsetting would see a spike of errors, whereas \
-             the frontend job using Rocksteadier Subsetting was largely unaffected.\u{201d} Here {} of {} requests fail with \
-             deterministic subsets, and {} with Rocksteadier. Behind them are the closed connections: {theirs} of all in a mean step \
-             with deterministic subsets, and {} where a single backend is added; {ours} and {} with Rocksteadier. Evenness demands \
-             {evenness} in a mean step.",
+            "The article measured the errors of two frontend jobs while their backend job was resized: \
+             \u{201c}Every time the backend size changed, the frontend job using deterministic subsetting \
+             would see a spike of errors, whereas the frontend job using Rocksteadier Subsetting was largely \
+             unaffected.\u{201d} Here {} of {} requests fail with deterministic subsets, and {} with \
+             Rocksteadier. The closed connections are the cause: in a mean step deterministic subsets close \
+             {theirs} of all, and {} when a single backend is added; Rocksteadier closes {ours} and {}. \
+             Evenness requires {evenness} in a mean step.",
             of_deterministic.errors,
             grouped(of_deterministic.arrivals),
             played.total("rocksteadier").errors,
@@ -124,7 +127,7 @@ fn figure(all: &[Vec<ResizeStep>; 2]) -> Figure {
         }
     }
     let foot = at(384.0, 408.0);
-    drawing.note(foot, Anchor::End, "resize of the backend job, one after the other");
+    drawing.note(foot, Anchor::End, "resizes of the backend job, in order");
     Figure {
         id: "fig-5-closed",
         title: "Connections closed by each resize".to_owned(),

@@ -49,8 +49,9 @@ impl ResizeErrors {
         Figure {
             id: "fig-5",
             title: "Figure 5: errors of two jobs while their backend job is resized".to_owned(),
-            description: "Bars over ten minutes, one for each twenty seconds: with deterministic subsets a spike at each of nine \
-                          resizes, with Rocksteadier hardly one, and nothing between them."
+            description: "Bars over ten minutes, one for every twenty seconds: with deterministic subsets a \
+                          spike at each of nine resizes, with Rocksteadier hardly any, and no errors in \
+                          between."
                 .to_owned(),
             drawing,
         }

@@ -94,7 +94,7 @@ pub fn section() -> ReportSection {
     let hashed = fleet(Algorithm::Consistent).subset(0);
     table.row(["4a, subset of client 0", "3,\u{a0}2", &words(&hashed)]);
     table.row(["4b, order of client 1", "\u{2014}", &words(&order(Algorithm::Ringsteady, 1))]);
-    table.row(["place of number 5, of 256", "160", &(vdc(5) >> 56).to_string()]);
+    table.row(["position of number 5, of 256", "160", &(vdc(5) >> 56).to_string()]);
     let distinct = |algorithm: Algorithm| {
         distinct(&Fleet { algorithm, clients: 300, backends: 100, size: 20, seed: 0 }.graph())
     };
@@ -104,20 +104,21 @@ pub fn section() -> ReportSection {
         table.row([&quantity, expected, &distinct(algorithm).to_string()]);
     }
     let reading = vec![
-        "Squares inside the ring are clients, circles on it backends. A client goes clockwise and takes the first backends \
-         that it meets; the band shows one client's first two."
+        "Squares inside the ring are clients, circles on it are backends. A client goes clockwise and uses \
+         the first backends that it meets; the band shows the first two of one client."
             .to_owned(),
-        "In 4a all places are hashed: gaps are uneven, and so are connections. In 4b number i stands at its binary digits \
-         reversed (the van der Corput sequence: top, half, a quarter, three quarters, \u{2026}): gaps differ by a factor of \
-         two at most, and a new backend moves nobody. In 4c both kinds are spaced evenly: ideal balance, but clients \
-         move when their own job is resized. On a ring the first backend decides all others, so there are no more \
-         subsets than backends. Rocksteadier therefore deals the backends of each stop of such a ring to ten clients, in \
-         ten different ways."
+        "In 4a all positions are hashed, so gaps are uneven, and so are connections. In 4b the position of \
+         number i is its binary digits reversed (the van der Corput sequence: top, half, a quarter, three \
+         quarters, \u{2026}): gaps differ by at most a factor of two, and a new backend moves no other \
+         backend or client. In 4c clients and backends are both spaced evenly: the balance is ideal, but \
+         clients move when their own job is resized. On a ring the first backend determines all others, so \
+         there are no more subsets than backends. Therefore Rocksteadier deals the backends at each stop of \
+         such a ring to ten clients, in ten different ways."
             .to_owned(),
     ];
     ReportSection {
         id: "rings",
-        heading: "Places on a ring",
+        heading: "Positions on a ring",
         figures: RINGS.iter().map(figure).collect(),
         reading,
         table,
@@ -156,7 +157,7 @@ fn figure(ring: &Ring) -> Figure {
         id: ring.id,
         title: format!("{}: {}", ring.name, ring.algorithm),
         description: format!(
-            "A ring with {CLIENTS} clients and {BACKENDS} backends; client {} takes backends {}.",
+            "A ring with {CLIENTS} clients and {BACKENDS} backends; client {} uses backends {}.",
             ring.client,
             words(&subset)
         ),

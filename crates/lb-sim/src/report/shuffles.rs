@@ -90,10 +90,12 @@ pub fn rows(table: &mut NumberTable, trials: u64) {
 /// Explains the figure.
 pub fn reading() -> String {
     format!(
-        "The last drawing is of the same fleet when backends of one subset fail. The book: with one shuffle for all rounds \u{201c}the load \
-         it was receiving is only spread among the remaining backends in its subset\u{201d}, and \u{201c}a much better approach is to spread \
-         this load over all remaining backends by using a different shuffle for each round\u{201d}. With {DOWN} of 10 down, {} backends \
-         carry the load with one shuffle, and {} with one per round. The table has the load of the busiest of the others, of its usual load.",
+        "The last drawing shows the same fleet when backends of one subset fail. The book: with one shuffle \
+         for all rounds \u{201c}the load it was receiving is only spread among the remaining backends in its \
+         subset\u{201d}, and \u{201c}a much better approach is to spread this load over all remaining \
+         backends by using a different shuffle for each round\u{201d}. With {DOWN} of 10 down, {} backends \
+         carry the load with one shuffle, and {} with one shuffle per round. The table shows the load of the \
+         busiest remaining backend, relative to its usual load.",
         bearers(Shuffles::One),
         bearers(Shuffles::PerRound)
     )
@@ -108,7 +110,7 @@ pub fn figure() -> Figure {
         &mut drawing,
         &Axis::new("failed backends of one subset of 10", &[0.0, 2.0, 4.0, 6.0, 8.0]),
         &Axis::worded(
-            "busiest other backend, of its usual load",
+            "busiest other backend over usual load",
             &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
             whole_percent,
         ),
@@ -127,8 +129,9 @@ pub fn figure() -> Figure {
     Figure {
         id: "fig-shuffles",
         title: "Failed backends: one shuffle, and one for each round".to_owned(),
-        description: "The load of the busiest backend that is left, over how many of one subset have failed: with one shuffle it rises to five \
-                      times the usual load with eight, with a shuffle for each round it stays near the usual one."
+        description: "The load of the busiest remaining backend, by the number of failed backends of one \
+                      subset. With one shuffle it rises to five times the usual load for eight failed \
+                      backends; with a shuffle for each round it stays near the usual load."
             .to_owned(),
         drawing,
     }

@@ -93,14 +93,16 @@ pub fn section(extent: Extent) -> ReportSection {
     let random = fleet(&SERIES[0], &FIGURES[0], 225);
     let three_quarters = raw(&SERIES[0], &random, &random.graph());
     let reading = vec![
-        "How much of the backends' capacity can be used (raw utilization: mean load over largest load), by the size of the \
-         subsets. Every size costs connections, so further left is cheaper."
+        "The part of the backends' capacity that can be used (raw utilization: mean load over largest load), \
+         by the size of the subsets. Larger subsets cost more connections, so points further left are \
+         cheaper."
             .to_owned(),
         format!(
-            "The book: \u{201c}for random subsetting to spread the load relatively evenly across all available tasks, we \
-             would need subset sizes as large as 75%\u{201d}; with 225 of 300 a random draw uses {} here. With structural \
-             weights a handful is even, and the size can be chosen for what it is good for: that enough backends are left \
-             when some fail. The book's sizes are 20 to 100; socklb\u{2019}s automatic size is at least 12.",
+            "The book: \u{201c}for random subsetting to spread the load relatively evenly across all \
+             available tasks, we would need subset sizes as large as 75%\u{201d}; here a random draw of 225 \
+             of 300 backends uses {}. With structural weights, a few backends for each client give an even \
+             load, and the size can be chosen for its purpose: that enough backends are left when some fail. \
+             The book\u{2019}s sizes are 20 to 100; socklb\u{2019}s automatic size is at least 12.",
             utilization(three_quarters)
         ),
     ];
@@ -130,7 +132,7 @@ fn figure(case: &SizesFigure, lines: &[Vec<(f64, f64)>]) -> Figure {
     }
     Figure {
         id: case.id,
-        title: format!("{} clients before {} backends", case.clients, grouped(case.backends.into())),
+        title: format!("{} clients, {} backends", case.clients, grouped(case.backends.into())),
         description: "Raw utilization over the size of a subset, one line per algorithm: weighted Rocksteadier rises to 1 with a \
                       few backends, random subsets rise last."
             .to_owned(),

@@ -28,7 +28,7 @@ const FIGURES: [SweepFigure; 5] = [
     SweepFigure { id: "fig-2b", name: "Figure 2b", algorithm: Algorithm::Deterministic },
     SweepFigure { id: "fig-2c", name: "Figure 2c", algorithm: Algorithm::Ringsteady },
     SweepFigure { id: "fig-2d", name: "Figure 2d", algorithm: Algorithm::RingsteadyScaled },
-    SweepFigure { id: "fig-2-rocksteadier", name: "As Figure 2", algorithm: Algorithm::Rocksteadier },
+    SweepFigure { id: "fig-2-rocksteadier", name: "Like Figure 2", algorithm: Algorithm::Rocksteadier },
 ];
 
 /// The number of sweeps of the section.
@@ -79,19 +79,21 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
     };
     let reading = vec![
         format!(
-            "Every point is a pair of job sizes with {SIZE} backends per client: {} pairs. To the right there are more \
-             clients per backend, upwards the connections are more even. Adjusted utilization is the best that whole \
-             connections allow, divided by what the busiest backend got; 1 cannot be improved. Stronger colour is more \
-             pairs, the line is the mean.",
+            "Every point is a pair of job sizes with {SIZE} backends per client: {} pairs. Points further \
+             right have more clients per backend, points further up more even connections. Adjusted \
+             utilization is the best largest count that whole connections allow, divided by the count of the \
+             busiest backend; 1 cannot be improved. A stronger colour means more pairs, and the line is the \
+             mean.",
             grouped(sweep(extent, false).cells())
         ),
         format!(
-            "The article prints no numbers, but says: 2c \u{201c}achieves lower utilization in some cases than \
-             deterministic subsetting (see Figure 2b) but is significantly better than random subsetting (see Figure \
-             2a)\u{201d}. Here the means are {}, {} and {}. On the right-hand side of 2c \u{201c}utilization does not \
-             converge toward the ideal\u{201d}: from four clients per backend on it is {}, against {} in 2b. Backend \
-             scaling, 2d, raises it to {}, \u{201c}with only a small degradation when M < N\u{201d}: below one client per \
-             two backends it is {} instead of {}.",
+            "The article prints no numbers, but says: 2c \u{201c}achieves lower utilization in some cases \
+             than deterministic subsetting (see Figure 2b) but is significantly better than random \
+             subsetting (see Figure 2a)\u{201d}. Here the means of 2c, 2b and 2a are {}, {} and {}. On the \
+             right-hand side of 2c \u{201c}utilization does not converge toward the ideal\u{201d}: from four \
+             clients per backend on, its mean is {}, and that of 2b is {}. Backend scaling, 2d, raises it to \
+             {}, \u{201c}with only a small degradation when M < N\u{201d}: below one client per two \
+             backends, the mean is {} instead of {}.",
             utilization(ringsteady.all),
             utilization(deterministic.all),
             utilization(random.all),
@@ -101,8 +103,8 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
             utilization(scaled.few),
             utilization(ringsteady.few)
         ),
-        "Rocksteadier pays a little balance for subsets that differ and stay. The next section shows how weights give it \
-         back."
+        "Rocksteadier gives up a little balance for subsets that differ between clients and change little. \
+         The next section shows how weights restore the balance."
             .to_owned(),
     ];
     ReportSection { id: "sweep", heading: "Balance for all sizes of jobs", figures, reading, table }

@@ -81,15 +81,17 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
     }
     let [all_without, all_with] = [&without, &with].map(|cells| within(cells, 0.0, f64::INFINITY));
     let reading = vec![
-        "The same subsets twice, now by raw utilization: mean load over largest load. It also counts what whole connections \
-         waste, so no unweighted algorithm can reach 1 everywhere. Unweighted, each client spreads its traffic evenly \
-         over its 20 backends. Weighted, it follows structural weights, which every client computes alone from the \
-         subsets of all. No connection differs between the two."
+        "The same subsets twice, now by raw utilization: mean load over largest load. This also counts what \
+         whole connections waste, so no unweighted algorithm can reach 1 everywhere. Unweighted, each client \
+         spreads its traffic evenly over its 20 backends. Weighted, each client follows structural weights, \
+         which it computes by itself from the subsets of all clients. The connections are the same in both \
+         cases."
             .to_owned(),
         format!(
-            "Over all {} pairs the mean rises from {} to {}. From two connections per backend on, the worst pair reaches {}. \
-             With fewer, some backends have no client at all or share too few, which no weights can mend; a larger subset \
-             does. That holds where all tasks of the one job are there, send alike, and know the same list. No source has published \
+            "Over all {} pairs the mean rises from {} to {}. From two connections per backend on, the worst \
+             pair reaches {}. With fewer connections, some backends have no client at all or share too few \
+             clients. Weights cannot correct that, but larger subsets can. These numbers hold if all tasks \
+             of the one job are present, send the same, and know the same list. No source has published \
              this: the article stops at unweighted connections.",
             grouped(without.len() as u64),
             utilization(all_without.mean),

@@ -408,6 +408,6 @@ pub const fn address(index: u32) -> SocketAddr {
 }
 
 fn index_of(address: SocketAddr) -> u32 {
-    let IpAddr::V4(ip) = address.ip() else { panic!("{address} is no address of a scenario's backend") };
+    let IpAddr::V4(ip) = address.ip() else { panic!("{address} is not the address of a scenario's backend") };
     ip.to_bits() - FIRST
 }

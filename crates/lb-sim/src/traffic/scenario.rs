@@ -259,7 +259,8 @@ impl Scenario {
             let table = spanned.get_ref();
             let (from, to) = (table.from.0, table.to.0);
             if from > to || to >= most {
-                let message = format!("from {from} to {to} are no backends: write from <= to < {most}");
+                let message =
+                    format!("from {from} to {to} is not a range of backends: write from <= to < {most}");
                 return Err((spanned.span(), message));
             }
             let weight = u16::try_from(table.weight.0).expect("its bounds are those of u16");
@@ -279,7 +280,7 @@ impl Scenario {
                     let spanned = tables.iter().find(|table| table.get_ref().at == restart.at);
                     let span = spanned.map_or(0..0, Spanned::span);
                     let message = format!(
-                        "the restart at {} begins before the one before it has ended: write at least {:?} there",
+                        "the restart at {} begins before the previous restart has ended: write at = {:?} or later",
                         restart.at,
                         Span { us: free }.to_string()
                     );
@@ -313,7 +314,7 @@ fn check_reports(table: ReportsTable) -> Result<(), String> {
     }
     if table.window < table.interval {
         return Err(format!(
-            "window is \"{}\", and reports come every \"{}\": write at least that",
+            "window is \"{}\", but reports come every \"{}\": write a window of at least this interval",
             table.window, table.interval
         ));
     }
@@ -325,13 +326,13 @@ fn check_ejection(document: &ScenarioDocument) -> Result<(), SpannedFault> {
     let of_requests = |job: &&Spanned<JobTable>| job.get_ref().traffic == Traffic::Requests;
     let is_asked_for = |job: &&Spanned<JobTable>| job.get_ref().ejection.is_some();
     if let Some(job) = document.job.iter().filter(of_requests).find(is_asked_for) {
-        let message = "connects are judged, and requests make none: leave ejection out, or write traffic = \"connections\"";
+        let message = "ejection needs connects, and tasks that send requests make none: leave ejection out, or write traffic = \"connections\"";
         return Err((job.span(), message.into()));
     }
     let run = document.run.iter().find(|run| run.get_ref().ejection.is_some());
     match run.filter(|_| document.job.iter().all(|job| of_requests(&job))) {
         Some(run) => {
-            let message = "connects are judged, and no job makes any: leave ejection out, or write traffic = \"connections\"";
+            let message = "ejection needs connects, and no job makes any: leave ejection out, or write traffic = \"connections\"";
             Err((run.span(), message.into()))
         }
         None => Ok(()),
@@ -355,7 +356,7 @@ fn copies(tables: &[Spanned<JobTable>]) -> Result<BTreeMap<String, Range<usize>>
         if copies.insert(job.name.0.clone(), here).is_some() {
             return Err((
                 spanned.span(),
-                format!("a job {:?} is there already: write another name", job.name.0),
+                format!("there is already a job {:?}: write another name", job.name.0),
             ));
         }
     }
@@ -415,8 +416,8 @@ fn resizes(
                     copies.keys().cloned().collect::<Vec<_>>().join(", ")
                 ),
             },
-            (None, Some(_), Some(_)) => "clients are no lame ducks: leave lame_duck out".into(),
-            _ => "a resize is of the backends or of a job: write backends, or job and tasks".into(),
+            (None, Some(_), Some(_)) => "clients cannot be lame ducks: leave lame_duck out".into(),
+            _ => "a resize changes the backends or a job: write backends, or job and tasks".into(),
         };
         return Err((spanned.span(), wrong));
     }
@@ -446,7 +447,7 @@ fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<ScenarioRun>, SpannedFault> 
             ));
         };
         if runs.iter().any(|run| run.name == name) {
-            return Err((spanned.span(), format!("a run {name:?} is there already: write another name")));
+            return Err((spanned.span(), format!("there is already a run {name:?}: write another name")));
         }
         runs.push(ScenarioRun { name, differs: table.clone() });
     }

@@ -201,7 +201,7 @@ impl TryFrom<String> for OverflowName {
     fn try_from(text: String) -> Result<Self, String> {
         let known = Overflow::ALL.into_iter().find(|overflow| overflow.name() == text);
         let names = || Overflow::ALL.map(Overflow::name).join(", ");
-        known.map(Self).ok_or_else(|| format!("{text:?} is no overflow: write one of {}", names()))
+        known.map(Self).ok_or_else(|| format!("{text:?} is not an overflow: write one of {}", names()))
     }
 }
 
@@ -220,7 +220,7 @@ impl TryFrom<String> for LoadChoice {
         let names = || Law::ALL.map(Law::name).join(", ");
         known
             .map(|law| Self(Some(law)))
-            .ok_or_else(|| format!("{text:?} moves no weights: write one of {}, off", names()))
+            .ok_or_else(|| format!("{text:?} is not a law of weights: write one of {}, off", names()))
     }
 }
 
@@ -234,7 +234,7 @@ impl TryFrom<String> for SwitchName {
     fn try_from(text: String) -> Result<Self, String> {
         let known = Switch::ALL.into_iter().find(|switch| switch.name() == text);
         let names = || Switch::ALL.map(Switch::name).join(", ");
-        known.map(Self).ok_or_else(|| format!("{text:?} is no switch: write one of {}", names()))
+        known.map(Self).ok_or_else(|| format!("{text:?} is not a switch: write one of {}", names()))
     }
 }
 
@@ -316,7 +316,7 @@ impl<'de> Deserialize<'de> for ActiveLimit {
                 if word == "off" {
                     return Ok(ActiveLimit(None));
                 }
-                Err(E::custom(format!("{word:?} is no limit: write a number, or \"off\"")))
+                Err(E::custom(format!("{word:?} is not a limit: write a number, or \"off\"")))
             }
         }
         deserializer.deserialize_any(LimitVisitor)
@@ -359,7 +359,7 @@ impl TryFrom<EjectionTable> for EjectionChoice {
         }
         if base > max {
             return Err(format!(
-                "base is \"{base}\", and no ejection is longer than max, which is \"{max}\": write at most that"
+                "base is \"{base}\", and no ejection is longer than max, which is \"{max}\": write at most max"
             ));
         }
         let failures = u8::try_from(failures.0).expect("its bounds are within those of u8");
@@ -385,7 +385,7 @@ impl<'de> Deserialize<'de> for EjectionChoice {
                     return Ok(EjectionChoice(None));
                 }
                 Err(E::custom(format!(
-                    "{word:?} is no ejection: write \"off\", or {{ failures = 5 }} and what else is wanted"
+                    "{word:?} is not an ejection: write \"off\", or a table as in {{ failures = 5 }}"
                 )))
             }
 

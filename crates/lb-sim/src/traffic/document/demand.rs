@@ -21,7 +21,7 @@ impl TryFrom<f64> for Rate {
         if (1e-5..=2e4).contains(&rate) {
             return Ok(Self(rate));
         }
-        Err(format!("a rate of {rate} arrivals in a second at one task: write 0.00001 to 20000"))
+        Err(format!("a rate of {rate} arrivals per second at one task: write 0.00001 to 20000"))
     }
 }
 
@@ -45,17 +45,17 @@ impl TryFrom<CostTable> for CostChoice {
     fn try_from(CostTable { mean, sigma, exact, cap }: CostTable) -> Result<Self, String> {
         if mean.us == 0 {
             return Err(
-                "a cost of \"0s\" is none: write a mean of at least \"1us\", or leave cost out".into()
+                "a cost of \"0s\" has no effect: write a mean of at least \"1us\", or leave cost out".into(),
             );
         }
         match (sigma, exact) {
             (None, true) if cap.is_none() => Ok(Self(Cost::Exact { ps: mean.us * PS_PER_US })),
-            (None, true) => Err("what is exact has no cap: leave it out".into()),
+            (None, true) => Err("an exact cost has no cap: leave cap out".into()),
             (Some(sigma), false) if (0.01..=4.0).contains(&sigma) => {
                 let cap = cap.unwrap_or(Span { us: 3_600_000_000 });
                 if cap < mean {
                     return Err(format!(
-                        "a cap of \"{cap}\" is below the mean of \"{mean}\": write at least that"
+                        "a cap of \"{cap}\" is below the mean of \"{mean}\": write at least the mean"
                     ));
                 }
                 Ok(Self(Cost::lognormal(mean.us, sigma, cap.us)))
@@ -113,11 +113,11 @@ impl TryFrom<BurstTable> for BurstChoice {
 
     fn try_from(BurstTable { factor, every, lasts }: BurstTable) -> Result<Self, String> {
         if !(0.0..=1000.0).contains(&factor) || factor < 0.01 {
-            return Err(format!("a burst of {factor} times as much: write 0.01 to 1000"));
+            return Err(format!("a burst with a factor of {factor}: write 0.01 to 1000"));
         }
         if lasts.us < 1_000 || lasts >= every || every.us < 100_000 {
             return Err(format!(
-                "a burst for \"{lasts}\" every \"{every}\": write at least \"1ms\", and a longer every, of at least \"100ms\""
+                "a burst for \"{lasts}\" every \"{every}\": write for at least \"1ms\", and a longer every of at least \"100ms\""
             ));
         }
         Ok(Self(Bursts { factor, every_us: every.us, lasts_us: lasts.us }))

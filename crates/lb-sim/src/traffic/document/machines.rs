@@ -125,7 +125,7 @@ impl TryFrom<RestartCostTable> for RestartCost {
 
     fn try_from(RestartCostTable { factor, lasts }: RestartCostTable) -> Result<Self, String> {
         if !(1.0..=1000.0).contains(&factor) {
-            return Err(format!("a restart costs {factor} times as much: write 1 to 1000"));
+            return Err(format!("a restart cost with a factor of {factor}: write 1 to 1000"));
         }
         Ok(Self { factor, lasts })
     }

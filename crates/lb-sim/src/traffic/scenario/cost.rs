@@ -64,7 +64,7 @@ pub(super) fn check_tables(document: &ScenarioDocument) -> Result<(), SpannedFau
         ("[[job]]", job.len()),
     ];
     for (name, count) in tables {
-        limit(&(0..0), &format!("tables {name}"), count as u64, MAX_TABLES)?;
+        limit(&(0..0), &format!("{name} tables"), count as u64, MAX_TABLES)?;
     }
     Ok(())
 }
@@ -105,7 +105,8 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         started += clients.started;
         limit(&span, "clients that are ever started", started, MAX_CLIENTS.into())?;
         if job.interval.is_some_and(|interval| interval.us == 0) {
-            let message = "interval = \"0s\" never ends: write at least \"1us\", or leave it out";
+            let message =
+                "interval = \"0s\" sends without end: write at least \"1us\", or leave interval out";
             return Err((span, message.into()));
         }
         for run in &scenario.runs {
@@ -125,7 +126,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         let seconds = scenario.duration.us.div_ceil(1_000_000).saturating_mul(scenario.seeds.into());
         resized =
             resized.saturating_add((clients.most * each).saturating_mul(seconds).saturating_mul(follow_load));
-        limit(&span, "members that sizes which follow load look at, in all runs", resized, MAX_RESIZED)?;
+        limit(&span, "members that sizes that follow load examine, in all runs", resized, MAX_RESIZED)?;
     }
     let backends = u64::from(scenario.most_backends());
     limit(&(0..0), "clients times backends", started.saturating_mul(backends), MAX_SLOTS)?;
@@ -135,12 +136,12 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         .map(|fail| u64::from(fail.times) * u64::from(fail.part.of(scenario.most_backends())));
     let span = document.fail.first().map_or(0..0, Spanned::span);
     let failures = failures.sum::<u64>().saturating_mul(runs);
-    limit(&span, "times that a backend fails, in all runs", failures, MAX_FAILURES)?;
+    limit(&span, "failures of backends, in all runs", failures, MAX_FAILURES)?;
     if let Some(table) = scenario.machines.antagonist {
         let changes = scenario.duration.us.div_ceil(table.every.us.max(1));
         let span = document.backends.antagonist.as_ref().map_or(0..0, Spanned::span);
         let changes = changes.saturating_mul(backends).saturating_mul(runs);
-        limit(&span, "times that neighbours come or go, in all runs", changes, MAX_NEIGHBOURS)?;
+        limit(&span, "arrivals and departures of neighbours, in all runs", changes, MAX_NEIGHBOURS)?;
     }
     let jobs: Vec<JobTable> = document.job.iter().map(|job| job.get_ref().clone()).collect();
     let (mut looks, mut measured) = (0u64, 0u64);
@@ -151,10 +152,10 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         let on_their_way = 1 + (table.delay.us + table.spread.us) / table.interval.us;
         let times = scenario.duration.us.div_ceil(1_000_000).saturating_mul(scenario.seeds.into());
         looks = looks.saturating_add(times.saturating_mul(members).saturating_mul(on_their_way));
-        limit(&span, "looks at reports of load, in all runs", looks, MAX_LOOKS)?;
+        limit(&span, "load reports that clients examine, in all runs", looks, MAX_LOOKS)?;
         let times = scenario.duration.us.div_ceil(table.interval.us).saturating_mul(scenario.seeds.into());
         measured = measured.saturating_add(times.saturating_mul(backends));
-        limit(&span, "reports of load, in all runs", measured, MAX_LOADS)?;
+        limit(&span, "load reports of backends, in all runs", measured, MAX_LOADS)?;
     }
     let restarts: u64 = scenario.restarts.iter().map(|restart| 3 * scenario.batches(restart)).sum();
     let changes = restarts + (scenario.resizes.len() + scenario.reweights.len()) as u64;
@@ -168,15 +169,20 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         // Each backend reports that it leaves, and that it is back.
         let restarts = scenario.restarts.len() as u64 + 1;
         let reports = 2u64.saturating_mul(restarts).saturating_mul(backends).saturating_mul(started);
-        limit(&span, "reports that clients hear, in all runs", reports.saturating_mul(runs), MAX_REPORTS)?;
+        limit(
+            &span,
+            "lame-duck reports that clients receive, in all runs",
+            reports.saturating_mul(runs),
+            MAX_REPORTS,
+        )?;
     }
     let notices = changes.saturating_mul(most).saturating_mul(runs);
-    limit(&span, "times that clients are told of a change", notices, MAX_NOTICES)?;
+    limit(&span, "notices of changes to clients", notices, MAX_NOTICES)?;
     let listed = (changes + 1).saturating_mul(first as u64).saturating_mul(backends);
-    limit(&span, "endpoints in the lists that jobs are told of", listed, MAX_LISTED)?;
+    limit(&span, "endpoints in the lists that jobs receive", listed, MAX_LISTED)?;
     // Clients receive every change, and one list at the start.
     let lists = (changes + 1).saturating_mul(runs);
-    limit(&span, "members of all subsets that clients are told of", lists.saturating_mul(members), MAX_TOLD)?;
+    limit(&span, "members of all subsets that clients receive", lists.saturating_mul(members), MAX_TOLD)?;
     let ordered = lists.saturating_mul(most).saturating_mul(backends);
     limit(&span, "changes times clients times backends of all runs", ordered, MAX_ORDERED)
 }

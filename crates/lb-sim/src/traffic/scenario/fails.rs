@@ -73,7 +73,7 @@ pub(super) fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail
         let free = fails.last().map_or(0, |before| before.end_us());
         if fail.at.us < free {
             let message = format!(
-                "the failure at {} begins before the one before it has ended: write at least {:?} there",
+                "the failure at {} begins before the previous failure has ended: write at = {:?} or later",
                 fail.at,
                 Span { us: free }.to_string()
             );
@@ -90,24 +90,24 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
     let part = match (share, backends) {
         (Some(share), None) => FailPart::Share(share.0),
         (None, Some(backends)) => FailPart::Count(backends.0),
-        _ => return Err("a failure is of some backends: write share or backends".into()),
+        _ => return Err("a failure needs backends: write either share or backends".into()),
     };
     if lasts.us == 0 {
-        return Err("a failure for \"0s\" is none: write at least \"1us\"".into());
+        return Err("a failure for \"0s\" has no effect: write at least \"1us\"".into());
     }
     let (every, times) = match (every, times) {
         (None, None) => (lasts, 1),
         (Some(every), Some(times)) if every > lasts => (every, times.0),
         (Some(every), Some(_)) => {
             return Err(format!(
-                "every {every} begins before the {lasts} before it are over: write more than {lasts}"
+                "a failure every {every} begins before the previous one, of {lasts}, has ended: write more than {lasts}"
             ));
         }
-        _ => return Err("a failure that comes again has both: write every and times, or neither".into()),
+        _ => return Err("a repeated failure has both: write every and times, or neither".into()),
     };
     if timeout.is_some() && how != FailMode::Blackhole {
         return Err(
-            "only connects that nobody answers have a timeout: leave it out, or write mode = \"blackhole\""
+            "only unanswered connects have a timeout: leave timeout out, or write mode = \"blackhole\""
                 .into(),
         );
     }
@@ -115,23 +115,25 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
         (None, _) => {}
         (Some(times), FailMode::Slow) if (1.0..=1000.0).contains(&times) => {}
         (Some(times), FailMode::Slow) => {
-            return Err(format!("a backend that is {times} times as slow: write 1 to 1000"));
+            return Err(format!("a slowdown of {times}: write 1 to 1000"));
         }
         (Some(_), _) => {
-            return Err("only what is slow has a slowdown: leave it out, or write mode = \"slow\"".into());
+            return Err(
+                "only slow backends have a slowdown: leave slowdown out, or write mode = \"slow\"".into()
+            );
         }
     }
     let utilization = match (utilization, how) {
         (Some(told), FailMode::Lies) if (0.0..=4.0).contains(&told) => thousandths(told),
         (Some(told), FailMode::Lies) => {
-            return Err(format!("a utilization of {told} that is reported: write 0 to 4"));
+            return Err(format!("a reported utilization of {told}: write 0 to 4"));
         }
         (None, FailMode::Lies) => {
-            return Err("whoever lies says something: write utilization, as in 0.01".into());
+            return Err("mode \"lies\" reports a utilization: write it, as in utilization = 0.01".into());
         }
         (Some(_), _) => {
             return Err(
-                "only who lies reports a utilization that it has not: leave it out, or write mode = \"lies\""
+                "utilization belongs to mode \"lies\": leave utilization out, or write mode = \"lies\""
                     .into(),
             );
         }
@@ -150,7 +152,7 @@ pub(super) fn check_reports(scenario: &Scenario, tables: &[Spanned<FailTable>]) 
         |table: &&Spanned<FailTable>| matches!(table.get_ref().mode, FailMode::Lies | FailMode::Silent);
     tables.iter().find(is_of_reports).map_or(Ok(()), |table| {
         let message =
-            "nobody hears what backends report: write reports = { delay = \"10ms\" }, or another mode";
+            "this mode needs clients that receive reports: write reports = { delay = \"10ms\" }, or another mode";
         Err((table.span(), message.into()))
     })
 }

@@ -17,61 +17,61 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
         let sends = [job.interval.is_some(), job.rate.is_some(), job.closed.is_some()];
         let sends = sends.into_iter().filter(|given| *given).count();
         if sends > 1 {
-            return wrong("interval, rate and closed say the same in three ways: write one of them".into());
+            return wrong("interval, rate and closed are alternatives: write one of them".into());
         }
         if job.cost.is_some() && job.lasts.us > 0 {
-            return wrong("a request with a cost lasts as long as it takes: leave lasts out, or write wait for what is not CPU time".into());
+            return wrong("the cost of a request decides how long it lasts: leave lasts out, or write wait for time without CPU use".into());
         }
         if job.cost.is_none() && job.wait.is_some() {
-            return wrong(
-                "wait comes beside a cost: write cost, or lasts for how long a request lives".into(),
-            );
+            return wrong("wait is time in addition to a cost: write cost, or lasts instead of wait".into());
         }
         if sends == 0 && (job.cost.is_some() || job.skew.is_some() || job.burst.is_some()) {
             return wrong(
-                "nothing arrives, so nothing costs anything: write rate, interval or closed".into(),
+                "nothing arrives, so cost, skew and burst have no effect: write rate, interval or closed"
+                    .into(),
             );
         }
         if job.closed.is_some() && job.burst.is_some() {
             return wrong(
-                "users who wait for each other do not come in bursts: leave burst out, or write a rate"
+                "users that wait for their requests do not send bursts: leave burst out, or write a rate"
                     .into(),
             );
         }
         if job.closed.is_some_and(|closed| closed.think.us < 1_000) {
             // A request that fails at once would be sent again at the same moment, without end.
             return wrong(
-                "users who do not pause never end what fails at once: write think = \"1ms\" or more".into(),
+                "users without a pause would repeat failing requests without end: write think = \"1ms\" or more".into(),
             );
         }
         if let Some(life) = job.connection_life {
             if life.us == 0 || job.pause.us < 1_000 {
                 return wrong(
-                    "a connection that is kept lives for a while, and its requests do not follow each other without end: write a \
+                    "connection_life = \"0s\" has no effect, and without a pause requests follow each other without end: write a \
                      connection_life of more than \"0s\", and pause = \"1ms\" or more"
                         .into(),
                 );
             }
             if job.traffic == Traffic::Requests || job.cost.is_none() {
                 return wrong(
-                    "connection_life is that of connections whose requests cost something: write traffic = \"connections\" and a cost"
+                    "connection_life needs connections with requests that have a cost: write traffic = \"connections\" and a cost"
                         .into(),
                 );
             }
             if job.closed.is_some() || job.timeout.is_some() || job.retries.0 > 0 {
                 return wrong(
-                    "whose request fails opens a new connection in time: leave closed, timeout and retries out, or connection_life"
+                    "connection_life cannot be combined with closed, timeout or retries: leave those out, or connection_life"
                         .into(),
                 );
             }
         } else if job.pause.us > 0 {
             return wrong(
-                "pause is between the requests of a connection: write connection_life as well".into(),
+                "pause is the time between the requests of a connection: write connection_life too".into(),
             );
         }
         if job.timeout.is_some_and(|timeout| timeout.us == 0) {
             return wrong(
-                "a timeout of \"0s\" lets nothing be served: write at least \"1us\", or leave it out".into(),
+                "a timeout of \"0s\" fails every request: write at least \"1us\", or leave timeout out"
+                    .into(),
             );
         }
         for run in &scenario.runs {
@@ -112,13 +112,13 @@ fn check_load(
     let Some(law) = law else { return Ok(()) };
     if of_run.reports(scenario).is_none() {
         return wrong(format!(
-            "load = {:?} follows what backends report: write reports = {{ delay = \"10ms\" }}",
+            "load = {:?} needs reports of backends: write reports = {{ delay = \"10ms\" }}",
             law.name()
         ));
     }
     if job.cost.is_none() {
         return wrong(format!(
-            "load = {:?} follows CPU time, and requests cost none: write cost",
+            "load = {:?} follows CPU time, and requests have no cost: write cost",
             law.name()
         ));
     }
@@ -137,7 +137,7 @@ fn check_size(
         Size::Band(_) if algorithm != Algorithm::Random => Err((
             span.clone(),
             format!(
-                "a size with low and high differs from task to task, and subsets of {:?} fit together only if all have the same: write \
+                "a size with low and high differs between tasks, but subsets of {:?} fit together only if all have the same size: write \
                  algorithm = \"random\" (run {name:?})",
                 algorithm.name()
             ),
@@ -174,7 +174,7 @@ fn check_policy(
     Err((
         span.clone(),
         format!(
-            "{who} looks at every member of a subset, at most {MAX_SCAN}, and {what} can have {most} (run {name:?}): write another size or policy"
+            "{who} examines every member of a subset, at most {MAX_SCAN}, and {what} can have {most} (run {name:?}): write another size or policy"
         ),
     ))
 }

@@ -40,7 +40,7 @@ impl Machines {
         if let Some(antagonist) = &table.antagonist
             && antagonist.get_ref().every.us < 100_000
         {
-            return Err((antagonist.span(), "every is below \"100ms\": write at least that".into()));
+            return Err((antagonist.span(), "every is too short: write at least \"100ms\"".into()));
         }
         let quotas = table.quota.as_ref().map_or_else(|| Ok(Vec::new()), |quota| quotas(quota, most))?;
         Ok(Self {
@@ -91,7 +91,7 @@ fn quotas(table: &Spanned<QuotaTable>, most: u32) -> Result<Vec<Quota>, SpannedF
     let QuotaTable { cores, period } = table.get_ref();
     let fault = |message: String| (table.span(), message);
     if !(1_000..=1_000_000).contains(&period.us) {
-        return Err(fault("a quota's period is 1 ms to 1 s, as in Linux: write one of these".into()));
+        return Err(fault("the period of a quota must be 1 ms to 1 s, as in Linux".into()));
     }
     let quota = |cores: &f64| {
         if !(0.001..=1024.0).contains(cores) {
@@ -104,8 +104,9 @@ fn quotas(table: &Spanned<QuotaTable>, most: u32) -> Result<Vec<Quota>, SpannedF
         )]
         let runtime_us = (cores * float(period.us)).round() as u64;
         if runtime_us < 1_000 {
-            let message =
-                format!("a quota of {cores} cores is {runtime_us} us in {period}: Linux takes 1 ms at least");
+            let message = format!(
+                "a quota of {cores} cores is {runtime_us} us in {period}: Linux requires at least 1 ms"
+            );
             return Err(fault(message));
         }
         Ok(Quota { runtime_us, period_us: period.us })

@@ -13,7 +13,8 @@ pub(super) fn reweights(document: &ScenarioDocument, end: Span) -> Result<Vec<Re
     for spanned in &document.reweight {
         let (from, to) = (spanned.get_ref().from.0, spanned.get_ref().to.0);
         if from > to || to >= most {
-            let message = format!("from {from} to {to} are no backends: write from <= to < {most}");
+            let message =
+                format!("from {from} to {to} is not a range of backends: write from <= to < {most}");
             return Err((spanned.span(), message));
         }
     }
@@ -21,19 +22,19 @@ pub(super) fn reweights(document: &ScenarioDocument, end: Span) -> Result<Vec<Re
 }
 
 pub(super) fn switches(document: &ScenarioDocument, end: Span) -> Result<Vec<SwitchTable>, SpannedFault> {
-    check_is_moved(document, document.switch.first(), "is switched")?;
+    check_is_moved(document, document.switch.first(), "can be switched")?;
     sorted(&document.switch, end, |table| table.at)
 }
 
 pub(super) fn upgrades(document: &ScenarioDocument, end: Span) -> Result<Vec<UpgradeTable>, SpannedFault> {
-    check_is_moved(document, document.upgrade.first(), "is learnt and kept")?;
+    check_is_moved(document, document.upgrade.first(), "can be learnt and saved")?;
     for spanned in &document.upgrade {
         let UpgradeTable { at, kept } = *spanned.get_ref();
         if let Some(age) = kept.0
             && age > at
         {
             let message =
-                format!("what is \"{age}\" old at {at} was kept before the start: write at most {at}");
+                format!("state that is \"{age}\" old at {at} was saved before the start: write at most {at}");
             return Err((spanned.span(), message));
         }
     }
@@ -54,6 +55,6 @@ fn check_is_moved<T>(
     }
     Err((
         spanned.span(),
-        format!("nothing moves weights, so nothing {what}: write load = \"feedback\" in a job or a run"),
+        format!("no law adjusts weights, so nothing {what}: write load = \"feedback\" in a job or a run"),
     ))
 }
