@@ -1,25 +1,25 @@
-//! The controller makes all decisions of a host's daemon. It is pure: an event comes in with its
-//! time, and effects go out.
+//! The controller makes all decisions of a host's daemon. It is pure: each call takes an event and
+//! the time, and returns effects.
 //!
 //! Call [`Controller::begin`] once. Then call [`Controller::handle`] for each event, and pass
 //! [`Event::Wakeup`] no later than [`Controller::next_wakeup`]. Both calls return effects. The
-//! shell may carry these out in any order and at any time; the result of each is an event of its
-//! own. An effect may fail, take for ever or never be carried out: the state that it was meant to
+//! event loop may carry these out in any order and at any time, and passes the result of each as an
+//! event. An effect may fail, take for ever or never be carried out: the state that it should
 //! change then stays as it is. An event may come late, twice, or for an object that is gone.
 //!
 //! The controller reads no clock and no file, starts no thread and draws no random number. It calls
-//! the kernel ([`Kernel`]) and the network ([`Network`]) through traits, because its next decision
-//! depends on what these calls return.
+//! the kernel ([`Kernel`]) and the network ([`Network`]) through traits, because it needs the
+//! results of these calls at once.
 //!
-//! In reading order: events and effects (this file); endpoint files (`files`), how lists are
-//! delivered to clients (`delivery`) and which state files are stored for later starts
-//! (`state_files`); a new configuration (`reload`), what it changes (`changes`) and cannot change
-//! (`fixed`); one client (`client_task`), all of them (`clients`), those that cannot be started
-//! (`unstarted`) and those that leave (`leaving`); the start (`start`, `first_look`); flow records
-//! whose end no program saw (`flow_records`), the network namespaces of clients (`namespaces`);
-//! which backends are probed (`probing`, by `network`), which of them report (`register`), weights
-//! that follow load (`control`) and what the daemon has learnt about these (`learnt`); queries
-//! (`queries`) and the facts that answers are built from (`facts`).
+//! In reading order: events and effects (this file); endpoint files (`files`), the delivery of
+//! lists to clients (`delivery`) and the files that are stored for later starts (`state_files`); a
+//! new configuration (`reload`), the changes in it (`changes`) and the settings that it cannot
+//! change (`fixed`); one client (`client_task`), all clients (`clients`), clients that cannot be
+//! started (`unstarted`) and clients that leave (`leaving`); the start (`start`, `first_look`);
+//! flow records without a seen end (`flow_records`), the network namespaces of clients
+//! (`namespaces`); the backends that are probed (`probing`, through `network`) and the backends
+//! that report (`register`), weights that follow load (`control`) and the learnt weights
+//! (`learnt`); queries (`queries`) and the facts that answers are built from (`facts`).
 
 mod start;
 
@@ -103,27 +103,27 @@ use crate::assignments::Consumer;
 use crate::config::Config;
 use crate::source::{Contents, FileSource, NoAnswer, SourceError, Stamp};
 
-/// The controller checks files and cgroups and frees idle slots at this interval, because a watch
-/// can be lost without notice.
+/// The interval at which the controller checks files and cgroups and frees idle slots, even if no
+/// watch reports a change: a watch can be lost without notice.
 pub const TICK: Duration = Duration::from_secs(1);
 
-/// Ticks between two attempts to start the clients that could not be started.
+/// Clients that could not be started are retried every this number of ticks.
 const RETRY_TICKS: u32 = 10;
 
 pub enum Event {
     /// Something changed in watched directories.
     Changed(BTreeSet<PathBuf>),
-    /// The directories that [`Effect::Watch`] named are watched.
+    /// The directories of [`Effect::Watch`] are watched now.
     Watched,
     /// The time of [`Controller::next_wakeup`] has come.
     Wakeup,
     /// The stamp of the service's endpoint file was read; `None` if there is no file.
     Looked { service: String, source: FileSource, result: Result<Option<Stamp>, NoAnswer> },
-    /// The stamp of the configuration file was read. `is_due`: the file has settled, so a new
-    /// version is to be loaded now.
+    /// The stamp of the configuration file was read. If `is_due`, the file has stopped changing, so
+    /// a new version is to be loaded now.
     LookedAtConfig { is_due: bool, result: Result<Option<Stamp>, NoAnswer> },
     /// An endpoint file was read for the service. Readings are numbered in the order in which they
-    /// began. `result` is `None` if the file still has the known version.
+    /// began. `result` is `None` if the file is still the known version.
     Read {
         service: String,
         source: FileSource,
@@ -131,42 +131,43 @@ pub enum Event {
         version: Version<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
-    /// The loads that an earlier daemon had learnt were read; they could not be read at the start.
+    /// The loads that an earlier daemon had learnt were read by a retry; the read at the start had
+    /// failed.
     LearntRead(LearntFile),
-    /// Storing files for later starts has ended.
+    /// An attempt to store files for later starts has ended.
     Stored(StoreFailures),
-    /// The assignments of the service's list are computed: what each client task uses of it.
+    /// The assignments of the service's list are computed, for each client task.
     Computed { service: String, contents: Contents },
     /// A configuration and all its files were read.
     Loaded(Box<Loaded>),
     /// A retry of clients that could not be started has ended.
     Opened(Box<Tried>),
-    /// A wait for readers has ended: every program that was running when it began has ended, unless
-    /// the wait failed.
+    /// A wait for readers has ended: unless it failed, every program that was running when the wait
+    /// began has ended.
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
     Reclaimed(Pass, Suspects),
     /// A search for the network namespaces of clients has ended.
     NamespacesFound(Vec<NamespaceFound>),
-    /// A process sent a query, on the socket or the port for metrics.
+    /// A process has sent a query, through the socket or the metrics port.
     Asked(ControllerQuery),
-    /// The health of a backend changed, as probes or reports show it.
+    /// Probes or reports have changed the health of a backend.
     Heard,
-    /// An operator requests a reload by SIGHUP.
+    /// An operator has requested a reload by SIGHUP.
     Hangup,
 }
 
 pub enum Effect {
-    /// Watch these directories for changes, and watch for these cgroups to appear; watch nothing
-    /// else. [`Event::Watched`] follows.
+    /// Watch these directories for changes, and watch until these cgroups appear. This replaces all
+    /// earlier watches. [`Event::Watched`] follows.
     Watch { cgroups: Vec<PathBuf>, directories: BTreeSet<PathBuf> },
     /// Notify the service manager.
     Notify(Notice),
-    /// Run this beside the loop.
+    /// Run this work beside the event loop.
     Work(Box<BackgroundWork>),
 }
 
-/// Work that takes time and runs beside the loop. Its result is an event.
+/// Work that takes time, so it runs beside the event loop. Its result is an event.
 pub enum BackgroundWork {
     /// Read the stamp of an endpoint file, and watch its directory.
     Look {
@@ -177,7 +178,7 @@ pub enum BackgroundWork {
     LookAtConfig {
         is_due: bool,
     },
-    /// Read an endpoint file unless it is the `known` version.
+    /// Read an endpoint file, unless its version is still `known`.
     Read {
         service: String,
         source: FileSource,
@@ -189,13 +190,13 @@ pub enum BackgroundWork {
     ReadLearnt,
     /// Store files for later starts.
     Store(StateFiles),
-    /// Compute which endpoints of a list these client tasks use.
+    /// Compute the assignments of a list for these client tasks.
     Compute {
         service: String,
         contents: Contents,
         consumers: Vec<Consumer>,
     },
-    /// Read a configuration and the files that it names, and open its clients.
+    /// Read a configuration and the files that it names, and open clients that do not run yet.
     Load(Box<LoadRequest>),
     Open(Box<OpenRequest>),
     /// Wait until every program that is running now has ended.
@@ -207,7 +208,7 @@ pub enum BackgroundWork {
         now: Instant,
         interval: Duration,
     },
-    /// Search for the network namespaces of clients; each search comes with the client's name.
+    /// Search for the network namespaces of clients, each given with its name.
     SearchNamespaces(Vec<(String, Search)>),
 }
 
@@ -220,14 +221,14 @@ impl From<BackgroundWork> for Effect {
 /// A notification to the service manager.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// The daemon is ready; the text is its status line.
+    /// The daemon is ready. The text is its status line.
     Ready(String),
     /// A new status line.
     Status(String),
     Reloading,
 }
 
-/// The constants of a controller, which it receives at its start.
+/// The values that a controller receives at its start and that never change.
 #[derive(Clone)]
 pub struct Environment {
     pub kernel: Arc<dyn Kernel>,
@@ -236,26 +237,26 @@ pub struct Environment {
     pub host: String,
     /// The process id of the daemon.
     pub pid: u32,
-    /// How many file descriptors this process may have.
+    /// The limit of open file descriptors of this process.
     pub descriptors: u64,
     /// Why cgroups may be invisible to the daemon; `None` if they are visible.
     pub namespace_warning: Option<String>,
-    /// How much later the first look begins on this host, in 256ths of the longest jitter. Differs
-    /// from host to host.
+    /// The random delay before the first look on this host, in 256ths of the longest delay. Hosts
+    /// differ in it.
     pub jitter: u8,
     /// How many clients are opened at the same time.
     pub threads: usize,
-    /// Whether the daemon is stopping and no longer waits for clients that are being opened.
+    /// Whether the daemon is stopping. Then nothing waits for clients that are being opened.
     pub stopping: Arc<AtomicBool>,
 }
 
 pub struct Controller {
     environment: Environment,
-    /// The wall clock at the last event.
+    /// The wall-clock time of the last event.
     wall: SystemTime,
     started: SystemTime,
-    /// Whether the first configuration is in force. Before that the controller has no client and
-    /// answers no query.
+    /// Whether the first configuration is in force. Until then the controller has no clients and
+    /// answers no queries.
     is_ready: bool,
     /// The configuration in force.
     config: Config,
@@ -268,14 +269,14 @@ pub struct Controller {
     waiters: Vec<Waiter>,
     ticks: u32,
     next_tick: Option<Instant>,
-    /// How much later the first look begins on this host.
+    /// The random delay before the first look on this host.
     first_look_jitter: Duration,
     effects: Vec<Effect>,
 }
 
 impl Controller {
-    /// The new controller has no client yet; clients come with the first configuration that is
-    /// loaded. `version` is the version of the configuration file that was read.
+    /// A controller without clients; clients come with the first configuration that is loaded.
+    /// `version` is the version of the configuration file that was read.
     pub fn new(
         config: &Config,
         version: Version<Stamp>,
@@ -306,7 +307,7 @@ impl Controller {
     /// Handles one event.
     ///
     /// # Errors
-    /// Returns an error if the daemon cannot start. Once it is ready, it never fails.
+    /// If the daemon cannot start. Once the daemon is ready, this never fails.
     pub fn handle(&mut self, event: Event, now: Instant, wall: SystemTime) -> Result<Vec<Effect>> {
         self.wall = wall;
         self.clients.has_settled = false;
@@ -319,7 +320,7 @@ impl Controller {
             Event::LearntRead(read) => self.take_learnt(read, now),
             Event::Stored(stored) => self.stored(stored, now),
             Event::Read { service, source, begun, version, result } => {
-                // A reload may have changed where the service's endpoints come from.
+                // A reload may have changed the source of the service's endpoints in the meantime.
                 if self.sources.files.get(&service).is_some_and(|file| file.source == source) {
                     self.read(&service, begun, version, result, now);
                     self.settle(now);
@@ -352,8 +353,9 @@ impl Controller {
             }
             Event::Asked(query) => self.answer(query, now),
             Event::Heard => {
-                // A backend that returns while it is ejected becomes the next connect's trial, even
-                // if it was ejected after the last tick.
+                // If a backend returns while it is ejected, the next connect is its trial. The
+                // programs' verdicts are read first, because the backend may have been ejected
+                // after the last tick.
                 self.clients.tasks.iter_mut().for_each(|client_task| client_task.hear_kernel(now));
                 self.hear_probes(now);
                 self.end_first_looks(now);
@@ -365,14 +367,14 @@ impl Controller {
         Ok(std::mem::take(&mut self.effects))
     }
 
-    /// When [`Event::Wakeup`] has to come at the latest.
+    /// The latest time for [`Event::Wakeup`].
     pub fn next_wakeup(&self, now: Instant) -> Option<Instant> {
         let settling = self.clients.is_settling.then_some(now);
         self.next_due().into_iter().chain(self.next_tick).chain(settling).min()
     }
 
-    /// Does one thing that is due; a further wake-up does the next, so that other events of the
-    /// loop get their turn.
+    /// Does one thing that is due. The next wake-up does the next thing, so that other events are
+    /// handled in between.
     fn wake_up(&mut self, now: Instant) {
         if self.next_due().is_some_and(|due| due <= now) {
             self.start_reading(now);
@@ -386,8 +388,8 @@ impl Controller {
         }
     }
 
-    /// Whether the daemon answers queries. Commands that wait for the daemon also wait for the end
-    /// of the first look.
+    /// Whether the daemon answers queries. It does not until the first look has ended, so that
+    /// commands that wait for the daemon wait for that, too.
     pub fn is_open(&self) -> bool {
         self.is_ready && self.next_end_of_first_look().is_none()
     }
@@ -401,13 +403,14 @@ impl Controller {
     }
 
     fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        // Directories of cgroups are watched even when files are not, and may contain such files.
+        // The directories of cgroups are watched even if files are not, and files may lie in these
+        // directories.
         if self.config.daemon.watch {
             self.files_changed(changes, now);
             self.reload.changed(changes, now);
         }
-        // A change of a parent directory counts as well: the directory may be new, with everything
-        // below it.
+        // A change of a parent directory counts as well: if the directory is new, everything below
+        // it may be new, too.
         let concerns =
             |client_task: &ClientTask| changes.iter().any(|path| client_task.path().starts_with(path));
         let mut any = false;
@@ -422,9 +425,9 @@ impl Controller {
         }
     }
 
-    /// Requests watches on the directories where cgroups appear and where files lie. A cgroup that
-    /// appears before the watch exists is found by the check after [`Event::Watched`]; one that
-    /// appears later is reported as a change.
+    /// Requests watches on the directories of cgroups and of files. The check after
+    /// [`Event::Watched`] finds a cgroup that appeared before the watch existed. The watch reports
+    /// a later one as a change.
     fn watch(&mut self) {
         let cgroups = self.clients.tasks.iter().map(|client_task| client_task.path().to_owned());
         let directories = if self.config.daemon.watch { self.directories() } else { BTreeSet::new() };
@@ -432,7 +435,7 @@ impl Controller {
     }
 
     fn tick(&mut self, now: Instant) {
-        // Before the first configuration is in force there is nothing to check.
+        // Until the first configuration is in force, there is nothing to check.
         if !self.is_ready {
             return;
         }
@@ -450,11 +453,11 @@ impl Controller {
             client_task.hear_kernel(now);
             unsettled |= !client_task.is_settled();
             if let Err(error) = client_task.log_kernel() {
-                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
+                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read the programs' counters; retrying");
             }
             freed |= client_task.free_idle(now);
             if let Err((error, true)) = client_task.sample(now) {
-                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
+                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read the programs' counters; retrying");
             }
         }
         self.try_to_resume_leaving(now);
@@ -470,7 +473,7 @@ impl Controller {
         self.probe_again(now);
         self.follow_load(now);
         self.reclaim_flows(now);
-        // Retries a wait that failed.
+        // If a wait has failed, this retries it.
         self.wait_for_readers();
         let status = self.summary();
         self.effects.push(Effect::Notify(Notice::Status(status)));

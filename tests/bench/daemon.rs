@@ -106,7 +106,7 @@ fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
         10 * cpu_ticks(daemon.pid())?
     );
     let taken_on = |act: &dyn Fn()| {
-        let count = || daemon.log().matches("configuration taken on").count();
+        let count = || daemon.log().matches("configuration applied").count();
         let before = count();
         act();
         stage::eventually("it is taken on", count, |count| *count > before);

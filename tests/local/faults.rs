@@ -227,7 +227,7 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     assert!(elsewhere.try_dial(SERVICE).is_err(), "nobody is there");
     // A report that a process holds the socket is sufficient.
     let is_told = !kernel::SPECULATION_BARRIERS.is_here();
-    let fault = "client web: 1 active flows are in network namespaces that cannot be looked into";
+    let fault = "client web: 1 active flows are in network namespaces that cannot be inspected";
     look(|| setup.status()).has(
         |status| {
             let reclaim = status.clients[0].reclaim.expect("the daemon answers");

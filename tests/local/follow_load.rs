@@ -104,5 +104,5 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
     );
     assert!(fixture.setup.run(&["load", "on", "users", "--client", "web"]).status.success());
     eventually("it gets more", || load(&fixture), |load| factor(load, 0) > 1.1);
-    assert!(fixture.daemon().log().contains("asked to switch what follows load"));
+    assert!(fixture.daemon().log().contains("an operator switched the weights that follow load"));
 }

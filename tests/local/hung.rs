@@ -71,7 +71,7 @@ fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
     // The daemon applies another configuration, and the service with the hung file retains its
     // list.
     fixture.daemon().signal(Signal::HUP);
-    let taken_on = || fixture.daemon().log().matches("configuration taken on").count();
+    let taken_on = || fixture.daemon().log().matches("configuration applied").count();
     eventually("a reload goes on", taken_on, |times| *times == 1);
     assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"]);
     goes_on(&fixture, &other);

@@ -47,7 +47,7 @@ fn a_manager_that_does_not_listen_does_not_hold_the_daemon_up() {
     // A thousand times per second, and no reader: the queue is full at once.
     for round in 1..=3 {
         daemon.signal(Signal::HUP);
-        let taken_on = || daemon.log().matches("configuration taken on").count();
+        let taken_on = || daemon.log().matches("configuration applied").count();
         stage::eventually("the loop goes on", taken_on, |times| *times >= round);
     }
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));

@@ -175,7 +175,7 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
     // Passes over the records do read them; they run at intervals.
     crowd.configure("1s");
     let faults = || crowd.fixture.setup.faults().join("\n");
-    eventually("a pass has missed them", faults, |faults| faults.contains("flow records were not checked"));
+    eventually("a pass has missed them", faults, |faults| faults.contains("the flow records could not be checked"));
     crowd.hide_records(false);
     assert_eq!(crowd.flows(), before, "each flow is as it was");
     let service = address(SERVICE);

@@ -77,7 +77,7 @@ fn flows_whose_end_was_not_seen_are_ended() {
     let mut fixture = scene(|text| with_active_accounting(&text));
     fixture.start();
     four_of_six_end_unseen(&mut fixture);
-    assert!(fixture.daemon().log().contains("flow records of sockets that are gone were removed"));
+    assert!(fixture.daemon().log().contains("reclaimed flow records of sockets that are gone"));
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn limits_change_as_the_message_says() {
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     let (code, text) = stage::daemon::failure(&output);
     assert_eq!(code, Some(1), "{text}");
-    for part in ["none of 2 clients can be started", "client one: ", "client two: ", "maps/backends", &loop_]
+    for part in ["cannot start any of 2 clients", "client one: ", "client two: ", "maps/backends", &loop_]
     {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }

@@ -197,7 +197,7 @@ fn what_strangers_send_changes_nothing_and_is_counted() {
     let (fixture, _agent) = start("round-robin", &ALL);
     let log = fixture.daemon().log();
     let at =
-        log.lines().find_map(|line| line.split("address=").nth(1).filter(|_| line.contains("asking agents")));
+        log.lines().find_map(|line| line.split("address=").nth(1).filter(|_| line.contains("polling agents")));
     let daemon: std::net::SocketAddr = at.expect("it says where").trim().parse().expect("an address");
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let forged = forged_push();

@@ -210,7 +210,7 @@ fn ejections_are_lifted_by_the_members_of_one_group() {
         let expected = "client web, service users: 127.0.0.1:8001 was not ejected\n";
         assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
     }
-    let calls = || fixture.daemon().log().lines().filter(|line| line.contains("lift an ejection")).count();
+    let calls = || fixture.daemon().log().lines().filter(|line| line.contains("requested a readmission")).count();
     assert_eq!(calls(), 2, "{}", fixture.daemon().log());
     assert!(fixture.daemon().log().contains("user=65533"), "{}", fixture.daemon().log());
     // A user of another group does not reach the socket; nor would that be enough.

@@ -1,4 +1,4 @@
-//! What another configuration or another endpoint list changes, in words for the log: clients,
+//! Describes for the log how a configuration or endpoint list differs from the one before: clients,
 //! services, keys and endpoints by name.
 
 use lb_core::endpoint::{Difference, Endpoint, EndpointList};
@@ -8,8 +8,7 @@ use lb_view::text::{changes_in_a_line, names};
 
 use crate::configured::endpoint_keys;
 
-/// The most names of each kind in one line, so that the log stays readable; `socklb check
-/// --against-running` lists all.
+/// The most names of each kind in one log line. `socklb check --against-running` lists all.
 const MOST: usize = 8;
 
 pub fn changes(before: &Configured, after: &Configured) -> String {
@@ -18,13 +17,14 @@ pub fn changes(before: &Configured, after: &Configured) -> String {
     changes_in_a_line(&clients, &services, &comparison::keys(&before.host, &after.host), MOST)
 }
 
-/// What the list `after` changes of `before`, by address.
+/// How `after` differs from `before`, with endpoints named by address.
 pub fn list_changes(before: &EndpointList, after: &EndpointList) -> String {
     let Difference { added, removed, changed } = before.difference(after);
     let address = |endpoint: &&Endpoint| endpoint.address.to_string();
     let changed = changed.iter().filter_map(|(before, after_it)| {
         let mut keys = comparison::keys(&endpoint_keys(before), &endpoint_keys(after_it));
-        // An index that follows from the addresses may change with any other endpoint.
+        // Indexes that are computed from the addresses change whenever another endpoint comes or
+        // goes.
         keys.retain(|change| change.key != "index" || !after.has_address_indexes());
         let keys: Vec<String> = keys
             .iter()

@@ -1,12 +1,14 @@
-//! One client task: the balancer that plans for it, and the kernel side that carries the plan out.
+//! One client task: its balancer, which makes the plan, and the kernel's maps and programs, which
+//! carry it out.
 //!
-//! Facts change the plan; [`ClientTask::settle`] makes the maps match it. Steps that cannot be done
-//! at once (a region that may still be read, a slot with open flows) are left for the next time. A
-//! client task reads no clock and spawns nothing. In reading order: its plan and its maps (this
-//! file), the lists that change the plan (`lists`), its cgroup (`attachment`), its network
-//! namespace (`namespace`), what its programs find of backends (`health`), guesses from probes
-//! (`guesses`), its counters (`counts`), weights that change while lists stay (`control`), errors
-//! that count as load (`errors`), and subsets whose size follows load (`size`).
+//! Facts change the plan; [`ClientTask::settle`] makes the maps match the plan. Steps that are not
+//! possible yet (reuse of a region that a program may still read, freeing of a slot with open
+//! flows) are left for a later call. A client task reads no clock and starts no thread. In reading
+//! order: the plan and the maps (this file), the lists that change the plan (`lists`), the cgroup
+//! (`attachment`), the network namespace (`namespace`), the verdicts of the programs on backends
+//! (`health`), guesses from probes (`guesses`), the counters (`counts`), weights that change
+//! although the lists do not (`control`), errors that count as load (`errors`), and subsets whose
+//! size follows load (`size`).
 
 mod lists;
 
@@ -57,38 +59,37 @@ pub enum ClientTaskError {
     Datapath(#[from] DatapathError),
     #[error(transparent)]
     Refused(#[from] UnusableList),
-    #[error("cannot tell how many CPUs the kernel may run on")]
+    #[error("cannot read the number of the kernel's possible CPUs")]
     Cpus(#[source] std::io::Error),
 }
 
 pub struct ClientTask {
     pub client: ClientConfig,
     pub pins: Pins,
-    /// Whether the directory of the pins was removed with all its content, because an operator
-    /// wanted the client gone.
+    /// Whether an operator has removed the directory of the pins, and so the client.
     is_unpinned: bool,
-    /// Full path of its cgroup.
+    /// The full path of its cgroup.
     path: PathBuf,
-    /// The cgroup that the programs are attached to; `None` while there is none at the client's
-    /// path.
+    /// The cgroup that the programs are attached to; `None` while there is no cgroup at the
+    /// client's path.
     cgroup: Option<Cgroup>,
-    /// The network namespace of its processes; `None` until it is known.
+    /// The network namespace of the client's processes; `None` until it is known.
     namespace: Option<ClientNamespace>,
     search: namespace::Searches,
-    /// What flow records show of these processes.
+    /// What flow records show of the client's processes.
     recorded: RecordedProcesses,
-    /// Why the programs are not attached, if the kernel refused.
+    /// Why the programs are not attached, if the kernel refused to attach them.
     attach_error: Option<String>,
     /// When attaching is retried.
     attaching: Backoff,
-    /// Whether the programs had a verdict on any backend when their verdicts were last read.
+    /// Whether any backend was ejected, or had failures, when the programs' verdicts were last read.
     has_verdicts: bool,
-    /// Whether the last look found links to cgroups that are no longer the client's.
+    /// Whether the last check found links to cgroups that the client has left.
     has_old_links: bool,
-    /// The cgroup that all links led to at the last look, and when that was.
+    /// The cgroup that all links were attached to at the last check, and the time of that check.
     links_seen: Option<(u64, Instant)>,
-    /// Whether flows may still begin in cgroups that the client has left; `leaving`: when ending
-    /// that is retried.
+    /// Whether flows may still begin in cgroups that the client has left. `leaving`: when to retry
+    /// ending this.
     has_moved: bool,
     leaving: Backoff,
     limits: Limits,
@@ -96,52 +97,53 @@ pub struct ClientTask {
     clock: Clock,
     balancer: Balancer,
     datapath: Datapath,
-    /// The slots that neither the plan nor the maps name, once the maps match the plan. `None`
-    /// while steps may be left.
+    /// The slots that neither the plan nor the maps use, once the maps match the plan; `None` while
+    /// steps may be left.
     settled: Option<BTreeSet<Slot>>,
     host: String,
     cursor_seed: CursorSeed,
-    /// How far the slots that nothing names are on their way to being freed.
+    /// For each unused slot, how much of the wait before it can be freed has passed.
     grace_periods: GracePeriods,
     window: Window,
-    /// What was logged of backends' health.
+    /// The health of backends that the log has shown.
     told: health::Told,
-    /// Whether nothing of the client was pinned when this client task was opened.
+    /// Whether the client had no pins when this client task was opened.
     pub is_new: bool,
-    /// Until when attaching waits for the first results of probes.
+    /// How long attaching waits at most for the first results of probes.
     pub first_look: Option<Instant>,
-    /// The version of the probe results that was applied last; `None` if the current ones are to be
-    /// applied whatever their version is.
+    /// The version of the probe results that were applied last; `None` if the current results must
+    /// be applied whatever their version.
     pub probes_heard: Option<(u64, u64)>,
-    /// Whether services with too few available backends serve.
+    /// For services with too few available backends: whether they still serve.
     serving: BTreeMap<ServiceIndex, health::Serving>,
-    /// Backends that fail probes, if the client is in another network namespace than the daemon.
+    /// The backends that fail probes, if the client is in another network namespace than the
+    /// daemon.
     guesses: BTreeMap<Identity, guesses::Guess>,
-    /// When reading counters is retried after a failure.
+    /// When to retry reading counters after a failure.
     counting: Backoff,
-    /// Why the maps do not match the plan, if they do not; `has_failed`: whether the kernel refused
-    /// a step.
+    /// Why the maps do not match the plan; `None` if they do. `has_failed`: whether the kernel
+    /// refused a step.
     trouble: Option<String>,
     has_failed: bool,
-    /// Why a list that the configuration holds was refused, by service name.
+    /// By service name: why a list in the configuration itself was refused.
     refused_static: BTreeMap<String, String>,
-    /// The control that changes the weights of a service, and the service's name, by position.
-    /// Empty until the controls are made.
+    /// By position of the service: the control that changes its weights, and its name. Empty until
+    /// the controls are created.
     controls: Vec<Option<(String, control::Controlled)>>,
     errors_seen: errors::ErrorLook,
-    /// For backends that report errors: how many of these are still to be added to their recent
-    /// errors.
+    /// For backends that report errors: how many of these errors are still to be added to the
+    /// backend's recent errors.
     reported_errors: BTreeMap<BackendRef, ReportedErrors>,
-    /// The size of a subset that follows load, and its service's name, by position. Empty until the
-    /// sizes are made.
+    /// By position of the service: the size of a subset that follows load, and the service's name.
+    /// Empty until the sizes are created.
     sizes: Vec<Option<(String, size::FollowedSize)>>,
 }
 
 impl ClientTask {
-    /// Adopts or creates the client's maps. Attaches nothing yet.
+    /// Adopts or creates the client's maps. Does not attach programs yet.
     ///
     /// # Errors
-    /// If the existing maps do not fit, or the kernel refuses.
+    /// If the existing maps have another shape, or the kernel refuses.
     pub fn open(
         client: ClientConfig,
         pins: Pins,
@@ -201,17 +203,16 @@ impl ClientTask {
         })
     }
 
-    /// Applies another configuration of the same client, as a start would: what the kernel holds
-    /// stays in use until lists are delivered again, and what is no longer wanted leaves once its
-    /// last flow has ended. An equal configuration changes nothing. If other programs are loaded
-    /// for it, they replace the earlier ones at the next look at the cgroup
+    /// Applies another configuration of the same client, as a start would: the tables in the kernel
+    /// stay in use until lists are delivered again, and services and backends that are no longer
+    /// wanted leave after their last flow. An equal configuration changes nothing. If the new
+    /// configuration needs other programs, they are attached at the next check of the cgroup
     /// ([`ClientTask::follow_cgroup`]), which is retried until it succeeds.
     ///
     /// # Errors
-    /// If its services do not fit, or the kernel refuses the programs; then everything stays as it
-    /// was.
+    /// If its services do not fit, or the kernel refuses the programs. Then nothing changes.
     pub fn reconfigure(&mut self, client: ClientConfig, now: Instant) -> Result<(), ClientTaskError> {
-        // At a reload most clients stay as they are, and making a balancer takes time.
+        // A reload leaves most clients unchanged, and creating a balancer takes time.
         if client == self.client {
             return Ok(());
         }
@@ -236,7 +237,7 @@ impl ClientTask {
         Ok(())
     }
 
-    /// Makes the maps match the plan, as far as is possible now.
+    /// Makes the maps match the plan, as far as possible now.
     ///
     /// # Errors
     /// If the kernel refuses a step.
@@ -254,7 +255,7 @@ impl ClientTask {
         self.grace_periods.retain(&unneeded);
         self.trouble = match &result {
             Ok(true) => None,
-            Ok(false) => Some("a new table waits for room in the schedule map".to_owned()),
+            Ok(false) => Some("a new table is waiting for room in the schedule map".to_owned()),
             Err(error) => Some(crate::error::chain(error)),
         };
         self.has_failed = result.is_err();
@@ -264,8 +265,8 @@ impl ClientTask {
         result.map(drop)
     }
 
-    /// Slots that neither the plan nor the maps name. A slot that the plan has dropped may still be
-    /// named by a table whose successor waits for room.
+    /// The slots that neither the plan nor the maps use. The maps may still use a slot that the
+    /// plan has dropped: an old table stays while its successor waits for room.
     fn unneeded(&self) -> Cow<'_, BTreeSet<Slot>> {
         match &self.settled {
             Some(unneeded) => Cow::Borrowed(unneeded),
@@ -278,25 +279,25 @@ impl ClientTask {
         &unneeded - &self.datapath.named(&unneeded)
     }
 
-    /// Whether any step has to wait until readers are gone.
+    /// Whether any step has to wait for the end of running programs.
     pub fn wants_wait(&self) -> bool {
         self.datapath.is_waiting_for_readers() || self.grace_periods.wants_wait(&self.unneeded())
     }
 
-    /// To be called before a wait for readers starts.
+    /// Call this before a wait for readers starts.
     pub fn before_wait(&mut self) {
         self.datapath.before_wait();
         let unneeded = self.unneeded().into_owned();
         self.grace_periods.before_wait(&unneeded);
     }
 
-    /// To be called after a wait for readers that began with [`ClientTask::before_wait`].
+    /// Call this when the wait for readers that followed [`ClientTask::before_wait`] has ended.
     pub fn after_wait(&mut self) {
         self.datapath.readers_are_gone();
         self.grace_periods.after_wait();
     }
 
-    /// Frees slots that nothing refers to any more. Returns whether there were any.
+    /// Frees the slots that nothing refers to any more. Returns whether there were any.
     pub fn free_idle(&mut self, now: Instant) -> bool {
         let tables = self.datapath.tables();
         let idle = self.grace_periods.take_idle(|slot| tables.active(slot) != 0);
@@ -304,7 +305,7 @@ impl ClientTask {
             return false;
         }
         self.settled = None;
-        self.balancer.handle(now, Fact::Idle(idle)).expect("freeing takes no room");
+        self.balancer.handle(now, Fact::Idle(idle)).expect("freeing slots needs no room");
         true
     }
 
@@ -315,13 +316,13 @@ impl ClientTask {
         slots.fold(0, |sum, slot| sum.saturating_add(tables.active(*slot)))
     }
 
-    /// Removes errors that are long past, at the programs' tick `now`.
+    /// Removes old errors of all backends. `now` is the programs' tick.
     pub fn forget_errors(&self, now: u32) {
         let tables = self.datapath.tables();
         self.datapath.applied().backends.keys().for_each(|slot| tables.forget_errors(*slot, now));
     }
 
-    /// Drops everything except what the client's removal needs.
+    /// Drops everything except what is needed to remove the client.
     pub fn into_lock(self) -> (Pins, Option<Lock>) {
         (self.pins, self.datapath.into_lock())
     }
@@ -344,7 +345,7 @@ impl ClientTask {
         self.trouble.as_deref()
     }
 
-    /// Whether the kernel has refused a step towards the plan.
+    /// Whether the kernel refused a step towards the plan in the last attempt.
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }
@@ -368,7 +369,7 @@ fn balancer(
     Balancer::new(services, limits, adopted, now)
 }
 
-/// What the client's programs have to be able to do.
+/// What the client's programs must support.
 fn purpose(client: &ClientConfig) -> Purpose {
     let mut services = client.services.iter().map(|configured| &configured.service);
     let scans =
@@ -376,8 +377,8 @@ fn purpose(client: &ClientConfig) -> Purpose {
     Purpose { accounting: client.accounting, scans }
 }
 
-/// Seeds the cursors of a client: a hash of its task and its host. Two hosts that have the same
-/// index by mistake, or no index at all, still start at different entries.
+/// The seed for a client's cursors: its task and its host. Two hosts that have the same index by
+/// mistake, or no index, still start at different entries.
 fn task_on(client: &ClientConfig, host: &str) -> String {
     format!("{}/{}@{host}", client.job, client.task.index)
 }

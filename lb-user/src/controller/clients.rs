@@ -1,7 +1,7 @@
-//! The clients of the daemon: they come and go with the configuration, follow their cgroups, and
-//! their maps are made to match their plans.
+//! All clients of the daemon: adding and removing them with the configuration, attaching them to
+//! their cgroups, and making their maps match their plans.
 //!
-//! A fault of one client is reported once and retried, and all other clients go on.
+//! A fault of one client is logged once and retried; other clients are not affected.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -19,27 +19,27 @@ use crate::config::{ClientConfig, Config};
 pub struct Clients {
     /// The clients that run.
     pub tasks: Vec<ClientTask>,
-    /// The names of the clients whose maps do not match their plans yet; each is settled in its own
-    /// turn of the loop.
+    /// The names of the clients whose maps may not match their plans yet. Each is settled in a turn
+    /// of its own.
     pub to_settle: BTreeSet<String>,
-    /// Whether clients were left for later turns, so that `all_settled` is still to follow.
+    /// Whether clients were left for later turns, after which `all_settled` is to be called.
     pub is_settling: bool,
     /// Whether a client was settled in this turn.
     pub has_settled: bool,
-    /// Clients that could not be started when the configuration was reloaded, each with the reason.
-    /// They are retried regularly.
+    /// The clients that could not be started or changed, each with the reason. They are retried
+    /// regularly.
     pub unstarted: Vec<(ClientConfig, String)>,
     /// Whether clients are being opened beside the loop.
     pub opening: bool,
-    /// Clients on their way out.
+    /// Clients that are leaving.
     pub leaving: Vec<Leaving>,
-    /// When to retry resuming the removals that an earlier daemon had begun.
+    /// When to retry resuming the removals that an earlier daemon began.
     pub resuming: Backoff,
     /// Whether a wait for readers is under way.
     waiting_for_readers: bool,
     /// Whether a search for network namespaces is under way.
     pub is_searching: bool,
-    /// Why the last wait for readers failed, if it did.
+    /// Why the last wait for readers failed; `None` if it did not.
     readers_error: Option<String>,
 }
 
@@ -55,7 +55,7 @@ impl Clients {
 }
 
 impl Clients {
-    /// Notes the clients whose maps do not match their plans.
+    /// Collects the clients whose maps do not match their plans.
     fn find_unsettled(&mut self, now: Instant) {
         for client_task in &mut self.tasks {
             client_task.hear_kernel(now);
@@ -65,7 +65,7 @@ impl Clients {
         }
     }
 
-    /// Settles one client, if any waits for that.
+    /// Settles the next client that waits for it, if any.
     fn settle_next(&mut self, now: Instant) {
         let next = self.to_settle.pop_first();
         // A reload may have dropped it.
@@ -75,27 +75,27 @@ impl Clients {
             self.has_settled = true;
             let before = client_task.trouble().map(str::to_owned);
             let result = client_task.settle(now);
-            // Logged once, not once per attempt.
+            // An error is logged once, not at each attempt.
             if let Err(error) = result
                 && client_task.trouble() != before.as_deref()
             {
-                error!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot bring the maps to the plan");
+                error!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot make the maps match the plan; retrying");
             }
         }
     }
 }
 
 impl Controller {
-    /// Adds a client that was opened. It replaces a client of the same name whose pins were
-    /// removed, if there is one.
+    /// Adds a client that was opened. It replaces the client of the same name, if there is one,
+    /// because that one's pins were removed.
     pub fn take_in(&mut self, mut client_task: ClientTask, others: Vec<Leaving>, now: Instant) {
-        // The first sample, so that what is counted from here on shows in the last minute.
+        // The first sample: counts of the last minute are the differences to it.
         if let Err((error, _)) = client_task.sample(now) {
-            warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
+            warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read the programs' counters; retrying");
         }
         if !client_task.has_cgroup() {
-            // Logged, because a mistyped path looks the same.
-            warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "there is no such cgroup; waiting for it");
+            // Logged, because the path may be mistyped.
+            warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "the client's cgroup does not exist; waiting for it");
         }
         let name = client_task.client.name.clone();
         client_task.is_new &= others.is_empty();
@@ -107,13 +107,13 @@ impl Controller {
         self.make_controls(&name, now);
     }
 
-    /// The clients that need not be opened. A client whose pins were removed by hand is opened
-    /// again.
+    /// The clients that need not be opened. Clients whose pins an operator has removed are not
+    /// among them, so they are opened again.
     pub fn there(&mut self) -> BTreeSet<String> {
         let mut there = BTreeSet::new();
         for client_task in &mut self.clients.tasks {
             let was_unpinned = client_task.is_unpinned();
-            // A client whose pins cannot be checked is left alone.
+            // If the pins cannot be checked, the client counts as running.
             if client_task.look_for_pins().unwrap_or(true) {
                 there.insert(client_task.client.name.clone());
             } else if !was_unpinned {
@@ -127,20 +127,20 @@ impl Controller {
         self.clients.tasks.iter().map(|client_task| client_task.client.name.as_str()).collect()
     }
 
-    /// Remembers which clients could not be started; each error is logged once.
+    /// Stores which clients could not be started; logs each error once.
     pub fn set_unstarted(&mut self, unstarted: Vec<(ClientConfig, String)>) {
         for (client, error) in &unstarted {
             let known =
                 |(other, before): &(ClientConfig, String)| other.name == client.name && before == error;
             if !self.clients.unstarted.iter().any(known) {
-                warn!(client = %client.name, %error, "cannot start the client, or change it");
+                warn!(client = %client.name, %error, "cannot start the client, or apply its new configuration; retrying");
             }
         }
         self.clients.unstarted = unstarted;
     }
 
-    /// Removes the clients that are no longer configured from the running ones, and returns them.
-    /// They are still attached.
+    /// Removes clients that are no longer configured from the running ones, and returns them. Their
+    /// programs are still attached.
     pub fn drop_clients(&mut self, config: &Config) -> Vec<Leaving> {
         let stays = |client_task: &ClientTask| {
             config.clients.iter().any(|client| client.name == client_task.client.name)
@@ -151,26 +151,26 @@ impl Controller {
         gone.into_iter().map(Leaving::of).collect()
     }
 
-    /// Settles all clients if the maps of any do not match its plan.
+    /// Settles clients if the maps of any client do not match its plan.
     pub fn settle_if_needed(&mut self, now: Instant) {
         if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
             self.settle(now);
         }
     }
 
-    /// Settles one client, and has the loop settle each other client in a turn of its own. One
-    /// client with many services takes milliseconds, and the service manager, operators and probes
-    /// must not wait for all clients.
+    /// Settles one client now, and each other client in a turn of its own. One client with many
+    /// services takes milliseconds, and the service manager, operators and probes must not wait
+    /// until all are settled.
     pub fn settle(&mut self, now: Instant) {
         self.clients.find_unsettled(now);
-        // Several changes in one turn must not settle several clients.
+        // One turn settles at most one client, however many changes it has.
         if !self.clients.has_settled {
             self.settle_next(now);
         }
         self.clients.is_settling |= !self.clients.to_settle.is_empty();
     }
 
-    /// Settles all clients in this turn: at the start nothing waits for the loop yet.
+    /// Settles all clients in this turn, because at the start nothing else waits for the loop.
     pub fn settle_all(&mut self, now: Instant) {
         self.settle(now);
         // Bound: each turn removes one.
@@ -180,7 +180,7 @@ impl Controller {
         self.clients.is_settling = false;
     }
 
-    /// One turn of the loop, for the next client.
+    /// Settles the next client, in a turn of the loop.
     pub fn go_on_settling(&mut self, now: Instant) {
         self.settle_next(now);
         if self.clients.to_settle.is_empty() {
@@ -189,7 +189,8 @@ impl Controller {
         }
     }
 
-    /// Settles the next client, if any waits for that.
+    /// Settles the next client that waits for it, if any. After the last one, logs changes of
+    /// health and starts a wait for readers.
     fn settle_next(&mut self, now: Instant) {
         self.clients.settle_next(now);
         if self.clients.to_settle.is_empty() {
@@ -200,8 +201,7 @@ impl Controller {
         }
     }
 
-    /// Starts a wait for readers if any client, or an id of reports, needs one and none is under
-    /// way.
+    /// Starts a wait for readers if any client or report id needs one, unless a wait is under way.
     pub fn wait_for_readers(&mut self) {
         let wants_wait = self.probing.wants_wait() || self.clients.tasks.iter().any(ClientTask::wants_wait);
         if self.clients.waiting_for_readers || !wants_wait {
@@ -218,11 +218,14 @@ impl Controller {
     pub fn readers_gone(&mut self, result: Result<(), DatapathError>, now: Instant) {
         self.clients.waiting_for_readers = false;
         if let Err(error) = result {
-            // Programs may still read what was to be overwritten: tables stay as they are until a
-            // wait succeeds.
+            // Programs may still read the data that would be overwritten, so no table is replaced
+            // until a wait succeeds.
             let error = crate::error::chain(&error);
             if self.clients.readers_error.as_ref() != Some(&error) {
-                error!(error, "no table can be replaced for now");
+                error!(
+                    error,
+                    "cannot wait for running programs; no table is replaced until a wait succeeds; retrying"
+                );
             }
             self.clients.readers_error = Some(error);
             return;
@@ -240,13 +243,13 @@ impl Controller {
         self.settle(now);
     }
 
-    /// Attaches clients whose cgroup is another one now, or whose links are gone.
+    /// Attaches clients whose cgroup has changed, or whose links are gone.
     pub fn follow_cgroups(&mut self, now: Instant) {
         let mut moved = false;
         let Clients { tasks, to_settle, .. } = &mut self.clients;
-        // A client that is not attached yet is attached only after it was settled once and if the
-        // kernel refused no step, so that no flow begins before its tables are right. (Links of an
-        // earlier daemon stay attached all the time.)
+        // If a client is not attached yet, it is attached only after it was settled and if the
+        // kernel refused no step, so that no flow begins before its tables are right. (If an
+        // earlier daemon has attached it, its links stay attached.)
         let is_ready = |client_task: &ClientTask| {
             !client_task.has_failed() && !to_settle.contains(&client_task.client.name)
         };
@@ -258,9 +261,9 @@ impl Controller {
                     moved |= followed != Followed::Unchanged;
                     log_attachment(client_task, followed);
                 }
-                // Logged once, not once per attempt.
+                // An error is logged once, not at each attempt.
                 Err((error, is_new)) if is_new => {
-                    warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot attach to the cgroup");
+                    warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot attach to the cgroup; retrying");
                 }
                 Err(_) => {}
             }
@@ -271,9 +274,9 @@ impl Controller {
         self.answer_waiters();
     }
 
-    /// Stops flows from beginning where clients were attached before, and detaches there once their
-    /// flows have ended. Call this after all clients are attached where they are now: if two
-    /// clients change places, each must take over before the other goes.
+    /// Stops flows from beginning in cgroups that clients have left, and detaches there once their
+    /// flows have ended. Call this after all clients are attached to their new cgroups: if two
+    /// clients swap cgroups, each must be attached to its new cgroup before the other leaves it.
     pub fn leave_other_cgroups(&mut self, now: Instant) {
         let unable_to_leave: BTreeSet<String> =
             self.unable_to_leave().into_iter().map(|CannotLeave { client, .. }| client).collect();
@@ -284,7 +287,7 @@ impl Controller {
             .filter(|client_task| !unable_to_leave.contains(&client_task.client.name))
         {
             if let Err((error, true)) = client_task.leave_other_cgroups(now) {
-                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot detach from an old cgroup");
+                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot detach from an old cgroup; retrying");
             }
         }
         self.retire_leaving(now);
@@ -300,11 +303,11 @@ fn log_attachment(client_task: &ClientTask, followed: Followed) {
             count = client.task.count, services = client.services.len(), "client attached"
         ),
         (Followed::Lost, _) => {
-            info!(client = %client.name, cgroup = %client.cgroup.display(), "the cgroup is gone; waiting for it");
+            info!(client = %client.name, cgroup = %client.cgroup.display(), "the client's cgroup was removed; waiting for a new one");
         }
         (Followed::Unpinned, _) => warn!(
             client = %client.name,
-            "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
+            "its pins were removed, so its connects are not balanced; a reload (SIGHUP) or a restart creates them again and attaches it"
         ),
         (Followed::Unchanged | Followed::Attached, _) => {}
     }

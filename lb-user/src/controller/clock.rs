@@ -1,9 +1,9 @@
-//! Converts the clock of events to CLOCK_MONOTONIC as a number, which programs, reports and laws of
-//! control use.
+//! Converts times of events (`Instant`) to CLOCK_MONOTONIC as a number. Programs, reports and
+//! control laws use that number.
 
 use std::time::{Duration, Instant};
 
-/// One moment by both. `Instant` is the same clock.
+/// One moment as an `Instant` and as a number. `Instant` is CLOCK_MONOTONIC, too.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     at: Instant,
@@ -11,12 +11,13 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// `monotonic`: the time by CLOCK_MONOTONIC at the moment `at`.
+    /// `monotonic` is the time by CLOCK_MONOTONIC at the moment `at`.
     pub const fn new(at: Instant, monotonic: Duration) -> Self {
         Self { at, monotonic }
     }
 
-    /// The time by CLOCK_MONOTONIC at a moment that is not before the one given to [`Self::new`].
+    /// The time by CLOCK_MONOTONIC at the moment `at`, which must not be before the moment given to
+    /// [`Self::new`].
     pub fn monotonic(self, at: Instant) -> Duration {
         self.monotonic + at.saturating_duration_since(self.at)
     }

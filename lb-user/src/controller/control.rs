@@ -1,5 +1,6 @@
-//! Weights that follow load, of all client tasks. Once a second each client task evaluates its
-//! reports; then the tables that are most wrong are rebuilt, as many as a tick has room for.
+//! Weights that follow load, for all client tasks. Once a second each client task evaluates its
+//! reports. Then the tables that differ most from the wanted weights are rebuilt, as many as one
+//! tick has room for.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -18,24 +19,25 @@ use super::probing::{Probing, name_of};
 use crate::config::{ClientService, ProbeConfig};
 
 impl Controller {
-    /// Adapts the sizes of subsets to the open flows of their client tasks, if that is configured.
+    /// Adapts the sizes of subsets to the open flows of their client tasks, where this is
+    /// configured.
     pub fn follow_flows(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if let Err(refused) = client_task.follow_flows(now) {
-                debug!(client = %client_task.client.name, error = %refused, "a subset cannot follow its load");
+                debug!(client = %client_task.client.name, error = %refused, "a subset cannot change its size with its load");
             }
         }
         self.settle_if_needed(now);
     }
 
-    /// Adapts all weights to the reports, as far as there is room for tables.
+    /// Adapts all weights to the reports, for as many tables as one tick has room for.
     pub fn follow_load(&mut self, now: Instant) {
         let mut proposals: Vec<((usize, usize), Proposal)> = Vec::new();
         let Self { clients, probing, ticks, .. } = self;
         for (number, client_task) in clients.tasks.iter_mut().enumerate() {
             let hears = Hears::of(client_task, probing);
             let heard = |position, member| hears.heard(position, member);
-            // The counters of different clients are read in different ticks.
+            // Different clients count their failed flows in different ticks.
             let tick = ticks.wrapping_add(u32::try_from(number).unwrap_or_default());
             client_task.weigh_errors(now);
             client_task.count_reported_errors(heard, now);
@@ -46,13 +48,13 @@ impl Controller {
             self.clients.tasks[number].publish_factors(position, proposal.factors, now);
         }
         self.settle_if_needed(now);
-        // Regions of replaced tables are free once no program reads them any more.
+        // The regions of replaced tables are free once no program reads them any more.
         self.wait_for_readers();
         self.keep_learnt(now);
     }
 
-    /// Switches a service's law as an operator requests, for one client task or for all that have
-    /// it.
+    /// Sets the switch of a service's law, as an operator has requested, for one client task or for
+    /// all that have the service.
     pub fn switch_load(
         &mut self,
         service: &str,
@@ -67,14 +69,19 @@ impl Controller {
         for client_task in tasks.filter(|task| client.is_none_or(|client| client == task.client.name)) {
             let Some(before) = client_task.switch_control(service, switch) else { continue };
             let client = client_task.client.name.clone();
-            info!(%client, %service, switch = switch.name(), before = before.name(), user, process, "asked to switch what follows load");
+            info!(%client, %service, switch = switch.name(), before = before.name(), user, process, "an operator switched the weights that follow load");
             clients.push(SwitchedClient { client, before: before.name().to_owned() });
         }
         if clients.is_empty() {
-            info!(?service, user, process, "asked to switch what no client has");
+            info!(
+                ?service,
+                user,
+                process,
+                "a switch was requested, but no client has this service with weights that follow load"
+            );
         } else {
-            // The next tick applies the switch. It is stored at once if possible, so that it holds
-            // even if this process ends.
+            // The next tick applies the switch. It is stored as soon as possible, so that it stays
+            // in effect if this process ends.
             not_kept = self.learnt_not_kept();
             self.learnt.hurry();
             self.sources.files_to_store.hurry();
@@ -85,14 +92,13 @@ impl Controller {
     }
 }
 
-/// What the backends of a client task have reported: by service, in the order of the table's
-/// members.
+/// The reports of a client task's backends: by service, in the order of the table's members.
 struct Hears(Vec<Vec<Option<Heard>>>);
 
 impl Hears {
-    /// Covers the services whose weights follow load or whose policy counts reported errors as
-    /// load. The reports are locked for one service at a time, so that the thread that receives
-    /// reports waits no longer than that.
+    /// Collects reports for services whose weights follow load, or whose policy counts reported
+    /// errors as load. It locks the reports for one service at a time, so that the thread that
+    /// receives reports does not wait longer.
     fn of(client_task: &ClientTask, probing: &Probing) -> Self {
         let services = client_task.client.services.iter().enumerate();
         let of_service = |(position, configured): (usize, &ClientService)| {
@@ -129,7 +135,7 @@ fn one(
 ) -> Option<Heard> {
     let (_, reported) = senders.get(name_of(protocol, address))?;
     let report = reported.report()?;
-    // The report was under way for half a round trip.
+    // The report was sent half a round trip before it arrived.
     let transit = reported.round_trip().unwrap_or_default() / 2;
     let at = report.received.saturating_sub(transit);
     Some(Heard { load: report.load, at, interval: probe.interval })

@@ -1,8 +1,7 @@
-//! Endpoint lists on their way to the client tasks that use them.
+//! The delivery of endpoint lists to the client tasks that use them.
 //!
-//! What each client task uses of a list is computed beside the loop. If clients change in the
-//! meantime, the missing parts are computed in another turn; until then these clients retain the
-//! lists that they have.
+//! The assignments of a list are computed beside the loop. If clients change in the meantime, the
+//! missing assignments are computed next. Until then these clients retain the lists that they have.
 
 use std::time::Instant;
 
@@ -15,23 +14,25 @@ use crate::config::EndpointSource;
 use crate::source::Contents;
 
 impl Controller {
-    /// Delivers a list to every client that uses the service. It is stored for later starts once
-    /// all of them have accepted it.
+    /// Delivers a list to every client that uses the service. Once all of them have accepted the
+    /// list, it is stored for later starts.
     pub fn deliver(&mut self, service: &str, contents: Contents, now: Instant) {
         let mut next = Some(contents);
-        // Bound: after a list that is in force at most one follows, which had been refused.
+        // Bound: after a list that is now in force, at most one list that was refused before is
+        // delivered again.
         while let Some(contents) = next.take() {
             let delivered = self.deliver_assignments(service, &contents.assignments, now);
-            let file = self.sources.files.get_mut(service).expect("delivered from its file");
+            let file =
+                self.sources.files.get_mut(service).expect("the caller checks that the service has a file");
             match file.feed.delivered(contents, delivered) {
                 ListDecision::Compute(contents) => self.compute(service, contents),
                 ListDecision::Wait => {}
                 ListDecision::Keep { was_refused, refused } => {
                     if was_refused {
-                        info!(service, "endpoint list that was refused is in force");
+                        info!(service, "the endpoint list that was refused is now in force");
                     }
                     let text = file.feed.in_force().map(|contents| std::mem::take(&mut contents.text));
-                    // It is empty if it was stored before.
+                    // The text is empty if it was stored before.
                     if let Some(text) = text.filter(|text| !text.is_empty()) {
                         self.sources.files_to_store.add(file.source.last_good.clone(), text);
                     }
@@ -41,7 +42,7 @@ impl Controller {
         }
     }
 
-    /// Delivers a list to every client that uses the service and whose part of it is computed.
+    /// Delivers a list to every client that uses the service and has an assignment of the list.
     pub fn deliver_assignments(
         &mut self,
         service: &str,
@@ -51,8 +52,8 @@ impl Controller {
         let mut delivered = Delivered::default();
         for client_task in &mut self.clients.tasks {
             let Some(position) = client_task.position(service) else { continue };
-            // A client that stays with an earlier configuration may have the service's list in
-            // that.
+            // A client that still has an earlier configuration may have a list for the service in
+            // that configuration.
             match client_task.client.services[position].source {
                 EndpointSource::File(_) => {}
                 EndpointSource::Static(_) => continue,
@@ -60,7 +61,7 @@ impl Controller {
             match client_task.deliver(position, assignments, now) {
                 Ok(is_known) => delivered.is_incomplete |= !is_known,
                 Err(refused) => {
-                    warn!(client = %client_task.client.name, service, error = %refused, "endpoint list refused");
+                    warn!(client = %client_task.client.name, service, error = %refused, "endpoint list refused; the earlier list stays in use");
                     delivered.refused_by.insert(client_task.client.name.clone(), refused.to_string());
                 }
             }
@@ -68,7 +69,7 @@ impl Controller {
         delivered
     }
 
-    /// Starts to compute, beside the loop, what the current clients use of a list.
+    /// Starts to compute, beside the loop, the assignments of a list for the current clients.
     fn compute(&mut self, service: &str, contents: Contents) {
         let clients = self.clients.tasks.iter().map(|client_task| &client_task.client);
         let consumers = assignments::consumers(clients, service);
@@ -76,8 +77,8 @@ impl Controller {
             .push(BackgroundWork::Compute { service: service.to_owned(), contents, consumers }.into());
     }
 
-    /// The computation has ended. If clients have changed again, the missing parts are computed in
-    /// another turn.
+    /// Handles the end of the computation. If clients have changed again, the missing assignments
+    /// are computed next.
     pub fn computed(&mut self, service: &str, contents: &Contents, now: Instant) {
         let Some(file) = self.sources.files.get_mut(service) else { return };
         if let Some(contents) = file.feed.computed(contents) {
@@ -86,13 +87,13 @@ impl Controller {
         }
     }
 
-    /// Delivers lists again that found no room, now that slots are free.
+    /// Delivers lists again that did not fit, because slots are free now.
     pub fn assign_again(&mut self, now: Instant) {
         for client_task in
             self.clients.tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())
         {
             if client_task.deliver_static(&self.sources.statics, now).is_ok() {
-                info!(client = %client_task.client.name, "endpoint list that was refused is in force");
+                info!(client = %client_task.client.name, "the endpoint list that was refused is now in force");
             }
         }
         let files = self.sources.files.iter();

@@ -1,4 +1,4 @@
-//! A snapshot of the loop's state, from which status and metrics are built beside the loop.
+//! Facts: a copy of the event loop's state. Status and metrics are built from it beside the loop.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -19,8 +19,7 @@ impl Controller {
     /// Collects the facts that status and metrics need from the loop; takes a few system calls per
     /// client.
     pub fn facts(&self, now: Instant) -> Facts {
-        // A client that runs but could not apply a new configuration is among the unstarted ones as
-        // well.
+        // A client that runs, but could not apply a new configuration, is also in `unstarted`.
         let runs = |name: &str| self.clients.task(name).is_some();
         let unstarted = self.clients.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
@@ -58,14 +57,14 @@ impl Controller {
         }
     }
 
-    /// The offsets that the programs are given, by name.
+    /// By name, the offsets that the programs receive.
     fn offsets(&self) -> BTreeMap<String, u32> {
         let offsets = self.environment.features.offsets.iter().flat_map(Offsets::named);
         offsets.map(|(name, offset)| (name.to_owned(), offset)).collect()
     }
 
     fn client_facts(&self, client_task: &ClientTask, now: Instant) -> ClientFacts {
-        // If this cannot be determined now, the client is taken to be attached as before.
+        // If the attachment cannot be read now, the client counts as attached where it was.
         let attached = client_task.cgroup().filter(|cgroup| client_task.covers(cgroup.id).unwrap_or(true));
         ClientFacts {
             pins: client_task.pins.clone(),
@@ -84,14 +83,13 @@ impl Controller {
             unavailable: client_task.unavailable(now),
             probes: self.probe_views(client_task),
             loads: client_task.loads(),
-            // If the run times of programs cannot be read, they are left out, and everything else
-            // is still reported.
+            // If the run times of programs cannot be read, only they are missing in the facts.
             runs: client_task.datapath().kernel().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),
         }
     }
 
-    /// Faults that the maps do not show.
+    /// The faults that the maps do not show.
     fn faults(&self) -> Vec<Fault> {
         let mut faults = Vec::new();
         for client_task in &self.clients.tasks {
@@ -107,29 +105,30 @@ impl Controller {
             faults.push(Fault::of_client(FaultCode::NotStarted, &client.name, error));
         }
         for CannotLeave { client, why, .. } in self.unable_to_leave() {
-            let text = format!("it is to leave a cgroup, and {why}");
+            let text = format!("it should leave a cgroup, but {why}");
             faults.push(Fault::of_client(FaultCode::CannotLeave, &client, text));
         }
         for leaving in &self.clients.leaving {
             let (Pins { client, version, .. }, detach) = (&leaving.pins, leaving.pins.detach_command());
             if let Some(error) = leaving.error() {
                 let text = format!(
-                    "its pins of ABI version {version} are to go and cannot: {error}; stop the daemon, and `{detach}` removes \
-                     them whatever flows are active"
+                    "cannot remove its pins of ABI version {version}: {error}; retrying. To remove them whatever flows are active, \
+                     stop the daemon and run `{detach}`"
                 );
                 faults.push(Fault::of_client(FaultCode::CannotLeave, client, text));
             }
         }
         match self.strangers() {
             Ok(strangers) => faults.extend(strangers.iter().map(|pins| {
-                let text = format!("attached, but not configured; `{}`", pins.detach_command());
+                let text =
+                    format!("attached, but not configured; remove it with `{}`", pins.detach_command());
                 Fault::of_client(FaultCode::NotConfigured, &pins.client, text)
             })),
             Err(error) => faults.push(Fault::of_host(FaultCode::Pins, chain(&error))),
         }
         let mut of_host = |code, text: String| faults.push(Fault::of_host(code, text));
         if let Some(error) = &self.reload.error {
-            let text = format!("the configuration cannot be used, the one before is in force: {error}");
+            let text = format!("the configuration cannot be used; the earlier one stays in force: {error}");
             of_host(FaultCode::Configuration, text);
         }
         if let Some(text) =
@@ -169,13 +168,13 @@ impl Controller {
         services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
     }
 
-    /// Why a client's programs are not attached where they should be, and the remedy; `None` if
-    /// they are.
+    /// Why a client's programs are not attached as they should be, and the remedy; `None` if they
+    /// are.
     fn detachment(&self, client_task: &ClientTask) -> Option<String> {
         let path = client_task.client.cgroup.display();
         if client_task.is_unpinned() {
             return Some(
-                "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
+                "its pins were removed, so its connects are not balanced; a reload (SIGHUP) or a restart creates them again and attaches it"
                     .to_owned(),
             );
         }
@@ -187,15 +186,15 @@ impl Controller {
             Ok(false) => {}
             Err(error) => {
                 return Some(format!(
-                    "it cannot be seen whether the programs are attached to the cgroup at {path}; what was attached stays, \
-                     and it is looked at again within a minute: {}",
+                    "cannot find out whether the programs are attached to the cgroup at {path}; existing links stay, and \
+                     the daemon checks again within a minute: {}",
                     chain(&error)
                 ));
             }
         }
         if client_task.cgroup().is_some() {
             return Some(format!(
-                "the programs are not attached to the cgroup at {path}: it, or their links, were removed"
+                "the programs are not attached to the cgroup at {path}: the cgroup, or the links, were removed"
             ));
         }
         let warning = self

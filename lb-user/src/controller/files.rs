@@ -1,8 +1,8 @@
-//! Endpoint files: when each is checked and read, and how the controller carries out the feed's
-//! decisions.
+//! Endpoint files: when each file is checked and read, and how the feed's decisions are carried
+//! out.
 //!
-//! [`Feed`] decides what happens in which order. Reading a list, and computing what each client
-//! task uses of it, happen beside the loop; the loop applies both results together (`delivery`).
+//! [`Feed`] decides the order. A list is read, and its assignments are computed, beside the event
+//! loop; the loop applies both together (`delivery`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -22,55 +22,56 @@ use crate::source::{Contents, FileSource, NoAnswer, SourceError, Stamp, director
 /// Where the endpoints of all services come from.
 #[derive(Default)]
 pub struct Sources {
-    /// Lists that the configuration holds.
+    /// The lists in the configuration itself, by service name.
     pub statics: AssignmentsByService,
-    /// By service name.
+    /// The endpoint files, by service name.
     pub files: BTreeMap<String, WatchedFile>,
-    /// How many readings of files have begun.
+    /// How many reads of files have begun.
     pub readings: u64,
     /// Lists and other files that are stored for later starts.
     pub files_to_store: FilesToStore,
 }
 
-/// What a list is completed for, and with.
+/// What is needed to compute the assignments of a list.
 #[derive(Clone)]
 pub struct ListPurpose {
-    /// The tasks that use it.
+    /// The client tasks that use the list.
     pub consumers: Vec<Consumer>,
-    /// The assignments before; much of them may still hold.
+    /// The earlier assignments; parts of them may still be valid.
     pub before: Option<Assignments>,
 }
 
-/// The result of reading a file for the first time.
+/// The result of the first read of a file.
 pub struct FirstRead {
     /// The version that was read.
     pub version: Version<Stamp>,
-    /// The content of the file itself.
+    /// The content of the file.
     pub result: Result<Contents, SourceError>,
-    /// The last good list of an earlier run, if the file cannot be used and there is one.
+    /// The last good list that an earlier daemon stored, if the file cannot be used and there is
+    /// one.
     pub instead: Option<Result<Contents, SourceError>>,
 }
 
-/// A file that a configuration names, as it was read.
+/// A file that a configuration names, and the result of its first read.
 pub struct Reading {
     pub service: String,
     pub source: FileSource,
     pub first: FirstRead,
-    /// The assignments in force when the reading began, completed for the tasks of the new
-    /// configuration; only if the file cannot be used.
+    /// The assignments that were in force when the read began, completed for the tasks of the new
+    /// configuration. `None` if the file can be used.
     pub in_force: Option<Assignments>,
 }
 
-/// A file with the endpoints of a service, and the state of its list.
+/// The endpoint file of a service, and the state of its list.
 pub struct WatchedFile {
     pub source: FileSource,
     pub feed: Feed<Stamp, Contents>,
-    /// What is ignored in the file, and why, as of the last valid reading.
+    /// The notes of the last valid read: ignored parts of the file, with reasons.
     pub notes: Arc<[String]>,
 }
 
 impl WatchedFile {
-    /// Stores the notes of a reading, and logs the new ones.
+    /// Stores the notes of a read, and logs the new ones.
     fn take_notes(&mut self, service: &str, notes: &Arc<[String]>) {
         let before = std::mem::replace(&mut self.notes, Arc::clone(notes));
         for note in notes.iter().filter(|note| !before.contains(note)) {
@@ -78,7 +79,7 @@ impl WatchedFile {
         }
     }
 
-    /// Takes over what is already computed in the assignments of an equal list.
+    /// Reuses results of these assignments, if their list is equal.
     pub fn take_over(&mut self, assignments: &Assignments) {
         for contents in self.feed.lists() {
             contents.assignments.take_over(assignments);
@@ -86,8 +87,8 @@ impl WatchedFile {
     }
 }
 
-/// The files of all services that any client uses, by service; services with a list in the
-/// configuration have none.
+/// The endpoint files of all services that any client uses, by service name. Services with a list
+/// in the configuration have no file.
 pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
     let mut sources = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
@@ -104,12 +105,12 @@ pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
 }
 
 impl Controller {
-    /// Applies the reading of a file that a configuration names, with its assignments complete; at
-    /// a start, before anything is attached. If the file cannot be used, the list in force stays,
-    /// or the last good list replaces it. If there is neither, the state of the kernel stays; on a
-    /// first start connects then get the service's errno.
+    /// Applies the first read of a file that a configuration names, with complete assignments. At a
+    /// start this happens before anything is attached. If the file cannot be used, the list in
+    /// force stays, or else the stored last good list is used. If there is neither, the kernel's
+    /// state stays; on a first start, connects then fail with the service's errno.
     ///
-    /// If the service had a file before, the failures and times of that file are retained.
+    /// If the service had a file before, the file's failures and times are retained.
     pub fn take_reloaded(&mut self, reading: Reading, begun: u64, before: Option<WatchedFile>, now: Instant) {
         let Reading { service, source, first: FirstRead { version, result, instead }, in_force } = reading;
         let before = before.filter(|before| before.source.service == source.service);
@@ -127,8 +128,8 @@ impl Controller {
         if let Some(mut contents) = reloaded.kept {
             if let Some(computed) = &in_force {
                 contents.assignments.take_over(computed);
-                // Another list may have arrived while the configuration was read. New clients begin
-                // with the one before, rather than with none.
+                // Another list may have arrived while the configuration was read. Until its
+                // assignments for new clients are computed, new clients use the earlier list.
                 self.deliver_assignments(&service, computed, now);
             }
             self.deliver(&service, contents, now);
@@ -136,11 +137,14 @@ impl Controller {
         match instead.filter(|_| reloaded.wants_last_good) {
             None => {}
             Some(Ok(contents)) => {
-                warn!(service, "using the last good endpoint list of an earlier run");
+                warn!(
+                    service,
+                    "the endpoint file cannot be used; using the last good list that an earlier run stored"
+                );
                 self.deliver(&service, contents, now);
             }
             Some(Err(error)) => {
-                warn!(service, error = %crate::error::chain(&error), "the last good list cannot be used either");
+                warn!(service, error = %crate::error::chain(&error), "the stored last good list cannot be used either");
             }
         }
     }
@@ -156,9 +160,9 @@ impl Controller {
         }
     }
 
-    /// Requests a check of every file and a watch on its directory, beside the loop, because either
-    /// may not answer. A file is read only after a check or a reload has found a change, so files
-    /// that are not watched are read only at SIGHUP.
+    /// Requests a check of each file and a watch on its directory. Both run beside the loop,
+    /// because the file system may not answer. A file is read only after a check or a reload has
+    /// found a change. If `watch` is off, files are read only at SIGHUP.
     pub fn look_at_files(&mut self) {
         if !self.config.daemon.watch {
             return;
@@ -178,7 +182,7 @@ impl Controller {
         files.chain([&self.config.path]).map(|path| directory_of(path)).collect()
     }
 
-    /// A check of a file has ended.
+    /// Handles the end of a check of a file.
     pub fn looked(
         &mut self,
         service: &str,
@@ -186,7 +190,7 @@ impl Controller {
         result: Result<Option<Stamp>, NoAnswer>,
         now: Instant,
     ) {
-        // A reload may have changed where the service's endpoints come from.
+        // A reload may have changed the source of the service's endpoints in the meantime.
         let Some(file) = self.sources.files.get_mut(service).filter(|file| file.source == *source) else {
             return;
         };
@@ -203,7 +207,7 @@ impl Controller {
         }
     }
 
-    /// Starts reading every file that has settled.
+    /// Starts to read each file that has changed and then settled.
     pub fn start_reading(&mut self, now: Instant) {
         let clients: Vec<&ClientConfig> =
             self.clients.tasks.iter().map(|client_task| &client_task.client).collect();
@@ -212,7 +216,7 @@ impl Controller {
             self.sources.readings += 1;
             let begun = self.sources.readings;
             let consumers = assignments::consumers(clients.iter().copied(), service);
-            // With the assignments before, so that an equal list costs nothing.
+            // The earlier assignments are passed so that an equal list costs nothing.
             let purpose = ListPurpose {
                 consumers,
                 before: file.feed.newest().map(|contents| contents.assignments.clone()),
@@ -222,7 +226,7 @@ impl Controller {
         }
     }
 
-    /// A reading has ended; `result` is `None` if the file still has the known version.
+    /// Handles the end of a read. `result` is `None` if the file is still the known version.
     pub fn read(
         &mut self,
         service: &str,
@@ -231,7 +235,8 @@ impl Controller {
         result: Option<Result<Contents, SourceError>>,
         now: Instant,
     ) {
-        let file = self.sources.files.get_mut(service).expect("it was read for its file");
+        let file =
+            self.sources.files.get_mut(service).expect("the caller checks that the service has a file");
         if let Some(Ok(contents)) = &result {
             file.take_notes(service, &contents.notes);
         }
@@ -256,16 +261,17 @@ impl Controller {
             Some(FeedEffect::GoodAgain) => {
                 let path =
                     self.sources.files.get(service).map(|file| file.source.file.path.display().to_string());
-                info!(service, path, "endpoint file is good again");
+                info!(service, path, "the endpoint file can be used again; its list is unchanged");
             }
             Some(FeedEffect::Failed(error)) => {
-                warn!(service, error, "endpoint file cannot be used; what was in force stays");
+                warn!(service, error, "the endpoint file cannot be used; the present list stays in force");
             }
         }
     }
 }
 
-/// Completes assignments, reusing what is computed in those of an equal list.
+/// Completes assignments for these client tasks, reusing results of the earlier assignments if
+/// their list is equal.
 pub fn complete(assignments: &mut Assignments, consumers: &[Consumer], before: Option<&Assignments>) {
     if let Some(before) = before {
         assignments.follow(before);

@@ -1,10 +1,10 @@
-//! The first look: on a host where nothing of a client is pinned yet, the client's backends are
-//! probed or polled once before its connects are balanced. Otherwise a connect could go to a
-//! backend that is known a moment later to be a lame duck, or dead.
+//! The first look: if a client has no pins on this host yet, its backends are probed or polled once
+//! before its connects are balanced. Otherwise a connect could go to a backend that turns out a
+//! moment later to be a lame duck, or dead.
 //!
-//! It is short: a client whose cgroup exists waits until each of its members has answered, but at
-//! most [`AT_MOST`]. A client that has pins, one that a reload adds, and one whose cgroup appears
-//! later are attached at once.
+//! The first look is short: a client whose cgroup exists waits until each of its members has
+//! answered, but at most [`AT_MOST`]. There is no first look for a client that has pins, that a
+//! reload adds, or whose cgroup appears later: it is attached at once.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use super::probing::{Probing, name_of};
 use crate::config::{ProbeConfig, ProbeKind};
 use crate::probes::BETWEEN;
 
-/// How long the first look waits for answers after the last probe or request.
+/// How long a first look waits for answers after its last probe or request.
 const ANSWER: Duration = Duration::from_millis(150);
 
 /// The longest duration of a first look.
@@ -27,12 +27,12 @@ const AT_MOST: Duration = Duration::from_millis(500);
 /// probe or poll the same backend at the same moment.
 const MAX_JITTER: Duration = Duration::from_millis(50);
 
-/// The longest time between two backends: a timer of a millisecond takes up to two.
+/// The longest time from one backend's probe to the next: a timer of one millisecond may take two.
 const SPACING: Duration = BETWEEN.saturating_mul(2);
 
 impl Controller {
-    /// Begins the first look of all clients that are new on this host and whose lists are
-    /// delivered. Call this before their backends become targets of probes.
+    /// Begins the first look of each client that is new on this host. Call this after its lists are
+    /// delivered and before its backends become targets of probes.
     pub fn begin_first_looks(&mut self, now: Instant) {
         let jitter = MAX_JITTER.mul_f64(f64::from(self.environment.jitter) / 256.0);
         for client_task in &mut self.clients.tasks {
@@ -49,8 +49,8 @@ impl Controller {
         }
     }
 
-    /// Polls the backends of all first looks that are under way; otherwise the first poll would
-    /// come at any time within the interval of polls. Call this after they have become targets.
+    /// Polls the backends of all first looks that are under way. Without this, the first poll could
+    /// come at any time within the poll interval. Call this after the backends have become targets.
     pub fn poll_first(&self) {
         let Some(listener) = self.probing.listener() else { return };
         let looking = self.clients.tasks.iter().filter(|client_task| client_task.first_look.is_some());
@@ -66,7 +66,7 @@ impl Controller {
         listener.poll_first(names.collect(), self.first_look_jitter, SPACING);
     }
 
-    /// When the next first look ends at the latest.
+    /// The latest end of the first look that ends next.
     pub fn next_end_of_first_look(&self) -> Option<Instant> {
         self.clients.tasks.iter().filter_map(|client_task| client_task.first_look).min()
     }
@@ -87,7 +87,7 @@ impl Controller {
     }
 }
 
-/// Whether there is a result for each backend that a client uses and probes.
+/// Whether there is a result for each backend that the client uses and probes.
 fn has_results(client_task: &ClientTask, probing: &Probing) -> bool {
     let balancer = client_task.balancer();
     let services = client_task.client.services.iter().zip(balancer.services()).enumerate();

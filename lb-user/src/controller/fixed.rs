@@ -1,9 +1,9 @@
-//! Settings that are fixed when the daemon starts: the directories that it works in, the sizes of
-//! the maps, and where it listens.
+//! Settings that are fixed when the daemon starts: its directories, the sizes of the maps, and the
+//! addresses at which it listens.
 //!
-//! Maps are created once and outlive the daemon. A start over maps of other sizes is refused rather
-//! than losing their content. The steps that a change needs are reported, so that an operator does
-//! not restart in vain.
+//! Maps are created once and outlive the daemon. If existing maps have other sizes, the daemon
+//! refuses to start, because new maps would lose their content. For each changed setting this
+//! module lists the steps that apply it, so that an operator does not restart in vain.
 
 use std::path::Path;
 
@@ -26,16 +26,16 @@ const RESTARTED: [&str; 7] = [
     "daemon.log_format",
 ];
 
-/// Keys of the host that `wanted` changes but that cannot change while the daemon runs with
-/// `clients`, pinned below `pins`; each with the steps that change it.
+/// The keys of the host that differ in `wanted` but cannot change while the daemon runs, each with
+/// the steps that change it. The daemon runs with `clients`, whose pins are below `pins`.
 pub fn unchangeable(running: &Keys, wanted: &Keys, pins: &Path, clients: &[&str]) -> Vec<String> {
     let changed = comparison::keys(running, wanted);
     let is_changed = |name: &&str| changed.iter().any(|change| change.key == *name);
     let remade = REMADE.into_iter().filter(is_changed).map(|name| {
         let remove = remove_all(clients, pins);
         format!(
-            "{name} cannot change while running, nor by a restart alone, for the clients' maps outlive it: stop socklb, run \
-             {remove} (connects then go unbalanced), and start it again"
+            "{name} cannot change while running; a restart is not enough, because the clients' maps outlive it: stop socklb, run \
+             {remove} (connects are then not balanced), and start socklb again"
         )
     });
     let restarted = RESTARTED
@@ -45,8 +45,8 @@ pub fn unchangeable(running: &Keys, wanted: &Keys, pins: &Path, clients: &[&str]
     remade.chain(restarted).collect()
 }
 
-/// The command that removes these clients' pins. For several clients it is a shell loop; their
-/// names need no quoting.
+/// The command that removes the pins of these clients. For several clients it is a shell loop.
+/// Names of clients need no quoting.
 pub fn remove_all(clients: &[&str], pins: &Path) -> String {
     let pins = pins_option(pins);
     match clients {
@@ -55,7 +55,7 @@ pub fn remove_all(clients: &[&str], pins: &Path) -> String {
     }
 }
 
-/// Replaces the fixed settings of another configuration with those of the running daemon.
+/// Replaces the fixed settings of another configuration with the settings of the running daemon.
 pub fn keep(running: &Config, wanted: &mut Config) {
     wanted.paths = running.paths.clone();
     wanted.limits = running.limits;

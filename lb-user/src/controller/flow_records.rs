@@ -1,5 +1,5 @@
-//! Passes over the flow records: they reclaim records whose socket is gone and whose end no program
-//! saw.
+//! Passes over the flow records. A pass reclaims a record if its socket is gone and no program saw
+//! the end of its flow.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,16 +16,17 @@ use crate::reclaimed::{Ends, Reclaimed};
 
 #[derive(Default)]
 pub struct ReclaimPasses {
-    /// The suspected records that one pass hands to the next; `None` while a pass is under way.
+    /// The suspected records that one pass leaves to the next; `None` while a pass is under way.
     suspects: Option<Suspects>,
-    /// When the last one began.
+    /// When the last pass began.
     last: Option<Instant>,
     clients: BTreeMap<String, ClientReclaim>,
-    /// Why the last pass could not find the sockets that processes hold, if it had to and failed.
+    /// Why the last pass could not find which sockets processes hold; `None` if it could, or did
+    /// not need to.
     holders: Option<String>,
 }
 
-/// What passes have found of one client.
+/// The results of passes for one client.
 #[derive(Default)]
 struct ClientReclaim {
     last: ReclaimCounts,
@@ -33,7 +34,7 @@ struct ClientReclaim {
     /// Records reclaimed since the daemon started.
     removed: u64,
     lately: Reclaimed,
-    /// Why the last one failed, if it did.
+    /// Why the last pass failed for this client; `None` if it did not.
     error: Option<String>,
 }
 
@@ -42,8 +43,8 @@ impl ReclaimPasses {
         Self { suspects: Some(Suspects::default()), ..Self::default() }
     }
 
-    /// Stores, for clients without an active flow, that a pass would find nothing, because they
-    /// have no records.
+    /// Records that a pass has found nothing for the clients without an active flow, because they
+    /// have no flow records.
     fn nothing_open(&mut self, client_tasks: &[ClientTask], targets: &[ReclaimTarget], now: Instant) {
         let is_target = |name: &str| targets.iter().any(|target| target.pins.client == name);
         let client_task =
@@ -64,8 +65,8 @@ impl ReclaimPasses {
 }
 
 impl Controller {
-    /// Starts to compare flow records with the kernel's lists of sockets, if that is due and any
-    /// flow is open.
+    /// Starts a pass, which compares flow records with the kernel's lists of sockets, if a pass is
+    /// due and any flow is active.
     pub fn reclaim_flows(&mut self, now: Instant) {
         let interval = self.config.reclaim_interval;
         if !self.passes.is_due(now, interval) {
@@ -87,11 +88,11 @@ impl Controller {
             cgroup: Some(client_task.path().to_owned()),
         };
         let mut targets: Vec<ReclaimTarget> = open.map(target).collect();
-        // Leaving clients only wait for their last flows. The layout of another version's records
-        // is not known here.
+        // Leaving clients are examined, too: they wait only for their last flows. This version does
+        // not know the layout of another version's records.
         let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         targets.extend(leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None }));
-        // If a pass takes longer than the interval, the next one waits for it.
+        // If a pass takes longer than the interval, the next one begins after it.
         let Some(suspects) = self.passes.suspects.take() else { return };
         self.passes.last = Some(now);
         self.passes.nothing_open(&self.clients.tasks, &targets, now);
@@ -121,7 +122,7 @@ impl Controller {
                             suspected,
                             kept_open,
                             kept_elsewhere,
-                            "flow records of sockets that are gone were removed"
+                            "reclaimed flow records of sockets that are gone"
                         );
                     }
                     reclaim.last = counts;
@@ -133,9 +134,12 @@ impl Controller {
                 }
                 Err(error) => {
                     let error = crate::error::chain(&error);
-                    // Logged once, not once per pass.
+                    // An error is logged once, not at each pass.
                     if reclaim.error.as_ref() != Some(&error) {
-                        warn!(client, error, "flow records were not checked");
+                        warn!(
+                            client,
+                            error, "the flow records could not be checked; retrying at the next pass"
+                        );
                     }
                     reclaim.error = Some(error);
                 }
@@ -151,7 +155,7 @@ impl Controller {
         Reclaim { passes: reclaim.passes, reclaimed: reclaim.removed, suspected, kept_open, kept_elsewhere }
     }
 
-    /// The faults of the counts of active flows.
+    /// The faults that make counts of active flows uncertain.
     pub fn uncertain_counts(&self) -> Vec<Fault> {
         let mut faults = Vec::new();
         for (client, reclaim) in &self.passes.clients {
@@ -160,13 +164,13 @@ impl Controller {
                 add(FaultCode::EndsUnseen, text);
             }
             if let Some(error) = &reclaim.error {
-                add(FaultCode::RecordsUnchecked, format!("flow records were not checked: {error}"));
+                add(FaultCode::RecordsUnchecked, format!("the flow records could not be checked: {error}"));
             }
             let kept = reclaim.last.kept_elsewhere;
             if let Some(why) = self.passes.holders.as_ref().filter(|_| kept > 0) {
                 let text = format!(
-                    "{kept} active flows are in network namespaces that cannot be looked into, and are counted for ever if \
-                     their end is not seen: {why}"
+                    "{kept} active flows are in network namespaces that cannot be inspected; if their ends are not seen, they count as \
+                     active for ever: {why}"
                 );
                 add(FaultCode::RecordsUnchecked, text);
             }

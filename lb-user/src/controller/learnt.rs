@@ -1,9 +1,9 @@
-//! What laws have learnt of loads, which switches operators have set, and which members are in slow
-//! start: stored in one file for later starts.
+//! The state of the control laws that is stored for later starts, in one file: learnt weights,
+//! switches that operators have set, and members in slow start.
 //!
-//! The file is read once, at a start, before any list is applied. If it cannot be read then, the
-//! daemon retries, and does not overwrite the file until a read has succeeded, because it holds the
-//! operators' switches. A file that cannot be parsed is put aside.
+//! The daemon reads the file once, at its start, before it applies any list. If the file cannot be
+//! read then, the daemon retries, and does not overwrite the file before a read succeeds, because
+//! it contains the operators' switches. A file that cannot be parsed is renamed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,19 +17,19 @@ use tracing::{info, warn};
 
 use super::{BackgroundWork, Controller};
 
-/// Learnt loads are stored at this interval while they change.
+/// While learnt weights change, they are stored at this interval.
 const KEPT_EVERY: Duration = Duration::from_secs(10);
 
-/// Learnt loads are stored at least at this interval, so that their age shows how long no daemon
-/// has run.
+/// Learnt weights are stored at least at this interval, so that the age of the file shows for how
+/// long no daemon has run.
 const KEPT_AT_LEAST_EVERY: Duration = Duration::from_mins(5);
 
-/// A factor counts as changed if it has moved by this fraction of itself.
+/// A factor counts as changed if it has changed by more than this part of itself.
 const MOVED: f64 = 0.02;
 
 /// The longest file that is read. 64 client tasks with ten services of 256 members each need 6 MB;
 /// 64 with one service of 16,384 members, the most that a table has, need 40 MB. For some minutes
-/// the file may hold as many members again that have left.
+/// the file may also contain the same number of members that have left.
 pub const MAX_BYTES: u64 = 128 << 20;
 
 /// By service name.
@@ -52,7 +52,7 @@ pub struct StoredLoads {
     clients: BTreeMap<String, KeptClient>,
 }
 
-/// The part that a file of any version of the format has.
+/// The field that a file of any version has.
 #[derive(Deserialize)]
 struct FileVersion {
     schema: u32,
@@ -60,7 +60,7 @@ struct FileVersion {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct KeptClient {
-    /// When the client task was in this state, in seconds since 1970.
+    /// The time of this state, in seconds since 1970.
     at: u64,
     services: Services,
 }
@@ -68,14 +68,13 @@ struct KeptClient {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct KeptService {
     switch: String,
-    /// Whether the tables followed the factors: factors that were only shown do not come into force
-    /// later.
+    /// Whether tables followed the factors. Factors that were only computed (observe) must not take
+    /// effect later.
     #[serde(default)]
     mode: String,
-    /// Factors in units of 1/65,536, by member; the factor of a member that is not named is 1.
+    /// Factors by member, in units of 1/65,536. A member that is not listed has factor 1.
     factors: BTreeMap<SocketAddr, u32>,
-    /// Members in slow start, each with the time at which it became available, in seconds since
-    /// 1970.
+    /// Members in slow start, with the time at which each became available, in seconds since 1970.
     #[serde(default)]
     starting: BTreeMap<SocketAddr, u64>,
 }
@@ -87,7 +86,8 @@ const SCHEMA: u32 = 1;
 pub struct Learnings {
     /// The content of the file, by client task.
     known: BTreeMap<String, KeptClient>,
-    /// When the loads were last compared with the file; `written`: when the file was last written.
+    /// When the learnt weights were last compared with the file. `written`: when the file was last
+    /// written.
     looked: Option<Instant>,
     written: Option<Instant>,
     /// Why the file could not be read; `None` once a read has succeeded.
@@ -106,10 +106,10 @@ impl StoredLoads {
     /// # Errors
     /// Why the text cannot be parsed.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
-        // A file of another version may have other fields.
+        // The fields depend on the version, so it is checked first.
         let version: FileVersion = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         if version.schema != SCHEMA {
-            return Err(format!("its schema is {}, this socklb knows {SCHEMA}", version.schema));
+            return Err(format!("its schema is {}, but this socklb supports only {SCHEMA}", version.schema));
         }
         serde_json::from_slice(text).map_err(|error| error.to_string())
     }
@@ -139,7 +139,7 @@ impl KeptService {
         LearntWeights { switch, mode, factors, starting: starting.collect() }
     }
 
-    /// Whether the other state differs by so much that it is worth a write.
+    /// Whether the other state differs enough to be written.
     fn differs(&self, other: &Self) -> bool {
         let units = |factors: &BTreeMap<SocketAddr, u32>, address| {
             f64::from(factors.get(address).copied().unwrap_or(Factor::ONE.units()))
@@ -155,7 +155,7 @@ impl KeptService {
     }
 }
 
-/// In seconds since 1970.
+/// The time in seconds since 1970.
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -175,8 +175,8 @@ impl Learnings {
                 if self.unread.is_none() {
                     warn!(
                         error,
-                        "what was learnt of loads, and what an operator has said of it, cannot be read: weights begin as structural ones; \
-                         it is tried again, and nothing is written over it"
+                        "cannot read the learnt weights and the operators' switches; services start with their structural weights; \
+                         retrying, and not overwriting the file"
                     );
                 }
                 self.unread = Some(error);
@@ -184,15 +184,15 @@ impl Learnings {
             }
         }
         if self.unread.take().is_some() {
-            info!("what was learnt of loads can be read");
+            info!("the learnt weights were read");
         }
     }
 
-    /// What was learnt for a service of a client task, and how long ago.
+    /// The learnt weights of a service of a client task, and their age.
     pub fn learnt(&self, client: &str, service: &str, now: SystemTime) -> Option<(LearntWeights, Duration)> {
         let client = self.known.get(client)?;
         let now = seconds(now);
-        // A timestamp in the future counts as age zero: the clock went back.
+        // A timestamp in the future counts as age zero: the clock was set back.
         let age = Duration::from_secs(now.saturating_sub(client.at));
         Some((client.services.get(service)?.learnt(now), age))
     }
@@ -204,11 +204,12 @@ impl Learnings {
 }
 
 impl Controller {
-    /// Stores what was learnt, if that is due and something has changed.
+    /// Stores the learnt weights, if that is due and they have changed.
     pub fn keep_learnt(&mut self, now: Instant) {
         let has_passed =
             |last: Option<Instant>, time| last.is_none_or(|last| now.saturating_duration_since(last) >= time);
-        // A slow start may end before the next regular comparison.
+        // A change of slow start is stored now, because the slow start may end before the next
+        // comparison.
         for client_task in &mut self.clients.tasks {
             self.learnt.is_urgent |= client_task.take_slow_starts_changed();
         }
@@ -225,7 +226,7 @@ impl Controller {
         let mut is_new = std::mem::take(&mut self.learnt.is_urgent);
         for client in &self.config.clients {
             let before = self.learnt.known.get(&client.name);
-            // The state of a client that does not run is retained until it runs.
+            // A client that does not run retains its stored state until it runs.
             let kept = match self.clients.task(&client.name) {
                 None => before.cloned(),
                 Some(client_task) => {
@@ -253,15 +254,15 @@ impl Controller {
         self.learnt.written = Some(now);
     }
 
-    /// Why the learnt loads are not stored: the file cannot be read, or the last write of it
-    /// failed.
+    /// Why the learnt weights are not stored: the file cannot be read, or the last attempt to write
+    /// it failed.
     pub fn learnt_not_kept(&self) -> Option<String> {
         let unread = self.learnt.unread.as_deref();
         let keeping = &self.sources.files_to_store;
         unread.or_else(|| keeping.error_of(&path(&self.config.paths.state))).map(str::to_owned)
     }
 
-    /// Starts to read the file again, unless that is under way.
+    /// Starts to read the file again, unless a read is under way.
     fn read_learnt(&mut self) {
         if std::mem::replace(&mut self.learnt.is_reading, true) {
             return;
@@ -285,15 +286,16 @@ impl Controller {
         self.settle(now);
     }
 
-    /// Creates the laws and subset sizes that follow load, for a client task that is new or was
-    /// reconfigured.
+    /// Creates the control laws and the subset sizes that follow load, for a client task that is
+    /// new or was reconfigured.
     pub fn make_controls(&mut self, client: &str, now: Instant) {
         let clock = self.wall;
         let Self { clients, learnt, .. } = self;
         if let Some(client_task) = clients.task_mut(client) {
             client_task.make_sizes();
             client_task.make_controls(|service| learnt.learnt(client, service, clock), now);
-            // A switch ends with its law, even if the service soon has a law again.
+            // A switch ends with the law that it switches, even if the service soon has a law
+            // again.
             let services = &client_task.client.services;
             let lost_it = |name: &str| {
                 services.iter().any(|known| known.service.name == name && known.service.control.law.is_none())
@@ -368,7 +370,7 @@ mod tests {
             assert!(StoredLoads::parse(&text[..cut]).is_err(), "{cut}");
         }
         let of_another = StoredLoads::parse(br#"{"schema":2,"clients":[]}"#).unwrap_err();
-        assert_eq!(of_another, "its schema is 2, this socklb knows 1");
+        assert_eq!(of_another, "its schema is 2, but this socklb supports only 1");
         // An invalid time, an invalid word and invalid factors.
         let text =
             br#"{"schema":1,"clients":{"web":{"at":18446744073709551615,"services":{"users":{"switch":"stop",

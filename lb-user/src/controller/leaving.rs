@@ -1,9 +1,9 @@
-//! Leaving clients: their programs begin no flow any more, and they are removed when their last
-//! flow has ended.
+//! Leaving clients: no flow begins through their programs any more, and they are removed after
+//! their last flow.
 //!
-//! A client leaves when a reload drops it, or when a socklb of another ABI version has taken over
-//! its hooks. The kernel's state shows that a client is leaving, by the absence of links that begin
-//! flows, so a later daemon can continue.
+//! A client leaves when a reload removes it from the configuration, or when a socklb of another ABI
+//! version has taken over its hooks. A leaving client has no links at which flows begin. A later
+//! daemon recognizes it by this, and continues.
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,15 +19,15 @@ use crate::controller::client_task::ClientTask;
 
 pub struct Leaving {
     pub pins: Pins,
-    /// Whether no flow begins there any more. Flows still begin until the client that takes over
-    /// its cgroup is attached.
+    /// Whether no flow begins there any more. Flows still begin there until the client that takes
+    /// over the cgroup is attached.
     retired: bool,
-    /// When a failed removal is retried.
+    /// When to retry a failed removal.
     removing: Backoff,
     _lock: Option<Lock>,
 }
 
-/// A client that still balances connects in a cgroup that it is to leave, and why.
+/// A client that should leave a cgroup but still balances connects there, with the reason.
 pub struct CannotLeave {
     pub client: String,
     version: u32,
@@ -35,30 +35,31 @@ pub struct CannotLeave {
 }
 
 impl Leaving {
-    /// Locks the client, so that no other process writes to it.
+    /// Locks the client, so that no other process can change it.
     ///
     /// # Errors
-    /// If another process has the lock, or the pins cannot be read.
+    /// If another process holds the lock, or the pins cannot be read.
     fn new(kernel: &dyn Kernel, pins: Pins) -> Result<Self, DatapathError> {
         let lock = kernel.lock(&pins)?;
         let retired = kernel.is_retired(&pins)?;
         Ok(Self { retired, pins, removing: Backoff::default(), _lock: lock })
     }
 
-    /// Whether its connects may still be balanced, with its tables.
+    /// Whether connects may still be balanced with its tables.
     pub const fn begins_flows(&self) -> bool {
         !self.retired
     }
 
-    /// A client of this daemon. Its lock is taken over, so that no later step can fail because a
-    /// descriptor is missing.
+    /// A client of this daemon. The lock that the client task holds is reused, so no later step can
+    /// fail for lack of a file descriptor.
     pub fn of(client_task: ClientTask) -> Self {
         let (pins, lock) = client_task.into_lock();
         Self { retired: false, pins, removing: Backoff::default(), _lock: lock }
     }
 }
 
-/// Locks the pins that other versions have of a client, except those that are leaving already.
+/// Locks the pins of a client that other versions have created, except pins that are already
+/// leaving.
 ///
 /// # Errors
 /// If another socklb has the lock.
@@ -71,32 +72,29 @@ pub fn lock_other_versions(
     let mut others = kernel.clients(pins)?;
     others.retain(|pins| pins.client == client && !pins.is_of_this_version() && !leaving.contains(pins));
     let lock = |pins: Pins| {
-        let what = format!("take client {} over from ABI version {}", pins.client, pins.version);
+        let what = format!("take over client {} from ABI version {}", pins.client, pins.version);
         Leaving::new(kernel, pins).context(what)
     };
     others.into_iter().map(lock).collect()
 }
 
 impl Controller {
-    /// Resumes the removals that an earlier daemon had begun. Clients that are attached but not
-    /// configured stay as they are and are reported, because another socklb may have them in its
-    /// configuration.
+    /// Resumes the removals that an earlier daemon began. Clients that are attached but not
+    /// configured are reported and left as they are, because they may belong to another socklb with
+    /// another configuration.
     pub fn resume_leaving(&mut self, config: &Config, now: Instant) {
         match self.find_leaving(config) {
             Ok(()) => self.clients.resuming.succeeded(),
             Err(error) => {
                 let error = crate::error::chain(&error);
                 if self.clients.resuming.failed(now, &error) {
-                    warn!(
-                        error,
-                        "cannot see which clients an earlier daemon had begun to remove; trying again"
-                    );
+                    warn!(error, "cannot find the clients that an earlier daemon was removing; retrying");
                 }
             }
         }
     }
 
-    /// Repeats [`Controller::resume_leaving`] if it failed.
+    /// Repeats [`Controller::resume_leaving`] if it has failed.
     pub fn try_to_resume_leaving(&mut self, now: Instant) {
         if self.clients.resuming.error().is_some() && self.clients.resuming.is_due(now) {
             self.resume_leaving(&self.config.clone(), now);
@@ -110,7 +108,7 @@ impl Controller {
             let found = match kernel.is_retired(&pins) {
                 Ok(true) => Leaving::new(kernel, pins).map(|leaving| self.clients.leaving.push(leaving)),
                 Ok(false) => {
-                    // Logged only at the start; `status` shows it all the time.
+                    // Logged only at the start. `status` always shows it.
                     if !self.is_ready {
                         let detach = pins.detach_command();
                         warn!(client = %pins.client, "attached, but not configured; remove it with `{detach}`");
@@ -119,13 +117,13 @@ impl Controller {
                 }
                 Err(error) => Err(error),
             };
-            // A fault of one client does not prevent the removal of others.
+            // A fault of one client does not prevent the removal of other clients.
             result = result.and(found);
         }
         result
     }
 
-    /// Clients that have pins, are not configured, and are not being removed.
+    /// Clients that have pins, but are neither configured nor being removed.
     ///
     /// # Errors
     /// If the directory of pins cannot be read.
@@ -142,9 +140,9 @@ impl Controller {
         Ok(pinned)
     }
 
-    /// Stops leaving clients from beginning flows, and removes those whose last flow has ended. A
-    /// client whose cgroup another client is to take over goes on until that client is attached.
-    /// Failures are retried after a growing pause.
+    /// Stops leaving clients from beginning flows, and removes those whose last flow has ended. If
+    /// another client is to take over the cgroup, the leaving client balances there until that
+    /// client is attached. Failures are retried after a growing pause.
     pub fn retire_leaving(&mut self, now: Instant) {
         let unable_to_leave = self.unable_to_leave();
         let is_held_back = |pins: &Pins| {
@@ -163,7 +161,7 @@ impl Controller {
                     let error = crate::error::chain(&error);
                     if leaving.removing.failed(now, &error) {
                         let Pins { client, version, .. } = &leaving.pins;
-                        warn!(%client, version, error, "cannot detach");
+                        warn!(%client, version, error, "cannot remove the leaving client; retrying");
                     }
                     true
                 }
@@ -171,18 +169,19 @@ impl Controller {
         });
     }
 
-    /// Clients that are to leave a cgroup, or to leave altogether, but still balance there: the
-    /// client that takes over the cgroup is not attached to it, or that cannot be determined.
+    /// Clients that should leave a cgroup, or be removed, but still balance there, because the
+    /// client that takes over the cgroup is not attached yet, or because it cannot be determined
+    /// whether it is.
     pub fn unable_to_leave(&self) -> Vec<CannotLeave> {
         let mut unable_to_leave = Vec::new();
         let mut add = |pins: &Pins, missing: Result<Option<String>, DatapathError>| {
             let why = match missing {
                 Ok(None) => return,
                 Ok(Some(successor)) => {
-                    format!("is kept until client {successor}, which takes over, is attached")
+                    format!("stays until client {successor}, which takes over, is attached")
                 }
                 Err(error) => format!(
-                    "is kept because it cannot be seen whether another client has taken over: {}",
+                    "stays because it is unknown whether another client has taken over: {}",
                     crate::error::chain(&error)
                 ),
             };
@@ -200,8 +199,8 @@ impl Controller {
         unable_to_leave
     }
 
-    /// The client, other than `other_than`, that is to be attached to one of these cgroups but is
-    /// not, if there is one.
+    /// The first client, other than `other_than`, that should be attached to one of these cgroups
+    /// but is not; `None` if there is none.
     fn missing_successor(
         &self,
         cgroups: &[u64],
@@ -237,7 +236,7 @@ impl Controller {
 }
 
 impl Leaving {
-    /// Why it cannot leave, if an attempt has failed.
+    /// Why the last attempt to remove it failed; `None` if it did not.
     pub fn error(&self) -> Option<&str> {
         self.removing.error()
     }
@@ -249,13 +248,13 @@ impl Leaving {
         if !self.retired {
             kernel.retire(&self.pins)?;
             self.retired = true;
-            info!(%client, version, "leaving: no flow begins there any more");
+            info!(%client, version, "the client is leaving: no new flow begins there");
         }
         if kernel.open_flows(&self.pins)? > 0 {
             return Ok(false);
         }
         kernel.detach(&self.pins)?;
-        info!(%client, version, "its last flow has ended: removed");
+        info!(%client, version, "the client's last flow has ended; the client is removed");
         Ok(true)
     }
 }

@@ -1,5 +1,5 @@
-//! The network namespaces and the processes of all clients. One thread at a time searches for them
-//! beside the loop.
+//! Searches for the network namespaces and the processes of all clients. One thread at a time
+//! searches, beside the loop.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,16 +12,16 @@ use super::{BackgroundWork, Controller};
 /// The result of a search for the namespace of one client.
 pub struct NamespaceSearch {
     pub client: String,
-    /// The path of the cgroup that was searched.
+    /// The path of the searched cgroup.
     pub path: PathBuf,
     pub result: io::Result<Option<ClientNamespace>>,
-    /// What flow records show, if flows have begun since the last reading and the records can be
-    /// read.
+    /// What flow records show. `None` if no flows have begun since they were last read, or if they
+    /// cannot be read.
     pub recorded: Option<RecordedProcesses>,
 }
 
 impl Controller {
-    /// Starts to search for the namespaces of clients for which that is due, unless a search is
+    /// Starts to search for the namespaces of the clients whose search is due, unless a search is
     /// under way.
     pub fn search_namespaces(&mut self, now: Instant) {
         if self.clients.is_searching {
@@ -40,7 +40,7 @@ impl Controller {
     pub fn namespaces_found(&mut self, found: Vec<NamespaceSearch>, now: Instant) {
         self.clients.is_searching = false;
         for NamespaceSearch { client, path, result, recorded } in found {
-            // A reload may have given the client another cgroup.
+            // A reload may have changed the client's cgroup in the meantime.
             if let Some(client_task) = self.clients.task_mut(&client).filter(|task| task.path() == path) {
                 client_task.search_ended(result, recorded, now);
             }

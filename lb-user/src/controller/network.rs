@@ -19,64 +19,65 @@ use super::Stores;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::ExchangeCounts;
 
-/// Probes backends and receives reports beside the controller. It works by itself, and wakes the
-/// controller with [`Event::Heard`](super::Event::Heard) when the health of a backend has changed.
-/// No call blocks.
+/// Probes backends and receives reports beside the controller. It works on its own threads and
+/// tasks, and wakes the controller with [`Event::Heard`](super::Event::Heard) when the health of a
+/// backend has changed. No call blocks.
 pub trait Network: Send {
-    /// Makes connect probes of these targets and no others, each for a service that wants it.
+    /// Sets the targets of connect probes; the earlier targets are no longer probed. Each comes
+    /// with a service that uses it.
     fn probe(&mut self, targets: &BTreeMap<ConnectTarget, String>);
 
-    /// Begins no probe before this time has passed.
+    /// Starts no probe for this time.
     fn hold_back(&self, time: Duration);
 
     /// A number that grows whenever targets or results change.
     fn version(&self) -> u64;
 
-    /// The health of all targets that have a result.
+    /// The health of each target that has a result.
     fn results(&self) -> BTreeMap<ConnectTarget, ProbedHealth>;
 
-    /// What the probes of a target have found.
+    /// The results of the probes of a target.
     fn findings(&self, target: &ConnectTarget) -> Option<Findings>;
 
-    /// Begins to receive reports at this address and to store them in the kernel's entries with
-    /// `stores`.
+    /// Starts to receive reports at this address, and to store them in the kernel with `stores`.
     ///
     /// # Errors
-    /// If the socket or the thread for it cannot be created.
+    /// If the socket or its thread cannot be created.
     fn listen(&mut self, address: SocketAddr, stores: Stores) -> io::Result<()>;
 
     /// The listener that receives reports; `None` if [`listen`](Self::listen) was never called.
     fn listener(&self) -> Option<&dyn ReportListener>;
 
-    /// Makes the kernel receive reports where `at` describes, from now on, and nowhere else.
+    /// Makes the kernel receive reports at the place that `at` describes, and nowhere else.
     fn receive(&mut self, at: Option<ReceiveAt>);
 
-    /// How reports are received on the interfaces of the configuration.
+    /// For each interface of the configuration, how reports are received there.
     fn interfaces(&self) -> Vec<status::InterfaceStatus>;
 
     fn interface_faults(&self) -> Vec<String>;
 }
 
-/// The argument of [`ReportListener::look`]: the polled backends, the counts, and the time by
-/// CLOCK_MONOTONIC.
+/// The argument of [`ReportListener::look`], which is called with the polled backends, the counts,
+/// and the time by CLOCK_MONOTONIC.
 pub type LookAtReports<'l> = dyn FnMut(&Senders<Duration>, &ExchangeCounts, Duration) + 'l;
 
 /// Polls agents and receives their reports.
 pub trait ReportListener {
-    /// The address at which it listens.
+    /// The address that the listener is bound to.
     fn address(&self) -> SocketAddr;
 
-    /// Polls these backends from now on and no others. `adopted` returns what an earlier daemon had
-    /// believed of a new one.
+    /// Sets the backends that are polled; others are no longer polled. For a backend that was not
+    /// polled before, `adopted` returns the last report that an earlier daemon has believed, and
+    /// until when the backend is a lame duck.
     fn poll(&self, targets: Vec<Target>, adopted: &dyn Fn(Name) -> (Option<Base>, Option<Duration>));
 
-    /// As [`Senders::poll_first`].
+    /// See [`Senders::poll_first`].
     fn poll_first(&self, names: Vec<Name>, after: Duration, spacing: Duration);
 
-    /// As [`Senders::take_restarted`].
+    /// See [`Senders::take_restarted`].
     fn take_restarted(&self) -> BTreeSet<Name>;
 
-    /// The backends that are not healthy by their reports.
+    /// The backends that are not healthy according to their reports.
     fn sick(&self) -> BTreeMap<Name, Health>;
 
     /// Calls `look` once with the current state.
@@ -84,23 +85,23 @@ pub trait ReportListener {
 }
 
 impl dyn ReportListener + '_ {
-    /// Returns what `of` makes of the current state.
+    /// Calls `of` with the current state, and returns its result.
     pub fn of<R>(&self, of: impl FnOnce(&Senders<Duration>, &ExchangeCounts, Duration) -> R) -> R {
         let (mut of, mut made) = (Some(of), None);
         self.look(&mut |senders, counts, now| made = of.take().map(|of| of(senders, counts, now)));
-        made.expect("a look shows once")
+        made.expect("`look` calls its argument once")
     }
 }
 
-/// Where the kernel receives reports by itself.
+/// Where the kernel receives reports without the daemon.
 #[derive(Clone)]
 pub struct ReceiveAt {
-    /// The maps that hold the believed reports.
+    /// The maps in which believed reports are stored.
     pub maps: Arc<HostMaps>,
-    /// Where the daemon listens.
+    /// The address at which the daemon listens.
     pub address: SocketAddr,
     /// The interfaces.
     pub place: Place,
-    /// Whether the daemon is to receive the datagrams that the kernel does not believe.
+    /// Whether the daemon also receives the datagrams that the kernel's program does not believe.
     pub passes_unbelieved: bool,
 }

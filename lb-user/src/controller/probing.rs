@@ -1,9 +1,10 @@
-//! Which backends are probed for the current clients, and how the clients receive the results.
+//! Decides which backends are probed or polled for the current clients, and gives the results to
+//! the clients.
 //!
-//! Probes go to the members of each client task and to those that would stand in next, once per
-//! backend, however many client tasks need the result. All probes come from the daemon's network
-//! namespace. A thread receives reports, and tasks make connect probes; both only wake the loop
-//! when something has changed, and the loop then reads the health of all backends.
+//! The members of each client task are probed, and the backends that would replace members next;
+//! each backend once, however many client tasks need the result. All probes come from the daemon's
+//! network namespace. A thread receives reports, and asynchronous tasks make connect probes. When
+//! something has changed, they wake the event loop, which then reads the health of all backends.
 
 mod views;
 
@@ -42,28 +43,28 @@ use crate::probes::ConnectTarget;
 
 /// The state of probing.
 pub struct Probing {
-    /// The backends that client tasks wanted probed when targets were last set. If they want the
-    /// same, there is nothing to do.
+    /// The backends that client tasks wanted to have probed when the targets were last set. If they
+    /// want the same again, there is nothing to do.
     wanted: Vec<Wanted>,
-    /// How often the wanted backends changed.
+    /// How often the targets were set.
     aimed: u64,
     network: Box<dyn Network>,
-    /// Why no report is received.
+    /// Why no reports can be received; `None` if they can.
     unheard: Option<String>,
     /// The agents that are polled.
     polled: Vec<Target>,
-    /// The targets of connect probes, each with a service that wants it.
+    /// The targets of connect probes, each with a service that uses it.
     connected: BTreeMap<ConnectTarget, String>,
     /// `None` until a backend is to be polled.
     register: Option<Register>,
-    /// Why there is no register.
+    /// Why there is no register, if it could not be opened.
     error: Option<String>,
-    /// Why some polled backends are missing in the register.
+    /// Why some polled backends are missing from the register.
     unregistered: Option<String>,
-    /// The ids that rows of backends are to have. Before any backend is polled this is `None`, and
-    /// rows retain the ids that they have.
+    /// The ids for the rows of backends. `None` until a backend is polled; then rows retain the ids
+    /// that they have.
     ids: Option<ReportIdMap>,
-    /// Derived keys, which take microseconds each, of all backends that are to be polled.
+    /// The derived keys of all backends that are to be polled. Deriving a key takes microseconds.
     keys: BTreeMap<Name, (Keys<ServiceKey>, Keys<BackendKey>)>,
     disagreements: Disagreements,
     /// Whether the configuration names interfaces although no service requests reports.
@@ -73,11 +74,11 @@ pub struct Probing {
 /// Backends for which services, or their lists, contradict each other.
 #[derive(Default)]
 struct Disagreements {
-    /// Backends with two keys. The daemon cannot know which key is right and does not poll them:
-    /// the holder of either key could report for the other's backend.
+    /// Backends with two keys. The daemon cannot know which key is right, so it does not poll these
+    /// backends: the holder of either key could report for the backend of the other.
     keys: BTreeSet<Name>,
-    /// Backends with two agents. The daemon polls the first. It believes no report without the key,
-    /// so a wrong agent can only be silent.
+    /// Backends with two agents. The daemon polls the first agent. It believes no report without
+    /// the key, so a wrong agent cannot do more than be silent.
     agents: BTreeSet<Name>,
 }
 
@@ -124,7 +125,7 @@ impl Probing {
         let uncovered = self.register.as_ref().map_or(0, Register::uncovered);
         if uncovered > 0 {
             let text = format!(
-                "no place in the kernel for the reports of {}: connects do not heed these",
+                "no place in the kernel for the reports of {}: connects ignore these reports",
                 counted(uncovered, "backend")
             );
             faults.push(Fault::of_host(FaultCode::Probes, text));
@@ -132,9 +133,8 @@ impl Probing {
         faults.extend(self.disagreements.faults());
         let contested = self.listener().map(|listener| listener.of(|senders, _, now| senders.contested(now)));
         faults.extend(contested_fault(&contested.into_iter().flatten().collect()));
-        let has_no_use = self
-            .has_no_use
-            .then(|| "`xdp` of [reports] has no effect: no service asks agents from the host".to_owned());
+        let has_no_use =
+            self.has_no_use.then(|| "`xdp` in [reports] has no effect: no service polls agents".to_owned());
         let interfaces = has_no_use.into_iter().chain(self.network.interface_faults());
         faults.extend(interfaces.map(|text| Fault::of_host(FaultCode::Probes, text)));
         faults
@@ -151,8 +151,8 @@ impl Probing {
         }
     }
 
-    /// Opens the register and starts the listener, if an agent is to be polled and that has not
-    /// been done.
+    /// Opens the register and starts the listener, unless both is done, if an agent is to be
+    /// polled.
     fn open(&mut self, targets: &Targets, address: SocketAddr, kernel: &dyn Kernel, pins: &Path) {
         if targets.is_empty() {
             self.error = None;
@@ -161,7 +161,7 @@ impl Probing {
         let register = match self.register.take().map_or_else(|| Register::open(kernel, pins), Ok) {
             Ok(register) => self.register.insert(register),
             Err(error) => {
-                let text = format!("reports cannot be kept in the kernel: {}", chain(&error));
+                let text = format!("reports cannot be stored in the kernel: {}", chain(&error));
                 return warn_of_news(&mut self.error, Some(text));
             }
         };
@@ -172,13 +172,13 @@ impl Probing {
         match self.network.listen(address, register.stores()) {
             Ok(()) => {
                 if let Some(listener) = self.network.listener() {
-                    info!(address = %listener.address(), "asking agents for reports");
+                    info!(address = %listener.address(), "polling agents for reports");
                 }
                 self.unheard = None;
             }
             Err(error) => {
                 let text = format!(
-                    "reports cannot be received at {address} ([reports] listen): {error}; tried again every second"
+                    "reports cannot be received at {address} ([reports] listen): {error}; retrying every second"
                 );
                 warn_of_news(&mut self.unheard, Some(text));
             }
@@ -206,8 +206,8 @@ impl Probing {
                 }
                 let is_first = names.insert(name);
                 let keys = match self.keys.get(&name).filter(|_| !is_first) {
-                    // While keys are being replaced, one service may have a key that the other
-                    // lacks.
+                    // While keys are replaced, one service may have a key that another service does
+                    // not have yet.
                     Some((of, _)) => of.common(keys),
                     None => Some(keys.clone()),
                 };
@@ -228,15 +228,15 @@ impl Probing {
         }
         targets.retain(|name, _| !disagreements.keys.contains(name));
         for (name, target) in &mut targets {
-            // A later client may lack some keys of the first: only the common ones are used.
+            // A later service may lack some keys of the first one; only the common keys are used.
             target.keys.clone_from(&self.keys[name].1);
         }
         self.keys.retain(|name, _| names.contains(name));
         for name in disagreements.keys.difference(&self.disagreements.keys) {
-            warn!(backend = %name.address, "services give it different keys: it is not asked for reports");
+            warn!(backend = %name.address, "services give this backend different keys, so it is not polled for reports");
         }
         for name in disagreements.agents.difference(&self.disagreements.agents) {
-            warn!(backend = %name.address, "services, or their lists, name different agents of it: the first is asked");
+            warn!(backend = %name.address, "services, or their lists, name different agents for this backend; the first one is polled");
         }
         self.disagreements = disagreements;
         if connected != self.connected {
@@ -248,8 +248,8 @@ impl Probing {
         targets
     }
 
-    /// Polls these backends and no others. Returns the backends whose entries are to be removed
-    /// once no row has their id any more.
+    /// Polls these backends, and no others. Returns the backends to remove from the register once
+    /// no row has their id any more.
     fn ask(&mut self, mut targets: Targets, now: Instant) -> Vec<Name> {
         let Some(register) = &mut self.register else { return Vec::new() };
         let mut unregistered = None;
@@ -284,8 +284,8 @@ impl Probing {
         gone
     }
 
-    /// Makes the kernel receive reports on the interfaces that the configuration names. `may_ask`:
-    /// whether any service requests reports.
+    /// Makes the kernel receive reports on the interfaces that the configuration names. `may_ask`
+    /// is `true` if any service requests reports.
     fn receive(&mut self, reports: &ReportsConfig, may_ask: bool) {
         self.has_no_use = !reports.xdp.is_empty() && !may_ask;
         if reports.xdp.is_empty() || !may_ask {
@@ -322,31 +322,31 @@ impl Probing {
         })
     }
 
-    /// How many datagrams the kernel received, by outcome; `None` if it receives none or the counts
-    /// cannot be read.
+    /// How many datagrams the kernel's receiver program has received, by outcome; `None` if it is
+    /// not attached or the counts cannot be read.
     fn receptions(&self) -> Option<[u64; RECEPTIONS]> {
         let register = self.register.as_ref().filter(|_| !self.network.interfaces().is_empty())?;
         register.maps().receptions().ok()
     }
 
-    /// Whether these probes and polls are all set up, and nothing is to be retried.
+    /// Whether everything for these probes and polls is set up, and nothing is to be retried.
     fn has_done(&self, wanted: &[Wanted]) -> bool {
         let is_open = self.error.is_none() && self.unheard.is_none();
         let nobody_leaves = self.register.as_ref().is_none_or(Register::is_steady);
         is_open && nobody_leaves && self.unregistered.is_none() && self.wanted == wanted
     }
 
-    /// Whether report ids wait for readers.
+    /// Whether a report id waits for the end of running programs.
     pub fn wants_wait(&self) -> bool {
         self.register.as_ref().is_some_and(Register::wants_wait)
     }
 
-    /// To be called before a wait for readers starts.
+    /// Call this before a wait for readers starts.
     pub fn before_wait(&mut self) {
         self.register.iter_mut().for_each(Register::before_wait);
     }
 
-    /// To be called once that wait has ended.
+    /// Call this when that wait has ended.
     pub fn after_wait(&mut self) {
         self.register.iter_mut().for_each(Register::after_wait);
     }
@@ -360,7 +360,7 @@ fn warn_of_news(known: &mut Option<String>, error: Option<String>) {
     *known = error;
 }
 
-/// The backends that a service of a client task wants probed, and how.
+/// The backends that a service of a client task needs probed, and how.
 #[derive(PartialEq, Eq)]
 struct Wanted {
     service: String,
@@ -375,8 +375,8 @@ pub struct ProbeCandidate {
     pub address: SocketAddr,
     /// The address of its agent, if the list names one.
     pub agent: Option<SocketAddr>,
-    /// Whether the client task has an open flow to it or chose it recently. If weights follow load,
-    /// one such backend makes its whole row active.
+    /// Whether the client task has an open flow to the backend or chose it recently. If weights
+    /// follow load, one active backend makes all backends of its row active.
     pub is_active: bool,
 }
 
@@ -411,13 +411,13 @@ impl Disagreements {
     fn faults(&self) -> impl Iterator<Item = Fault> {
         let keys = first_of(&self.keys).map(|names| {
             format!(
-                "services give {names} different keys: nobody is asked for its reports, for the holder of each key could speak \
-                 for it. Give these services one key, or take it out of the list that it does not belong to"
+                "services give {names} different keys: it is not polled, because the holder of each key could report for it. Give these \
+                 services one key, or remove it from the list that it does not belong to"
             )
         });
         let agents = first_of(&self.agents).map(|names| {
             format!(
-                "services, or their lists, name different agents of {names}: the first is asked. Give all the same `agent` and `port`"
+                "services, or their lists, name different agents for {names}: the first one is polled. Give all the same `agent` and `port`"
             )
         });
         keys.into_iter().chain(agents).map(|text| Fault::of_host(FaultCode::Probes, text))
@@ -427,7 +427,7 @@ impl Disagreements {
 /// The fault of backends for which two agents answer, if there are any.
 fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
     let text = format!(
-        "two agents answer for {}: each takes back what the other has said, and the one that answers last is believed. \
+        "two agents answer for {}: each contradicts the other, and the last answer is believed. \
          Stop one of them, or give each backend its own address, port and key",
         first_of(contested)?
     );
@@ -435,8 +435,7 @@ fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
 }
 
 impl Controller {
-    /// Probes the backends that clients use now, and gives these clients the results that are known
-    /// already.
+    /// Probes the backends that clients use now, and applies the results that are already known.
     pub fn probe_again(&mut self, now: Instant) {
         self.aim(now);
         self.hear_probes(now);
@@ -456,13 +455,13 @@ impl Controller {
         };
         let may_ask = self.config.clients.iter().any(asks);
         self.probing.receive(&self.config.reports, may_ask);
-        // Needed even if nothing changed: a client task that was loaded again has to receive its
-        // ids.
+        // Needed even if the targets are unchanged: a client task that was reconfigured needs its
+        // ids again.
         self.give_ids(now);
         self.let_go(gone);
     }
 
-    /// Passes the ids of backends that report to the client tasks.
+    /// Gives the ids of reporting backends to the client tasks.
     fn give_ids(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             client_task.take_report_ids(self.probing.ids.as_ref(), now);
@@ -470,9 +469,9 @@ impl Controller {
         self.settle_if_needed(now);
     }
 
-    /// Removes backends from the register that no row names any more.
+    /// Removes these backends from the register, if no row can have their ids.
     fn let_go(&mut self, gone: Vec<Name>) {
-        // A client that does not run may still have rows with these ids, and so may a leaving
+        // A client that is not running may still have rows with these ids, and so may a leaving
         // client that still begins flows.
         let has_rows = !self.clients.unstarted.is_empty()
             || self.clients.leaving.iter().any(Leaving::begins_flows)
@@ -481,16 +480,16 @@ impl Controller {
             && !has_rows
             && let Err(error) = register.remove(gone)
         {
-            warn!(error = %chain(&error), "cannot remove backends from the register");
+            warn!(error = %chain(&error), "cannot remove backends from the register of reporting backends; retrying");
         }
     }
 
-    /// Applies the health of all backends as probes and reports show it.
+    /// Applies the health of all backends according to probes and reports.
     pub fn hear_probes(&mut self, now: Instant) {
         let listener = self.probing.listener();
         let sick = listener.map(ReportListener::sick).unwrap_or_default();
         let restarted = listener.map(ReportListener::take_restarted).unwrap_or_default();
-        // Read before the results, so that a change in between is applied once more.
+        // Read before the results: if they change in between, they are applied again.
         let version = (self.probing.aimed, self.probing.network.version());
         let is_news = self.clients.tasks.iter().any(|task| task.probes_heard != Some(version));
         let results = if is_news { self.probing.network.results() } else { BTreeMap::new() };
@@ -500,8 +499,8 @@ impl Controller {
             for position in 0..client_task.client.services.len() {
                 let configured = &client_task.client.services[position];
                 let Some(probe) = &configured.probe else { continue };
-                // This task has these results already: applying those of thousands of backends
-                // again would take milliseconds every second.
+                // This task already has these results. Applying the results of thousands of
+                // backends again would take milliseconds every second.
                 if has_heard && !probe.is_by_report() {
                     continue;
                 }
@@ -511,8 +510,8 @@ impl Controller {
                         let of = |address| {
                             let name = name_of(protocol, address);
                             let health = *sick.get(&name)?;
-                            // What the kernel holds of an earlier daemon's reports does not
-                            // distinguish a backend that is down from a lame duck.
+                            // After a restart of the daemon the kernel's data cannot distinguish a
+                            // backend that is down from a lame duck.
                             let is_adopted = client_task.is_down_by_report(position, address)
                                 && probing.has_no_report(name);
                             Some((if is_adopted { Health::Refusing } else { health }, Why::Report))
@@ -531,8 +530,8 @@ impl Controller {
                     ProbeKind::Connect { .. } => {
                         let said = |address| {
                             let found = *results.get(&connect_target(probe, address)?)?;
-                            // A backend that an earlier daemon found healthy stays healthy if one
-                            // probe is lost.
+                            // If an earlier daemon found the backend healthy, one lost probe does
+                            // not change that.
                             let is_news =
                                 !found.is_unconfirmed || !client_task.is_taken_over_well(position, address);
                             is_news.then_some((found.health, found.why))
@@ -548,8 +547,8 @@ impl Controller {
         self.try_returned(now);
     }
 
-    /// Makes the next connect the trial of backends that are healthy again. Clients whose maps do
-    /// not match their plan yet follow later.
+    /// Makes the next connect the trial of each backend that is healthy again. Clients whose maps
+    /// do not match their plans yet follow later.
     pub fn try_returned(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if !self.clients.to_settle.contains(&client_task.client.name) {
@@ -596,8 +595,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A service that requests reports under the keys with these ids. Candidates are backends of
-    /// 10.0.0.1, by port.
+    /// A service that requests reports with keys of these ids. The candidates are backends at
+    /// 10.0.0.1: their ports, and whether they are active.
     fn wanted(keys: &[u16], candidates: &[(u16, bool)]) -> Wanted {
         let numbered = |id: u16| Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) };
         let keys = Keys::new(numbered(keys[0]), keys.get(1).copied().map(numbered));
@@ -616,7 +615,7 @@ mod tests {
         }
     }
 
-    /// The backends that are polled: port, key ids and interval of each.
+    /// The polled backends: port, key ids and interval.
     fn aimed(probing: &mut Probing, wanted: Vec<Wanted>) -> Vec<(u16, Vec<u16>, Duration)> {
         let targets = probing.aim(wanted);
         let asked = targets.into_values().map(|target| {
@@ -639,7 +638,7 @@ mod tests {
     #[test]
     fn keys_that_are_replaced_in_one_file_after_the_other_leave_no_gap() {
         let mut probing = Probing::new(Box::new(WireEnd::default()));
-        // The keys of both services at each step of a replacement, and those that both have.
+        // The keys of the two services at each step of a replacement, and the keys that both have.
         for (first, second, expected) in [
             (&[1][..], &[1][..], &[1][..]),
             (&[2, 1], &[1], &[1]),
@@ -667,7 +666,7 @@ mod tests {
         let name = |port| name_of(Protocol::Tcp, ([10, 0, 0, 1], port).into());
         assert_eq!(contested_fault(&BTreeSet::new()), None);
         let one = contested_fault(&[name(80)].into()).unwrap().text;
-        assert!(one.starts_with("two agents answer for 10.0.0.1:80: each takes back"), "{one}");
+        assert!(one.starts_with("two agents answer for 10.0.0.1:80: each contradicts"), "{one}");
         let three = contested_fault(&[80, 81, 82].map(name).into()).unwrap().text;
         assert!(three.starts_with("two agents answer for 10.0.0.1:80 and 2 more: "), "{three}");
     }

@@ -1,4 +1,4 @@
-//! Queries, and the status line for the service manager (sd_notify(3)).
+//! Answers queries, and writes the status line for the service manager (sd_notify(3)).
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -23,7 +23,7 @@ pub struct Waiter {
 }
 
 impl Controller {
-    /// One line on the state of the daemon. Makes no system call.
+    /// One line on the state of the daemon, computed without a system call.
     pub fn summary(&self) -> String {
         let clients = self.config.clients.len();
         let attached = self.clients.tasks.iter().filter(|client_task| client_task.cgroup().is_some()).count();
@@ -61,7 +61,8 @@ impl Controller {
                 answer.send(client_task.map(explain).unwrap_or_default());
             }
             ControllerQuery::Readmit { service, backend, client, who, answer } => {
-                // A sender that has given up has already received the answer that nothing was done.
+                // If the requesting process has given up, it has already been answered that nothing
+                // was done.
                 if !answer.is_closed() {
                     let readmission = self.readmit(&service, backend, client.as_deref(), &who);
                     answer.send(readmission);
@@ -73,17 +74,17 @@ impl Controller {
                 }
             }
             ControllerQuery::Cover { client, cgroups, answer } => {
-                // Requests whose sender has given up are dropped.
+                // Requests of processes that have given up are dropped.
                 self.waiters.retain(|waiter| !waiter.answer.is_closed());
                 self.waiters.push(Waiter { client, cgroups, answer });
-                // The sender has most likely just created its cgroup: attach now, not when the
-                // watch reports it.
+                // The requesting process has most likely just created its cgroup: attach now,
+                // without waiting for the watch.
                 self.follow_cgroups(now);
             }
         }
     }
 
-    /// Lifts the ejection of a backend, for one client task or for all that have it.
+    /// Readmits a backend, for one client task or for all that have the backend.
     fn readmit(
         &mut self,
         service: &str,
@@ -97,21 +98,22 @@ impl Controller {
         for client_task in tasks.filter(|task| client.is_none_or(|client| client == task.client.name)) {
             let Some(was_ejected) = client_task.readmit(service, backend) else { continue };
             let client = client_task.client.name.clone();
-            info!(%client, %service, %backend, was_ejected, user, process, "asked to lift an ejection");
+            info!(%client, %service, %backend, was_ejected, user, process, "an operator requested a readmission");
             clients.push(Readmitted { client, was_ejected });
         }
         if clients.is_empty() {
-            info!(?service, %backend, user, process, "asked to lift an ejection of what no client has");
+            info!(?service, %backend, user, process, "readmission requested, but no client has this backend");
         }
         Readmission { schema: readmission::SCHEMA, service: service.to_owned(), backend, clients }
     }
 
-    /// Answers the requests whose cgroup is covered, and those for a client that does not exist.
+    /// Answers the requests for cgroups that are covered now, and those for clients that do not
+    /// exist.
     pub fn answer_waiters(&mut self) {
         for waiter in std::mem::take(&mut self.waiters) {
             let Waiter { client, cgroups, answer } = waiter;
             let Some(client_task) = self.clients.task(&client) else {
-                // A client that could not be started is retried, so the request waits.
+                // A client that could not be started is retried, so the request continues to wait.
                 if self.clients.unstarted.iter().any(|(other, _)| other.name == client) && !answer.is_closed()
                 {
                     self.waiters.push(Waiter { client, cgroups, answer });
@@ -122,10 +124,11 @@ impl Controller {
                 answer.send(Coverage::UnknownClient { clients });
                 continue;
             };
-            // The cgroup that the path names now. If there is none, the sender's cgroup may have
-            // been removed.
+            // The cgroup that is at the client's path now. If there is none, the cgroup of the
+            // requesting process may have been removed.
             let now = self.environment.kernel.cgroup(client_task.path()).ok();
-            // While it cannot be determined whether a cgroup is covered, the request stays waiting.
+            // While it cannot be determined whether a cgroup is covered, the request continues to
+            // wait.
             if cgroups.iter().any(|cgroup| client_task.covers(*cgroup).unwrap_or(false)) {
                 answer.send(Coverage::Covered);
             } else if let Some(now) = now.filter(|now| !cgroups.contains(&now.id)) {

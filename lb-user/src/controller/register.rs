@@ -1,9 +1,9 @@
-//! The register of backends that report, in the kernel: their ids and keys, the last report that
-//! was believed of each, and until when each is a lame duck.
+//! The register of reporting backends, in the kernel's host maps: for each backend its id and keys,
+//! the last report that was believed, and until when it is a lame duck.
 //!
-//! The register and its contents outlive the daemon. Only the event loop creates and removes
-//! entries. A thread ([`Stores`]), and the program of network interfaces if there is one, store
-//! reports in existing entries; of two reports the later one counts.
+//! The register outlives the daemon. Only the event loop creates and removes entries. The thread
+//! that receives reports ([`Stores`]), and the receiver program of network interfaces if it is
+//! attached, store reports in existing entries. Of two reports the later one stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -30,23 +30,23 @@ pub struct Register {
     maps: Arc<HostMaps>,
     storing: Arc<Mutex<()>>,
     ids: ReportIds,
-    /// The keys of the entries, as they were written.
+    /// The keys of each entry, as they were written.
     written: BTreeMap<Name, Keys<BackendKey>>,
-    /// Backends that have an entry but are not polled, and since when they are not.
+    /// Backends that have an entry but are no longer polled, and since when.
     absent: BTreeMap<Name, Instant>,
 }
 
-/// How long a backend that is not polled retains its entry: a daemon that starts does not have its
-/// lists at once, and a backend that soon returns to a subset is still known.
+/// How long a backend retains its entry when it is no longer polled. A daemon that starts does not
+/// have its lists at once, and a backend may soon return to a subset.
 const KEPT: Duration = Duration::from_mins(1);
 
-/// The longest time for which a report can declare its backend a lame duck.
+/// The longest time for which a report can declare its backend a lame duck, in nanoseconds.
 #[expect(clippy::cast_possible_truncation, reason = "it is an hour")]
 const MAX_HOLD_NS: u64 = MAX_HOLD.as_nanos() as u64;
 
 impl Register {
-    /// Adopts the maps pinned below this directory, or creates them. Entries that contradict others
-    /// are removed.
+    /// Adopts the maps that are pinned below this directory, or creates them. Removes entries that
+    /// contradict another entry.
     ///
     /// # Errors
     /// If the maps cannot be created or read.
@@ -59,14 +59,14 @@ impl Register {
             let taken = name.map(|name| ids.adopt(name, sender.id));
             match taken {
                 Some(Ok(())) => {
-                    // No report can request so long a time. The value is not from a report, and no
-                    // report would clear it.
+                    // No report can request so long a time, so the value does not come from a
+                    // report. No later report would clear it.
                     if maps.lame_until_ns(sender.id) > latest {
                         maps.set_lame_until_ns(sender.id, 0);
                     }
                 }
                 Some(Err(error)) => {
-                    warn!(%error, "removed from the register of backends that report");
+                    warn!(%error, "removed an invalid entry from the register of reporting backends");
                     maps.remove_sender(&key)?;
                 }
                 None => drop(maps.remove_sender(&key)?),
@@ -76,7 +76,7 @@ impl Register {
         Ok(Self { maps, storing, ids, written: BTreeMap::new(), absent: BTreeMap::new() })
     }
 
-    /// The handle with which the thread that receives reports stores them.
+    /// The handle by which the thread that receives reports stores them.
     pub fn stores(&self) -> Stores {
         Stores { maps: Arc::clone(&self.maps), storing: Arc::clone(&self.storing) }
     }
@@ -85,8 +85,8 @@ impl Register {
         &self.maps
     }
 
-    /// The id of a backend. Creates its entry if there is none, and rewrites it if the keys differ.
-    /// Returns [`NO_REPORT`] if no id is left.
+    /// Returns the id of a backend. Creates the backend's entry if there is none, and rewrites it
+    /// if the keys differ. Returns [`NO_REPORT`] if no id is free.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -100,10 +100,10 @@ impl Register {
             return Ok(id);
         }
         let _storing = self.storing.lock();
-        // The last believed report stays, whichever daemon has stored it, with two exceptions. If
-        // the old and new keys have none in common, the report came from another party. If the name
-        // is new, an earlier daemon may have ended before it could clear the id. In both cases it
-        // is cleared.
+        // The last believed report stays, whichever daemon stored it, with two exceptions. If the
+        // old and the new keys have none in common, the report came from another party. If the name
+        // is new, an earlier daemon may have ended before it could clear the id. In both cases the
+        // stored report is cleared.
         let before = if is_known { self.maps.sender(&key_of(name))? } else { None };
         let sender = sender(id, keys);
         if before.is_none_or(|before| !share_a_key(&before, &sender)) {
@@ -114,9 +114,10 @@ impl Register {
         Ok(id)
     }
 
-    /// The last report that was believed of a backend whose polling begins now, and until when it
-    /// is a lame duck. An earlier daemon may have stored these, or this one when it polled the
-    /// backend before. If the kernel does not hold them, an answer has to arrive first.
+    /// For a backend whose polling begins now: the last report that was believed, and until when
+    /// the backend is a lame duck. An earlier daemon may have stored these, or this daemon when it
+    /// polled the backend before. If the kernel does not have them, both are `None` until an answer
+    /// arrives.
     pub fn adopted(&self, name: Name) -> (Option<Base>, Option<Duration>) {
         let _storing = self.storing.lock();
         let Some(id) = self.ids.get(name) else { return (None, None) };
@@ -124,8 +125,8 @@ impl Register {
         (Base::of(self.maps.base(id)), until.map(Duration::from_nanos))
     }
 
-    /// The ids that rows of backends are to have if these backends are polled, and the backends
-    /// whose entries are to be removed once no row has their id any more.
+    /// `asked` are the backends that are polled from now on. Returns the ids for the rows of
+    /// backends, and the backends to remove from the register once no row has their id any more.
     pub fn renew(&mut self, asked: &BTreeSet<Name>, now: Instant) -> (ReportIdMap, Vec<Name>) {
         self.ids.retain_uncovered(|name| asked.contains(name));
         self.absent.retain(|name, _| !asked.contains(name));
@@ -139,10 +140,10 @@ impl Register {
         (Arc::new(ids), gone)
     }
 
-    /// Removes entries that no row names any more and in which no thread stores.
+    /// Removes these entries. No row and no thread may use them any more.
     ///
     /// # Errors
-    /// If the kernel refuses; the remaining entries are removed by a later call.
+    /// If the kernel refuses. A later call removes the remaining entries.
     pub fn remove(&mut self, gone: Vec<Name>) -> Result<(), DatapathError> {
         for name in gone {
             self.maps.remove_sender(&key_of(name))?;
@@ -153,28 +154,28 @@ impl Register {
         Ok(())
     }
 
-    /// Whether every backend with an entry is polled and every polled backend has an entry, so that
-    /// time alone changes nothing.
+    /// Whether every backend with an entry is polled, and every polled backend has an entry. Then
+    /// nothing is left that only takes time.
     pub fn is_steady(&self) -> bool {
         self.absent.is_empty() && self.ids.uncovered() == 0
     }
 
-    /// How many backends have no id because all ids are in use.
+    /// How many polled backends have no id because all ids are in use.
     pub fn uncovered(&self) -> usize {
         self.ids.uncovered()
     }
 
-    /// Whether an id waits for readers.
+    /// Whether a released id waits for the end of running programs.
     pub fn wants_wait(&self) -> bool {
         self.ids.wants_wait()
     }
 
-    /// To be called before a wait for readers starts.
+    /// Call this before a wait for readers starts.
     pub fn before_wait(&mut self) {
         self.ids.before_wait();
     }
 
-    /// To be called once that wait has ended.
+    /// Call this when that wait has ended.
     pub fn after_wait(&mut self) {
         let over = self.ids.after_wait();
         for id in &over {
@@ -184,11 +185,11 @@ impl Register {
     }
 }
 
-/// Stores the reports that are believed.
+/// Stores believed reports in the register.
 pub struct Stores {
     maps: Arc<HostMaps>,
-    /// Held from reading an entry until it is written, because other handles store as well and the
-    /// event loop writes keys.
+    /// Locked from the read of an entry until its write, because other handles also store reports,
+    /// and the event loop writes keys.
     storing: Arc<Mutex<()>>,
 }
 
@@ -200,16 +201,16 @@ impl Entries for Stores {
         }
         let _storing = self.storing.lock();
         let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
-        // The event loop has given the entry another party's keys, which this listener has not
-        // received yet.
+        // The event loop has written the keys of another party, and this listener has not received
+        // them yet.
         if known.as_ref().is_some_and(|known| !share_a_key(known, &sender(target.id, &target.keys))) {
             return;
         }
         let known = self.maps.base(target.id);
         let number = Base::number(Some(base));
         let is_stored = if known == number {
-            // The program or another listener stored this report when it arrived. Here it is late
-            // and must not start its times a second time.
+            // The program or another listener stored this report when it arrived. This thread is
+            // late, and must not start the times of the report a second time.
             before == Some(base)
         } else {
             !is_old(base, Base::of(known), before) && self.maps.replace_base(target.id, known, number)
@@ -240,10 +241,9 @@ fn share_a_key(one: &Sender, other: &Sender) -> bool {
     one.keys.iter().any(|key| key.id != 0 && other.keys.contains(key))
 }
 
-/// Whether another listener has stored a later report of the same incarnation. Two incarnations
-/// cannot be ordered, because a clock may have jumped. A report that this listener has stored
-/// itself (`before`) does not count: the answer to its last request is believed whatever its number
-/// is.
+/// Whether another listener has stored a later report of the same incarnation. Incarnations cannot
+/// be ordered, because a clock may have jumped. A report that this listener has stored itself
+/// (`before`) does not count: the answer to its last request is believed whatever its number.
 fn is_old(base: Base, known: Option<Base>, before: Option<Base>) -> bool {
     let of_another = known.filter(|known| Some(*known) != before);
     of_another.is_some_and(|known| known.incarnation == base.incarnation && known.counter > base.counter)
@@ -297,7 +297,8 @@ mod tests {
         for (known, before, expected) in [
             (Some(base(7, 9)), None, true),
             (Some(base(7, 9)), Some(base(7, 3)), true),
-            // This listener stored it, or it is not later, or the two cannot be ordered.
+            // This listener stored the report itself, or it is not later, or the two cannot be
+            // ordered.
             (Some(base(7, 9)), Some(base(7, 9)), false),
             (Some(base(7, 8)), None, false),
             (Some(base(8, 9)), None, false),

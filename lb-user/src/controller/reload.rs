@@ -1,9 +1,8 @@
-//! Reloads: a new configuration is read and checked beside the loop, decided in one turn of the
-//! loop, and carried out one client per turn.
+//! Reloads. A new configuration is read and checked beside the loop, applied in one turn of the
+//! loop, and carried out in the kernel with one client per turn.
 //!
-//! A reload does what a restart would do, without one: clients receive their configuration and all
-//! lists again, and the kernel's state is changed to match step by step. A configuration with a
-//! fault changes nothing.
+//! A reload has the result of a restart: clients receive their configuration and all lists again,
+//! and the kernel's state is changed step by step. A configuration with a fault changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,67 +22,66 @@ use crate::source::{FileSource, NoAnswer, Stamp, directory_of};
 
 /// The configuration that is to be loaded.
 pub enum ConfigLoad {
-    /// The one that the daemon starts with.
+    /// The configuration that the daemon starts with.
     Given(Box<Config>),
-    /// The one in the configuration file.
+    /// The present configuration file.
     File,
 }
 
 /// A configuration that is to be read, with all files that it names.
 pub struct LoadRequest {
     pub load: ConfigLoad,
-    /// The number of this reading, which is the same for all of the files.
+    /// The number of this read. All files of the configuration are read under the same number.
     pub begun: u64,
-    /// The configuration that was in force when the reading began.
+    /// The configuration in force when the read began.
     pub running: Config,
     pub before: BTreeMap<String, (FileSource, Assignments)>,
     pub statics: AssignmentsByService,
-    /// Whether an operator requested it.
+    /// Whether an operator requested the reload.
     pub is_asked: bool,
     pub opener: ClientOpener,
-    /// The names of clients that need not be opened.
+    /// The names of the clients that need not be opened.
     pub there: BTreeSet<String>,
 }
 
 /// The configuration and the files that it names, as they were read.
 pub struct Loaded {
-    /// The version of the configuration file, if it was read.
+    /// The version of the configuration file; `None` if the file was not read.
     pub version: Option<Version<Stamp>>,
     pub config: Result<Config, ReadFailure>,
     pub files: Vec<Reading>,
-    /// The number of this reading, which is the same for all of the files.
+    /// The number of this read.
     pub begun: u64,
     /// The lists that the configuration holds.
     pub statics: AssignmentsByService,
-    /// Clients that did not run yet, opened.
+    /// The clients that did not run yet, with the results of opening them.
     pub opened: Vec<Opened>,
-    /// What an earlier daemon had learnt of loads; read only at a start.
+    /// The stored state of the control laws; read only at a start.
     pub learnt: Option<LearntFile>,
 }
 
-/// The state of the configuration file.
+/// The state of the configuration file, and of reloads.
 pub struct Reload {
     file: PathBuf,
     progress: Progress<Stamp>,
     /// Whether the file is being read, and whether an operator requested that by SIGHUP.
     pub turn: ReadTurn,
-    /// How often since the start a configuration was applied; `refused`: how often one could not be
-    /// used.
+    /// How many configurations were applied since the start. `refused`: how many could not be used.
     pub taken_on: u64,
     pub refused: u64,
     /// Since when the current configuration is in force.
     pub in_force_since: SystemTime,
-    /// What the configuration in force changes; `None` once the maps of all clients follow it.
+    /// What the configuration in force has changed; `None` once the maps of all clients match it.
     following: Option<String>,
-    /// Why the file cannot be used, if it cannot.
+    /// Why the file cannot be used; `None` if it can.
     pub error: Option<String>,
     /// Changes in the file that cannot be applied while the daemon runs.
     pub unchangeable: Vec<String>,
 }
 
 impl Reload {
-    /// `version`: that of the file when it was read. `now`: since when its configuration is in
-    /// force.
+    /// `version` is the version of the file when it was read; its configuration is in force since
+    /// `now`.
     pub fn new(file: &Path, version: Version<Stamp>, now: SystemTime) -> Self {
         Self {
             file: file.to_owned(),
@@ -103,8 +101,9 @@ impl Reload {
     }
 
     pub fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        // Endpoint files lie beside it and change often, so only the file itself or its directory
-        // counts. The tick finds a changed link on the path to it.
+        // Endpoint files may be in the same directory and change often, so only the file itself and
+        // its directory count. If a link on the path to the file changes, the check at the next
+        // tick finds it.
         if changes.contains(&self.file) || changes.contains(&directory_of(&self.file)) {
             self.progress.changed(now);
         }
@@ -112,42 +111,42 @@ impl Reload {
 }
 
 impl Controller {
-    /// Handles SIGHUP: reads at once, whether or not the file has changed, because the files that
-    /// it names may have.
+    /// Handles SIGHUP: reads the file at once, even if it has not changed, because the endpoint
+    /// files that it names may have changed.
     pub fn reload_now(&mut self, now: Instant) {
         self.request(true, now);
     }
 
-    /// Requests a reading of the file: at once, or after the reading that is under way.
+    /// Requests a read of the file: now, or after the read that is under way.
     fn request(&mut self, is_asked: bool, now: Instant) {
         if self.reload.turn.request(is_asked) {
             self.load(ConfigLoad::File, is_asked, now);
         }
     }
 
-    /// Requests a check of the configuration file for a change, beside the loop, because the file
-    /// may not answer.
+    /// Requests a check of whether the configuration file has changed. The check runs beside the
+    /// loop, because the file system may not answer.
     pub fn look_at_config(&mut self) {
         if self.config.daemon.watch && self.reload.progress.begin_look() {
             self.effects.push(BackgroundWork::LookAtConfig { is_due: false }.into());
         }
     }
 
-    /// Requests a check of the configuration file once it has settled; a changed file is then
-    /// loaded.
+    /// Requests a check of the configuration file if it has changed and then settled. A changed
+    /// file is then loaded.
     pub fn look_at_due_config(&mut self, now: Instant) {
         if self.reload.progress.begin(now).is_some() {
             self.effects.push(BackgroundWork::LookAtConfig { is_due: true }.into());
         }
     }
 
-    /// A check of the configuration file has ended.
+    /// Handles the end of a check of the configuration file.
     pub fn looked_at_config(&mut self, is_due: bool, result: Result<Option<Stamp>, NoAnswer>, now: Instant) {
         match result {
             Ok(stamp) => {
                 let is_another = self.reload.progress.looked(stamp);
                 if is_another && is_due {
-                    // No check is due while the file is being read.
+                    // No further check is due while the file is being read.
                     self.reload.progress.begin_look();
                     self.request(false, now);
                 } else if is_another {
@@ -161,20 +160,20 @@ impl Controller {
     fn config_fell_silent(&mut self, error: String, is_asked: bool) {
         let is_new = self.reload.progress.fell_silent();
         if is_asked || is_new {
-            warn!(%error, "the configuration cannot be used; what was in force stays");
+            warn!(%error, "the configuration cannot be used; the earlier one stays in force");
         }
         self.reload.error = Some(error);
     }
 
-    /// Starts with the configuration that was read for the start.
+    /// Loads the configuration that was read for the start.
     pub fn load_given(&mut self, config: Config, now: Instant) {
         if self.reload.turn.request(false) {
             self.load(ConfigLoad::Given(Box::new(config)), false, now);
         }
     }
 
-    /// Reads a configuration and the files that it names, and opens its clients, all beside the
-    /// loop.
+    /// Starts to read a configuration and the files that it names, and to open its clients, beside
+    /// the loop.
     fn load(&mut self, load: ConfigLoad, is_asked: bool, now: Instant) {
         if self.is_ready {
             self.effects.push(Effect::Notify(Notice::Reloading));
@@ -200,11 +199,11 @@ impl Controller {
             self.reload.progress.done(version);
         }
         match loaded.config {
-            // The file was only touched, or read before its stamp could distinguish versions, or
-            // corrected to what it was.
+            // The file was touched without a change, or was read twice because its stamp could not
+            // distinguish versions, or was corrected back to the configuration in force.
             Ok(config) if config == self.config && !is_asked && !is_first => {
                 if self.reload.error.take().is_some() {
-                    info!("the configuration is good again, and as it was");
+                    info!("the configuration can be used again; it is unchanged");
                 }
                 self.reload.unchangeable.clear();
             }
@@ -225,7 +224,7 @@ impl Controller {
             }
             Err(ReadFailure::Unread(error)) => {
                 self.reload.progress.found_nothing();
-                // Counted and logged once, however often reading is retried.
+                // Counted and logged once, however often the read is retried.
                 if self.reload.error.as_ref() != Some(&error) {
                     self.reload.refused += 1;
                     let next = if self.config.daemon.watch { "retrying" } else { "waiting for SIGHUP" };
@@ -235,15 +234,15 @@ impl Controller {
             }
             Err(ReadFailure::Faulty(error)) => {
                 self.reload.refused += 1;
-                // Logged once per fault, not once per check; but an operator who requests a reload
+                // Logged once per fault, not at each check. An operator who has requested a reload
                 // always gets an answer.
                 if is_asked || self.reload.error.as_ref() != Some(&error) {
-                    warn!(%error, "the configuration cannot be used; what was in force stays");
+                    warn!(%error, "the configuration cannot be used; the earlier one stays in force");
                 }
                 self.reload.error = Some(error);
             }
         }
-        // At the start readiness is reported later, once the socket accepts.
+        // At the start, readiness is reported later, when the socket accepts connections.
         let is_following = self.reload.following.is_some() && self.clients.is_settling;
         if !is_first && !is_following {
             self.reloaded();
@@ -253,7 +252,7 @@ impl Controller {
         }
     }
 
-    /// The maps of all clients follow their plans.
+    /// Handles the end of settling: the maps of all clients match their plans.
     pub fn all_settled(&mut self, now: Instant) {
         self.follow_cgroups(now);
         self.leave_other_cgroups(now);
@@ -263,13 +262,13 @@ impl Controller {
         }
     }
 
-    /// A configuration is in force, or was refused.
+    /// Reports that a configuration is in force, or was refused.
     fn reloaded(&mut self) {
         if let Some(changed) = self.reload.following.take() {
             let (clients, files) = (self.config.clients.len(), self.sources.files.len());
-            info!(clients, files, changed, "configuration taken on");
+            info!(clients, files, changed, "configuration applied");
         }
-        // A reload that is under way will report it.
+        // If another reload is under way, it will report this.
         if !self.reload.turn.is_reading() {
             let status = self.summary();
             self.effects.push(Effect::Notify(Notice::Ready(status)));
@@ -304,12 +303,12 @@ impl Controller {
             }
             self.make_controls(&client.name, now);
         }
-        // A client that was dropped and has come back while this was read is not in `opened`: it is
-        // retried.
+        // If a client was removed and added again while this configuration was read, it is not in
+        // `opened`. It is retried.
         for client in &config.clients {
             let is_there = self.clients.task(&client.name).is_some();
             if !is_there && !opened.iter().any(|opened| opened.client.name == client.name) {
-                unstarted.push((client.clone(), "it is being started".to_owned()));
+                unstarted.push((client.clone(), "the client is being started".to_owned()));
             }
         }
         self.config = config;
@@ -329,8 +328,8 @@ impl Controller {
         self.watch();
         self.look_at_files();
         self.look_at_config();
-        // Leaving clients are still attached, so that cgroups stay balanced when a client only got
-        // another name, or when two clients changed places.
+        // Leaving clients are still attached, so cgroups stay balanced if a client only got another
+        // name, or if two clients swapped cgroups.
         self.clients.leaving.extend(gone);
         if is_first {
             self.begin_first_looks(now);
@@ -348,7 +347,7 @@ impl Controller {
         self.sources.files.iter().filter_map(newest).collect()
     }
 
-    /// Delivers to every client the lists of its services, as at a start.
+    /// Delivers to every client the lists of all its services, as at a start.
     fn deliver_all(&mut self, begun: u64, read: Vec<Reading>, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if let Err(refused) = client_task.deliver_static(&self.sources.statics, now) {

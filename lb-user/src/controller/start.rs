@@ -1,7 +1,8 @@
-//! How the controller starts.
+//! The controller's start.
 //!
-//! A start is the first reload of a controller that has no client yet. A fault of one client does
-//! not fail the start; the client is retried. The start fails only if no client can be started.
+//! A start is the first reload of a controller, which has no clients yet. If one client cannot be
+//! started, the start succeeds and the client is retried. The start fails only if no client can be
+//! started.
 
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use crate::api;
 use crate::config::Config;
 
 impl Controller {
-    /// Starts with the configuration that was read for it.
+    /// Starts with this configuration.
     pub fn begin(&mut self, config: Config, now: Instant) -> Vec<Effect> {
         self.next_tick = Some(now + TICK);
         self.resume_leaving(&config, now);
@@ -42,15 +43,15 @@ impl Controller {
     }
 }
 
-/// Why no client can be started: the errors of all clients at once.
+/// The error if no client can be started: it contains the errors of all clients.
 fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
     let mut faults: Vec<(String, anyhow::Error)> =
         opened.into_iter().filter_map(|opened| Some((opened.client.name, opened.result.err()?))).collect();
     if let [(client, _)] = &faults[..] {
-        let what = format!("start client {client}");
+        let what = format!("cannot start client {client}");
         return faults.remove(0).1.context(what);
     }
-    let mut text = format!("none of {} clients can be started:", faults.len());
+    let mut text = format!("cannot start any of {} clients:", faults.len());
     for (client, error) in &faults {
         text.push_str(&format!("\n  client {client}: {error:#}"));
     }
@@ -61,10 +62,11 @@ fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
         faults.iter().filter(|(_, error)| is_shape(error)).map(|(client, _)| client.as_str()).collect();
     if of_another_shape.len() > 1 {
         let remove = fixed::remove_all(&of_another_shape, &config.paths.pins);
-        text.push_str(&format!("\nto remove all that have another shape: {remove}"));
+        text.push_str(&format!("\nto remove the clients whose maps have another shape: {remove}"));
     }
     let denied = |error: &anyhow::Error| crate::error::is_permission(error);
-    // The causes of the errors show whether a privilege is missing.
+    // Keeps the error with the missing privilege, if there is one, as the cause: it decides the
+    // exit code.
     match faults.into_iter().find(|(_, error)| denied(error)) {
         Some((_, error)) => error.context(text),
         None => anyhow!(text),

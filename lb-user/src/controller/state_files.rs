@@ -1,8 +1,8 @@
-//! The files that later starts need. They are stored beside the loop, all in one turn, and again
-//! later if that fails.
+//! The files that a later start needs. They are stored beside the loop, all in one piece of work.
+//! Files that could not be stored are retried.
 //!
-//! The directory may be full or may not answer. Connects do not need it, so a failure is logged
-//! once and retried.
+//! The file system may be full, or may not answer. Connects do not need these files, so a failure
+//! is only logged, once.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use tracing::{info, warn};
 use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
 
-/// Files by path, each with its whole content.
+/// Files by path, each with its complete content.
 pub type StateFiles = BTreeMap<PathBuf, Arc<[u8]>>;
 
 #[derive(Default)]
 pub struct FilesToStore {
-    /// A newer content of a file replaces an older one.
+    /// The files to store. A newer content of a file replaces the older one.
     files: StateFiles,
     is_busy: bool,
     retry: Backoff,
@@ -38,19 +38,19 @@ impl FilesToStore {
         self.files.insert(path, text);
     }
 
-    /// Lets the next attempt to store begin at once, however often storing has failed.
+    /// Removes the pause after failures, so that the next attempt to store begins at once.
     pub fn hurry(&mut self) {
         self.retry.retry_now();
     }
 
-    /// Why the last attempt to store the file failed, if the file waits for another.
+    /// The error of the last attempt to store files, if this file still waits to be stored.
     pub fn error_of(&self, path: &Path) -> Option<&str> {
         self.retry.error().filter(|_| self.files.contains_key(path))
     }
 }
 
 impl Controller {
-    /// Starts to store the waiting files, unless that is under way.
+    /// Starts to store the waiting files, unless an attempt is under way or a pause has not ended.
     pub fn start_storing(&mut self, now: Instant) {
         let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
         if !*is_busy && !files.is_empty() && retry.is_due(now) {
@@ -59,7 +59,7 @@ impl Controller {
         }
     }
 
-    /// An attempt to store files has ended.
+    /// Handles the end of an attempt to store files.
     pub fn stored(&mut self, StoreFailures { mut left, error }: StoreFailures, now: Instant) {
         let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
         *is_busy = false;
@@ -69,13 +69,13 @@ impl Controller {
             Some(error) if retry.failed(now, &error) => {
                 warn!(
                     error,
-                    "cannot keep what later starts need (endpoint lists, what was learnt of loads); tried again after a growing pause"
+                    "cannot store the state for later starts (endpoint lists, learnt weights); retrying after a growing pause"
                 );
             }
             Some(_) => {}
             None => {
                 if retry.error().is_some() {
-                    info!("what later starts need is kept again");
+                    info!("the state for later starts was stored");
                 }
                 retry.succeeded();
             }

@@ -1,5 +1,5 @@
-//! Clients that could not be started: they are regularly opened again, beside the loop, and receive
-//! the lists in force.
+//! Clients that could not be started: they are opened again at intervals, beside the loop, and then
+//! receive the lists in force.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,41 +20,41 @@ use crate::source::FileSource;
 pub struct Tried {
     /// All clients that were retried.
     pub clients: Vec<ClientConfig>,
-    /// The opened clients; those that already run are not among them.
+    /// The clients that were opened. Clients that already run are not among them.
     pub opened: Vec<Opened>,
-    /// The lists in force when the retry began, with the assignments of these clients.
+    /// The lists in force when the retry began, with assignments for these clients.
     pub by_service: AssignmentsByService,
 }
 
 /// A client that was opened beside the loop, with the locked pins that other versions have of it;
-/// or why it could not be opened.
+/// or the error.
 pub struct Opened {
     pub client: ClientConfig,
     pub result: Result<(ClientTask, Vec<Leaving>)>,
 }
 
 pub struct OpenRequest {
-    /// All clients to be started. Those in `there` run with an earlier configuration.
+    /// All clients to be started. Those named in `there` already run with an earlier configuration.
     pub clients: Vec<ClientConfig>,
     pub there: BTreeSet<String>,
-    /// The lists in force.
+    /// Lists in the configuration itself; `in_force`: the lists of files.
     pub statics: AssignmentsByService,
     pub in_force: BTreeMap<String, (FileSource, Assignments)>,
     pub opener: ClientOpener,
 }
 
-/// The means to open clients.
+/// Everything that is needed to open clients.
 pub struct ClientOpener {
     pub environment: Environment,
     pub pins: PathBuf,
     pub limits: Limits,
-    /// Pins of leaving clients, which this daemon has locked already.
+    /// The pins of leaving clients, which this daemon has locked.
     pub leaving: Vec<Pins>,
     pub now: Instant,
 }
 
 impl Controller {
-    /// The means to open clients beside the loop.
+    /// Returns what is needed to open clients beside the loop.
     pub fn opener(&self, now: Instant) -> ClientOpener {
         ClientOpener {
             pins: self.config.paths.pins.clone(),
@@ -65,20 +65,19 @@ impl Controller {
         }
     }
 
-    /// Retries the clients that could not be started.
+    /// Starts to retry the clients that could not be started, unless they are being opened.
     pub fn start_unstarted(&mut self, now: Instant) {
         if self.clients.unstarted.is_empty() || self.clients.opening || self.reload.turn.is_reading() {
             return;
         }
-        // A client that was leaving and is configured again is opened again, which needs the lock
-        // that is held for it.
+        // A client may be configured again while it is leaving. To open it, its lock has to be
+        // free, so it is no longer leaving.
         let clients: Vec<ClientConfig> =
             self.clients.unstarted.iter().map(|(client, _)| client.clone()).collect();
         let names: BTreeSet<String> = clients.iter().map(|client| client.name.clone()).collect();
         self.clients
             .leaving
             .retain(|leaving| !leaving.pins.is_of_this_version() || !names.contains(&leaving.pins.client));
-        // Clients in `there` run with an earlier configuration.
         let there = self.there();
         self.clients.opening = true;
         let (opener, in_force) = (self.opener(now), self.in_force());
@@ -93,7 +92,7 @@ impl Controller {
         let Tried { clients, opened, by_service } = tried;
         let mut unstarted = self.clients.unstarted.clone();
         for client in clients {
-            // A reload may have changed or dropped it in the meantime.
+            // A reload may have changed or removed the client in the meantime.
             let Some(at) = unstarted.iter().position(|(other, _)| *other == client) else { continue };
             let Some(client_task) = self.clients.task_mut(&client.name) else {
                 continue;
@@ -122,14 +121,14 @@ impl Controller {
         self.leave_other_cgroups(now);
     }
 
-    /// Delivers the lists in force to one client: first those for which its part was computed, then
-    /// those that have arrived since.
+    /// Delivers the lists in force to one client: first the lists with assignments for this client,
+    /// then the lists that have arrived since.
     pub fn deliver_to(&mut self, client: &str, by_service: &AssignmentsByService, now: Instant) {
         let Some(client_task) = self.clients.task_mut(client) else {
             return;
         };
         if let Err(refused) = client_task.deliver_static(by_service, now) {
-            warn!(client, error = %refused, "endpoint list refused");
+            warn!(client, error = %refused, "endpoint list refused; the earlier list stays in use");
         }
         let mut later = Vec::new();
         let names = client_task.client.services.iter().map(|configured| configured.service.name.clone());
@@ -137,7 +136,7 @@ impl Controller {
             let Some(file) = self.sources.files.get_mut(&service) else { continue };
             if let Some(assignments) = by_service.get(&service) {
                 if let Err(refused) = client_task.deliver(position, assignments, now) {
-                    warn!(client, service, error = %refused, "endpoint list refused");
+                    warn!(client, service, error = %refused, "endpoint list refused; the earlier list stays in use");
                 }
                 file.take_over(assignments);
             }

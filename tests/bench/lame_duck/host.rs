@@ -73,7 +73,7 @@ impl Host {
     /// The address from which the daemon sends requests.
     pub fn asks_from(&self) -> Result<SocketAddr> {
         let log = self.log();
-        let lines = log.lines().filter(|line| line.contains("asking agents"));
+        let lines = log.lines().filter(|line| line.contains("polling agents"));
         let at = lines.filter_map(|line| line.split("address=").nth(1)).next_back();
         Ok(at.context("it says where it asks agents from")?.trim().parse()?)
     }

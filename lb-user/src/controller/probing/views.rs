@@ -1,4 +1,4 @@
-//! What status shows of backends by their reports and by connect probes.
+//! The part of status that shows backends by their reports and by connect probes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ impl Controller {
                         let sender = senders.get(name_of(service.protocol, address));
                         let view = sender.map(|(_, reported)| report_view(reported, now));
                         let why = (!can_report(name_of(service.protocol, address)))
-                            .then(|| "a link-local address is no name in reports".to_owned());
+                            .then(|| "a backend with a link-local address cannot report".to_owned());
                         add(
                             address,
                             view.unwrap_or_else(|| backend::BackendHealth { why, ..unprobed(probe) }),
@@ -58,12 +58,12 @@ impl Controller {
     }
 }
 
-/// What is shown of a backend that has not been probed yet.
+/// The view of a backend that has not been probed yet.
 fn unprobed(probe: &ProbeConfig) -> backend::BackendHealth {
     backend::BackendHealth::unprobed(probe.name())
 }
 
-/// What is shown of a backend by its reports.
+/// The view of a backend by its reports.
 fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::BackendHealth {
     let state = reported.state(now);
     let report = reported.report();
@@ -73,12 +73,12 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Backend
         ReportState::Unheard if reported.unanswered() > 0 => {
             Some(format!("its agent has answered none of {} requests", reported.unanswered()))
         }
-        ReportState::Unheard => Some("its agent was not heard yet".to_owned()),
+        ReportState::Unheard => Some("no report has arrived yet".to_owned()),
         ReportState::Silent => Some(match reported.unanswered() {
             0 => "its agent is silent".to_owned(),
             count => format!("its agent has not answered the last {count} requests"),
         }),
-        ReportState::Unknown => Some("its agent does not know".to_owned()),
+        ReportState::Unknown => Some("its agent does not know the backend's state".to_owned()),
         ReportState::Ready | ReportState::LameDuck | ReportState::Down => None,
     };
     let until = match state {
@@ -98,7 +98,7 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Backend
     }
 }
 
-/// What is shown of a backend by connect probes.
+/// The view of a backend by connect probes.
 fn connect_view(probe: &ProbeConfig, findings: Findings) -> backend::BackendHealth {
     let state = match (&findings.failure, findings.probes) {
         (_, 0) => return unprobed(probe),

@@ -216,8 +216,8 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
         stage.tell(Event::Hangup);
         stage.settle();
         let restart = |key: &str| format!("{key} cannot change while running; restart socklb to apply it");
-        let remade = "limits.flow_records cannot change while running, nor by a restart alone, for the clients' maps outlive it: \
-                      stop socklb, run `socklb detach web --pins '/sys/fs/bpf'` (connects then go unbalanced), and start it again";
+        let remade = "limits.flow_records cannot change while running; a restart is not enough, because the clients' maps outlive it: \
+                      stop socklb, run `socklb detach web --pins '/sys/fs/bpf'` (connects are then not balanced), and start socklb again";
         let expected = [remade.to_owned(), restart("paths.run"), restart("metrics.listen")];
         assert_eq!(stage.faults(), expected);
         assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
@@ -255,7 +255,7 @@ fn a_client_that_cannot_be_started_keeps_no_other_from_that_and_heals_by_itself(
         }
         stage.try_to_start(1);
         assert!(stage.controller.is_none());
-        for part in ["none of 2 clients can be started", "client two: ", "client web: ", "theirs"] {
+        for part in ["cannot start any of 2 clients", "client two: ", "client web: ", "theirs"] {
             assert!(stage.refused.contains(part), "{part:?} is not in {}", stage.refused);
         }
         for client in ["two", "web"] {
@@ -456,7 +456,7 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
             assert!(stage.reaches(stage.place));
         }
         let faults = stage.faults();
-        assert!(faults.iter().any(|fault| fault.contains("it is to leave")), "{faults:?}");
+        assert!(faults.iter().any(|fault| fault.contains("it should leave")), "{faults:?}");
         assert_eq!(stage.pinned(), ["web"]);
         stage.finish_hung();
         (0..70).for_each(|_| stage.pass(SECOND));
@@ -697,7 +697,7 @@ fn the_log_answers_each_sighup_about_a_faulty_configuration_and_shows_its_end() 
     stage.disk.write(CONFIG, &good);
     stage.changed(CONFIG);
     stage.pass(2 * SECOND);
-    let counts = ["the configuration is good again", unusable, "configuration taken on"]
+    let counts = ["the configuration can be used again", unusable, "configuration applied"]
         .map(|what| stage.logged(what));
     assert_eq!(counts, [1, 3, 0]);
 }

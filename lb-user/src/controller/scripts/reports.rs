@@ -270,11 +270,11 @@ fn a_service_hears_of_its_backends_by_its_own_key_alone() {
         assert_eq!(stage.reached(stage.place, more), Some(address(BACKENDS[0])));
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])));
         let faults = with_more(stage, "health = { probe = \"report\", interval = \"1s\", key = \"2\" }");
-        let told = format!("services give {} different keys: nobody is asked for its reports", BACKENDS[0]);
+        let told = format!("services give {} different keys: it is not polled", BACKENDS[0]);
         assert!(faults.len() == 1 && faults[0].contains(&told), "{faults:?}");
         stage.disk.write(list, list_of(&BACKENDS[..1]) + "agent = \"127.0.0.1:9\"\n");
         let faults = with_more(stage, "health = { probe = \"report\", interval = \"1s\" }");
-        let told = format!("name different agents of {}: the first is asked", BACKENDS[0]);
+        let told = format!("name different agents for {}: the first one is polled", BACKENDS[0]);
         assert!(faults.len() == 1 && faults[0].contains(&told), "{faults:?}");
         assert_eq!(with_more(stage, ""), [""; 0]);
         assert_eq!(stage.reported(BACKENDS[0]), "lame-duck");
