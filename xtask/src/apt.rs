@@ -1,6 +1,6 @@
-//! Runs apt with a separate state for one suite of Debian. It uses the mirror in the machine's own
-//! sources and leaves no trace in them. apt itself checks signatures and hashes, with Debian's own
-//! keys.
+//! Runs apt with a separate state for one suite of Debian. The state uses the mirror in the
+//! machine's own sources and does not change them. apt itself checks signatures and hashes, with
+//! Debian's own keys.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::{output, run as run_command};
 
-/// A state of apt for one suite.
+/// An apt state for one suite.
 pub struct Apt {
     config: PathBuf,
 }
@@ -26,13 +26,15 @@ pub struct Package {
 
 /// Debian's keys, from the package `debian-archive-keyring`.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Debian's suites: other suites in the machine's sources do not show a Debian mirror.
+/// Debian's suites. A line of the machine's sources with another suite does not name a Debian
+/// mirror.
 const SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];
 const SECURITY: &str = "-security";
 
 impl Apt {
-    /// Fetches the lists of a suite into a state of its own, for an architecture by Debian's name.
+    /// Fetches the package lists of a suite into a separate state. `architecture` is Debian's name
+    /// for it, such as `amd64`.
     pub fn of_suite(suite: &str, architecture: &str, folder: &Path) -> Result<Self> {
         let mirror = mirror(suite)?;
         for part in ["lists/partial", "cache/archives/partial"] {
@@ -49,10 +51,10 @@ impl Apt {
         Ok(apt)
     }
 
-    /// The packages with names that match a pattern with one `*`, which stands for text that begins
-    /// with a digit.
+    /// The packages with names that match a pattern. The pattern has one `*`, which matches text
+    /// that begins with a digit.
     pub fn packages(&self, pattern: &str) -> Result<Vec<Package>> {
-        let (before, after) = pattern.split_once('*').context("a pattern with one `*`")?;
+        let (before, after) = pattern.split_once('*').context("a package pattern must have one `*`")?;
         let expression = format!("^{}[0-9].*{}$", before.replace('.', r"\."), after.replace('.', r"\."));
         let names = output(self.command("apt-cache").args(["search", "--names-only", &expression]))?;
         let names: Vec<&str> = names.lines().filter_map(|line| line.split(' ').next()).collect();
@@ -76,7 +78,7 @@ impl Apt {
         run_command(&mut download)?;
         let is_archive = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");
         let mut paths = fs::read_dir(folder)?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
-        paths.find(is_archive).with_context(|| format!("{name} was downloaded and is not there"))
+        paths.find(is_archive).with_context(|| format!("{name} was downloaded, but its archive is missing"))
     }
 
     fn command(&self, program: &str) -> Command {
@@ -86,7 +88,8 @@ impl Apt {
     }
 }
 
-/// The machine's own configuration is read first, because it may be needed to reach the mirror.
+/// apt also reads the machine's own configuration, and before this one: the mirror may be reachable
+/// only with it.
 fn configuration(folder: &Path, architecture: &str) -> String {
     let folder = folder.display();
     format!(
@@ -101,14 +104,15 @@ fn configuration(folder: &Path, architecture: &str) -> String {
     )
 }
 
-/// The mirror of the machine's sources for a suite like this one.
+/// The mirror that the machine's sources name for suites of this kind: security updates, or all
+/// others.
 fn mirror(suite: &str) -> Result<String> {
     if !Path::new(KEYRING).exists() {
         bail!("{KEYRING} is missing: install debian-archive-keyring");
     }
     let mut targets = Command::new("apt-get");
     targets.args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages"]);
-    let targets = output(&mut targets).context("ask apt for its sources")?;
+    let targets = output(&mut targets).context("list apt's sources")?;
     choose_mirror(&targets, suite).with_context(|| {
         format!(
             "apt's sources name no Debian mirror that may have {suite}: add one to /etc/apt/sources.list.d"

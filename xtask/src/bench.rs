@@ -1,4 +1,4 @@
-//! Benchmarks: built in release, with the arms that they are compared against.
+//! Builds the benchmarks and the programs that they compare in release, and runs them.
 
 use std::path::PathBuf;
 
@@ -10,106 +10,107 @@ use crate::{demo, object};
 /// `cargo xtask bench`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// What to measure; default: everything
+    /// The benchmark to run; default: all
     what: Option<What>,
-    /// Of lame-duck: only these parts: `restart`, `shutdown`, `answered`, `pushes`, `stored`,
-    /// `many`, `flood`, `hostile`; of load: `fleet`, `publication`
+    /// lame-duck and load: run only these parts: `restart`, `shutdown`, `answered`, `pushes`,
+    /// `stored`, `many`, `flood`, `hostile` of lame-duck, or `fleet`, `publication` of load
     parts: Vec<String>,
-    /// Of connect and load: rounds, in each of which every arm has a turn; default: 300 and 1
+    /// connect and load: number of rounds, in each of which every arm has a turn; default: 300 for
+    /// connect, 1 for load
     #[arg(long)]
     rounds: Option<u32>,
-    /// Of connect: connects in a turn
+    /// connect: number of connects in a turn
     #[arg(long, default_value_t = 300)]
     chunk: u32,
-    /// Of connect: only this group of arms; may be given several times
+    /// connect: run only this group of arms; may be given several times
     #[arg(long = "group")]
     groups: Vec<String>,
-    /// Of connect: another build of socklb (path of the program); compares this build, this build
-    /// again, and the other
+    /// connect: compare this build, this build again, and another build of socklb (the path of its
+    /// program)
     #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
     other: Option<PathBuf>,
-    /// Of connect: compares this build, this build again, and this build with backends that report
-    /// each second to an interface
+    /// connect: compare this build, this build again, and this build while backends report to an
+    /// interface every second
     #[arg(long, conflicts_with_all = ["other", "report"])]
     reports: bool,
-    /// Of connect: number of repetitions, each with new processes, programs and maps
+    /// connect: number of repetitions, each with new processes, programs and maps
     #[arg(long, conflicts_with = "report")]
     runs: Option<u32>,
-    /// Of connect: write the results into docs/design/performance.md, with a picture
+    /// connect: write the results into docs/design/performance.md, with a picture
     #[arg(long, conflicts_with = "groups")]
     report: bool,
-    /// Of failover: only this policy; may be given several times
+    /// failover: run only this policy; may be given several times
     #[arg(long = "policy")]
     policies: Vec<String>,
-    /// Of failover: only this fault: `refuse`, `blackhole`, `reset`, `slow-accept`
+    /// failover: run only this fault: `refuse`, `blackhole`, `reset`, `slow-accept`
     #[arg(long)]
     fault: Option<String>,
-    /// Of failover: every fault in every fleet under every policy
+    /// failover: run every fault in every fleet under every policy
     #[arg(long)]
     all: bool,
-    /// Of failover: test whether healthy backends are ejected
+    /// failover: test whether healthy backends are ejected
     #[arg(long = "false")]
     mistakes: bool,
-    /// Of failover --false: connects, one in a thousand of which fails; a tenth as many if
-    /// packets are lost
+    /// failover --false: number of connects, of which one in a thousand fails; runs with packet
+    /// loss make a tenth as many
     #[arg(long)]
     connects: Option<u64>,
-    /// Of failover: measure how soon a recovered backend has its share again
+    /// failover: measure how soon a recovered backend has its share again
     #[arg(long)]
     recovery: bool,
-    /// Of failover: write the results to this file, as JSON
+    /// failover: write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Of load: only this arm, as `feedback`; may be given several times
+    /// load: run only this arm, such as `feedback`; may be given several times
     #[arg(long = "arm")]
     arms: Vec<String>,
-    /// Of load: only these connections: `fresh`, `kept`
+    /// load: use only these connections: `fresh` or `kept`
     #[arg(long)]
     mode: Option<String>,
-    /// Of load: seconds before the measurement
+    /// load: seconds before the measurement
     #[arg(long)]
     settle: Option<u32>,
-    /// Of load: seconds of the measurement
+    /// load: seconds of the measurement
     #[arg(long)]
     measure: Option<u32>,
-    /// Of load: seconds of the measurement after a quota has changed
+    /// load: seconds of the measurement after a quota has changed
     #[arg(long)]
     change: Option<u32>,
-    /// Of load: variation of the cost of requests, the standard deviation of its logarithm
+    /// load: variation of the cost of requests: the standard deviation of its logarithm
     #[arg(long)]
     sigma: Option<f64>,
-    /// Of failover, lame-duck and load: fail if a requirement is missed
+    /// failover, lame-duck and load: fail if a requirement is missed
     #[arg(long)]
     check: bool,
 }
 
-/// What is measured.
+/// A benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum What {
-    /// connect() and what follows it through the programs, against direct, an empty and a floor
-    /// program, nftables, HAProxy
+    /// connect() and the rest of a connection through the programs, compared with a direct
+    /// connection, an empty and a floor program, nftables, HAProxy
     Connect,
-    /// From a plan in memory to the next connect that sees all of a new table
+    /// The time from a plan in memory to the next connect that uses the whole new table
     Publish,
-    /// Start of the demo's daemon, CPU of an idle one
+    /// The start of the demo's daemon, and the CPU time of an idle daemon
     Daemon,
     /// What a dead backend costs a client, with and without ejection
     Failover,
     /// The effect and the cost of backends' reports: restarts without a failed request, pushes,
     /// probes, hostile datagrams
     LameDuck,
-    /// How evenly backends of different capacity are loaded, by policy and by weights that follow
-    /// load, and what it costs to follow
+    /// How evenly policies, and weights that follow load, load backends of different capacity, and
+    /// what it costs to follow load
     Load,
 }
 
 /// `cargo xtask bench`.
 pub fn run(options: &Options) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        bail!("benchmarks need root: they make cgroups and load kernel programs");
+        bail!("benchmarks need root: they create cgroups and load kernel programs");
     }
     if !options.parts.is_empty() && !matches!(options.what, Some(What::LameDuck | What::Load)) {
-        bail!("only lame-duck and load have parts that are named so: {}", options.parts.join(", "));
+        bail!("only lame-duck and load have parts; not applicable: {}", options.parts.join(", "));
     }
     let wanted = |what| options.what.is_none_or(|only| only == what);
     run_command(cargo().args(demo::BUILD))?;
@@ -151,7 +152,7 @@ pub fn run(options: &Options) -> Result<()> {
         run_command(&mut bench)?;
     }
     if wanted(What::Load) {
-        // It plays the same fleet.
+        // The benchmark runs the planner on the same fleet.
         run_command(cargo().args(["build", "--release", "--package", "lb-sim", "--locked"]))?;
         run_command(&mut load(options))?;
     }
@@ -204,7 +205,7 @@ fn failover(options: &Options) -> Result<std::process::Command> {
     Ok(bench)
 }
 
-/// A benchmark of the kernel tests' crate.
+/// The command that runs a benchmark of `lb-bench`.
 fn kernel_bench(what: &str) -> std::process::Command {
     let mut bench = cargo();
     bench.args(["run", "--release", "--locked", "--package", "lb-bench", "--bin", "bench", "--", what]);

@@ -1,4 +1,5 @@
-//! External commands: printed before they run, and named with their status when they fail.
+//! Runs external commands: prints each command before it runs, and names it with its status if it
+//! fails.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,8 @@ pub fn target() -> PathBuf {
     here.ancestors().nth(2).expect("a profile's folder").to_owned()
 }
 
-/// A folder of tools or kernels. They depend on their version and not on this clone, so all clones
-/// of a user share it.
+/// A folder of tools or kernels. Its content depends on versions and not on this clone, so all
+/// clones of a user share it.
 pub fn cached(name: &str) -> PathBuf {
     let folder =
         |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -70,7 +71,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command quietly and returns what it printed.
+/// Runs a command without printing it. Returns its standard output, trimmed.
 pub fn output(command: &mut Command) -> Result<String> {
     let text = describe(command);
     let output = command.output().with_context(|| format!("start {text}"))?;

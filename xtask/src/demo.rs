@@ -1,8 +1,8 @@
 //! The demo: five backend processes, one client in a cgroup, socklb between them, and a live table.
 //!
-//! Everything it makes is in the target folder or in a cgroup of its own, bpffs included, and is
-//! removed when it ends. This binary is the backends and the client itself (`processes`), so that
-//! the demo needs nothing but a Rust toolchain.
+//! The demo creates everything, including its bpffs, in the target folder and in a cgroup of its
+//! own, and removes it at the end. The backends and the client are processes of this binary
+//! (`processes`), so the demo needs only a Rust toolchain.
 
 mod processes;
 
@@ -28,14 +28,14 @@ pub struct Options {
     /// programs. They are built separately from the shipped ones
     #[arg(long)]
     log_programs: bool,
-    /// Arguments for `socklb run` instead of the demo
+    /// Run `socklb run` with these arguments instead of the demo
     #[arg(last = true)]
     daemon: Vec<String>,
 }
 
-/// The command that builds the installed program, after `cargo`. The documentation names the same
-/// one: another choice of packages would unify their features in another way, and compile most of
-/// them a second time.
+/// The arguments with which cargo builds the installed program. The documentation names the same
+/// command. With another choice of packages, cargo would unify features differently and compile
+/// most packages a second time.
 pub const BUILD: [&str; 5] = ["build", "--release", "--package", "lb-user", "--locked"];
 
 /// The five backends; `b3` has weight 3 in the endpoint file.
@@ -57,7 +57,7 @@ pub fn run(options: &Options) -> Result<()> {
     build.args(BUILD);
     let mut folder = target();
     if options.log_programs {
-        // A folder of its own, so that this build is not mistaken for the shipped one.
+        // A separate folder, so that this build is not mistaken for the shipped one.
         build.env("SOCKLB_LOGGING_OBJECTS", object::build_logging()?);
         folder = folder.join("log-programs");
         build
@@ -74,7 +74,7 @@ pub fn run(options: &Options) -> Result<()> {
         return Err(daemon.exec()).context("start socklb");
     }
     if !rustix::process::geteuid().is_root() {
-        bail!("the demo needs root: it makes a cgroup and loads kernel programs");
+        bail!("the demo needs root: it creates a cgroup and loads kernel programs");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(Demo::new(&socklb)?.play())
@@ -105,7 +105,7 @@ impl Demo {
     }
 
     async fn play(mut self) -> Result<()> {
-        // Installed first, so that ^C at any moment ends in the clean-up.
+        // Installs the signal handlers first, so that ^C at any moment leads to the clean-up.
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hangup = signal(SignalKind::hangup())?;
@@ -142,12 +142,12 @@ impl Demo {
         table.args(["--watch", "1"]);
         let mut table = tokio::process::Command::from(table).kill_on_drop(true).spawn()?;
         if rustix::termios::isatty(io::stdout()) {
-            // The table is drawn from the top of the screen.
+            // Clears the screen, because the table starts at its top.
             print!("\x1b[2J");
         }
         loop {
             tokio::select! {
-                status = table.wait() => bail!("the table ended: {}", status?),
+                status = table.wait() => bail!("`socklb status --watch` ended: {}", status?),
                 () = tokio::time::sleep(Duration::from_millis(500)) => self.everybody_plays()?,
             }
         }
@@ -170,7 +170,7 @@ impl Demo {
     fn player(&self, arguments: &[&str]) -> Result<Child> {
         let mut player = Command::new(std::env::current_exe()?);
         player.args(arguments).stdin(Stdio::null());
-        // A process group of its own: ^C goes only to this process, which ends the others in order.
+        // A process group of its own: ^C reaches only this process, which ends the others in order.
         player.process_group(0).spawn().with_context(|| format!("start {}", arguments.join(" ")))
     }
 
@@ -200,14 +200,14 @@ impl Demo {
             if let Some(daemon) = &mut self.daemon
                 && let Some(status) = daemon.try_wait()?
             {
-                bail!("socklb ended: {status}; its log says:\n{}", self.log());
+                bail!("socklb ended: {status}; its log:\n{}", self.log());
             }
             if tokio::net::UnixStream::connect(&socket).await.is_ok() {
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        bail!("socklb did not answer in ten seconds; its log says:\n{}", self.log())
+        bail!("socklb did not answer within ten seconds; its log:\n{}", self.log())
     }
 
     fn log(&self) -> String {
@@ -223,15 +223,15 @@ impl Demo {
         if let Some(daemon) = &mut self.daemon
             && let Some(status) = daemon.try_wait()?
         {
-            bail!("socklb ended: {status}; its log says:\n{}", self.log());
+            bail!("socklb ended: {status}; its log:\n{}", self.log());
         }
         Ok(())
     }
 
-    /// Ends all processes and removes mounts and cgroup. Continues after every failure.
+    /// Ends all processes, and removes mounts and the cgroup. Continues after every failure.
     fn clean_up(&mut self) {
-        // The client first, which was started last: it would report the end of the others as
-        // errors.
+        // Ends the client first, because it would report the end of a backend as an error. It is
+        // the last of the children.
         for (_, child) in self.children.iter_mut().rev() {
             let _ = end(child);
         }
@@ -249,7 +249,7 @@ impl Demo {
     }
 }
 
-/// Requests a child to end and waits for it; kills a child that does not end.
+/// Sends SIGTERM to a child and waits for its end; kills a child that does not end.
 fn end(child: &mut Child) -> io::Result<ExitStatus> {
     const PATIENCE: Duration = Duration::from_secs(5);
     let asked = Instant::now();

@@ -1,4 +1,5 @@
-//! SHA-256 over files of the repository: it ties a record to the files that it was made from.
+//! Hashes files of the repository with SHA-256, so that a record can name the state of the files
+//! that it was made from.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +11,7 @@ use sha2::{Digest, Sha256};
 /// Files by their path below the root of the repository.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// Reads files, and every file below folders except what builds leave there.
+/// Reads files, and every file below folders except build output (folders named `target`).
 pub fn files(root: &Path, inputs: &[&str]) -> Result<Files> {
     let mut files = Files::new();
     let mut pending: Vec<_> = inputs.iter().map(|input| Path::new(input).to_owned()).collect();

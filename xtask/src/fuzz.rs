@@ -1,6 +1,5 @@
-//! Feeds the output of a fuzzer to all readers of text from outside: libFuzzer, guided by coverage.
-//! Stable Rust has the instrumentation that it needs; sanitizers, which need nightly, would find
-//! little in safe code.
+//! Runs libFuzzer, guided by coverage, on all readers of external text. Stable Rust has the
+//! required instrumentation. Sanitizers need nightly, and would find little in safe code.
 
 use std::fs;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use crate::command::{cargo, root, run as run_command, target};
 /// `cargo xtask fuzz`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Only this reader: a folder of `fuzz/corpus`
+    /// Run only this reader: the name of a folder in `fuzz/corpus`
     target: Option<String>,
     /// Minutes for each reader
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..))]
@@ -24,7 +23,7 @@ const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-cov
                                -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                                -Cllvm-args=-sanitizer-coverage-pc-table \
                                -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Copt-level=2";
-/// Named, so that the flags apply to the program and not to its build scripts.
+/// The target is named explicitly, so that the flags apply to the program and not to build scripts.
 const HOST: &str = "x86_64-unknown-linux-gnu";
 
 /// `cargo xtask fuzz`.
@@ -40,7 +39,7 @@ pub fn run(options: &Options) -> Result<()> {
         let mut fuzz = std::process::Command::new(folder.join(HOST).join("debug/fuzz"));
         fuzz.env("SOCKLB_FUZZ", &name);
         fuzz.arg(format!("-max_total_time={}", Duration::from_secs(60 * options.minutes).as_secs()));
-        // Ten seconds for one text of 64 KiB would be a fault, and so would half a gigabyte.
+        // It is a fault if one text of 64 KiB takes ten seconds, or half a gigabyte.
         fuzz.args(["-timeout=10", "-rss_limit_mb=512", "-max_len=65536", "-print_final_stats=1"]);
         fuzz.arg(format!("-dict={}", root().join("fuzz/dictionaries").join(&name).display()));
         fuzz.arg(format!("-artifact_prefix={}/failed-{name}-", folder.display()));
@@ -58,7 +57,11 @@ fn names(only: Option<&str>) -> Result<Vec<String>> {
         .collect::<Result<Vec<_>>>()?;
     names.sort();
     if let Some(only) = only {
-        ensure!(names.iter().any(|name| name == only), "there is no {only}, but {}", names.join(", "));
+        ensure!(
+            names.iter().any(|name| name == only),
+            "there is no reader {only}; the readers are {}",
+            names.join(", ")
+        );
         names.retain(|name| name == only);
     }
     Ok(names)

@@ -1,5 +1,5 @@
-//! Builds what fault injection needs, and makes every system call of the daemon fail, one after the
-//! other.
+//! Builds what fault injection needs, and runs it: each system call of the daemon fails once, one
+//! after the other.
 
 use anyhow::{Result, bail};
 
@@ -18,7 +18,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!(
-            "fault injection needs root: it makes cgroups and network namespaces and loads kernel programs"
+            "fault injection needs root: it creates cgroups and network namespaces and loads kernel programs"
         );
     }
     run_command(cargo().args([

@@ -1,8 +1,9 @@
-//! Kernels for the VM tests: fetched from the mirrors that this machine's apt knows, with a
-//! separate state of apt, so that the machine's sources stay as they are; cached for all clones of
-//! this user, and checked by hash at each use.
+//! Fetches kernels for the VM tests from the mirrors that this machine's apt knows. A separate apt
+//! state leaves the machine's sources unchanged. All clones of a user share the cache, and every
+//! use checks the hashes.
 //!
-//! The cache has a kernel's image, the few modules that tests need, and their origin.
+//! For each kernel, the cache contains the image, the few modules that tests need, and a
+//! description of their origin.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -25,8 +26,8 @@ pub struct Options {
     record: bool,
 }
 
-/// Modules that tests need, for listing sockets, for sockets that the kernel opens and for a
-/// router. Their dependencies are added.
+/// Modules that tests need: to list sockets, for sockets that the kernel opens, and for a router.
+/// Their dependencies are added.
 const MODULES: [&str; 4] = ["tcp_diag", "udp_diag", "cifs", "veth"];
 /// How long the newest kernel is used without checking for a newer one.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
@@ -36,14 +37,14 @@ const FRESH: Duration = Duration::from_secs(24 * 3600);
 struct Kernel {
     name: String,
     suite: String,
-    /// The series: the first is that of the image. Each has one `*`, for what changes with a
-    /// version.
+    /// Name patterns of its packages; the first is that of the image. Each has one `*`, for the
+    /// part that changes with a version.
     packages: Vec<String>,
     #[serde(flatten)]
     pin: Option<Pin>,
 }
 
-/// One package, exactly.
+/// The exact version of the image's package, with the hash of its archive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Pin {
     version: String,
@@ -55,7 +56,7 @@ struct Kernels {
     kernel: Vec<Kernel>,
 }
 
-/// The description beside a kernel in the cache.
+/// The description of a cached kernel, stored beside it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
     package: String,
@@ -72,15 +73,15 @@ pub fn run(options: &Options) -> Result<()> {
     if options.record { record() } else { all(None).map(drop) }
 }
 
-/// The folders of all kernels, or of one by its name; fetched if they are not cached. The newest
-/// may be missing, which is printed.
+/// The folders of all kernels, or of the named one. Fetches kernels that are not cached. If the
+/// newest kernel cannot be fetched, prints that and leaves it out.
 pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
     let mut kernels = listed()?;
     if let Some(name) = name {
         let names: Vec<String> = kernels.iter().map(|kernel| kernel.name.clone()).collect();
         kernels.retain(|kernel| kernel.name == name);
         if kernels.is_empty() {
-            bail!("there is no kernel {name}; there are {}", names.join(", "));
+            bail!("there is no kernel {name}; the kernels are {}", names.join(", "));
         }
     }
     let mut folders = Vec::new();
@@ -88,8 +89,8 @@ pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
         let folder = folder(&kernel);
         match obtain(&kernel, &folder) {
             Ok(()) => folders.push(folder),
-            // A kernel without a pin is the newest available one: none, if no mirror can be
-            // reached.
+            // Only the newest kernel has no pin. It may be missing, because no mirror may be
+            // reachable.
             Err(error) if kernel.pin.is_none() => {
                 println!("kernels: {} is NOT TESTED: {error:#}", kernel.name);
             }
@@ -105,7 +106,7 @@ pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
 /// The folder of the oldest kernel, the first of the list.
 pub fn oldest() -> Result<PathBuf> {
     let first = listed()?.into_iter().next().context("tests/vm/kernels.toml lists no kernel")?;
-    all(Some(&first.name))?.pop().context("a kernel was asked for")
+    all(Some(&first.name))?.pop().context("the oldest kernel has no folder")
 }
 
 fn path() -> PathBuf {
@@ -140,13 +141,13 @@ fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
         return if age > FRESH { renew(kernel, folder, &kept) } else { Ok(()) };
     };
     if kept.version != pin.version {
-        // Either the record has changed since, or the recorded package is gone from the mirror and
-        // this one replaces it.
+        // Either the record has changed since then, or the mirror no longer has the recorded
+        // package and this one replaces it.
         return renew(kernel, folder, &kept);
     }
     if kept.sha256 != pin.sha256 {
         bail!(
-            "the cached {} {} is not the recorded one; remove {}",
+            "the cached {} {} has another hash than the recorded one; remove {}",
             kept.package,
             kept.version,
             folder.display()
@@ -155,13 +156,16 @@ fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fetches the expected kernel in place of the cached one; without a mirror, the cached one is
-/// used.
+/// Replaces the cached kernel with the expected one. If no mirror can be reached, the cached kernel
+/// stays in use.
 fn renew(kernel: &Kernel, folder: &Path, kept: &Kept) -> Result<()> {
     match reach(kernel) {
         Ok(apt) => fetch(kernel, folder, &apt),
         Err(error) => {
-            println!("kernels: {}: the cached {} has to do: {error:#}", kernel.name, kept.version);
+            println!(
+                "kernels: {}: no mirror can be reached; using the cached {}: {error:#}",
+                kernel.name, kept.version
+            );
             Ok(())
         }
     }
@@ -177,12 +181,14 @@ const KEPT: &str = "kept.toml";
 fn kept(folder: &Path) -> Result<Kept> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let text = fs::read_to_string(folder.join(KEPT)).map_err(|_| anyhow::anyhow!("{name} is not cached"))?;
-    let kept: Kept = toml::from_str(&text).with_context(|| format!("{name} is cached without a record"))?;
+    let kept: Kept =
+        toml::from_str(&text).with_context(|| format!("{name} is cached without a valid description"))?;
     if kept.modules != MODULES {
         bail!("{name}: the modules {MODULES:?} are needed, {:?} are cached", kept.modules);
     }
     for (file, sha256) in &kept.files {
-        let bytes = fs::read(folder.join(file)).with_context(|| format!("{name}: {file} is lost"))?;
+        let bytes =
+            fs::read(folder.join(file)).with_context(|| format!("{name}: {file} is missing in the cache"))?;
         if hex(&bytes) != *sha256 {
             bail!("{name}: {file} has changed in the cache");
         }
@@ -190,12 +196,12 @@ fn kept(folder: &Path) -> Result<Kept> {
     Ok(kept)
 }
 
-/// Downloads a kernel and extracts what is needed.
+/// Downloads a kernel and extracts the needed files.
 fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
     let (package, pinned) = choose(kernel, apt.packages(&kernel.packages[0])?)?;
     if !pinned && kernel.pin.is_some() {
         println!(
-            "kernels: {}: the recorded version is gone from the mirror; {} {} stands in, checked by apt's signatures. \
+            "kernels: {}: the mirror no longer has the recorded version; using {} {}, which apt has verified. \
              `cargo xtask kernels --record` updates tests/vm/kernels.toml",
             kernel.name, package.name, package.version
         );
@@ -204,22 +210,26 @@ fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
         }
     }
     if kernel.pin.is_none() && kept(folder).is_ok_and(|kept| kept.sha256 == package.sha256) {
-        // It is still the newest: do not check again today.
+        // The cached kernel is still the newest: do not check again today.
         let touched = File::options().append(true).open(folder.join(KEPT));
-        return touched.and_then(|file| file.set_modified(SystemTime::now())).context("note the look");
+        return touched
+            .and_then(|file| file.set_modified(SystemTime::now()))
+            .context("store the time of this check");
     }
     let new = cache().join(format!("{}.new", kernel.name));
     let _ = fs::remove_dir_all(&new);
     let unpacked = new.join("unpacked");
     fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;
     // The part that changes with a version is the same in the names of all packages of a kernel.
-    let version = between(&kernel.packages[0], &package.name).context("a name of the series")?.to_owned();
+    let version = between(&kernel.packages[0], &package.name)
+        .context("a package does not match the pattern of its series")?
+        .to_owned();
     for pattern in &kernel.packages {
         let name = pattern.replace('*', &version);
         let archive = apt.download(&name, &package.version, &new)?;
         let bytes = fs::read(&archive)?;
         if name == package.name && hex(&bytes) != package.sha256 {
-            bail!("{name}: the download's hash is {}, and not {}", hex(&bytes), package.sha256);
+            bail!("{name}: the download has hash {}, and not {}", hex(&bytes), package.sha256);
         }
         run_command(Command::new("dpkg").arg("-x").arg(&archive).arg(&unpacked))?;
         fs::remove_file(&archive)?;
@@ -239,7 +249,7 @@ fn choose(kernel: &Kernel, packages: Vec<Package>) -> Result<(Package, bool)> {
     {
         if package.sha256 != pin.sha256 {
             bail!(
-                "{} {} on the mirror has hash {}, and {} is recorded: one of them is not what it says",
+                "{} {} on the mirror has hash {}, and {} is recorded: the package or the record was changed",
                 package.name,
                 package.version,
                 package.sha256,
@@ -251,11 +261,12 @@ fn choose(kernel: &Kernel, packages: Vec<Package>) -> Result<(Package, bool)> {
     let newest = packages
         .into_iter()
         .reduce(|one, other| if is_newer(&other.version, &one.version) { other } else { one });
-    let newest = newest.with_context(|| format!("no {} in {}", kernel.packages[0], kernel.suite))?;
+    let newest =
+        newest.with_context(|| format!("no package {} in suite {}", kernel.packages[0], kernel.suite))?;
     Ok((newest, false))
 }
 
-/// By the rules of Debian, which `dpkg` implements.
+/// Compares versions by Debian's rules, which `dpkg` implements.
 fn is_newer(version: &str, than: &str) -> bool {
     output(Command::new("dpkg").args(["--compare-versions", version, "gt", than])).is_ok()
 }
@@ -279,20 +290,20 @@ fn keep(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
     fs::create_dir(folder.join("modules"))?;
     let mut loaded: Vec<String> = Vec::new();
     let mut pending: Vec<String> = MODULES.iter().rev().map(|module| (*module).to_owned()).collect();
-    // Bounded: a module is read at most twice, once for its dependencies and once more when they
-    // are there.
+    // Bounded: a module is read at most twice, first for its dependencies and again after these are
+    // stored.
     while let Some(module) = pending.pop() {
         if loaded.contains(&module) {
             continue;
         }
-        // A module without a file is built in.
+        // A module without a file is built into the kernel.
         let Some(path) = named(&format!("{module}.ko")) else { continue };
         let bytes = decompressed(path)?;
         let missing: Vec<String> = needs(&bytes).into_iter().filter(|need| !loaded.contains(need)).collect();
         let missing: Vec<String> =
             missing.into_iter().filter(|need| named(&format!("{need}.ko")).is_some()).collect();
         if missing.is_empty() {
-            // The name gives the order in which they are loaded.
+            // The number in the file's name is its position in the load order.
             fs::write(folder.join(format!("modules/{:02}-{module}.ko", loaded.len())), bytes)?;
             loaded.push(module);
         } else {
@@ -315,7 +326,7 @@ fn keep(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
     for (file, sha256) in &kept.files {
         text += &format!("\"{file}\" = \"{sha256}\"\n");
     }
-    fs::write(folder.join(KEPT), text).context("note what is kept")
+    fs::write(folder.join(KEPT), text).context("write the description of a cached kernel")
 }
 
 fn decompressed(module: &Path) -> Result<Vec<u8>> {
@@ -329,7 +340,8 @@ fn decompressed(module: &Path) -> Result<Vec<u8>> {
     Ok(xz.stdout)
 }
 
-/// The dependencies of a module, from the module itself: packages have no index of them.
+/// The dependencies of a module, read from the module itself, because packages have no index of
+/// them.
 fn needs(module: &[u8]) -> Vec<String> {
     let mark = b"depends=";
     let Some(at) = module.windows(mark.len()).position(|window| window == mark) else { return Vec::new() };

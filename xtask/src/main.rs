@@ -1,4 +1,5 @@
-//! socklb's workshop: `cargo xtask <command>`. Dispatch only; each command is a file.
+//! The developer commands of socklb: `cargo xtask <command>`. This file only dispatches; each
+//! command has a file of its own.
 
 mod command;
 
@@ -44,7 +45,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// socklb's workshop.
+/// The developer commands of socklb.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Cli {
@@ -55,37 +56,39 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Build socklb and show it at work: five backends, one client, a live table. With arguments
-    /// after `--`, run the daemon with these instead, as in `cargo xtask run -- --config FILE`
+    /// after `--`, run the daemon with these arguments instead, as in `cargo xtask run -- --config
+    /// FILE`
     Run(demo::Options),
     /// Install what testing needs, printing every command; `--check` only prints what is missing
     Setup(setup::Options),
-    /// Rebuild the kernel object, ready to commit: the stripped copy and its record
+    /// Rebuild the kernel objects, ready to commit: the stripped copies and their record
     Object,
-    /// Build the Debian package: the program, its units, manual pages and completions; prints
+    /// Build the Debian package (the program, its units, manual pages and completions), and print
     /// its path
     Package,
-    /// Format, lints for host and kernel target, docs with warnings denied, licences and bans of
-    /// dependencies
+    /// Check format, lints for host and kernel target, documentation (without warnings), and
+    /// licences and bans of dependencies
     Check,
-    /// The house rules that no existing tool can check
+    /// Check the house rules that no existing tool can check
     Tidy,
-    /// Compare this tree with a commit, except for words and imports: whether a change of English
-    /// changes the behaviour of the code
+    /// Check that this tree differs from a commit only in comments, strings, imports and names of
+    /// tests, so that a change of wording cannot change what the code does
     SameCode(same_code::Options),
     /// Set up, check, tidy and run every tier of tests, or one tier
     Test(test::Options),
     /// Fetch the kernels of the VM tests, and print which they are; `--record` pins the newest
     Kernels(kernels::Options),
-    /// Fetch Prometheus for the tests, out of Debian's package
+    /// Fetch Prometheus for the tests, from Debian's package
     Prometheus,
-    /// Measure; see docs/design/performance.md
+    /// Run benchmarks; see docs/design/performance.md
     Bench(Box<bench::Options>),
-    /// Millions of connects; counts the records that remain, before a pass over them and after it
+    /// Make millions of connects, then count the flow records that remain before and after a pass
+    /// over the records
     Soak(soak::Options),
     /// Make every call of the daemon that takes a resource or a privilege fail once, under load;
     /// `--all` takes three hours
     Inject(inject::Options),
-    /// Feed the output of a fuzzer, guided by coverage, to all readers of text from outside
+    /// Run a fuzzer, guided by coverage, on all readers of external text
     Fuzz(fuzz::Options),
     /// A process of the demo
     #[command(hide = true)]

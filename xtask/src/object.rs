@@ -1,5 +1,5 @@
-//! The kernel objects: built, stripped, and committed with a record that ties them to their sources
-//! and their toolchain.
+//! Builds and strips the kernel objects, and writes the committed copies with a record that ties
+//! them to their sources and their toolchain.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,10 +12,10 @@ use crate::command::{root, run as run_command, target};
 use crate::{digest, toolchain};
 
 /// The shipped objects: the attached programs, the programs that are only probed, the host's maps
-/// with the program that processes reports, and the program that answers for an agent.
+/// with the receiver, and the responder.
 const NAMES: [&str; 4] = ["socklb", "probes", "host", "responder"];
 
-/// The objects with programs that write lines in a build for developers.
+/// The objects that also have a variant for developers, with programs that write log lines.
 const LOGGING: [&str; 3] = ["socklb", "host", "responder"];
 
 /// The committed copy of the programs that are attached.
@@ -31,7 +31,7 @@ fn record_path() -> PathBuf {
     root().join("lb-ebpf/object/record.toml")
 }
 
-/// What ties the committed objects to their sources.
+/// The record that ties the committed objects to their sources.
 #[derive(Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
@@ -100,14 +100,13 @@ fn build_with(name: &str, options: &[&str], to: &Path) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// Builds the objects in the variant that writes lines, for developers of the programs. Returns the
-/// folder.
+/// Builds the variants that write log lines, for developers of the programs. Returns their folder.
 pub fn build_logging() -> Result<PathBuf> {
     let folder = target().join("ebpf/log-programs");
     for name in LOGGING {
         let built = build_with(name, &["--features", "log-programs"], &folder.join("new"))?;
         let to = folder.join(name).with_extension("o");
-        // Rewritten only if the content differs, so that dependents are rebuilt only then.
+        // Writes only files with changed content, so that dependents are rebuilt only then.
         if fs::read(&to).ok() != Some(fs::read(&built)?) {
             fs::copy(&built, &to)?;
         }
@@ -115,7 +114,8 @@ pub fn build_logging() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Puts the variants that write lines where tests look for them, in a folder beside their programs.
+/// Copies the variants that write log lines to a folder beside the test programs, where tests look
+/// for them.
 pub fn build_logging_for_tests(programs: &Path) -> Result<()> {
     let folder = programs.join("log-programs");
     fs::create_dir_all(&folder)?;
@@ -134,8 +134,8 @@ pub fn rebuild_and_compare() -> Result<()> {
     let versions = toolchain::versions()?;
     if versions != record.toolchain {
         println!(
-            "objects: built by {}, this machine has {versions}: bytes are not comparable, their sources' hash is \
-             checked by tidy",
+            "objects: built by {}, but this machine has {versions}: not comparing bytes; tidy checks the \
+             hash of the sources",
             record.toolchain
         );
         return Ok(());
@@ -144,11 +144,11 @@ pub fn rebuild_and_compare() -> Result<()> {
         let bytes = fs::read(build(name)?)?;
         if bytes != fs::read(committed_as(name))? {
             bail!(
-                "the committed object {name} is not what its sources build to: run `cargo xtask object` and commit \
+                "the committed object {name} differs from a build of its sources: run `cargo xtask object` and commit \
                  the result"
             );
         }
-        println!("object {name}: rebuilt, the same {} bytes", bytes.len());
+        println!("object {name}: rebuilt; all {} bytes are the same", bytes.len());
     }
     Ok(())
 }
@@ -158,8 +158,8 @@ pub fn sources_hash() -> Result<String> {
     Ok(digest::of(&digest::files(&root(), &SOURCES)?))
 }
 
-/// What determines the objects' bytes: of `lb-report` only the modules that are built without
-/// `std`.
+/// The files that determine the objects' bytes. Of `lb-report`, only the modules that are built
+/// without `std` count.
 const SOURCES: [&str; 14] = [
     "lb-common/Cargo.toml",
     "lb-common/src",
@@ -186,7 +186,7 @@ pub fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// If a source is missing in the list, its changes would not make the object stale.
+    /// If this list lacks a source, a change of that source does not make the object stale.
     #[test]
     fn every_module_that_is_built_without_std_is_a_source() {
         let text = fs::read_to_string(root().join("crates/lb-report/src/lib.rs")).unwrap();

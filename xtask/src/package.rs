@@ -1,5 +1,5 @@
-//! The Debian package: the programs `socklb` and `socklb-sim`, files generated from the command
-//! line, pages of documentation, and everything in `packaging/`.
+//! Builds the Debian package: the programs `socklb` and `socklb-sim`, files generated from the
+//! command line, pages of documentation, and everything in `packaging/`.
 //!
 //! `[package.metadata.deb]` of `lb-user/Cargo.toml` lists the paths; this file only brings the
 //! parts together.
@@ -21,27 +21,27 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// The build whose programs are packaged.
+/// The build that provides the packaged programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
     Release,
-    /// The build of the tests, which exists already: it shows that the package installs and serves,
-    /// not that it may ship.
+    /// The build of the test suite, which already exists. A package of it shows that the package
+    /// installs and serves. It must not ship.
     Suite,
 }
 
-/// Builds the package and returns its path. It is the only one in its folder.
+/// Builds the package and returns its path. The folder contains no other package.
 pub fn build(from: From) -> Result<PathBuf> {
-    // Found before the build, which takes minutes.
+    // Checks for cargo-deb before the build, because the build takes minutes.
     let cargo_deb = tool("cargo-deb");
     if let Err(error) = Command::new(&cargo_deb).arg("--version").output() {
         bail!(
-            "start {}: {error}; `cargo xtask setup --check` says what else is missing, `cargo xtask setup` installs it",
+            "cannot start {}: {error}; `cargo xtask setup --check` lists all missing tools, `cargo xtask setup` installs them",
             cargo_deb.display()
         );
     }
-    // In the repository wherever cargo's own target folder is: the manifest names the generated
-    // files by this path.
+    // This folder is in the repository even if cargo's target folder is elsewhere, because the
+    // manifest names the generated files by this path.
     let folder = root().join("target/package");
     let files = folder.join("files");
     // A page of a removed command must not be packaged.
@@ -58,8 +58,8 @@ pub fn build(from: From) -> Result<PathBuf> {
         From::Suite => suite_cargo("build")?,
     };
     run_command(build.args(["--package", "lb-user", "--package", "lb-sim", "--bins"]))?;
-    // It writes the manual pages and completions; with the suite's flags, because the tests have
-    // built it.
+    // This example writes the manual pages and completions. It is built with the suite's flags,
+    // because a run of the tests has already built it with them.
     let mut manual = suite_cargo("run")?;
     manual.args(["--quiet", "--package", "lb-user", "--example", "manual", "--"]);
     run_command(manual.arg(&files))?;

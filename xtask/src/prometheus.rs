@@ -1,6 +1,7 @@
-//! Prometheus, its `promtool` and Alertmanager's `amtool`, for tests in which the real programs
-//! scrape the daemon and check the files shipped for them. They come from Debian's packages,
-//! unpacked and not installed, because an installed one would start and listen on this machine.
+//! Fetches Prometheus, its `promtool` and Alertmanager's `amtool`, for tests in which the real
+//! programs scrape the daemon and check the files shipped for them. The programs come from Debian's
+//! packages, which are unpacked and not installed, because an installed one would start and listen
+//! on this machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,10 +13,10 @@ use crate::apt::Apt;
 use crate::command::{output, run as run_command, target};
 use crate::toolchain::tools;
 
-/// The Debian suite of the packages. It is old enough that its programs run on every system that
-/// can build socklb.
+/// The Debian suite of the packages. The suite is old enough that its programs run on every system
+/// that can build socklb.
 const SUITE: &str = "bookworm";
-/// The packages, and the programs that are used of each.
+/// The packages, each with the programs that are used of it.
 const PACKAGES: [(&str, &[&str]); 2] =
     [("prometheus", &["prometheus", "promtool"]), ("prometheus-alertmanager", &["amtool"])];
 
@@ -34,7 +35,7 @@ pub fn is_there() -> bool {
 }
 
 fn start(programs: &[&str]) -> bool {
-    // Uses the fetched path, not the machine's programs: another version has another grammar.
+    // Uses the fetched programs and not the machine's, because another version has another grammar.
     programs.iter().all(|name| output(Command::new(program(name)).arg("--version")).is_ok())
 }
 
@@ -54,7 +55,7 @@ fn fetch() -> Result<()> {
         other => other,
     };
     let apt = Apt::of_suite(SUITE, architecture, &folder.join("apt"))?;
-    // Existing programs may be running, and cannot be overwritten then.
+    // Skips existing programs, because a running program cannot be overwritten.
     for (package, programs) in PACKAGES.into_iter().filter(|(_, programs)| !start(programs)) {
         let unpacked = folder.join(package);
         fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;
@@ -63,7 +64,7 @@ fn fetch() -> Result<()> {
         run_command(Command::new("dpkg").arg("-x").arg(&archive).arg(&unpacked))?;
         for name in programs {
             let from = unpacked.join("usr/bin").join(name);
-            fs::copy(&from, program(name)).with_context(|| format!("keep {}", from.display()))?;
+            fs::copy(&from, program(name)).with_context(|| format!("copy {}", from.display()))?;
         }
         println!("prometheus: {} {}", package.name, package.version);
     }

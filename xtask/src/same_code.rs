@@ -1,10 +1,9 @@
-//! `cargo xtask same-code BASE`: whether this tree does what another did, but for words. For
-//! changes of English alone.
+//! `cargo xtask same-code BASE` checks that this tree differs from a commit only in wording.
 //!
-//! Comments, documentation, strings, imports and the names of tests do not count, and a table of
-//! renames is applied to the names of the base. Nor does what the formatter decides by the length
-//! of a line: commas, and braces around the value of an arm or a closure. Of kernel programs the
-//! instructions are compared, not their names.
+//! The comparison ignores comments, documentation, strings, imports and the names of tests, and
+//! applies a table of renames to the names of the base. It also ignores what the formatter decides
+//! by the length of a line: commas, and braces around the value of an arm or a closure. For kernel
+//! programs it compares the instructions, not their names.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +21,7 @@ use crate::toolchain;
 pub struct Options {
     /// The commit to compare this tree with
     base: String,
-    /// A table of renames: in each line a name of the base and its name now
+    /// A table of renames: each line has a name in the commit and its name in this tree
     #[arg(long, value_name = "FILE")]
     renames: Option<PathBuf>,
 }
@@ -42,7 +41,7 @@ pub fn run(options: &Options) -> Result<()> {
     let files = changed_files(&options.base)?;
     for (before, after) in &files {
         let old = before.as_ref().map_or(Ok(Vec::new()), |before| at(&options.base, before))?;
-        let old = String::from_utf8(old).with_context(|| format!("{before:?} is no text"))?;
+        let old = String::from_utf8(old).with_context(|| format!("{before:?} is not UTF-8"))?;
         let new = after.as_ref().map_or(Ok(String::new()), |after| {
             fs::read_to_string(root().join(after)).with_context(|| format!("read {after}"))
         })?;
@@ -56,17 +55,17 @@ pub fn run(options: &Options) -> Result<()> {
     let objects = output(git().args(["ls-files", OBJECTS]))?;
     for object in objects.lines().filter(|name| name.ends_with(".o")) {
         if instructions(&options.base, object)? != disassembly(&root().join(object))? {
-            others.push(format!("{object}: other instructions"));
+            others.push(format!("{object}: its instructions differ"));
         }
     }
     for other in &others {
         eprintln!("same-code: {other}");
     }
     if !others.is_empty() {
-        bail!("{} files do something else than at {}", others.len(), options.base);
+        bail!("the code of {} files differs from {}", others.len(), options.base);
     }
     println!(
-        "same-code: {} changed sources and all kernel objects do the same as at {}",
+        "same-code: {} changed sources and all kernel objects have the same code as {}",
         files.len(),
         options.base
     );
@@ -79,7 +78,7 @@ fn git() -> Command {
     git
 }
 
-/// The sources that differ, by their names before and now.
+/// The sources that differ, each with its name in the commit and its name in this tree.
 fn changed_files(base: &str) -> Result<Vec<(Option<String>, Option<String>)>> {
     let list = output(git().args(["diff", "--name-status", "--find-renames", base, "--", "*.rs"]))?;
     let new = output(git().args(["ls-files", "--others", "--exclude-standard", "--", "*.rs"]))?;
@@ -92,7 +91,7 @@ fn changed_files(base: &str) -> Result<Vec<(Option<String>, Option<String>)>> {
             ["D", before] => (own(before), None),
             [_, both] => (own(both), own(both)),
             [_, before, after] => (own(before), own(after)),
-            _ => bail!("git diff prints {line:?}"),
+            _ => bail!("cannot parse a line of git diff: {line:?}"),
         });
     }
     Ok(files)
@@ -116,15 +115,17 @@ fn renames(text: &str) -> Result<BTreeMap<String, String>> {
             [before, after] => {
                 renames.insert(before.to_owned(), after.to_owned());
             }
-            _ => bail!("line {}: {line:?} (write a name of the base and its name now)", number + 1),
+            _ => {
+                bail!("line {}: {line:?} (write a name in the commit and its name in this tree)", number + 1)
+            }
         }
     }
     Ok(renames)
 }
 
-/// What a source does, word by word.
+/// The tokens of a source, without those that the comparison ignores.
 fn names(text: &str, renames: &BTreeMap<String, String>) -> Result<Vec<String>> {
-    let stream: TokenStream = text.parse().ok().context("it does not parse")?;
+    let stream: TokenStream = text.parse().ok().context("the source does not parse")?;
     let mut names = Vec::new();
     flatten(stream, renames, &mut names);
     Ok(names)
@@ -145,7 +146,7 @@ fn flatten(stream: TokenStream, renames: &BTreeMap<String, String>, names: &mut 
                 let name =
                     attribute.clone().into_iter().next().map(|name| name.to_string()).unwrap_or_default();
                 is_test |= name == "test";
-                // An expectation may be needed by the words alone, or no more.
+                // A change of wording may make an expectation necessary, or unnecessary.
                 if !["doc", "expect", "allow"].contains(&name.as_str()) {
                     names.push("#".to_owned());
                     flatten(attribute, renames, names);
@@ -194,7 +195,7 @@ fn flatten(stream: TokenStream, renames: &BTreeMap<String, String>, names: &mut 
     }
 }
 
-/// Where two texts differ first, with what comes before and after it.
+/// The first difference of two lists of tokens, with the tokens before and after it.
 fn first_difference(old: &[String], new: &[String]) -> Option<(String, String)> {
     if old == new {
         return None;
@@ -206,7 +207,7 @@ fn first_difference(old: &[String], new: &[String]) -> Option<(String, String)> 
 
 /// The instructions of an object in a commit.
 fn instructions(base: &str, name: &str) -> Result<Vec<String>> {
-    // Another run may compare at the same time.
+    // Another run may compare at the same time, so the name contains the process id.
     let path = target().join(format!("same-code-{}.o", std::process::id()));
     fs::write(&path, at(base, name)?).with_context(|| format!("write {}", path.display()))?;
     let instructions = disassembly(&path);
@@ -214,7 +215,7 @@ fn instructions(base: &str, name: &str) -> Result<Vec<String>> {
     instructions
 }
 
-/// The instructions of an object, without the names of functions and their places.
+/// The instructions of an object, without addresses and names of functions.
 fn disassembly(object: &Path) -> Result<Vec<String>> {
     let text = output(
         Command::new(Path::new(toolchain::LLVM).join("bin/llvm-objdump"))
@@ -254,6 +255,6 @@ mod tests {
             assert!(difference.is_some_and(|(old, _)| old.contains(now)), "{other}");
         }
         let fault = renames("a b c").unwrap_err().to_string();
-        assert_eq!(fault, "line 1: \"a b c\" (write a name of the base and its name now)");
+        assert_eq!(fault, "line 1: \"a b c\" (write a name in the commit and its name in this tree)");
     }
 }

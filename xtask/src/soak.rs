@@ -1,5 +1,5 @@
-//! The soak: millions of connects through this build in release, and the records that remain of
-//! them.
+//! The soak: makes millions of connects through a release build, and counts the flow records that
+//! remain.
 
 use anyhow::{Result, bail};
 
@@ -19,7 +19,7 @@ pub struct Options {
 /// `cargo xtask soak`.
 pub fn run(options: &Options) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        bail!("the soak needs root: it makes a cgroup and a network namespace and loads kernel programs");
+        bail!("the soak needs root: it creates a cgroup and a network namespace and loads kernel programs");
     }
     let mut build = cargo();
     build.args(["build", "--release", "--locked", "--package", "lb-user", "--package", "lb-tests"]);

@@ -1,6 +1,6 @@
-//! House rules that no existing tool can check: edges between crates, a tier for every test, the
-//! freshness of the kernel object, file heads, idioms, words, and the targets of links in pages.
-//! Each message names the alternative.
+//! House rules that no existing tool can check: dependencies between crates, a tier for every test,
+//! the freshness of the kernel objects, file heads, idioms, words, and the targets of links in
+//! pages. Each message names the alternative.
 
 mod pages;
 
@@ -19,12 +19,13 @@ use crate::command::{cargo, output, root};
 use crate::object::{self, Record};
 use crate::test::Workspace;
 
-/// The permitted edges of our crates, each a decision: normal and build dependencies only.
+/// The permitted dependencies of our crates. Each is a decision. Only normal and build dependencies
+/// count.
 const EDGES: [(&str, Allowed); 22] = [
     ("lb-common", Allowed::Exactly(&["bytemuck"])),
     ("lb-core", Allowed::Exactly(&["lb-common", "thiserror", "xxhash-rust"])),
-    // Both ends of a protocol, which brings backends' reports to decisions. Kernel programs have
-    // the steps between the ends of it.
+    // Both ends of the protocol by which backends' reports reach decisions. Kernel programs contain
+    // the steps between the two ends.
     (
         "lb-report",
         Allowed::Exactly(&[
@@ -38,15 +39,14 @@ const EDGES: [(&str, Allowed); 22] = [
             "xxhash-rust",
         ]),
     ),
-    // It draws what other crates have computed.
+    // Draws what other crates have computed.
     ("lb-svg", Allowed::Exactly(&[])),
-    // The planner decides as the daemon does and chooses as the kernel does, and knows neither of
-    // them.
+    // The planner decides like the daemon and chooses like the kernel, and depends on neither.
     ("lb-sim", Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-report", "lb-svg", "lb-view"])),
-    // What the planner reads as the daemon does.
+    // The files that both the planner and the daemon read.
     ("lb-config", Allowed::Ours(&["lb-common", "lb-core", "lb-document", "lb-report"])),
-    // It runs beside backends, and makes a kernel program answer in its place (`lb-kernel`). Its
-    // status is a table like the daemon's (`lb-view`).
+    // The agent runs beside backends, and makes a kernel program answer in its place (`lb-kernel`).
+    // It prints its status as a table like the daemon's (`lb-view`).
     (
         "lb-agent",
         Allowed::Ours(&[
@@ -61,11 +61,11 @@ const EDGES: [(&str, Allowed); 22] = [
             "lb-view",
         ]),
     ),
-    // The common means of all our programs for reading and serving, whatever their subject.
+    // Means to read and to serve for all our programs, whatever their subject.
     ("lb-document", Allowed::Ours(&[])),
     ("lb-http", Allowed::Ours(&[])),
     ("lb-host", Allowed::Ours(&[])),
-    // One system call and its answer.
+    // Requests of sock_diag, and their answers.
     ("lb-diag", Allowed::Exactly(&["libc", "netlink-packet-core", "netlink-packet-sock-diag", "rustix"])),
     ("lb-kernel", Allowed::Ours(&["lb-common", "lb-core", "lb-diag", "lb-host", "lb-report"])),
     // A kernel for tests, with the maps that the real one has.
@@ -91,7 +91,7 @@ const EDGES: [(&str, Allowed); 22] = [
     // The tests drive the program as an operator does, never as a library; they read its output
     // with its types.
     ("lb-tests", Allowed::Ours(&["lb-common", "lb-contract", "lb-report", "lb-suite", "lb-view"])),
-    // They use the stage of the tests, and are not built with them.
+    // Benchmarks and fault injection use the stage of the tests, and are not built with the tests.
     (
         "lb-bench",
         Allowed::Ours(&["lb-common", "lb-core", "lb-report", "lb-sim", "lb-svg", "lb-tests", "lb-view"]),
@@ -117,18 +117,18 @@ const EDGES: [(&str, Allowed); 22] = [
 ];
 
 enum Allowed {
-    /// All dependencies are listed.
+    /// The list names every permitted dependency.
     Exactly(&'static [&'static str]),
-    /// Any dependency, but of our own crates only these.
+    /// Every external dependency is permitted, but of our own crates only these.
     Ours(&'static [&'static str]),
 }
 
-/// Text that must not be written, its place, and the alternative.
+/// A text that must not be written, where the rule applies, and the alternative.
 struct Idiom {
     pattern: &'static str,
     /// Applies below this path.
     inside: &'static str,
-    /// Does not apply below these.
+    /// Does not apply below these paths.
     except: &'static [&'static str],
     instead: &'static str,
 }
@@ -156,21 +156,21 @@ static IDIOMS: [Idiom; 7] = [
             "crates/lb-report/src/wire",
             "crates/lb-kernel/src/sys",
         ],
-        instead: "the kernel ABI has one home, lb-common/src/abi.rs, and what goes over the wire crates/lb-report/src/wire.rs",
+        instead: "only lb-common/src/abi.rs defines the kernel ABI, and only crates/lb-report/src/wire.rs the format of datagrams",
     },
     Idiom {
         pattern: concat!("Instant", "::now"),
         inside: "lb-user/src",
-        // A script's own time begins at some moment.
+        // A script reads the clock once, for its start.
         except: &["lb-user/src/daemon/event_loop.rs", "lb-user/src/controller/scripts"],
         instead: "the event loop reads the clock and passes it on",
     },
     Idiom {
         pattern: concat!("Instant", "::now"),
         inside: "crates/lb-report/src",
-        // Its tests begin at some moment.
+        // The tests of the protocol read the clock once, for their start.
         except: &["crates/lb-report/src/moment.rs"],
-        instead: "both sides of the protocol are told the time",
+        instead: "callers pass the time to both sides of the protocol",
     },
     Idiom {
         pattern: concat!("Instant", "::now"),
@@ -180,11 +180,11 @@ static IDIOMS: [Idiom; 7] = [
     },
 ];
 
-/// Rooms in which arguments determine everything: no clock, no randomness, no thread, no file and
-/// no socket.
+/// Rooms are folders of sources. In these rooms arguments determine every result: no clock, no
+/// randomness, no thread, no file and no socket.
 static PURE_ROOMS: [&str; 4] =
     ["crates/lb-core/src", "lb-user/src/controller", "crates/lb-report/src", "lb-common/src"];
-/// The place where the tests of these rooms have the means to run the decisions.
+/// The tests of these rooms, which may use such means.
 static NOT_PURE: [&str; 1] = ["lb-user/src/controller/scripts"];
 /// What makes a room impure.
 static IMPURE: [&str; 10] = [
@@ -203,8 +203,8 @@ static IMPURE: [&str; 10] = [
 /// The width of a line that is a comment, in columns.
 const COMMENT_WIDTH: usize = 100;
 
-/// The rooms of the kernel side: each names the rooms after it, itself and errors, and none before
-/// it.
+/// The rooms of the kernel side, in order. A room may name itself, later rooms and errors, but no
+/// earlier room.
 const KERNEL_ROOMS: [&str; 4] = ["read", "client", "host", "sys"];
 
 /// `cargo xtask tidy`.
@@ -239,7 +239,7 @@ pub fn run() -> Result<()> {
 }
 
 fn edges(faults: &mut Vec<String>) -> Result<()> {
-    // Locked: a manifest with an uncommitted lock file fails here.
+    // With `--locked`, a manifest with an outdated lock file fails here.
     let metadata = output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&metadata)?;
     let packages = metadata["packages"].as_array().context("packages of cargo metadata")?;
@@ -247,7 +247,9 @@ fn edges(faults: &mut Vec<String>) -> Result<()> {
     for package in packages {
         let name = package["name"].as_str().context("a package's name")?;
         let Some((_, allowed)) = EDGES.iter().find(|(known, _)| *known == name) else {
-            faults.push(format!("crate {name} is not in tidy's list of crates and their edges"));
+            faults.push(format!(
+                "crate {name} is not in EDGES of xtask/src/tidy.rs, which lists the permitted dependencies"
+            ));
             continue;
         };
         let dependencies = package["dependencies"].as_array().context("a package's dependencies")?;
@@ -259,7 +261,7 @@ fn edges(faults: &mut Vec<String>) -> Result<()> {
             };
             if !fine {
                 faults.push(format!(
-                    "crate {name} depends on {on}: a new edge between rooms is a decision of its own"
+                    "crate {name} depends on {on}, which EDGES of xtask/src/tidy.rs does not permit: such a dependency is a decision of its own"
                 ));
             }
         }
@@ -279,12 +281,12 @@ fn object_is_fresh(faults: &mut Vec<String>) -> Result<()> {
         );
     }
     if object::hashes()? != record.objects {
-        faults.push("the committed kernel objects are not those that their record names".to_owned());
+        faults.push("the committed kernel objects differ from their record".to_owned());
     }
     Ok(())
 }
 
-/// Whether a line has these words, and not as a part of others.
+/// Whether a line contains these words as whole words.
 fn has_word(line: &str, words: &str) -> bool {
     let is_part = |end: Option<char>| end.is_some_and(|end| end.is_alphanumeric() || end == '_');
     line.match_indices(words).any(|(at, _)| {
@@ -294,7 +296,7 @@ fn has_word(line: &str, words: &str) -> bool {
 
 fn file(name: &str, text: &str, faults: &mut Vec<String>) {
     if !text.starts_with("//!") {
-        faults.push(format!("{name} has no head that says what it is for (`//!`)"));
+        faults.push(format!("{name} has no head that states its purpose (`//!`)"));
     }
     let is_below = |rooms: &[&str]| rooms.iter().any(|room| name.starts_with(room));
     if is_below(&PURE_ROOMS) && !is_below(&NOT_PURE) {
@@ -303,7 +305,7 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
         {
             for word in IMPURE.iter().filter(|word| has_word(line, word)) {
                 faults.push(format!(
-                    "{name}:{}: `{word}` in a pure room: pass what it gives as an argument",
+                    "{name}:{}: `{word}` in a pure room: pass its result as an argument",
                     number + 1
                 ));
             }
@@ -313,8 +315,7 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
         let width = line.chars().count();
         if width > COMMENT_WIDTH {
             let at = number + 1;
-            faults
-                .push(format!("{name}:{at}: a comment of {width} columns, and the width is {COMMENT_WIDTH}"));
+            faults.push(format!("{name}:{at}: a comment has {width} columns, and may have {COMMENT_WIDTH}"));
         }
     }
     let room = name.strip_prefix("crates/lb-kernel/src/").and_then(|rest| rest.split(['/', '.']).next());
@@ -323,7 +324,9 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
         for (number, line) in text.lines().enumerate() {
             if line.split("crate::").skip(1).any(|path| !is_open(path)) {
                 let at = number + 1;
-                faults.push(format!("{name}:{at}: a room names those after it alone: {KERNEL_ROOMS:?}"));
+                faults.push(format!(
+                    "{name}:{at}: a room may name only itself and later rooms: {KERNEL_ROOMS:?}"
+                ));
             }
         }
     }
@@ -351,7 +354,7 @@ fn files(root: &Path) -> Result<BTreeMap<String, String>> {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if path.is_dir() {
-                // A fuzzer's finding need not be text.
+                // The corpora of the fuzzer need not be text.
                 let is_ours = !["target", "corpus"].contains(&&*name) && !name.starts_with('.');
                 pending.extend(is_ours.then_some(path));
             } else if [".rs", ".md", ".toml", ".yml", ".service"].iter().any(|end| name.ends_with(end)) {
@@ -380,7 +383,7 @@ mod tests {
         check(
             "crates/lb-core/src/a.rs",
             "fn a() {}\n",
-            &["crates/lb-core/src/a.rs has no head that says what it is for (`//!`)"],
+            &["crates/lb-core/src/a.rs has no head that states its purpose (`//!`)"],
         );
         let sleep = concat!("//! Head.\n\nstd::thread", "::sleep(d);\n");
         let fault = concat!("tests/a.rs:3: `thread", "::sleep`: wait for the fact, with a deadline");
@@ -390,8 +393,7 @@ mod tests {
     #[test]
     fn a_pure_room_has_no_clock_and_no_thread() {
         let text = "//! Head of tokio.\nuse tokio::sync;\nlet tokioish = SystemTime::nowhere();\n";
-        let fault =
-            "lb-user/src/controller/a.rs:2: `tokio` in a pure room: pass what it gives as an argument";
+        let fault = "lb-user/src/controller/a.rs:2: `tokio` in a pure room: pass its result as an argument";
         check("lb-user/src/controller/a.rs", text, &[fault]);
         check("lb-user/src/daemon/a.rs", text, &[]);
     }
@@ -399,7 +401,7 @@ mod tests {
     #[test]
     fn a_room_of_the_kernel_side_names_none_before_it() {
         let text = "//! Head.\nuse crate::error::E;\nuse crate::sys::a;\nuse crate::client::b;\n";
-        let fault = "crates/lb-kernel/src/host/a.rs:4: a room names those after it alone: \
+        let fault = "crates/lb-kernel/src/host/a.rs:4: a room may name only itself and later rooms: \
                      [\"read\", \"client\", \"host\", \"sys\"]";
         check("crates/lb-kernel/src/host/a.rs", text, &[fault]);
         check("crates/lb-kernel/src/kernel.rs", text, &[]);
@@ -409,7 +411,7 @@ mod tests {
     fn a_comment_has_at_most_100_columns() {
         let text = |columns: usize| format!("//! Head.\nlet a = 1;\n    // {}\n", "ä".repeat(columns - 7));
         check("tests/a.rs", &text(100), &[]);
-        let fault = "tests/a.rs:3: a comment of 101 columns, and the width is 100";
+        let fault = "tests/a.rs:3: a comment has 101 columns, and may have 100";
         check("tests/a.rs", &text(101), &[fault]);
     }
 

@@ -1,4 +1,4 @@
-//! The one place that chooses the toolchain for the kernel object.
+//! The only place that chooses the toolchain for the kernel objects.
 //!
 //! The programs are built for a target whose `core` must be compiled, which needs the standard
 //! library's source and an unstable flag. Debian's `rustc-web` provides a compiler, its source and
@@ -45,10 +45,10 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
         "-Clink-arg=--btf".to_owned(),
         // Atomics that return a value. Programs without them still load on kernels that lack them.
         "-Ctarget-cpu=v3".to_owned(),
-        // A number in a stack slot that once held a pointer is "corruption of a spilled pointer" to
-        // verifiers that guard against leaks, which is all of them without CAP_PERFMON.
+        // A number in a stack slot that once held a pointer is a "corruption of a spilled pointer"
+        // to verifiers that guard against leaks. Without CAP_PERFMON every verifier does.
         "-Clink-arg=--llvm-args=-no-stack-slot-sharing".to_owned(),
-        // No path of this machine in the object.
+        // The object must contain no path of this machine.
         format!("--remap-path-prefix={}=/socklb", root.display()),
         format!("--remap-path-prefix={}=/cargo", home.display()),
     ];
@@ -81,7 +81,7 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
 
 fn path_with(directory: &Path) -> OsString {
     let mut path = directory.as_os_str().to_owned();
-    // `cargo clippy` and the linker are looked up by name: Debian's own first.
+    // Commands find `cargo clippy` and the linker by name, in Debian's folder first.
     path.push(":/usr/bin:");
     path.push(std::env::var_os("PATH").unwrap_or_default());
     path
@@ -126,7 +126,7 @@ mod tests {
         let plain = "lb_report::wire::siphash::siphash::<9>";
         assert_eq!(without_hashes(&of("ho8eaAdBOo1", "jKfn8pDsb8L")), plain);
         assert_eq!(without_hashes(&of("dUGmHBmkQwQ", "1RzCvhXYFMt")), plain);
-        // References count bytes, including those of a hash; and hashes differ in length.
+        // References count bytes, including the bytes of a hash, and hashes differ in length.
         let turn = |report: &str, program: &str, at: &str| {
             without_hashes(&format!(
                 "_RINvNtCs{report}_9lb_report5frame4turnNtNtCs{program}_9responder6packet6PacketEB{at}_"

@@ -12,21 +12,21 @@ use crate::command::{root, run as run_command, target};
 use crate::kernels;
 use crate::test::Built;
 
-/// Which tests guests run; `tests/local/modules.toml` has the classes.
+/// The tests that guests run; `tests/local/modules.toml` has the classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tests {
-    /// Tests that depend on the kernel; a part of them on the kernels between the oldest and the
-    /// host's.
+    /// Tests that depend on the kernel. The kernels between the oldest and the host's run only a
+    /// part of them.
     #[default]
     Normal,
-    /// Everything that can run there.
+    /// Every test that can run in a guest.
     All,
     /// Class A on the oldest kernel, to check that guests still boot.
     Smoke,
 }
 
 impl Tests {
-    /// According to `--all`.
+    /// The tests of a run with or without `--all`.
     pub fn of(all: bool) -> Self {
         if all { Self::All } else { Self::Normal }
     }
@@ -38,14 +38,14 @@ pub struct Options<'a> {
     pub kernel: Option<&'a str>,
     /// Only tests whose name contains this.
     pub filter: Option<&'a str>,
-    /// Which tests, without a filter.
+    /// The tests to run if there is no filter.
     pub tests: Tests,
-    /// Record what the verifier counts, instead of testing.
+    /// Record the verifier's counts, instead of testing.
     pub record: bool,
 }
 
-/// Boots the guests with the test program `local`. `changed`: new and changed tests. Returns their
-/// reports, also if tests failed.
+/// Boots the guests with the test program `local`. `changed` lists new and changed tests. Returns
+/// the guests' reports, also if tests failed.
 pub fn run(
     built: &Built,
     local: &Path,
@@ -53,7 +53,9 @@ pub fn run(
     changed: &[String],
 ) -> Result<(Vec<Summary>, Result<()>)> {
     if cfg!(not(target_arch = "x86_64")) {
-        bail!("tier vm runs this machine's programs in its guests, and the guests are x86-64");
+        bail!(
+            "tier vm runs this machine's programs in guests that are x86-64, so this machine must be x86-64"
+        );
     }
     let kernels = match options.tests {
         Tests::Smoke => vec![kernels::oldest()?],

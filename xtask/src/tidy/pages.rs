@@ -1,5 +1,5 @@
 //! Rules of the documentation: everything that a page links to or names exists, and the pages that
-//! a newcomer reads first are short.
+//! newcomers read first are short.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,10 +10,10 @@ const LINES: [(&str, usize); 2] = [("README.md", 150), ("ARCHITECTURE.md", 200)]
 /// Pages in which the names of types and of their methods must be those of the code.
 const FOR_ENGINEERS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design/daemon.md"];
 
-/// Types of the standard library that they name.
+/// Types of the standard library that these pages name.
 const OF_STD: [&str; 2] = ["Duration", "Instant"];
 
-/// A function's name with at least this many words is a test's.
+/// A function name with at least this many words counts as the name of a test.
 const WORDS_OF_A_TEST: usize = 5;
 
 /// Checks a page, or a source that names pages.
@@ -34,7 +34,7 @@ pub fn file(
         }
         let folder = Path::new(name).parent().unwrap_or(Path::new(""));
         for target in links(line).filter(|target| !root.join(folder).join(target).exists()) {
-            fault(format!("the link to {target} leads nowhere"));
+            fault(format!("the target of the link {target} does not exist"));
         }
         for test in tests(line) {
             let function = format!("fn {test}(");
@@ -43,7 +43,7 @@ pub fn file(
             }
         }
     }
-    // Before its checklists a page may name things that must not exist.
+    // Before its checklists, a page may name types that must not exist.
     let begin = text.lines().position(|line| line == "## Checklists").unwrap_or(0);
     let lines = text.lines().enumerate().skip(begin);
     for (number, line) in lines.filter(|_| FOR_ENGINEERS.contains(&name)) {
@@ -66,20 +66,20 @@ fn is_page(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "md")
 }
 
-/// Pages that a line names by their path from the root.
+/// The pages that a line names by their path from the root.
 fn pages(line: &str) -> impl Iterator<Item = &str> {
     line.match_indices("docs/").filter_map(|(begin, _)| {
         let rest = &line[begin..];
         let end =
             rest.find(|c: char| !(c.is_ascii_alphanumeric() || "/-_.".contains(c))).unwrap_or(rest.len());
         let (path, _) = rest[..end].rsplit_once(".md")?;
-        // Part of a longer path, which may begin elsewhere.
+        // Skips the end of a longer path, which may begin at another folder.
         let is_part = line[..begin].ends_with('/');
         (!is_part).then(|| &rest[..path.len() + ".md".len()])
     })
 }
 
-/// Links of a line within the tree.
+/// The links of a line to files of this tree.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| {
         let target = rest.split([')', '#']).next()?;
@@ -87,7 +87,7 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Tests that a line names, as in `` `endpoints::a_file_that_is_cut_changes_nothing` ``.
+/// The tests that a line names, as in `` `endpoints::a_file_that_is_cut_changes_nothing` ``.
 fn tests(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2).filter_map(|quoted| {
         let (_, test) = quoted.rsplit_once("::")?;
@@ -96,7 +96,7 @@ fn tests(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Types that a line names, as in `` `Stage` `` and `` `Stage::new` ``, each with the required
+/// The types that a line names, as in `` `Stage` `` and `` `Stage::new` ``, each with the required
 /// definitions: for each definition, the alternative ways to write it.
 fn types(line: &str) -> impl Iterator<Item = (&str, Vec<Vec<String>>)> {
     line.split('`').skip(1).step_by(2).filter_map(|quoted| {
@@ -142,7 +142,7 @@ mod tests {
         file(Path::new("/"), "page.md", text, &sources, &mut faults);
         let expected = [
             "page.md:2: there is no test a_test_that_is_not_there",
-            "page.md:3: the link to no/such/page.md leads nowhere",
+            "page.md:3: the target of the link no/such/page.md does not exist",
         ];
         assert_eq!(faults, expected);
         faults.clear();

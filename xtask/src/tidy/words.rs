@@ -1,27 +1,27 @@
-//! One word per idea: no name is made of a synonym that the glossary lists.
+//! One word per idea: no name contains a synonym that the glossary excludes.
 //!
-//! Looks at identifiers, and at strings that are names themselves (keys, metrics, columns, log
-//! targets), word by word; prose in comments and messages is free.
+//! This file checks identifiers, and strings that are names themselves (keys, metrics, columns, log
+//! targets), word by word. It does not check prose in comments and messages.
 
 use std::collections::BTreeMap;
 
-/// The page that has the words.
+/// The page that lists the words.
 const GLOSSARY: &str = "docs/reference/glossary.md";
 
-/// Where a synonym is another idea's word.
+/// Synonyms that are permitted below a path, because they name another idea there.
 const EXCEPT: [(&str, &str); 5] = [
-    // A sweep over parameters is the field's word for what the planner does.
+    // The planner's sweep over parameters is a term of the field.
     ("sweep", "crates/lb-sim"),
     ("sweep", "tests/bench/decisions"),
-    // A figure is drawn.
+    // The planner draws figures.
     ("draws", "crates/lb-sim"),
-    // A stack is walked by its unwinding tables.
+    // Fault injection walks a stack by its unwinding tables.
     ("walk", "tests/inject"),
-    // This table, and its test.
+    // This file lists synonyms.
     ("", "xtask/src/tidy/words.rs"),
 ];
 
-/// The synonyms, each with the word that stands for it.
+/// The synonyms, each with the word to use instead.
 pub fn synonyms(files: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut synonyms = BTreeMap::new();
     for line in files.get(GLOSSARY).map_or("", String::as_str).lines() {
@@ -34,7 +34,7 @@ pub fn synonyms(files: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     synonyms
 }
 
-/// Looks at the names in a source.
+/// Checks the names in a source.
 pub fn file(name: &str, text: &str, synonyms: &BTreeMap<String, String>, faults: &mut Vec<String>) {
     for (number, line) in text.lines().enumerate() {
         for named in names(line) {
@@ -46,7 +46,7 @@ pub fn file(name: &str, text: &str, synonyms: &BTreeMap<String, String>, faults:
                 |(of, below): &(&str, &str)| (of.is_empty() || of == synonym) && name.starts_with(below);
             if !EXCEPT.iter().any(is_excepted) {
                 faults.push(format!(
-                    "{name}:{}: `{named}` is made of `{synonym}`: {GLOSSARY} says {word}",
+                    "{name}:{}: `{named}` contains `{synonym}`: {GLOSSARY} has the word {word}",
                     number + 1
                 ));
             }
@@ -54,11 +54,11 @@ pub fn file(name: &str, text: &str, synonyms: &BTreeMap<String, String>, faults:
     }
 }
 
-/// The identifiers of a line, and its strings that are names: without blanks, and of more than one
-/// letter.
+/// The identifiers of a line, and its strings that are names. Such a string has no blank. Names of
+/// one letter are left out.
 fn names(line: &str) -> Vec<&str> {
     let mut names = Vec::new();
-    // Strings are every second piece, as far as one line tells.
+    // Every second piece is a string, as far as a single line shows.
     for (number, piece) in line.split('"').enumerate() {
         let is_string = number % 2 == 1;
         if is_string && piece.contains(' ') {
@@ -74,7 +74,7 @@ fn names(line: &str) -> Vec<&str> {
     names
 }
 
-/// The words that a name is made of, in small letters.
+/// The words of a name, in lower case.
 fn words(name: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut before = '_';
@@ -107,8 +107,8 @@ mod tests {
             file(name, line, &synonyms, &mut faults);
             assert_eq!(faults, expected, "{line}");
         };
-        let says = "docs/reference/glossary.md says reclaim, suspected";
-        let fault = |named: &str, synonym: &str| format!("a.rs:1: `{named}` is made of `{synonym}`: {says}");
+        let says = "docs/reference/glossary.md has the word reclaim, suspected";
+        let fault = |named: &str, synonym: &str| format!("a.rs:1: `{named}` contains `{synonym}`: {says}");
         for (line, named, synonym) in [
             ("struct RepairCounts;", "RepairCounts", "repair"),
             ("let can_repair = 1;", "can_repair", "repair"),
