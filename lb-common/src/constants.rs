@@ -1,8 +1,9 @@
 //! Values that the loader writes into the instructions of the kernel programs of client tasks
-//! before it loads them: constants, which the verifier then knows and which need no load from
-//! memory, and calls of kernel functions.
+//! before it loads the programs. They are constants, whose values the verifier then knows and which
+//! need no load from memory, and calls of kernel functions.
 //!
-//! The object file contains placeholders for them: numbers that no program uses otherwise.
+//! The object file contains placeholders for these values: numbers that no program uses for
+//! anything else.
 
 /// The names of all constants. A constant's number is its index in this list.
 pub const NAMES: [&str; 37] = [
@@ -45,15 +46,18 @@ pub const NAMES: [&str; 37] = [
     "UNICAST_TTL",
 ];
 
-/// The placeholder of the first of [`NAMES`]; the others follow.
+/// The placeholder of the first constant in [`NAMES`]. The placeholder of the constant at index `i`
+/// is `FIRST + i`.
 pub const FIRST: u32 = 0x5c1c_0000;
-/// The placeholder of the call of `bpf_rdonly_cast`, in place of a helper's number.
+/// The placeholder in a call of `bpf_rdonly_cast`: it stands where a call of a helper has the
+/// helper's number.
 pub const CAST: u32 = 0x5c1b_0000;
 
 /// The placeholder of a constant.
 ///
 /// # Panics
-/// If there is no such constant; the compiler then reports the error.
+/// If there is no constant with this name. The callers are evaluated at compile time, so the
+/// compiler reports the error.
 pub const fn place_of(name: &str) -> u32 {
     let mut number = 0;
     while number < NAMES.len() {
@@ -78,9 +82,10 @@ const fn are_equal(one: &[u8], other: &[u8]) -> bool {
 /// The meaning of a placeholder in an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placeholder {
-    /// A constant of 32 bits, by its name.
+    /// A 32-bit constant with this name.
     Word(&'static str),
-    /// The lower half of a constant of 64 bits; the upper is in the next instruction.
+    /// The lower half of a 64-bit constant with this name; the upper half is in the next
+    /// instruction.
     DoubleWord(&'static str),
     /// A call of [`CAST`].
     Cast,
@@ -93,7 +98,8 @@ pub const MOVE: u8 = 0xb7;
 /// The source register of a call of a kernel function (`BPF_PSEUDO_KFUNC_CALL`).
 pub const OF_KERNEL: u8 = 2;
 
-/// The placeholder that the number `immediate` of an instruction with this opcode is, if it is one.
+/// The placeholder in an instruction with this opcode and this immediate number; `None` if the
+/// number is not a placeholder.
 pub fn placeholder(operation: u8, immediate: u32) -> Option<Placeholder> {
     /// Opcodes that move 32 and 64 bits into a register.
     const MOVE_32: u8 = 0xb4;

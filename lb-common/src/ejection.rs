@@ -1,16 +1,17 @@
-//! When a backend is ejected and readmitted: a circuit breaker for each backend of a client task.
-//! The kernel programs run it as flows end, and the planner and the tests run it on the host.
+//! Ejects and readmits backends: a circuit breaker for each backend of a client task. The kernel
+//! programs run it when flows end, and the planner and the tests run it on the host.
 //!
-//! Failures make a leaky run: each failure adds to it, each established connection subtracts one. A
-//! run of [`failures`](EjectionRules::failures) ejects a backend for [`base`](EjectionRules::base),
-//! twice as long for each ejection before the run is back at 0, and at most for
-//! [`max`](EjectionRules::max). Then one connect may try the backend, the *trial*: if it is
-//! established the backend is readmitted, if it fails the backend is ejected for twice as long.
-//! (Envoy's outlier detection ejects as well, but readmits hosts by time, not by a trial.)
+//! A backend has a *run* of failures: each failure adds to the run, and each established connection
+//! subtracts one. A run of [`failures`](EjectionRules::failures) ejects the backend for the time
+//! [`base`](EjectionRules::base). Each further ejection lasts twice as long, at most
+//! [`max`](EjectionRules::max), until the run is back at 0. After the ejection's time, one connect
+//! may try the backend: the *trial*. If the trial is established, the backend is readmitted; if it
+//! fails, the backend is ejected for twice as long. (Envoy's outlier detection ejects as well, but
+//! readmits hosts after a time, not by a trial.)
 //!
 //! The module must not know any map or clock. Times are ticks, which wrap around after 52 days, so
-//! they are compared by their distance. A time that is further ahead than the longest ejection is
-//! in the past.
+//! they are compared by their distance: a time that is further ahead than the longest ejection
+//! counts as past.
 
 pub mod steps;
 
@@ -22,39 +23,41 @@ use crate::pick::Survey;
 /// The result of a flow, by which its backend is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evidence {
-    /// Whether it counts for or against the backend.
+    /// Whether the result counts for or against the backend.
     pub kind: EvidenceKind,
     /// Whether the flow was a trial.
     pub is_trial: bool,
-    /// The ending of the flow; without meaning if it has not ended.
+    /// The number of the flow's [`Ending`], or [`NO_ANSWER`]; without meaning if the flow has not
+    /// ended.
     pub ending: u8,
-    /// The process that began the flow. For [`next`]: the source of the whole run of failures
-    /// including this one, see [`failure_source`].
+    /// The source for the process that began the flow. In the evidence that [`next`] receives: the
+    /// source of the whole run of failures, including this one, see [`failure_source`].
     pub failure_source: FailureSource,
 }
 
-/// Whether evidence counts for or against a backend. (A number and not an enum, because the
+/// Whether evidence counts for or against a backend. (It is a number and not an enum, because the
 /// compiler makes a branch for each variant of an enum.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvidenceKind(u8);
 
 impl EvidenceKind {
-    /// No evidence; a trial with this result has decided nothing.
+    /// No evidence. A trial with this result has decided nothing.
     pub const NONE: Self = Self(0);
     /// A failure.
     pub const FAILURE: Self = Self(1);
-    /// A reset after the connection was established. It weighs twice, because the establishment
+    /// A reset of an established connection. It counts as two failures, because the establishment
     /// counted for the backend.
     pub const RESET: Self = Self(2);
-    /// An established connection that the backend did not answer: it weighs twice, and counts only
-    /// while other backends answer, see [`Service::answered`](crate::abi::Service::answered).
+    /// An established connection on which the backend sent no answer. It counts as two failures,
+    /// and only while other backends answer, see
+    /// [`Service::answered`](crate::abi::Service::answered).
     pub const NO_ANSWER: Self = Self(3);
-    /// The SYN could not be sent: it counts unless SYNs to other backends fail as well, see
-    /// [`SendFailures`].
+    /// The SYN could not be sent. It counts as a failure unless SYNs to other backends cannot be
+    /// sent either, see [`SendFailures`].
     pub const SEND_FAILED: Self = Self(4);
     /// The connection was established.
     pub const ESTABLISHED: Self = Self(5);
-    /// The backend answered: this decides the trial of a backend that was ejected for missing
+    /// The backend answered. This decides the trial of a backend that was ejected for missing
     /// answers.
     pub const ANSWERED: Self = Self(6);
 
@@ -63,10 +66,10 @@ impl EvidenceKind {
         self.0 == other.0
     }
 
-    /// The number that it adds to a run of failures.
+    /// The number of failures that the evidence adds to a run.
     #[inline(always)]
     const fn weight(self) -> u8 {
-        // Two bits for each number, in place of a branch for each.
+        // Two bits per kind in one number replace a branch per kind.
         const WEIGHTS: u32 = 1 << (2 * EvidenceKind::FAILURE.0)
             | 2 << (2 * EvidenceKind::RESET.0)
             | 2 << (2 * EvidenceKind::NO_ANSWER.0)
@@ -74,30 +77,30 @@ impl EvidenceKind {
         (WEIGHTS >> ((2 * self.0) & 31) & 3) as u8
     }
 
-    /// Whether it counts against the backend.
+    /// Whether the evidence counts against the backend.
     #[inline(always)]
     pub const fn is_failure(self) -> bool {
         self.weight() != 0
     }
 
-    /// Whether a process can cause it by the data that it sends: a request that a server answers
-    /// with a reset, or not at all.
+    /// Whether a process can cause the failure by the data that it sends: a server may answer a
+    /// request with a reset, or not at all.
     #[inline(always)]
     const fn depends_on_request(self) -> bool {
         self.weight() == 2
     }
 }
 
-/// The process that caused a run of failures, in one byte. If one process caused all of them, its
-/// requests may be the cause.
+/// The process or processes with the flows that made a run of failures, in one byte. If only one
+/// process saw the failures, its requests may have caused them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailureSource(pub u8);
 
 impl FailureSource {
-    /// Two or more processes, or the client's only process.
+    /// Several processes, or the only process of the client.
     pub const SEVERAL: Self = Self(255);
 
-    /// The source for a process. (One of 254 pairs of processes has the same byte.)
+    /// The source for a process. (Two processes have the same byte with a probability of 1/254.)
     #[inline(always)]
     pub const fn of(process: u32) -> Self {
         let number = (process % 254) as u8 + 1;
@@ -108,7 +111,7 @@ impl FailureSource {
     /// the client have begun flows recently (`is_one_of_several`, 1 or 0).
     #[inline(always)]
     pub fn among(process: u32, is_one_of_several: u8) -> Self {
-        // All bits of the mask are set if it is the only process.
+        // All bits of the mask are set if it is not one of several processes.
         let mask = sign_mask_in_register(u64::from(is_one_of_several).wrapping_sub(1));
         #[expect(clippy::cast_possible_truncation, reason = "a mask")]
         let alone = mask as u8;
@@ -116,19 +119,19 @@ impl FailureSource {
     }
 }
 
-/// A reset counts against the backend if it comes within this time after the choice and no data was
-/// received: a backend that accepts and then resets at once does not serve. Later resets are more
-/// likely caused by the client or a middlebox.
+/// A reset counts against the backend if it arrives within this time after the choice and no data
+/// was received: a backend that accepts a connection and then resets it at once does not serve.
+/// Later resets are more likely caused by the client or a middlebox.
 const RESET_AT_ONCE_NS: u64 = 3_000_000_000;
 
-/// A missing answer counts only if this much time has passed since the choice: the client may have
-/// waited for less.
+/// A missing answer counts only if at least this time has passed since the choice: a client that
+/// closes earlier has hardly waited.
 const NO_ANSWER_AFTER_NS: u64 = 500_000_000;
 
 impl Evidence {
-    /// The bits of the kind in its number.
+    /// The bits of the kind in the word of evidence.
     pub const KIND: u32 = 7;
-    /// The bit that is set if the flow was a trial.
+    /// The bit of the word that is set if the flow was a trial.
     pub const TRIAL: u32 = 8;
 
     /// The evidence that a connection was established.
@@ -142,7 +145,8 @@ impl Evidence {
         Self::from_word(Self::word_of_end(end, u32::from(is_trial), failure_source, lasted_ns))
     }
 
-    /// The same as a number. `is_trial` is 1 or 0. Computed without branches, like [`End`].
+    /// The word ([`Evidence::to_word`]) of the evidence of the end of a flow. `is_trial` is 1 or 0.
+    /// It is computed without branches, like [`End`].
     #[inline(always)]
     pub fn word_of_end(end: End, is_trial: u32, failure_source: FailureSource, lasted_ns: u64) -> u32 {
         /// Endings of a connect that count against the backend.
@@ -158,13 +162,14 @@ impl Evidence {
             & is_below(end.bytes_received, 1)
             & is_below(lasted_ns, RESET_AT_ONCE_NS);
         let lacks_answer = end.lacks_answer() & (is_below(lasted_ns, NO_ANSWER_AFTER_NS) ^ 1);
-        // At most one of them is 1.
+        // At most one of these conditions is 1.
         let kind = is_failure * u32::from(EvidenceKind::FAILURE.0)
             + is_reset * u32::from(EvidenceKind::RESET.0)
             + lacks_answer * u32::from(EvidenceKind::NO_ANSWER.0)
             + end.send_failed() * u32::from(EvidenceKind::SEND_FAILED.0)
             + end.is_answered() * u32::from(EvidenceKind::ANSWERED.0);
-        // An established flow has already decided a trial, unless an answer decides it.
+        // If the flow was established, that has already decided the trial, unless the trial waits
+        // for an answer.
         let decides = lacks_answer | end.is_answered() | (was_established ^ 1);
         let ending = end.number() * (lacks_answer ^ 1) + u32::from(NO_ANSWER) * lacks_answer;
         kind | (is_trial & decides) << 3 | ending << 8 | u32::from(failure_source.0) << 16
@@ -190,7 +195,7 @@ impl Evidence {
         Self { kind, is_trial: word & 8 != 0, ending, failure_source }
     }
 
-    /// Whether it can change the ejection word of a backend. Most evidence cannot.
+    /// Whether the evidence can change this ejection word of its backend. Most evidence cannot.
     #[inline(always)]
     pub fn matters(self, before: EjectionState) -> bool {
         if self.kind.is(EvidenceKind::ESTABLISHED) {
@@ -203,19 +208,19 @@ impl Evidence {
     }
 }
 
-/// Whether a backend was ejected for missing answers: accepting connections then does not show that
-/// it works.
+/// Whether the backend was ejected for missing answers. If so, an established connection does not
+/// show that it works again.
 #[inline(always)]
 const fn awaits_answer(before: EjectionState) -> bool {
     before.phase != EjectionPhase::Counting as u8 && before.ending == NO_ANSWER
 }
 
-/// The value of [`EjectionState::ending`] for established connections without an answer, in place
-/// of the number of an [`Ending`]. The client determined how they ended.
+/// The value of [`EjectionState::ending`] for an established connection without an answer. It
+/// replaces the number of the [`Ending`], because the client determined how the connection ended.
 pub const NO_ANSWER: u8 = 13;
 const _: () = assert!(NO_ANSWER as usize == Ending::ALL.len());
 
-/// The name of a backend's last failure in tables, JSON and metrics: that of an [`Ending`], or
+/// The name of a backend's last failure in tables, JSON and metrics: the name of an [`Ending`], or
 /// `no-answer`.
 pub fn name_of_failure(ending: u8) -> &'static str {
     match ending {
@@ -224,12 +229,12 @@ pub fn name_of_failure(ending: u8) -> &'static str {
     }
 }
 
-/// Which backend SYNs cannot be sent to, and whether that is this host's fault: a word of its
-/// service.
+/// The backend to which SYNs cannot be sent, or the mark that this host cannot send SYNs: a field
+/// of a service.
 ///
-/// A send failure counts against a backend as long as SYNs to other backends do not fail as well.
-/// If one does, and no SYN was sent in between, this host cannot send at all: then no failure
-/// counts until a SYN is sent.
+/// A send failure counts against its backend unless SYNs to other backends fail as well. If a SYN
+/// to another backend cannot be sent either, and no SYN was sent in between, this host is
+/// considered unable to send: no send failure counts until a SYN is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendFailures(pub u16);
 
@@ -239,8 +244,8 @@ impl SendFailures {
     /// SYNs to several backends cannot be sent.
     pub const HOST: Self = Self(u16::MAX);
 
-    /// The word after a SYN to the backend in a slot could not be sent. The failure counts unless
-    /// the result is [`SendFailures::HOST`].
+    /// The value after a SYN to the backend in `slot` could not be sent. The failure counts against
+    /// the backend unless the result is [`SendFailures::HOST`].
     #[inline(always)]
     #[must_use]
     pub const fn failed(self, slot: u32) -> Self {
@@ -263,7 +268,8 @@ pub enum Verdict {
     Unchanged,
     /// The evidence is stored, without any other effect.
     Remembered,
-    /// The backend should be ejected if one more may be; otherwise see [`withheld`].
+    /// The backend should be ejected, if one more backend may be ejected. If not, the caller must
+    /// store the word that [`withheld`] returns.
     Eject,
     /// The backend stays ejected for longer.
     EjectLonger,
@@ -271,7 +277,7 @@ pub enum Verdict {
     Readmit,
 }
 
-/// The number of failures in a row that ejects a backend.
+/// The number of failures in a row that ejects a backend with this state word.
 #[inline(always)]
 pub fn failures_to_eject(rules: EjectionRules, state: StateWord) -> u8 {
     doubled_if(rules.failures, (state.usable / Usable::PROBED_HEALTHY) & 1)
@@ -281,7 +287,7 @@ pub fn failures_to_eject(rules: EjectionRules, state: StateWord) -> u8 {
 /// daemon's probes find it healthy (`is_probed_healthy`, 1 or 0).
 #[inline(always)]
 pub fn doubled_if(failures: u8, is_probed_healthy: u8) -> u8 {
-    // A shift in place of a branch. A run counts at most 255.
+    // A shift replaces a branch. The result is bounded because a run counts to 255 at most.
     at_most_255(u32::from(failures) << is_probed_healthy)
 }
 
@@ -292,17 +298,18 @@ fn at_most_255(number: u32) -> u8 {
     number
 }
 
-/// The ejection word of a backend after evidence at the tick `now`, and the verdict. Evidence of
+/// The ejection word of a backend after evidence at the tick `now`, and the effect. Evidence of
 /// kind [`EvidenceKind::NONE`] leaves a trial [`undecided`].
 ///
-/// If a run depends on requests, and a single process caused it, it does not eject: it stays one
-/// failure below.
+/// If the failure depends on the client's data ([`EvidenceKind::RESET`] or
+/// [`EvidenceKind::NO_ANSWER`]) and only one process has seen the run of failures, the backend is
+/// not ejected: the run stays one failure below the limit.
 ///
-/// `state` is the backend's state word. If it is chosen although it is ejected
+/// `state` is the backend's state word. If connects may choose the backend although it is ejected
 /// ([`Usable::EvenEjected`]), any flow that ends after the ejection's time counts like a trial. If
-/// the ejection's time is over and the state word does not mark the backend as ejected, it is not
-/// ejected: two CPUs that judge at the same moment may leave such words, because each stores the
-/// state word after its compare-and-swap. `random` decides the jitter.
+/// the ejection's time is over and the state word does not mark the backend as ejected, it is
+/// treated as not ejected: two CPUs that judge at the same moment may leave such words, because
+/// each stores the state word after its compare-and-swap. `random` determines the jitter.
 #[inline(always)]
 pub fn next(
     before: EjectionState,
@@ -349,13 +356,14 @@ pub fn next(
                 (after, Verdict::Remembered)
             };
         }
-        // Accepting connections does not show that the backend answers them.
+        // Whether the evidence shows that the backend works: an established connection does not if
+        // the backend was ejected for missing answers.
         let shows = if is_established {
             !awaits_answer(before)
         } else {
             !is_counting && evidence.kind.is(EvidenceKind::ANSWERED)
         };
-        // A trial that is established after a later one has failed nevertheless shows that the
+        // If a trial is established after a later trial has failed, it nevertheless shows that the
         // backend works.
         if !shows || !decides && !evidence.is_trial {
             return unchanged;
@@ -384,8 +392,8 @@ pub fn next(
     (ejected(before, rules, now, random), Verdict::Eject)
 }
 
-/// The source of a backend's run of failures, including this failure. (Without branches: the
-/// verifier would follow the subsequent code once per branch.)
+/// The source of a backend's run of failures, including this failure. (It is computed without
+/// branches, because the verifier would follow the subsequent code once per branch.)
 #[inline(always)]
 pub fn failure_source(
     before: EjectionState,
@@ -399,7 +407,8 @@ pub fn failure_source(
     let is_another = is_below(0, u64::from(state.failure_source))
         & is_below(0, u64::from(state.failure_source ^ evidence.failure_source.0))
         & goes_on;
-    // Evidence of an established connection names no process and leaves the source unchanged.
+    // Evidence that a connection was established contains no source and leaves the stored source
+    // unchanged.
     let is_none = is_below(u64::from(evidence.failure_source.0), 1);
     let several = u32::from(FailureSource::SEVERAL.0) * (is_another & (is_none ^ 1));
     #[expect(clippy::cast_possible_truncation, reason = "of bytes")]
@@ -408,8 +417,8 @@ pub fn failure_source(
     FailureSource(failure_source)
 }
 
-/// The ejection word of a backend after a trial that decided nothing: the next connect is the next
-/// trial.
+/// The ejection word of a backend after a trial that decided nothing: its time is over at once, so
+/// that the next connect can be the next trial.
 #[inline(always)]
 pub fn undecided(before: EjectionState, now: u32) -> EjectionState {
     if before.phase == EjectionPhase::Trial as u8 {
@@ -419,15 +428,16 @@ pub fn undecided(before: EjectionState, now: u32) -> EjectionState {
     }
 }
 
-/// The ejection word of an ejected backend that ends its time at the tick `now`: something other
-/// than its connects has shown that it may work again, so a trial is due.
+/// The ejection word of an ejected backend if the ejection's time ends at the tick `now`, so that a
+/// trial is due. For evidence other than connects that the backend may work again.
 #[inline(always)]
 pub fn time_over(before: EjectionState, now: u32) -> EjectionState {
     if before.phase == EjectionPhase::Ejected as u8 { EjectionState { at: now, ..before } } else { before }
 }
 
-/// The ejection word in place of an ejection that is withheld: the run is unchanged, and the next
-/// failure tries to eject again.
+/// The ejection word if an ejection is withheld: the backend is not ejected, and its run of
+/// failures is long enough that the next failure tries to eject it again. `ejected` is the word
+/// that [`next`] returned, and `before` the word before it.
 #[inline(always)]
 pub const fn withheld(ejected: EjectionState, before: EjectionState, now: u32) -> EjectionState {
     EjectionState { at: now, level: before.level, phase: EjectionPhase::Counting as u8, ..ejected }
@@ -445,7 +455,7 @@ pub fn ejected(before: EjectionState, rules: EjectionRules, now: u32, random: u3
     }
 }
 
-/// Number of doublings after which any time exceeds the longest configurable one.
+/// Number of doublings after which any ejection time exceeds the longest configurable time.
 const MOST_LEVELS: u8 = 31;
 
 #[inline(always)]
@@ -453,32 +463,34 @@ const fn raised(level: u8) -> u8 {
     if level < MOST_LEVELS { level + 1 } else { level }
 }
 
-/// The random number that results in no jitter: the middle of the range.
+/// The value of `random` that results in no jitter: the middle of the range.
 pub const NO_JITTER: u32 = 1 << 31;
 
-/// Ticks of an ejection: doubled for each level, with a jitter of up to a tenth, so that many
-/// clients do not try ejected backends at the same moment.
+/// The duration of an ejection in ticks: doubled for each level, with a jitter of up to a tenth, so
+/// that many clients do not try ejected backends at the same moment.
 #[inline(always)]
 pub fn duration(level: u8, rules: EjectionRules, random: u32) -> u32 {
     let doubled = u64::from(rules.base) << (level & MOST_LEVELS);
     #[expect(clippy::cast_possible_truncation, reason = "at most the largest number of 32 bits")]
     let length = if doubled < u64::from(rules.max) { doubled as u32 } else { rules.max };
     let tenth = length / 10;
-    // A fraction of 2^32 in place of a remainder: programs have no cheap division by a variable.
+    // A multiplication and a shift replace a remainder, because programs have no cheap division by
+    // a variable.
     let jitter = ((u64::from(random) * u64::from(2 * tenth + 1)) >> 32) as u32;
     length - tenth + jitter
 }
 
-/// Bits of the ticks of the longest configurable ejection: an hour and its jitter.
+/// Number of bits of the longest configurable ejection in ticks: an hour and its jitter.
 pub const EJECTION_BITS: u32 = 22;
 
-/// The longest duration of an ejection, with jitter.
+/// The longest possible duration of an ejection in ticks, including jitter.
 #[inline(always)]
 pub(crate) const fn longest(rules: EjectionRules) -> u32 {
     rules.max.saturating_add(rules.max / 10 + 1)
 }
 
-/// Ticks until a time; 0 if it has passed, or if it is further ahead than an ejection can last.
+/// The number of ticks from `now` until `at`; 0 if `at` has passed, or if it is further ahead than
+/// an ejection can last.
 #[inline(always)]
 pub const fn left(at: u32, rules: EjectionRules, now: u32) -> u32 {
     let ahead = at.wrapping_sub(now);
@@ -491,21 +503,22 @@ pub const fn is_over(at: u32, rules: EjectionRules, now: u32) -> bool {
     left(at, rules, now) == 0
 }
 
-/// Whether a failure was so long ago that the run starts again.
+/// Whether the last failure, at the tick `at`, was so long ago that the next failure begins a new
+/// run.
 #[inline(always)]
 const fn is_long_ago(at: u32, rules: EjectionRules, now: u32) -> bool {
     let since = now.wrapping_sub(at);
-    // The clock may be a tick behind that of the programs before an upgrade: a time slightly ahead
-    // is not long ago.
+    // A time slightly ahead is not long ago: after an upgrade the clock may be a tick behind the
+    // clock of the previous programs.
     since > rules.max && since < 0u32.wrapping_sub(longest(rules))
 }
 
-/// The ejection word of an ejected backend while a connect that begins now is its trial.
+/// The ejection word of an ejected backend when a connect at the tick `now` becomes its trial.
 ///
 /// The trial may take as long as the last ejection. If it is undecided by then, it counts as a
 /// failure, so that a client with a long timeout does not lose one connect after another to a
-/// silent backend. A trial that begins early because no backend is well does not lengthen the
-/// ejection by failing.
+/// silent backend. If a trial begins early because no backend is well, its failure does not
+/// lengthen the ejection.
 #[inline(always)]
 pub fn on_trial(before: EjectionState, rules: EjectionRules, now: u32) -> EjectionState {
     let level = if before.phase == EjectionPhase::Trial as u8 {
@@ -519,7 +532,7 @@ pub fn on_trial(before: EjectionState, rules: EjectionRules, now: u32) -> Ejecti
     EjectionState { at: now.wrapping_add(time), level, phase: EjectionPhase::Trial as u8, ..before }
 }
 
-/// The event after which the next trial of a service is scheduled. Numbers can be passed to a
+/// The event after which the next trial of a service is scheduled. The numbers are passed to a
 /// function of a kernel program.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -547,16 +560,16 @@ impl Event {
     }
 }
 
-/// The next trial of a service, after a survey of all of its members. `before` is the previous
-/// decision.
+/// The next trial of a service, after the survey `seen` of all of its members. `before` is the next
+/// trial as it was stored until now.
 ///
-/// If no backend is well, trials come at least every `base`, so that the first backend to recover
-/// is found soon.
+/// If no backend is well, trials come at least every [`base`](EjectionRules::base), so that the
+/// first backend that recovers is found soon.
 ///
-/// As many connects as there are available backends come between two trials, unless the first trial
-/// has readmitted its backend. Otherwise a client that connects rarely, or with trials that decide
-/// nothing, would begin one trial after another. So a client never sends a larger part of its
-/// connects to failing backends than it would without ejection.
+/// Between two trials there are as many other connects as there are available backends, unless the
+/// first trial has readmitted its backend. Otherwise, if a client connects rarely or its trials
+/// decide nothing, it would begin one trial after another. So a client never sends a larger part of
+/// its connects to failing backends than it would without ejection.
 #[inline(always)]
 pub fn next_trial(
     seen: Survey,

@@ -1,5 +1,5 @@
-//! How a flow ended, derived from the kernel's state at that moment. The kernel programs and the
-//! tests on the host run the same functions. The module must not know maps.
+//! How a flow ended, derived from the state of its socket at that moment. The kernel programs and
+//! the tests on the host run the same functions. The module must not know maps.
 
 use crate::abi::Phase;
 use crate::load::{in_one_register, sign_mask_in_register};
@@ -8,12 +8,12 @@ use crate::load::{in_one_register, sign_mask_in_register};
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ending {
-    /// In order, by either side, after it was established. Of datagrams: the socket was closed or
-    /// directed elsewhere.
+    /// Either side closed the established connection in order. For datagrams: the socket was closed
+    /// or directed elsewhere.
     Closed = 0,
     /// The peer refused the connection.
     Refused = 1,
-    /// No answer to the SYN arrived.
+    /// The kernel gave up because no answer to the SYN arrived.
     TimedOut = 2,
     /// The network reported that the peer cannot be reached.
     Unreachable = 3,
@@ -24,13 +24,14 @@ pub enum Ending {
     /// No SYN was sent: this host had no route or no port, or the application closed before its
     /// first data went out.
     NotSent = 6,
-    /// The application gave up before the connection was established, and before an answer was due.
+    /// The application gave up before the connection was established and before an answer was due.
     GaveUp = 7,
     /// The application aborted an established connection: `SO_LINGER` 0, unread data, `AF_UNSPEC`.
     Aborted = 8,
     /// Another program or the kernel destroyed the socket.
     Destroyed = 9,
-    /// Another error; if causes cannot be read, any failure before the connection was established.
+    /// Another error. Also a failure before the connection was established, if its cause cannot be
+    /// read.
     Other = 10,
     /// The ending cannot be determined.
     Unknown = 11,
@@ -56,7 +57,7 @@ impl Ending {
         Self::Unanswered,
     ];
 
-    /// The word for it in tables, JSON and metrics.
+    /// The word for the ending in tables, JSON and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Closed => "closed",
@@ -75,14 +76,15 @@ impl Ending {
         }
     }
 
-    /// The bit of its number, for testing several endings at once.
+    /// A word in which only the bit with the ending's number is set, to test for several endings at
+    /// once.
     #[inline(always)]
     pub const fn bit(self) -> u32 {
         1 << (self as u32 & 31)
     }
 
-    /// Whether it counts against the backend, whatever else is known of the flow. Endings that this
-    /// host or the application caused do not.
+    /// Whether the ending counts against the backend, regardless of what else is known of the flow.
+    /// Endings that this host or the application caused do not count.
     #[inline(always)]
     pub const fn is_error(self) -> bool {
         self.bit() & ERRORS != 0
@@ -99,17 +101,18 @@ const ERRORS: u32 = Ending::Refused.bit()
 /// The bits of the endings in which the client or the backend closed.
 const IN_ORDER: u32 = Ending::Closed.bit() | Ending::Aborted.bit();
 
-/// The end of a flow, in numbers that can be passed to a function of a kernel program.
+/// The end of a flow, as numbers that can be passed to a function of a kernel program.
 ///
-/// Conditions are 1 or 0 and are computed without branches, because the verifier follows both sides
-/// of each branch to the end.
+/// Its conditions are numbers, 1 or 0, and are computed without branches, because the verifier
+/// follows both sides of each branch to the end of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// The number of the [`Ending`], and flags.
+    /// The number of the [`Ending`] in the low eight bits, and flags above.
     word: u32,
-    /// Bytes that the backend sent, counting a FIN as one. Below 2^63, as is [`End::bytes_sent`].
+    /// Bytes that the backend sent, counting a FIN as one byte. Below 2^63, as is
+    /// [`End::bytes_sent`].
     pub bytes_received: u64,
-    /// Bytes that the backend acknowledged, counting a FIN as one.
+    /// Bytes that the backend acknowledged, counting a FIN as one byte.
     pub bytes_sent: u64,
 }
 
@@ -133,35 +136,35 @@ impl End {
         Self { bytes_received: received, bytes_sent: sent, ..self }
     }
 
-    /// The same end with these numbers of bytes, where `acknowledged` counts the SYN as a byte.
+    /// The same end with these numbers of bytes; `acknowledged` also counts the SYN as a byte.
     #[inline(always)]
     #[must_use]
     pub fn with_acknowledged(self, received: u64, acknowledged: u64) -> Self {
         self.with_bytes(received, acknowledged.wrapping_sub(u64::from(is_below(0, acknowledged))))
     }
 
-    /// The same end; `send_failed` is whether the kernel could not send the SYN because it had no
-    /// route or no port. ([`Ending::NotSent`] also covers a SYN that was deferred until there is
-    /// data.)
+    /// The same end, with the flag that the kernel could not send the SYN because it had no route
+    /// or no port. (The flag is needed because [`Ending::NotSent`] also covers a SYN that was
+    /// deferred until there is data.)
     #[inline(always)]
     #[must_use]
     pub const fn send_failed_if(self, send_failed: bool) -> Self {
         Self { word: self.word | (send_failed as u32) << Self::SEND_FAILED, ..self }
     }
 
-    /// The end of a flow of datagrams. It is no evidence about the backend: the application
-    /// has usually consumed any ICMP error.
+    /// The end of a flow of datagrams. It is no evidence about the backend, because the application
+    /// has usually read any ICMP error already.
     pub const OF_DATAGRAMS: Self =
         Self { word: Ending::Closed as u32 | 1 << Self::REPORTED, bytes_received: 0, bytes_sent: 0 };
 
-    /// The same end, for a socket that leaves this TCP state. The state tells whether the backend
-    /// closed before the client did, and whether the end was already reported when the client
-    /// closed ([`TCP_FIN_WAIT2`]).
+    /// The same end, for a socket whose last TCP state was `from`. The state shows whether the
+    /// backend closed before the client did, and whether the end was already reported when the
+    /// backend acknowledged the client's FIN ([`TCP_FIN_WAIT2`]).
     #[inline(always)]
     #[must_use]
     pub const fn from_state(self, from: u32) -> Self {
-        // If the TCP state is already closed when the last descriptor is released, the peer reset
-        // the connection, and the application has read the error.
+        // If the TCP state is already "closed" when the last descriptor is released, the peer has
+        // reset the connection and the application has read the error.
         const CLOSED_BY_PEER: u32 = 1 << TCP_CLOSE_WAIT | 1 << TCP_LAST_ACK | 1 << TCP_CLOSE;
         let is_closed_by_peer = CLOSED_BY_PEER >> (from & 31) & 1;
         let is_reported = (1 << TCP_FIN_WAIT2) >> (from & 31) & 1;
@@ -169,13 +172,14 @@ impl End {
         Self { word: self.word | bits, ..self }
     }
 
-    /// All of it but the bytes. Bits 16 and above are free.
+    /// The ending and the flags, without the numbers of bytes. Bits 16 and above are 0, so that
+    /// callers can use them.
     #[inline(always)]
     pub const fn to_word(self) -> u32 {
         self.word
     }
 
-    /// The inverse of [`End::to_word`], with the bytes.
+    /// The end with the word that [`End::to_word`] returned, and these numbers of bytes.
     #[inline(always)]
     pub const fn from_word(word: u32, bytes_received: u64, bytes_sent: u64) -> Self {
         Self { word, bytes_received, bytes_sent }
@@ -187,11 +191,11 @@ impl End {
         self.word & 0xff
     }
 
-    /// 1 if it is one of the endings with these bits ([`Ending::bit`]), else 0.
+    /// 1 if the ending is one of those with these bits ([`Ending::bit`]), else 0.
     #[inline(always)]
     pub fn is_one_of(self, endings: u32) -> u32 {
-        // In a register: otherwise the compiler turns a shift of a single bit into a comparison,
-        // and that into a branch.
+        // The bits must be in a register: otherwise the compiler turns the shift of a single bit
+        // into a comparison, and the comparison into a branch.
         #[expect(clippy::cast_possible_truncation, reason = "of 32 bits")]
         let endings = in_one_register(u64::from(endings)) as u32;
         endings >> (self.word & 31) & 1
@@ -208,32 +212,33 @@ impl End {
         self.flag(Self::ESTABLISHED)
     }
 
-    /// 1 if the kernel could not send its SYN, else 0.
+    /// 1 if the kernel could not send the SYN, else 0.
     #[inline(always)]
     pub const fn send_failed(self) -> u32 {
         self.flag(Self::SEND_FAILED)
     }
 
-    /// 1 if the end is no evidence about the backend, else 0: the flow was closed in order, and the
-    /// backend has sent data, or had nothing to answer, or the end was reported before.
+    /// 1 if the end is no evidence about the backend, else 0. It is no evidence if the client or
+    /// the backend closed, and if also the backend has sent data, or had nothing to answer, or the
+    /// end was reported before.
     #[inline(always)]
     pub fn is_plain(self) -> u32 {
-        // Like `is_silent`, in fewer registers: functions of a kernel program that call each other
-        // share 512 bytes of stack.
+        // This uses fewer registers than `is_silent` would: functions of a kernel program that call
+        // each other share 512 bytes of stack.
         let has_received = is_below(self.bytes_received, 2) ^ 1;
         let had_nothing_to_answer = is_below(self.bytes_sent, 2) & (self.flag(Self::CLOSED_BY_PEER) ^ 1);
         self.is_one_of(IN_ORDER) & (has_received | had_nothing_to_answer | self.flag(Self::REPORTED))
     }
 
-    /// 1 if it counts as load of the backend, else 0: a failing backend must not look idle, however
-    /// it fails.
+    /// 1 if the end counts as load of the backend, else 0. Every kind of failure counts, because a
+    /// failing backend must not look idle.
     #[inline(always)]
     pub fn is_load(self) -> u32 {
         let has_no_cause = self.is_one_of(Ending::Other.bit()) & (self.was_established() ^ 1);
         self.is_error() | self.send_failed() | self.is_silent() | has_no_cause
     }
 
-    /// 1 if its [`Ending`] counts against the backend ([`Ending::is_error`]), else 0.
+    /// 1 if the [`Ending`] counts against the backend ([`Ending::is_error`]), else 0.
     #[inline(always)]
     pub fn is_error(self) -> u32 {
         self.is_one_of(ERRORS)
@@ -267,7 +272,7 @@ impl End {
     }
 }
 
-/// 1 if `number` is smaller than `limit`, both below 2^63; else 0.
+/// 1 if `number` is smaller than `limit`, else 0. Both must be below 2^63.
 #[inline(always)]
 pub fn is_below(number: u64, limit: u64) -> u32 {
     (sign_mask_in_register(number.wrapping_sub(limit)) & 1) as u32
@@ -275,7 +280,7 @@ pub fn is_below(number: u64, limit: u64) -> u32 {
 
 /// `BPF_TCP_ESTABLISHED`
 pub const TCP_ESTABLISHED: u32 = 1;
-/// `BPF_TCP_FIN_WAIT2`: this side has closed, and the peer has acknowledged that.
+/// `BPF_TCP_FIN_WAIT2`: this side has closed, and the peer has acknowledged the FIN.
 pub const TCP_FIN_WAIT2: u32 = 5;
 /// `BPF_TCP_SYN_SENT`
 pub const TCP_SYN_SENT: u32 = 2;
@@ -285,12 +290,12 @@ const TCP_SYN_RECV: u32 = 3;
 const TCP_LISTEN: u32 = 10;
 /// `BPF_TCP_CLOSE`
 pub const TCP_CLOSE: u32 = 7;
-/// `BPF_TCP_CLOSE_WAIT`: the peer has closed, this side has not.
+/// `BPF_TCP_CLOSE_WAIT`: the peer has closed, and this side has not.
 pub const TCP_CLOSE_WAIT: u32 = 8;
 /// `BPF_TCP_LAST_ACK`: this side has closed after the peer.
 pub const TCP_LAST_ACK: u32 = 9;
 
-// Linux uses these numbers on every architecture that socklb supports.
+// Errnos, which are the same on every architecture that socklb supports.
 const EACCES: u32 = 13;
 const EPIPE: u32 = 32;
 const ENONET: u32 = 64;
@@ -305,9 +310,10 @@ const ECONNREFUSED: u32 = 111;
 const EHOSTDOWN: u32 = 112;
 const EHOSTUNREACH: u32 = 113;
 
-/// The ending of a flow whose socket goes from the TCP state `from` to closed. `error` is `sk_err`
-/// at that moment, if it can be read. An [`Attempt`] refines [`Ending::GaveUp`]. `of_error` must
-/// behave as the function [`of_error`].
+/// The ending of a flow whose socket changes from the TCP state `from` to "closed". `phase` is the
+/// number of a [`Phase`]. `error` is `sk_err` at that moment, if it can be read. If the result is
+/// [`Ending::GaveUp`], the caller must refine it with [`Attempt::ending`]. `of_error` must return
+/// the same as the function [`of_error`].
 #[inline(always)]
 pub fn at_close(phase: u8, from: u32, error: Option<u32>, of_error: impl Fn(u32, bool) -> Ending) -> Ending {
     if phase == Phase::Chosen as u8 {
@@ -324,24 +330,25 @@ pub fn at_close(phase: u8, from: u32, error: Option<u32>, of_error: impl Fn(u32,
     }
 }
 
-/// State of a connect that the application gave up.
+/// The state of a connect that the application gave up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
     /// An error that the network reported and the kernel did not act on (`sk_err_soft`); 0 if there
-    /// is none or it cannot be read. Kernel fact: if an ICMP error arrives while a call holds the
-    /// socket, as during `connect()` itself if the peer is this host, only this field records it,
-    /// until the application reads `SO_ERROR`, which clears it. After that only the socket's error
-    /// queue contains it (IPv4, Linux 5.18).
+    /// is none or it cannot be read. Kernel fact: an ICMP error may arrive while a call holds the
+    /// socket, for example during `connect()` itself if the peer is this host. Only this field then
+    /// records the error, until the application clears it by reading `SO_ERROR`. After that only
+    /// the socket's error queue contains the error (IPv4, Linux 5.18).
     pub soft_error: u32,
     /// How often the SYN was retransmitted; 0 if it cannot be read.
     pub retransmits: u32,
-    /// Whether an answer was due by then, according to the service's rules.
+    /// Whether an answer was overdue when the application gave up, according to the service's
+    /// rules.
     pub is_due: bool,
 }
 
 impl Attempt {
-    /// The ending: the network reported why there is no answer, an answer was overdue, or the
-    /// application gave up early.
+    /// The ending: that of the reported error if there is one; [`Ending::Unanswered`] if an answer
+    /// was overdue or the SYN was retransmitted; else [`Ending::GaveUp`].
     #[inline(always)]
     pub fn ending(self) -> Ending {
         let Self { soft_error, retransmits, is_due } = self;
@@ -355,9 +362,9 @@ impl Attempt {
 /// The state of a socket when its last descriptor is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketSnapshot {
-    /// Whether more than its TCP state could be read; if not, the other fields have no meaning. (An
-    /// `Option` would leave the rest uninitialized, the compiler might copy it, and without
-    /// CAP_PERFMON the verifier rejects reads of uninitialized memory.)
+    /// Whether the programs could read `error` and `was_established`; if not, both have no meaning.
+    /// (This is no `Option`, because the fields of a `None` would be uninitialized and the compiler
+    /// might copy them. Without CAP_PERFMON the verifier rejects reads of uninitialized memory.)
     pub is_readable: bool,
     /// Its TCP state.
     pub state: u32,
@@ -367,8 +374,8 @@ pub struct SocketSnapshot {
     pub was_established: bool,
 }
 
-/// Whether only a socket that was established can be in this TCP state. (A closed one may have been
-/// established, too.)
+/// Whether every socket in this TCP state has been established. (Closed sockets may or may not have
+/// been.)
 #[inline(always)]
 pub fn tells_established(state: u32) -> bool {
     // The kernel's states fit in 32 bits.
@@ -376,11 +383,13 @@ pub fn tells_established(state: u32) -> bool {
     NOT >> (state & 31) & 1 == 0
 }
 
-/// The ending of a flow whose socket is released, if no event was seen since the choice.
+/// The ending of a flow whose socket is released, if the programs have seen no event of the
+/// connection.
 ///
-/// A blocking connect that fails clears the readable state, so refused, unreachable and timed out
-/// become [`Ending::Other`] unless the error is still pending. An [`Attempt`] refines
-/// [`Ending::GaveUp`]. `of_error` as in [`at_close`].
+/// A blocking connect that fails clears the error, so a refused, unreachable or timed-out connect
+/// becomes [`Ending::Other`] unless the error is still pending. If the result is
+/// [`Ending::GaveUp`], the caller must refine it with [`Attempt::ending`]. `of_error` must return
+/// the same as the function [`of_error`].
 #[inline(always)]
 pub fn at_release(snapshot: SocketSnapshot, of_error: impl Fn(u32, bool) -> Ending) -> Ending {
     let SocketSnapshot { is_readable, state, error, was_established } = snapshot;
@@ -405,7 +414,7 @@ pub fn of_error(error: u32, was_established: bool) -> Ending {
         ETIMEDOUT if was_established => Ending::DataTimeout,
         ETIMEDOUT => Ending::TimedOut,
         ENETUNREACH | EHOSTUNREACH => Ending::Unreachable,
-        // The errors that the other ICMP and ICMPv6 messages become: prohibited, no such protocol,
+        // The errnos for the other ICMP and ICMPv6 messages: prohibited, no such protocol,
         // malformed, isolated.
         EACCES | EPROTO | ENOPROTOOPT | EOPNOTSUPP | EHOSTDOWN | ENONET if !was_established => {
             Ending::Unreachable
@@ -435,7 +444,7 @@ mod tests {
         assert_eq!(at_close(phase as u8, from, Some(error), of_error), expected);
     }
 
-    /// The state that Linux shows in each case, as observed on 5.10 to 7.2.
+    /// The TCP state and the error in each case, as observed on Linux 5.10 to 7.2.
     #[test]
     fn every_way_to_close_has_its_ending() {
         use Phase::{Chosen, Connecting, Established};
@@ -487,7 +496,7 @@ mod tests {
         assert_eq!(
             at_release(SocketSnapshot { state: TCP_SYN_SENT, ..unread }, of_error),
             Ending::GaveUp,
-            "its state is always shown"
+            "its state can always be read"
         );
     }
 
@@ -496,8 +505,8 @@ mod tests {
         let of = |soft_error, retransmits, is_due| Attempt { soft_error, retransmits, is_due }.ending();
         assert_eq!(of(0, 0, false), Ending::GaveUp);
         assert_eq!(of(0, 0, true), Ending::Unanswered);
-        assert_eq!(of(0, 1, false), Ending::Unanswered, "sent again");
-        assert_eq!(of(EHOSTUNREACH, 3, true), Ending::Unreachable, "the network has said why");
+        assert_eq!(of(0, 1, false), Ending::Unanswered, "the SYN was sent again");
+        assert_eq!(of(EHOSTUNREACH, 3, true), Ending::Unreachable, "the network has reported the cause");
         assert_eq!(of(ECONNREFUSED, 0, false), Ending::Refused);
         assert_eq!(of(EACCES, 0, false), Ending::Unreachable, "prohibited");
         assert_eq!(of(5, 0, false), Ending::Other);
@@ -523,7 +532,7 @@ mod tests {
         }
         assert_eq!(End::of(Ending::NotSent, false).send_failed_if(true).is_load(), 1);
         let closed = End::of(Ending::Closed, true).with_bytes(1, 0).from_state(TCP_LAST_ACK);
-        assert_eq!(closed.is_load(), 1, "it accepts and closes");
+        assert_eq!(closed.is_load(), 1, "the backend accepts and closes at once");
     }
 
     #[test]

@@ -7,19 +7,19 @@ use core::num::{NonZeroU32, NonZeroU64};
 
 use crate::abi::{Policy, RecentErrors};
 
-/// A half-life in a form that avoids repeated divisions: a scan computes the remaining errors of
-/// each of 256 backends, so the division is done once.
+/// A half-life, stored as a reciprocal: a scan computes the remaining errors of up to 256 backends
+/// and divides only once.
 #[derive(Clone, Copy)]
 pub struct HalfLife {
     ticks: u32,
-    /// 2^32 / ticks, rounded down: this may lengthen a half-life by up to a thousandth, and never
-    /// shortens it.
+    /// 2^32 / ticks, rounded down. The rounding may lengthen a half-life by up to a thousandth, and
+    /// never shortens it.
     reciprocal: u64,
 }
 
 impl HalfLife {
-    /// A half-life of so many ticks. With 0, new errors are not counted, and existing ones are gone
-    /// within 32 ticks.
+    /// A half-life of this number of ticks. With 0, the programs count no new errors, and existing
+    /// errors are gone within 32 ticks.
     #[inline(always)]
     pub fn new(ticks: u32) -> Self {
         // An odd number of ticks is never 0, so the division needs no check.
@@ -27,14 +27,15 @@ impl HalfLife {
         Self { ticks: ticks.get(), reciprocal: (1 << 32) / NonZeroU64::from(ticks) }
     }
 
-    /// Half-lives since the errors were counted.
+    /// The number of half-lives that have passed since the errors were counted.
     #[inline(always)]
     fn halvings(self, errors: RecentErrors, now: u32) -> u64 {
         (u64::from(now.wrapping_sub(errors.since)) * self.reciprocal) >> 32
     }
 }
 
-/// The remaining `errors` at the tick `now`: they halve with each half-life, rounded down.
+/// The number of `errors` that remain at the tick `now`: it halves with each half-life, rounded
+/// down.
 #[inline(always)]
 pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
     let halvings = half_life.halvings(errors, now);
@@ -45,10 +46,10 @@ pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
     left
 }
 
-/// `errors` with one more at the tick `now`, of a backend with `flows` open, including the failed
-/// one. The other open flows and the errors together become more than `peak`. Reason: if other
-/// backends have many open flows, errors that count one each would halve faster than they
-/// accumulate, and a backend that fails each connect would get most connects.
+/// `errors` after one more error at the tick `now`. The backend has `flows` open flows, including
+/// the failed one. So many errors are added that the other open flows and the errors together are
+/// more than `peak`. Otherwise, if other backends have many open flows, errors would halve faster
+/// than they accumulate, and a backend that fails each connect would get most connects.
 #[inline(always)]
 pub fn with_another(
     errors: RecentErrors,
@@ -62,9 +63,9 @@ pub fn with_another(
     added(errors, left, more, now, half_life)
 }
 
-/// The number of flows of a backend with the load per share in
-/// [`Service::peak_flows`](crate::abi::Service::peak_flows). Its share is `entries` of a table of
-/// 2^`length_log2` entries.
+/// The number of flows that a backend would have at the load `peak_flows` per share
+/// ([`Service::peak_flows`](crate::abi::Service::peak_flows)), if it has `entries` entries in a
+/// table of 2^`length_log2` entries. `policy` is the number of a [`Policy`].
 #[inline(always)]
 pub fn peak_of(policy: u8, peak_flows: u64, entries: u32, length_log2: u8) -> u32 {
     let (share, log2) = if policy == Policy::LeastLoaded as u8 { (1, 0) } else { (entries, length_log2) };
@@ -73,7 +74,7 @@ pub fn peak_of(policy: u8, peak_flows: u64, entries: u32, length_log2: u8) -> u3
     flows
 }
 
-/// Fractional bits of [`Service::peak_flows`](crate::abi::Service::peak_flows).
+/// Number of fractional bits of [`Service::peak_flows`](crate::abi::Service::peak_flows).
 pub const PEAK_FRACTION_BITS: u32 = 16;
 
 /// `errors` with `more` added at the tick `now`.
@@ -82,13 +83,13 @@ pub fn with_more(errors: RecentErrors, more: u32, now: u32, half_life: HalfLife)
     added(errors, decayed(errors, now, half_life), more, now, half_life)
 }
 
-/// `errors`, of which `left` remain, with `more` added.
+/// `errors`, of which `left` remain at the tick `now`, with `more` added.
 #[inline(always)]
 fn added(errors: RecentErrors, left: u32, more: u32, now: u32, half_life: HalfLife) -> RecentErrors {
     match left {
         0 => RecentErrors { count: more, since: now },
-        // The times of halving do not move: if each error began a new half-life, frequent errors
-        // would never be forgotten.
+        // A new error does not move the times of halving: if each error began a new half-life,
+        // frequent errors would never be forgotten.
         count => {
             #[expect(
                 clippy::cast_possible_truncation,
@@ -101,35 +102,37 @@ fn added(errors: RecentErrors, left: u32, more: u32, now: u32, half_life: HalfLi
     }
 }
 
-/// Whether nothing has been left of `errors` for long, with any possible half-life. They must be
-/// cleared then: ticks wrap around, and 52 days after they were counted the errors would weigh
-/// again for a while.
+/// Whether `errors` are so old that none has remained for long, with any possible half-life. The
+/// daemon must then clear them: ticks wrap around, so 52 days after the errors were counted they
+/// would weigh again for a while.
 pub fn are_stale(errors: RecentErrors, now: u32) -> bool {
-    /// 13 days. After 32 half-lives of at most an hour nothing is left of the largest number.
+    /// 13 days. After 32 half-lives of at most an hour, none of the largest possible number of
+    /// errors remains.
     const LONG: u32 = 1 << 30;
-    // Larger distances are in the future: the clock may be a tick behind that of the previous
-    // programs.
+    // Larger distances mean a time in the future: the clock may be a tick behind the clock of the
+    // previous programs.
     errors.count != 0 && (LONG..=u32::MAX - LONG).contains(&now.wrapping_sub(errors.since))
 }
 
-/// The sign of a difference as a mask. It replaces a comparison, which would be a branch: the
-/// verifier follows both sides of each branch in each iteration, and compilers turn masks that they
-/// recognize into branches.
+/// All bits set if `difference` is negative as a signed number, else 0. It replaces a comparison,
+/// which would be a branch: the verifier follows both sides of each branch in each iteration.
+/// `black_box` prevents the compiler from turning the mask into a branch.
 #[inline(always)]
 pub fn sign_mask(difference: u64) -> u64 {
     black_box((difference.cast_signed() >> 63).cast_unsigned())
 }
 
-/// Like [`sign_mask`], in a register, because `black_box` goes through memory in a kernel program.
-/// (Not for computations of a choice between two backends: without that barrier the verifier has
-/// too many paths to follow without CAP_PERFMON.)
+/// The same result as [`sign_mask`], computed in a register, because `black_box` goes through
+/// memory in a kernel program. ([`decayed`] must not use it: if its value did not go through
+/// memory, the verifier would have too many paths to follow without CAP_PERFMON when a policy
+/// compares two backends.)
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn sign_mask_in_register(difference: u64) -> u64 {
     sign_mask(difference)
 }
 
-/// The version for kernel programs, with the same result as on the host.
+/// The version for kernel programs; it has the same result as the version for the host.
 #[cfg(target_arch = "bpf")]
 #[inline(always)]
 pub fn sign_mask_in_register(difference: u64) -> u64 {
@@ -141,8 +144,8 @@ pub fn sign_mask_in_register(difference: u64) -> u64 {
     mask
 }
 
-/// 1 if a number is not 0, else 0, without a branch: then the highest bit of the number or of its
-/// negative is set.
+/// 1 if a number is not 0, else 0, without a branch: the highest bit of a number or of its negative
+/// is set unless the number is 0.
 #[inline(always)]
 pub const fn is_not_zero(number: u64) -> u32 {
     ((number | number.wrapping_neg()) >> 63) as u32
@@ -154,8 +157,8 @@ pub fn smaller(one: u64, other: u64) -> u64 {
     one ^ ((one ^ other) & sign_mask_in_register(other.wrapping_sub(one)))
 }
 
-/// The same value, assembled in one register here: otherwise the compiler may keep its parts
-/// separate, and on the stack.
+/// The same value. Forces the compiler to assemble it in one register here: otherwise the compiler
+/// may keep its parts separately, and on the stack.
 #[inline(always)]
 pub fn in_one_register(value: u64) -> u64 {
     #[cfg(target_arch = "bpf")]
@@ -172,10 +175,10 @@ pub fn in_one_register(value: u64) -> u64 {
     value
 }
 
-/// The same value, with all bounds that the verifier knows removed, with the help of `any` value
-/// that was read from a map. A sum that grows in a loop has different bounds in each iteration;
-/// without CAP_PERFMON the verifier then never recognizes an iteration as one that it has verified
-/// before.
+/// The same value, of which the verifier then knows no bounds. `any` is a value that was read from
+/// a map; it is XORed in twice. Reason: a sum that grows in a loop has different bounds in each
+/// iteration, and without CAP_PERFMON the verifier then never recognizes an iteration as one that
+/// it has verified before.
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn without_bounds(value: u64, any: u64) -> u64 {
@@ -183,7 +186,7 @@ pub fn without_bounds(value: u64, any: u64) -> u64 {
     value
 }
 
-/// The version for kernel programs, with the same result as on the host.
+/// The version for kernel programs; it has the same result as the version for the host.
 #[cfg(target_arch = "bpf")]
 #[inline(always)]
 pub fn without_bounds(value: u64, any: u64) -> u64 {
@@ -214,7 +217,7 @@ mod tests {
         let errors = RecentErrors { count: 9, since: 5_000 };
         check(errors, 5_000, 9);
         check(errors, 6_000, 9);
-        // At most a thousandth of the ticks later, never earlier.
+        // Errors halve up to a thousandth of the half-life late, never early.
         check(errors, 6_002, 4);
         check(errors, 7_004, 2);
         check(errors, 8_006, 1);
@@ -224,7 +227,7 @@ mod tests {
         assert_eq!(
             decayed(errors, 5_032, HalfLife::new(0)),
             0,
-            "what was counted before errors did not count any more"
+            "errors that were counted before the half-life became 0"
         );
     }
 
@@ -244,11 +247,11 @@ mod tests {
         assert!(after(14 * DAY));
         assert!(after(38 * DAY));
         assert!(!after(u32::MAX), "the clock is a tick behind");
-        assert!(!are_stale(NONE, 14 * DAY), "there is nothing to take away");
+        assert!(!are_stale(NONE, 14 * DAY), "there are no errors to clear");
     }
 
-    /// One error per half of a half-life, indefinitely: the weight is bounded, and gone soon after
-    /// the last error.
+    /// With one error per half of a half-life, indefinitely, the weight is bounded, and gone soon
+    /// after the last error.
     #[test]
     fn a_steady_rate_has_a_steady_weight() {
         let mut errors = NONE;

@@ -19,7 +19,7 @@ pub const IPPROTO_UDP: u8 = 17;
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct Be16 {
-    // Named, because tools that dump the maps show the name.
+    // The field has a name because tools that dump the maps show it.
     be: u16,
 }
 
@@ -30,7 +30,7 @@ impl Be16 {
         Self { be: value.to_be() }
     }
 
-    /// Takes the bits as in memory or in a kernel context field.
+    /// Converts bits in network order, as they are in memory or in a field of a kernel context.
     #[inline(always)]
     pub const fn from_network(bits: u16) -> Self {
         Self { be: bits }
@@ -42,7 +42,7 @@ impl Be16 {
         u16::from_be(self.be)
     }
 
-    /// The bits as in memory.
+    /// The bits in network order, as they are in memory.
     #[inline(always)]
     pub const fn to_network(self) -> u16 {
         self.be
@@ -63,7 +63,7 @@ impl Be32 {
         Self { be: value.to_be() }
     }
 
-    /// Takes the bits as in memory or in a kernel context field.
+    /// Converts bits in network order, as they are in memory or in a field of a kernel context.
     #[inline(always)]
     pub const fn from_network(bits: u32) -> Self {
         Self { be: bits }
@@ -75,7 +75,7 @@ impl Be32 {
         u32::from_be(self.be)
     }
 
-    /// The bits as in memory.
+    /// The bits in network order, as they are in memory.
     #[inline(always)]
     pub const fn to_network(self) -> u32 {
         self.be
@@ -91,7 +91,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// `::`, which is not a host's address.
+    /// `::`, which is no host's address.
     pub const UNSPECIFIED: Self = Self { words: [Be32 { be: 0 }; 4] };
 
     /// The v4-mapped form of an IPv4 address given as its word.
@@ -118,8 +118,8 @@ impl From<Ipv6Addr> for Address {
     fn from(address: Ipv6Addr) -> Self {
         let bits = address.to_bits();
         let word = |shift: u32| {
-            // The shift moves the wanted 32 bits to the lowest place; the rest is cut off on
-            // purpose.
+            // The shift moves the wanted 32 bits to the lowest bits, and the cast drops the other
+            // bits.
             #[expect(clippy::cast_possible_truncation, reason = "takes the low word")]
             Be32::from_host((bits >> shift) as u32)
         };
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(address.as_mapped().map(Be32::to_host), Some(0x0a60_000a));
     }
 
-    /// The predicate decides which addresses are shown as IPv4, so this table tests its edges.
+    /// `as_mapped` decides which addresses are shown as IPv4, so this table tests its edge cases.
     #[test]
     fn only_the_mapped_prefix_is_mapped() {
         let cases = [

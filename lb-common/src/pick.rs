@@ -2,12 +2,14 @@
 //! function.
 //!
 //! A choice depends on the tables, on the service's rules and on one number, the *sample*: a
-//! cursor's position or a random number. The same three give the same backend again. This file
-//! contains the parts that all policies share. A backend is *eligible* if its state says that it
-//! may be chosen and it is below the limit of open flows. If a backend is not eligible, entries are
-//! drawn again at scattered places of the table, so that its connects go to all other backends by
-//! their shares. If none is eligible, the service's rules and its fallback decide. The module must
-//! not know how weights become a schedule, and reads no clock.
+//! cursor's position or a random number. With the same tables, rules and sample, the choice is the
+//! same again. A backend is *eligible* if its state word permits it to be chosen and it is below
+//! the limit of open flows. If the picked backend is not eligible, entries at scattered places of
+//! the table are examined, so that its connects go to all other backends by their shares. If no
+//! backend is eligible, the service's rules and its fallback decide.
+//!
+//! This file contains the parts that all policies share. The module must not know how weights
+//! become a schedule, and reads no clock.
 
 mod diversion;
 mod least_loaded;
@@ -38,13 +40,13 @@ pub trait Tables: Sized {
     /// A position in the list of members.
     type Position: Copy;
 
-    /// The slot at an entry of the schedule map, or `None` past its end.
+    /// The slot in an entry of the schedule map; `None` past the end of the map.
     fn entry(&self, entry: u32) -> Option<u32>;
 
-    /// The backend in a slot, or `None` past the end of the map.
+    /// The backend in a slot; `None` past the end of the map.
     fn backend(&self, slot: u32) -> Option<Self::Backend>;
 
-    /// The state word of a backend, which says whether it may be chosen.
+    /// The state word of a backend, which determines whether it may be chosen.
     fn state(&self, backend: Self::Backend) -> StateWord;
 
     /// The number of open flows of a backend.
@@ -68,65 +70,71 @@ pub trait Tables: Sized {
         self.members(table)
     }
 
-    /// The number of members, at most [`MAX_SUBSET`](crate::abi::MAX_SUBSET); the number including
-    /// those that were replaced, at most [`MAX_LISTED`](crate::abi::MAX_LISTED); and the position
-    /// before the first.
+    /// The number of members in the table, at most [`MAX_SUBSET`](crate::abi::MAX_SUBSET); the
+    /// number of listed backends, including replaced ones, at most
+    /// [`MAX_LISTED`](crate::abi::MAX_LISTED); and the position before the first backend. `None` if
+    /// there is no such list.
     fn list(&self, members: Self::Members) -> Option<(u32, u32, Self::Position)>;
 
-    /// The position before the member with this number, which is below
+    /// The position before the member with this number, which must be below
     /// [`MAX_LISTED`](crate::abi::MAX_LISTED).
     fn position(&self, members: Self::Members, number: u32) -> Option<Self::Position>;
 
-    /// The slot at the position after this one, and that position. It may be called at most
-    /// [`MAX_LISTED`](crate::abi::MAX_LISTED) times. (The list has no index, because the verifier
-    /// requires CAP_PERFMON to add a number to a pointer that differs in each iteration.)
+    /// The slot at the next position, and that position. A caller may advance at most
+    /// [`MAX_LISTED`](crate::abi::MAX_LISTED) times from the position before the first backend.
+    /// (The list is not accessed by index, because the verifier requires CAP_PERFMON to add a
+    /// different number to a pointer in each iteration.)
     fn member(&self, position: Self::Position) -> (u32, Self::Position);
 
-    /// The least loaded member, as a word of the scan. Long loops are methods, so that the kernel
-    /// programs can compile them as separate functions, which the verifier follows once and not
-    /// once per path that leads to them.
+    /// The result of [`least()`] for these members: the least loaded member, as a word. Long loops
+    /// are methods, so that the kernel programs can compile them as separate functions, which the
+    /// verifier follows once and not once per path that leads to them.
     #[inline(always)]
     fn least(&self, members: Self::Members, scan: Scan) -> u64 {
         let count = self.list(members).map_or(0, |(count, ..)| count);
         least(count, scan.sample, |part| least_of_part(self, members, part, scan))
     }
 
-    /// The slot of the first of `looks` scattered entries with an eligible backend, or a number
-    /// that stands for the failure.
+    /// The result of [`redraw()`]: the slot of the first of `looks` scattered entries with an
+    /// eligible backend, or a number above all slots if there is none.
     #[inline(always)]
     fn redraw(&self, table: TableRef, sample: u32, looks: u32, active_limit: u32) -> u32 {
         redraw(sample, looks, |place, first| redraw_part(self, table, place, first, looks, active_limit))
     }
 
-    /// The slot of a member that may be chosen, or a number that stands for the failure.
+    /// The result of [`usable_member()`]: the slot of a member that may be chosen, or a number
+    /// above all slots if there is none.
     #[inline(always)]
     fn usable_member(&self, members: Self::Members, sample: u32) -> u32 {
         usable_member(|group| usable_group(group, |part| usable_part(self, members, part, sample)))
     }
 
-    /// Whether this choice becomes the trial of the ejected backend in a slot. Called only if
-    /// members are not listed; otherwise the service stores when a trial is due.
+    /// Whether this choice becomes the trial of the ejected backend in a slot. It is called only if
+    /// members are not listed. If they are listed,
+    /// [`Service::next_trial`](crate::abi::Service::next_trial) determines the trial before a
+    /// choice is made.
     #[inline(always)]
     fn begin_trial(&self, slot: u32, now: u32) -> bool {
         let _ = (slot, now);
         false
     }
 
-    /// The pick for a sample if no backend at its places of the schedule is eligible, or the table
-    /// is invalid.
+    /// The pick for a sample if no backend at the sample's places of the schedule is eligible, or
+    /// if the table is invalid or missing.
     #[inline(always)]
     fn slow_path(&self, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
         slow_path(self, table, rules, sample, now)
     }
 
-    /// Another slot than `first`, for a sample whose two positions both name `first`.
+    /// The result of [`other_than`]: another slot than `first`, if both positions of a sample have
+    /// the slot `first`.
     #[inline(always)]
     fn other_entry(&self, table: TableRef, first: u32, sample: u32) -> u32 {
         other_than(self, table, first, sample)
     }
 
-    /// The service's fallback word. Read last, because the daemon stores it before the state words
-    /// that require it.
+    /// The number of the service's fallback slot, or [`NO_SLOT`]. It must be read after the state
+    /// words, because the daemon stores it before the state words that require it.
     fn fallback(&self) -> u32;
 }
 
@@ -142,29 +150,29 @@ pub trait CpuCursor {
     fn set_phase(&self, phase: u32);
 }
 
-/// The result of a pick.
+/// How a pick came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum How {
     /// The policy picked a slot.
     Picked,
-    /// The slot of an ejected backend; the flow tests whether the backend works again.
+    /// The slot is that of an ejected backend; the flow tests whether the backend works again.
     Trial,
-    /// Every backend is at the limit; the slot of the least loaded one.
+    /// Every backend is at the limit; the slot is that of the least loaded one.
     Overflowed,
-    /// No examined backend may be chosen; the slot of the service's fallback.
+    /// No examined backend may be chosen; the slot is the service's fallback.
     Fallback,
-    /// The choice was a lame duck; the slot of another backend.
+    /// The picked backend is a lame duck by its own report; the slot is that of another backend.
     Diverted,
     /// Every backend is at the limit, and the service's rules refuse the call.
     Limited,
-    /// No usable backend.
+    /// No backend is usable, and there is no fallback.
     Refused,
     /// The tables contradict each other.
     Broken,
 }
 
-/// A pick. It is a plain pair in which every part always has a value, because the verifier requires
-/// an initialized value in every register, even if no instruction would use it.
+/// The result of a choice. It is a plain pair in which both parts always have a value, because the
+/// verifier requires an initialized value in every register, even if no instruction would use it.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pick {
@@ -183,30 +191,30 @@ impl Pick {
     }
 }
 
-/// A number in place of a slot: the tables contradict each other. ([`NO_SLOT`] means that no
-/// backend is eligible.)
+/// A result in place of a slot: the tables contradict each other. (The result [`NO_SLOT`] means
+/// that no examined backend is eligible.)
 const CORRUPT: u32 = u32::MAX;
-/// A number in place of a slot: no backend may be chosen at all.
+/// A result in place of a slot: no examined backend may be chosen, regardless of the limit.
 const NONE_USABLE: u32 = u32::MAX - 1;
 
-/// The position in a table of a cursor: its start plus its phase. The caller reduces it modulo the
-/// table's length.
+/// A cursor's position in a table of 2^`length_log2` entries: its start plus its phase. The caller
+/// reduces it modulo the table's length.
 #[inline(always)]
 pub fn position(cursor: Cursor, length_log2: u8) -> u32 {
-    // A start is a fraction of the table, so it keeps its meaning when the length changes.
+    // The start is a fraction of the table, so it remains valid when the length changes.
     cursor.phase.wrapping_add(cursor.start >> ((32 - u32::from(length_log2)) & 31))
 }
 
-/// A pseudo-random number: 2^32 steps of a CPU's cursor yield every number once. The kernel's own
-/// random numbers need a call of some twenty nanoseconds, and these numbers need not be
-/// unpredictable. (The constants are those of Chris Wellons' "lowbias32": flipping one bit of the
-/// input flips each bit of the result with a probability very near to a half.)
+/// A pseudo-random number from a CPU's cursor: 2^32 steps of the cursor yield every number once.
+/// The kernel's own random numbers would need a call of some twenty nanoseconds, and these numbers
+/// need not be unpredictable. (The constants are those of Chris Wellons' "lowbias32": flipping one
+/// bit of the input flips each bit of the result with a probability very near to a half.)
 #[inline(always)]
 pub fn scattered(cursor: Cursor) -> u32 {
     mixed(cursor.phase.wrapping_add(cursor.start))
 }
 
-/// A number without visible relation to the given one; different inputs give different numbers.
+/// A number without visible relation to `x`; different inputs give different results.
 #[inline(always)]
 fn mixed(mut x: u32) -> u32 {
     x ^= x >> 16;
@@ -216,8 +224,8 @@ fn mixed(mut x: u32) -> u32 {
     x ^ x >> 16
 }
 
-/// Takes a sample, and picks a backend from `table` at the tick `now`. Also returns the sample,
-/// which is recorded with the flow.
+/// Draws a sample from the CPU's cursor, and picks a backend from `table` at the tick `now`. Also
+/// returns the sample, which is recorded with the flow.
 #[inline(always)]
 pub fn pick<T: Tables>(
     tables: &T,
@@ -253,8 +261,8 @@ pub fn pick<T: Tables>(
     (view.by_schedule(sample), sample)
 }
 
-/// Picks a backend for a given sample. The same tables, rules, sample and tick give the same result
-/// again.
+/// Picks a backend for a given sample. With the same tables, rules, sample and tick, the result is
+/// the same again.
 pub fn choose<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
     let view = View { tables, table, rules, now };
     match Policy::from_u8(rules.policy) {
@@ -267,7 +275,7 @@ pub fn choose<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32,
     }
 }
 
-/// A cursor in memory, for a CPU of a test or of the planner.
+/// A cursor in memory, for a CPU in a test or in the planner.
 impl CpuCursor for core::cell::Cell<Cursor> {
     fn step(&self) -> Cursor {
         let cursor = self.get();

@@ -1,18 +1,19 @@
-//! Time as the programs store it: ticks of 1.05 ms in 32 bits, which wrap around after 52 days. The
-//! module reads no clock.
+//! Time as the programs store it: ticks of 2^20 ns (1.05 ms) in 32 bits, which wrap around after 52
+//! days. The module reads no clock.
 
 /// Binary logarithm of the nanoseconds in a tick.
 pub const TICK_LOG2: u32 = 20;
 
-/// The tick of a time.
+/// The tick that contains a time.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "ticks begin anew")]
 pub const fn tick(ns: u64) -> u32 {
     (ns >> TICK_LOG2) as u32
 }
 
-/// Whether `ticks` ticks have passed since `start_ns`. They have not if the start is in the future:
-/// after an upgrade the clock may be a tick behind that of the previous programs.
+/// Whether `ticks` ticks have passed since `start_ns`. If the start is in the future, they have
+/// not: after an upgrade the programs' clock may be a tick behind the clock of the previous
+/// programs.
 #[inline(always)]
 pub const fn have_passed(ticks: u32, start_ns: u64, now_ns: u64) -> bool {
     now_ns >= start_ns.wrapping_add((ticks as u64) << TICK_LOG2)

@@ -1,11 +1,12 @@
 //! The VIP table, from an address to its service: a hash table with open addressing and linear
-//! probing (Knuth, "The Art of Computer Programming", volume 3, section 6.4). Its cells change with
-//! a single store each.
+//! probing (Knuth, "The Art of Computer Programming", volume 3, section 6.4). Each cell changes
+//! with a single store.
 //!
-//! The kernel programs look up every destination, and most of them are not services. A kernel hash
-//! map needs a call of some twenty nanoseconds for that; this table reads one cell for nearly all
-//! destinations. A lookup may run between any two stores of the daemon: it finds every service that
-//! exists both before and after it. An IPv4 address is looked up in v4-mapped form.
+//! The kernel programs look up every destination, and most of them are not services. A lookup in a
+//! hash map of the kernel is a call of some twenty nanoseconds; a lookup in this table reads one
+//! cell for nearly all destinations. A lookup may run between any two stores of the daemon: it
+//! finds every service that exists both before and after the daemon's change. An IPv4 address is
+//! looked up in v4-mapped form.
 
 use crate::abi::{MAX_PROBES, VIP_CELLS, VipCell};
 use crate::net::{Address, Be16};
@@ -22,9 +23,9 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// A hash of 64 bits, each of which depends on all of the input. (It multiplies by odd
-    /// constants with few regularities, those of SplitMix64 and the golden ratio, and shifts the
-    /// upper half down.)
+    /// A 64-bit hash in which each bit depends on all of the input. (It multiplies by odd constants
+    /// with few regularities, namely those of SplitMix64 and the golden ratio, and XORs the upper
+    /// half into the lower half.)
     #[inline(always)]
     fn hash(self) -> u64 {
         let [a, b, c, d] = self.address.words.map(|word| u64::from(word.to_network()));
@@ -35,7 +36,8 @@ impl Destination {
         hash ^ hash >> 32
     }
 
-    /// The cell at which a lookup begins, and the mark of a matching cell.
+    /// The position at which a lookup begins, modulo the number of cells, and the
+    /// [`mark`](VipCell::mark) of a matching cell.
     #[inline(always)]
     fn start(self) -> (u32, u32) {
         let hash = self.hash();
@@ -50,11 +52,11 @@ pub trait VipTable: Sized {
     /// A cell, or `None` past the end.
     fn cell(&self, position: u32) -> Option<VipCell>;
 
-    /// Whether a service has this address; false if the index is not a service's.
+    /// Whether the service with this index has this address; false if there is no such service.
     fn serves(&self, service: u32, destination: Destination) -> bool;
 
-    /// The result of [`look`] for all cells but the first. A method, so that the kernel programs
-    /// can compile the loop as separate functions, which the verifier follows once.
+    /// The result of [`look`] for all cells but the first. This is a method so that the kernel
+    /// programs can compile the loop as separate functions, which the verifier follows only once.
     #[inline(always)]
     fn further(&self, destination: Destination) -> u32 {
         look::<_, { MAX_PROBES - 1 }>(self, destination, 1)
@@ -66,12 +68,13 @@ fn position(first: u32, probe: u32) -> u32 {
     first.wrapping_add(probe) & (VIP_CELLS - 1)
 }
 
-/// A number in place of a service: the lookup ends without one.
+/// A result of a lookup in place of a service index: no service has the destination.
 pub const NOTHING: u32 = u32::MAX;
-/// A number in place of a service: the cell belongs to another one, and the lookup continues.
+/// A result in place of a service index: the cell belongs to another service, so the lookup must
+/// continue.
 pub const OTHER: u32 = u32::MAX - 1;
 
-/// The service at a destination, if there is one.
+/// The index of the service at a destination, if there is one.
 #[inline(always)]
 pub fn find<T: VipTable>(table: &T, destination: Destination) -> Option<u32> {
     let mut found = probe(table, destination, 0);
@@ -81,9 +84,9 @@ pub fn find<T: VipTable>(table: &T, destination: Destination) -> Option<u32> {
     if found < OTHER { Some(found) } else { None }
 }
 
-/// Examines one cell: the one `number` places after the cell to which the destination hashes.
-/// Returns the service, [`NOTHING`] or [`OTHER`]. (Plain numbers, so that every part always has a
-/// value.)
+/// Examines the cell that is `number` cells after the cell to which the destination hashes. Returns
+/// the service index, [`NOTHING`] or [`OTHER`]. (The result is a plain number and not an enum,
+/// because the verifier requires that every part of a value is initialized.)
 #[inline(always)]
 pub fn probe<T: VipTable>(table: &T, destination: Destination, number: u32) -> u32 {
     let (first, mark) = destination.start();
@@ -91,13 +94,13 @@ pub fn probe<T: VipTable>(table: &T, destination: Destination, number: u32) -> u
     if cell.service == VipCell::FREE.service {
         return NOTHING;
     }
-    // A tombstone's number is not the index of any service.
+    // For a tombstone, this number is not the index of any service.
     let service = cell.service - 1;
     if cell.mark == mark && table.serves(service, destination) { service } else { OTHER }
 }
 
-/// Examines `CELLS` cells. Returns the service, [`NOTHING`], or [`OTHER`] if the lookup continues
-/// after them.
+/// Examines `CELLS` cells, beginning with cell number `first` (see [`probe`]). Returns the service
+/// index, [`NOTHING`], or [`OTHER`] if the lookup must continue after these cells.
 #[inline(always)]
 pub fn look<T: VipTable, const CELLS: u32>(table: &T, destination: Destination, first: u32) -> u32 {
     // Bound: CELLS cells.
@@ -110,14 +113,14 @@ pub fn look<T: VipTable, const CELLS: u32>(table: &T, destination: Destination, 
     OTHER
 }
 
-/// The position of a destination's cell.
+/// The position of the cell of a destination, if the destination is in the table.
 fn position_of<T: VipTable>(table: &T, destination: Destination) -> Option<u32> {
     let is_it = |number: &u32| probe(table, destination, *number);
     let number = (0..MAX_PROBES).find(|number| is_it(number) != OTHER)?;
     (is_it(&number) != NOTHING).then(|| position(destination.start().0, number))
 }
 
-/// A store to make in the table.
+/// A store that the caller must make in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Store {
     /// The index of the cell.
@@ -126,8 +129,9 @@ pub struct Store {
     pub cell: VipCell,
 }
 
-/// The store that enters a service at a destination, replacing any other one there. `None` if no
-/// cell within reach is free; with an eighth of the cells in use that does not happen by chance.
+/// The store that enters a service at a destination; it replaces another service at the same
+/// destination. `None` if none of the [`MAX_PROBES`] cells is free; with an eighth of the cells in
+/// use that does not happen by chance.
 pub fn insert(table: &impl VipTable, destination: Destination, service: u32) -> Option<Store> {
     let (first, mark) = destination.start();
     let cell = VipCell { mark, service: service + 1 };
@@ -146,9 +150,9 @@ pub fn insert(table: &impl VipTable, destination: Destination, service: u32) -> 
     tombstone.map(|position| Store { position, cell })
 }
 
-/// The stores that remove the service at a destination, to be made in this order. Its cell becomes
-/// free if no lookup continues beyond it, and so do the tombstones before it. Empty if there is no
-/// service.
+/// The stores that remove the service at a destination, in the order in which the caller must make
+/// them; none if there is no service. If the next cell is free, no lookup needs to continue past
+/// this cell, so it and the tombstones before it become free. Otherwise it becomes a tombstone.
 pub fn remove(table: &impl VipTable, destination: Destination) -> impl Iterator<Item = Store> {
     let start = position_of(table, destination);
     let is_last = start.is_some_and(|start| table.cell(position(start, 1)) == Some(VipCell::FREE));

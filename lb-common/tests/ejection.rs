@@ -1,4 +1,5 @@
-//! When a backend is ejected and readmitted: each rule on its own, at ticks that wrap around.
+//! The rules by which a backend is ejected and readmitted, each by itself, with ticks that wrap
+//! around.
 
 use lb_common::abi::{BackendState, EjectionPhase, EjectionRules, EjectionState, StateWord, Usable};
 use lb_common::ejection::{
@@ -12,11 +13,12 @@ use proptest::prelude::*;
 const BASE: u32 = 5_000;
 const MAX: u32 = 300_000;
 const RULES: EjectionRules = EjectionRules { base: BASE, max: MAX, failures: 5, hangs: 1, _reserved: [0; 2] };
-/// The random number that results in no jitter: the middle of the range.
+/// The value of `random` that results in no jitter: the middle of the range.
 const NO_JITTER: u32 = 1 << 31;
 const NEW: EjectionState = EjectionState { at: 0, run: 0, level: 0, phase: 0, ending: 0 };
 
-/// One process, and several.
+/// The source of failures that one process has seen, and of failures that several processes have
+/// seen.
 const ONE: FailureSource = FailureSource::of(7);
 const SEVERAL: FailureSource = FailureSource::SEVERAL;
 
@@ -199,7 +201,7 @@ fn a_run_whose_last_failure_is_older_than_the_longest_ejection_begins_anew() {
     let mut backend = Backend::new(9);
     for _ in 0..100 {
         assert_eq!(backend.see(REFUSED), Verdict::Remembered);
-        assert_eq!(backend.state.run, 1, "one connect an hour ejects nobody");
+        assert_eq!(backend.state.run, 1, "rare failures eject no backend");
         backend.now = backend.now.wrapping_add(MAX + 1);
     }
     let mut backend = Backend::new(9);
@@ -209,7 +211,7 @@ fn a_run_whose_last_failure_is_older_than_the_longest_ejection_begins_anew() {
         backend.now += MAX;
     }
     assert_eq!(backend.see(REFUSED), Verdict::Eject);
-    // But not while it is ejected or on trial.
+    // A backend that is ejected or on trial keeps its run, however long ago the last failure was.
     backend.now = backend.state.at.wrapping_add(10 * MAX);
     backend.try_it();
     assert_eq!(backend.see(of_trial(REFUSED)), Verdict::EjectLonger);
@@ -227,7 +229,7 @@ fn each_ejection_lasts_twice_as_long_until_the_run_was_back_at_nothing() {
         times.push(backend.state.at - backend.now);
     }
     assert_eq!(times, [1, 2, 4, 8, 16, 32, 60, 60, 60].map(|factor| factor * BASE));
-    // After a readmission two more failures eject it, at its previous level.
+    // After a readmission, two more failures eject the backend again, at its previous level.
     backend.now = backend.state.at;
     backend.try_it();
     assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
@@ -235,7 +237,7 @@ fn each_ejection_lasts_twice_as_long_until_the_run_was_back_at_nothing() {
     let mut again = backend;
     assert_eq!([(); 2].map(|()| again.see(REFUSED)), [Verdict::Remembered, Verdict::Eject]);
     assert_eq!(again.state.at - again.now, MAX);
-    // Three more connections end the run.
+    // Three established connections end the run.
     for left in [2, 1, 0] {
         backend.see(ESTABLISHED);
         assert_eq!(backend.state.run, left);
@@ -261,8 +263,8 @@ fn small_numbers_of_failures_double_as_well() {
         for _ in 0..failures {
             again = see(again, REFUSED, BASE).0;
         }
-        assert_eq!(again.at - BASE, 2 * BASE, "it had not recovered");
-        assert_eq!(see(state, ESTABLISHED, BASE).0, NEW, "now it has");
+        assert_eq!(again.at - BASE, 2 * BASE, "the run had not ended");
+        assert_eq!(see(state, ESTABLISHED, BASE).0, NEW, "the run has ended");
     }
 }
 
@@ -271,14 +273,14 @@ fn a_trial_that_decides_nothing_passes_to_the_next_connect() {
     let mut backend = Backend::ejected(0);
     backend.now = backend.state.at;
     backend.try_it();
-    assert!(!is_over(backend.state.at, RULES, backend.now + BASE - 1), "it has that long to decide");
+    assert!(!is_over(backend.state.at, RULES, backend.now + BASE - 1), "the trial may take BASE ticks");
     assert!(is_over(backend.state.at, RULES, backend.now + BASE));
     let undecided = of_end(End::of(Ending::GaveUp, false), true, 0);
     backend.now += 3;
     assert_eq!(backend.see(undecided), Verdict::Remembered);
     assert!(backend.phase() == EjectionPhase::Ejected && is_over(backend.state.at, RULES, backend.now));
     assert_eq!(backend.state.level, 1);
-    // A later end of a flow that was no trial changes nothing.
+    // Another end of a trial changes nothing, because no trial is running.
     assert_eq!(backend.see(undecided), Verdict::Unchanged);
 }
 
@@ -293,7 +295,7 @@ fn a_trial_that_takes_too_long_is_as_good_as_one_that_failed() {
         assert_eq!(backend.state.level, trial);
         time *= 2;
     }
-    // The first of them is established after all.
+    // If the first trial is established after all, the backend is readmitted.
     assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
 }
 
@@ -317,17 +319,18 @@ fn only_the_trial_decides() {
     let mut backend = Backend::ejected(0);
     let before = backend.state;
     for _ in 0..100 {
-        assert_eq!(backend.see(REFUSED), Verdict::Unchanged, "those that were under way");
+        assert_eq!(backend.see(REFUSED), Verdict::Unchanged, "flows that began before the ejection");
         assert_eq!(backend.see(ESTABLISHED), Verdict::Unchanged);
     }
     backend.now = backend.state.at;
-    assert_eq!(backend.see(REFUSED), Verdict::Unchanged, "its time is over, and nobody has tried it");
+    assert_eq!(backend.see(REFUSED), Verdict::Unchanged, "its time is over, but no trial has begun");
     backend.try_it();
     let on_trial = backend.state;
     assert_eq!(backend.see(REFUSED), Verdict::Unchanged);
     assert_eq!(backend.see(ESTABLISHED), Verdict::Unchanged);
     assert_eq!(backend.state, on_trial);
-    // A trial that was given up and is established after all.
+    // If a trial is established although the backend is no longer on trial, the backend is
+    // readmitted.
     backend.state = before;
     assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
 }
@@ -379,7 +382,7 @@ fn who_is_not_ejected_by_its_state_word_is_counted_again_when_the_time_is_over()
             backend.try_it();
         }
         let see = |evidence, now| next(backend.state, RULES, evidence, not_ejected, now, NO_JITTER);
-        // The other CPU may be about to store.
+        // Before that time, another CPU may be about to store the state byte.
         assert_eq!(see(REFUSED, backend.now), (backend.state, Verdict::Unchanged));
         let later = backend.now + over;
         let (state, verdict) = see(REFUSED, later);
@@ -388,7 +391,7 @@ fn who_is_not_ejected_by_its_state_word_is_counted_again_when_the_time_is_over()
         let (state, verdict) = see(ESTABLISHED, later);
         assert_eq!((verdict, state.run), (Verdict::Remembered, 4));
         assert_eq!(state.phase, EjectionPhase::Counting as u8);
-        // Soon after, the run is unchanged.
+        // If the time is over only by little, the run continues, and the next failure ejects.
         assert_eq!(see(REFUSED, backend.state.at).1, Verdict::Eject);
     }
 }
@@ -411,7 +414,7 @@ fn silence_ejects_nobody_and_holds_nobody() {
         for days in [1, 20, 26, 30, 50, 60, 400] {
             let later = start.wrapping_add(tick(days * DAY_NS));
             let mut backend = Backend::ejected(start);
-            assert!(is_over(backend.state.at, RULES, later), "{days} days: it is tried at once");
+            assert!(is_over(backend.state.at, RULES, later), "{days} days: a trial is due at once");
             backend.now = later;
             backend.try_it();
             backend.see(of_trial(ESTABLISHED));
@@ -421,11 +424,11 @@ fn silence_ejects_nobody_and_holds_nobody() {
                 backend.see(REFUSED);
             }
             backend.now = later;
-            assert_eq!(backend.see(REFUSED), Verdict::Remembered, "{days} days: the run begins anew");
+            assert_eq!(backend.see(REFUSED), Verdict::Remembered, "{days} days: a new run begins");
             assert_eq!(backend.state.run, 1);
         }
     }
-    // The clock may be a tick behind that of the programs before an upgrade.
+    // After an upgrade the clock may be a tick behind the clock of the previous programs.
     let mut backend = Backend::new(9);
     for _ in 0..4 {
         backend.see(REFUSED);
@@ -457,7 +460,7 @@ fn what_one_process_alone_can_bring_about_does_not_eject() {
             assert_eq!(backend.see(Evidence { failure_source: ONE, ..evidence }), Verdict::Remembered);
         }
         assert_eq!(backend.state.run, RULES.failures - 1);
-        assert_eq!(backend.see(evidence), Verdict::Eject, "another process finds the same");
+        assert_eq!(backend.see(evidence), Verdict::Eject, "another process sees the same failure");
     }
     // A refusal does not depend on the data that the client sends.
     let mut backend = Backend::new(0);
@@ -472,12 +475,12 @@ fn who_has_made_a_run_is_known_until_it_is_over() {
     };
     let running = EjectionState { at: 100, run: 2, ..NEW };
     let other = FailureSource::of(8);
-    assert_eq!(of(NEW, other, ONE, 100), ONE, "of an earlier run");
+    assert_eq!(of(NEW, other, ONE, 100), ONE, "the stored source is of an earlier run");
     assert_eq!(of(running, ONE, ONE, 100), ONE);
     assert_eq!(of(running, other, ONE, 100), SEVERAL);
     assert_eq!(of(running, SEVERAL, ONE, 100), SEVERAL);
-    assert_eq!(of(running, other, ONE, 101 + MAX), ONE, "that was long ago");
-    assert_eq!(of(running, other, FailureSource::default(), 100), other, "no process is named");
+    assert_eq!(of(running, other, ONE, 101 + MAX), ONE, "the last failure was long ago");
+    assert_eq!(of(running, other, FailureSource::default(), 100), other, "the evidence contains no source");
 }
 
 #[test]
@@ -486,12 +489,12 @@ fn a_backend_that_did_not_answer_comes_back_by_an_answer() {
     assert_eq!([(); 3].map(|()| backend.see(NO_ANSWER_EVIDENCE))[2], Verdict::Eject);
     backend.now = backend.state.at;
     backend.try_it();
-    assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Unchanged, "it accepted connections before");
+    assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Unchanged, "it accepted connections before, too");
     assert_eq!(backend.see(of_trial(NO_ANSWER_EVIDENCE)), Verdict::EjectLonger);
     backend.now = backend.state.at;
     backend.try_it();
     assert_eq!(backend.see(of_trial(ANSWERED)), Verdict::Readmit);
-    // If only clients send, no answer is expected.
+    // With `hangs` 0, a missing answer is no failure.
     let rules = EjectionRules { hangs: 0, ..RULES };
     let word = word(NEW, Usable::UnlessEjected);
     assert_eq!(next(NEW, rules, NO_ANSWER_EVIDENCE, word, 0, NO_JITTER), (NEW, Verdict::Unchanged));
@@ -506,7 +509,7 @@ fn a_connection_lacks_an_answer_after_half_a_second_only() {
         Evidence { is_trial: true, failure_source: ONE, ..NO_ANSWER_EVIDENCE }
     );
     assert_eq!(of_end(end.with_bytes(9, 7), true, 500).kind, EvidenceKind::ANSWERED);
-    assert_eq!(of_end(End::of(Ending::NotSent, false), false, 0).kind, EvidenceKind::NONE, "put off");
+    assert_eq!(of_end(End::of(Ending::NotSent, false), false, 0).kind, EvidenceKind::NONE, "the SYN was deferred");
     let send_failures = End::of(Ending::NotSent, false).send_failed_if(true);
     assert_eq!(of_end(send_failures, false, 0).kind, EvidenceKind::SEND_FAILED);
 }
@@ -526,8 +529,8 @@ proptest! {
         prop_assert!(is_over(until, rules, until.wrapping_add(rules.max)));
     }
 
-    /// For all events in any order, the run is never above the number of failures, and the word of
-    /// a healthy backend is all zero in the end.
+    /// For all events in any order, the run is never above the number of failures that ejects, and
+    /// after enough established connections the word is all zero.
     #[test]
     fn no_history_breaks_the_word(kinds in prop::collection::vec((0u32..7, any::<bool>(), 0u32..20_000, any::<bool>(), any::<bool>(), any::<u32>()), 0..200)) {
         let mut backend = Backend::new(5);

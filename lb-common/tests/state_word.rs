@@ -1,5 +1,5 @@
-//! The daemon's half of a backend's state word: its fields, and the meaning of an older daemon's
-//! word.
+//! The daemon's half of a backend's state word: its fields, and the meaning of words from older
+//! daemons.
 
 use lb_common::abi::{BackendState, DaemonState, HealthReason, StateWord, Usable};
 

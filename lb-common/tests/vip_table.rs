@@ -1,5 +1,5 @@
-//! The VIP table: after any inserts and removals, every lookup finds what a map would find, and
-//! between any two stores it finds every service that exists both before and after.
+//! The VIP table: after any inserts and removals, every lookup gives the same result as in a map.
+//! Between any two stores, it finds every service that exists both before and after the change.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use lb_common::net::{Address, Be16};
 use lb_common::vip_table::{Destination, Store, VipTable, find, insert, remove};
 use proptest::prelude::*;
 
-/// The cells, and the address of each service.
+/// The cells of a table, and the address of each service.
 struct Table {
     cells: RefCell<Vec<VipCell>>,
     services: Vec<Option<Destination>>,
@@ -40,7 +40,7 @@ impl VipTable for Table {
     }
 }
 
-/// Addresses of a few kinds, which often differ in only one bit.
+/// A destination with an address of one of a few kinds. Destinations often differ in only one bit.
 fn destination(number: u16) -> Destination {
     let [high, low] = number.to_be_bytes();
     let address = match high % 3 {
@@ -64,7 +64,7 @@ proptest! {
         let mut model: BTreeMap<u16, u32> = BTreeMap::new();
         for (opens, number) in steps {
             let it = destination(number);
-            // Two numbers may be the same address.
+            // Two numbers may give the same destination.
             let same = |other: &u16| destination(*other) == it;
             let before = model.keys().copied().find(same);
             let others: Vec<(u16, u32)> = model.iter().map(|(n, s)| (*n, *s)).filter(|(n, _)| Some(*n) != before).collect();
@@ -73,10 +73,10 @@ proptest! {
                 let used: Vec<u32> = model.values().copied().collect();
                 let Some(service) = (0..MAX_SERVICES).find(|service| !used.contains(service)) else { continue };
                 table.services[service as usize] = Some(it);
-                let store = insert(&table, it, service).expect("there is room");
+                let store = insert(&table, it, service).expect("the table has room");
                 table.store(store);
                 if let Some(before) = before {
-                    let old = model.remove(&before).expect("it was there");
+                    let old = model.remove(&before).expect("the model has it");
                     table.services[old as usize] = None;
                 }
                 model.insert(number, service);
@@ -90,14 +90,15 @@ proptest! {
                     prop_assert_eq!(find(&table, it), None);
                 }
                 if let Some(before) = before {
-                    let old = model.remove(&before).expect("it was there");
+                    let old = model.remove(&before).expect("the model has it");
                     table.services[old as usize] = None;
                 }
                 prop_assert_eq!(find(&table, it), None);
             }
             prop_assert!(all_there(&table));
         }
-        // Tombstones go with the last service that requires them.
+        // After all removals no cell is in use: tombstones are removed with the last service that
+        // requires them.
         for (number, _) in std::mem::take(&mut model) {
             let stores: Vec<Store> = remove(&table, destination(number)).collect();
             stores.into_iter().for_each(|store| table.store(store));
@@ -106,7 +107,7 @@ proptest! {
     }
 }
 
-/// The maximum number of services, at neighboring addresses.
+/// The table has room for the maximum number of services, even at neighboring addresses.
 #[test]
 fn a_full_house_of_neighbours_fits() {
     let mut table = Table::new();
@@ -117,7 +118,7 @@ fn a_full_house_of_neighbours_fits() {
     };
     for service in 0..MAX_SERVICES {
         table.services[service as usize] = Some(of(service));
-        let store = insert(&table, of(service), service).expect("there is room");
+        let store = insert(&table, of(service), service).expect("the table has room");
         table.store(store);
     }
     for service in 0..MAX_SERVICES {
@@ -133,7 +134,7 @@ fn a_full_house_of_neighbours_fits() {
     let misses = 10_000;
     let sum: u32 = (MAX_SERVICES..MAX_SERVICES + misses).map(looks).sum();
     // Knuth's estimate for an eighth in use: (1 + 1 / (1 - 1/8)^2) / 2 = 1.15.
-    assert!(sum < misses * 13 / 10, "{sum} looks for {misses} misses");
+    assert!(sum < misses * 13 / 10, "{sum} cells read for {misses} misses");
 }
 
 struct Counting<'t> {

@@ -4,19 +4,19 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::net::{Address, Be16};
 
-/// Whether a backend may be chosen, and why not: one word, which a choice reads with a single load.
+/// Whether a backend may be chosen, and if not, why: one word, which a choice reads with a single
+/// load. It has two halves: the daemon's ([`DaemonState`]), and the kernel programs'.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct StateWord {
-    /// A [`Usable`] and its reason: see [`DaemonState`]. The daemon writes it together with the
-    /// state: it stores only this half of the word, so that its stores never overwrite the
-    /// programs' half.
+    /// The field [`DaemonState::usable`]. Written by the daemon, which stores `usable` and `state`
+    /// together as one 16-bit word, so that its store does not overwrite the programs' half.
     pub usable: u8,
-    /// A [`BackendState`], for readers of the map.
+    /// The field [`DaemonState::state`]. Written by the daemon together with `usable`.
     pub state: u8,
-    /// 1 while the backend is ejected. The kernel programs set and clear it. The daemon also clears
-    /// it: when an operator readmits the backend, when ejection is turned off, and before a slot
-    /// gets another backend.
+    /// 1 while the backend is ejected, else 0. Written by the kernel programs. The daemon also sets
+    /// it when it ejects a backend, and clears it when an operator readmits the backend, when
+    /// ejection is turned off, and before the slot gets another backend.
     pub ejected: u8,
     /// The [`FailureSource`](crate::ejection::FailureSource) of the run of failures; 0 if there is
     /// no run. Written by the kernel programs.
@@ -31,13 +31,13 @@ pub struct DaemonState {
     /// Bits 0 and 1: a [`Usable`]. Bit 2: whether a probe has found the backend healthy. Bits 3 to
     /// 6: a [`HealthReason`].
     pub usable: u8,
-    /// A [`BackendState`], for readers of the map.
+    /// A [`BackendState`]. No program reads it; the daemon and the commands do.
     pub state: u8,
 }
 one_word!(DaemonState, u16);
 
 /// Whether the daemon lets connects choose a backend. Numbers are part of the ABI: bit 0 is set if
-/// they may choose it, bit 1 if they may even while it is ejected.
+/// connects may choose the backend, bit 1 if they may choose it even while it is ejected.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Usable {
@@ -45,7 +45,7 @@ pub enum Usable {
     No = 0,
     /// It may be chosen unless it is ejected.
     UnlessEjected = 1,
-    /// It may be chosen although it is ejected, because too few others are available.
+    /// It may be chosen although it is ejected, because too few backends are available (panic).
     EvenEjected = 3,
 }
 
@@ -53,7 +53,8 @@ impl Usable {
     /// The bit of a [`DaemonState`] that is set if a probe has found the backend healthy.
     pub const PROBED_HEALTHY: u8 = 4;
 
-    /// The value with this number; unknown numbers are interpreted as a choice interprets them.
+    /// The value in the two lowest bits of a number. The number 2, which is never written, means
+    /// [`Usable::No`], as it does for a choice.
     pub const fn from_u8(number: u8) -> Self {
         match number & 3 {
             1 => Self::UnlessEjected,
@@ -69,20 +70,21 @@ impl Usable {
 }
 
 impl From<bool> for Usable {
-    /// The value for a backend that may be chosen, unless it is ejected, or not at all.
+    /// [`Usable::UnlessEjected`] for `true`, [`Usable::No`] for `false`.
     fn from(may_be_chosen: bool) -> Self {
         if may_be_chosen { Self::UnlessEjected } else { Self::No }
     }
 }
 
-/// The health of a backend according to the daemon, and its reason: the worst of all verdicts,
-/// except the programs' own ejections and a lame duck by the backend's own report, which have words
-/// of their own. Numbers are part of the ABI. Readers of the map show it, and the next daemon
-/// adopts it.
+/// The health of a backend according to the daemon, and its reason: the worst of all verdicts. Two
+/// verdicts are not included, because they are stored elsewhere: an ejection by the programs
+/// ([`StateWord::ejected`]), and that the backend is a lame duck by its own report
+/// ([`Verdict`](super::host::Verdict)). Numbers are part of the ABI. Commands show the reason, and
+/// the next daemon adopts it.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HealthReason {
-    /// The word was written by a daemon that stored no reasons.
+    /// Not stored: the word was written by a daemon of a version without reasons.
     Unstated = 0,
     /// Healthy.
     Healthy = 1,
@@ -90,11 +92,12 @@ pub enum HealthReason {
     Unproven = 2,
     /// A lame duck according to its list.
     ListLameDuck = 3,
-    /// Ejected: probes fail that come from another network namespace than the client's.
+    /// Ejected: the probes fail, and they are sent from another network namespace than the
+    /// client's.
     ProbeElsewhere = 4,
     /// Refusing: probes cannot connect.
     ProbeConnect = 5,
-    /// Refusing: probes connect, and the answer is an error or missing.
+    /// Refusing: probes connect, but the answer is missing or an error.
     ProbeAnswer = 6,
     /// Refusing: the backend reports that it is down.
     ReportDown = 7,
@@ -123,26 +126,26 @@ impl HealthReason {
 impl DaemonState {
     const REASON_BIT: u32 = 3;
 
-    /// The half word of a backend in `state`, without a reason.
+    /// The value with this use and this state, without a reason or a probe's result.
     pub const fn new(usable: Usable, state: BackendState) -> Self {
         Self { usable: usable as u8, state: state as u8 }
     }
 
-    /// The same, with the result of a probe: whether the backend is healthy.
+    /// The same value, with the information whether a probe has found the backend healthy.
     #[must_use]
     pub const fn probed_healthy(self, is_probed_healthy: bool) -> Self {
         let bit = if is_probed_healthy { Usable::PROBED_HEALTHY } else { 0 };
         Self { usable: self.usable & !Usable::PROBED_HEALTHY | bit, ..self }
     }
 
-    /// The same with a reason.
+    /// The same value, with a reason.
     #[must_use]
     pub const fn with_reason(self, reason: HealthReason) -> Self {
         let others = self.usable & ((1 << Self::REASON_BIT) - 1);
         Self { usable: others | (reason as u8) << Self::REASON_BIT, ..self }
     }
 
-    /// Whether the daemon lets it be chosen.
+    /// Whether the daemon lets connects choose the backend.
     pub const fn usable(self) -> Usable {
         Usable::from_u8(self.usable)
     }
@@ -152,7 +155,8 @@ impl DaemonState {
         self.usable & Usable::PROBED_HEALTHY != 0
     }
 
-    /// The reason. Words of versions without reasons encoded the list's verdict in the state.
+    /// The reason. Versions without reasons stored the list's verdict as a `state` of 2, 3 or 6,
+    /// which this translates.
     pub fn reason(self) -> HealthReason {
         let stated = HealthReason::ALL.get((self.usable >> Self::REASON_BIT & 15) as usize).copied();
         match (stated.unwrap_or(HealthReason::Unstated), self.state) {
@@ -175,12 +179,12 @@ impl StateWord {
         DaemonState { usable: self.usable, state: self.state }
     }
 
-    /// 1 if the backend may be chosen, else 0. A number, so that loops over many backends need no
-    /// branches.
+    /// 1 if the backend may be chosen, else 0. The result is a number so that loops over many
+    /// backends need no branches.
     #[inline(always)]
     pub const fn may_be_chosen(self) -> u32 {
         let usable = self.usable as u32;
-        // Usable, and either not ejected or usable nevertheless.
+        // Bit 0 of `usable`, if the backend is not ejected or bit 1 is set.
         usable & ((self.ejected as u32 ^ 1) | usable >> 1) & 1
     }
 
@@ -190,14 +194,14 @@ impl StateWord {
         self.may_be_chosen() != 0
     }
 
-    /// 1 if the fallback of a service with this word is a backup, else 0: the daemon lets no policy
-    /// choose it, and it is not ejected.
+    /// 1 if the fallback of a service is a backup, given the fallback's state word, else 0. A
+    /// backup is not ejected, and the daemon lets no policy choose it.
     #[inline(always)]
     pub const fn is_backup(self) -> u32 {
         ((self.usable as u32 | self.ejected as u32) ^ 1) & 1
     }
 
-    /// 1 if the backend may not be chosen only because it is ejected, else 0.
+    /// 1 if an ejection is the only reason why the backend may not be chosen, else 0.
     #[inline(always)]
     pub const fn is_held_back(self) -> u32 {
         let usable = self.usable as u32;
@@ -205,7 +209,7 @@ impl StateWord {
     }
 }
 
-/// The purpose of a slot. Numbers are part of the ABI.
+/// The use of a slot. Numbers are part of the ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BackendState {
@@ -213,10 +217,10 @@ pub enum BackendState {
     Free = 0,
     /// The backend is in the service's table, or is its backup ([`StateWord::is_backup`]).
     Member = 1,
-    /// No longer in the table; the slot is retained until its last flow ends.
+    /// The backend is no longer in the table; it retains the slot until its last flow ends.
     Leaving = 4,
-    /// Unavailable for long: another backend takes its place in the table until it is available
-    /// again.
+    /// The backend has been unavailable for long: another backend takes its place in the table
+    /// until it is available again.
     Replaced = 5,
 }
 
@@ -224,8 +228,8 @@ impl BackendState {
     /// All states of an occupied slot.
     pub const OCCUPIED: [Self; 3] = [Self::Member, Self::Replaced, Self::Leaving];
 
-    /// The state with this number, if there is one. 2, 3 and 6 were members with a reason
-    /// ([`DaemonState::reason`]).
+    /// The state with this number, if there is one. Older versions used 2, 3 and 6 for members with
+    /// a reason ([`DaemonState::reason`]).
     pub const fn from_u8(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::Free,
@@ -236,7 +240,7 @@ impl BackendState {
         })
     }
 
-    /// The word for it in tables and JSON.
+    /// The word for the state in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Free => "free",
@@ -247,9 +251,8 @@ impl BackendState {
     }
 }
 
-/// The backend that has a slot. The daemon writes it only while no table, fallback or flow refers
-/// to the slot, except the report id, and the weight, which only readers of the map use: it may
-/// write these at any time.
+/// The identity of the backend that has a slot. Written by the daemon: the report id and the weight
+/// at any time, the other fields only while no table, fallback or flow refers to the slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct BackendAddress {
@@ -259,13 +262,13 @@ pub struct BackendAddress {
     pub port: Be16,
     /// The service that owns the slot.
     pub service: u16,
-    /// Its report id, the index of its [`Verdict`](super::host::Verdict);
-    /// [`NO_REPORT`](super::host::NO_REPORT) if there are no reports.
+    /// The backend's report id, which is the index of its [`Verdict`](super::host::Verdict);
+    /// [`NO_REPORT`](super::host::NO_REPORT) if the daemon receives no reports of it.
     pub report: u32,
-    /// The number of backends that have held this slot, wrapping. In a free slot, the generation of
-    /// the next one.
+    /// How many backends have had this slot before, modulo 2^32. In a free slot: the generation of
+    /// the next backend.
     pub generation: u32,
-    /// The configured weight (capacity); for readers of the map.
+    /// The backend's structural weight (its capacity). No program reads it; the commands show it.
     pub weight: u32,
 }
 const _: () = assert!(size_of::<BackendAddress>() == 32);
@@ -274,54 +277,60 @@ const _: () = assert!(size_of::<BackendAddress>() == 32);
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Backend {
-    /// Open flows: sockets that were last directed to the slot. Written by the kernel programs, and
-    /// by the daemon for records with a socket that is gone; both use atomic adds.
+    /// Open flows: the number of sockets that were last directed to the slot. Written by the kernel
+    /// programs, and by the daemon when it reclaims a record whose socket is gone; both use atomic
+    /// adds.
     pub flows: u64,
-    /// Whether the backend may be chosen. The daemon writes one half at any time, the kernel
-    /// programs the other.
+    /// Whether the backend may be chosen. Written by the daemon and by the kernel programs at any
+    /// time, see [`StateWord`].
     pub state: StateWord,
-    /// Entries that the slot has in its service's current table. Written by the daemon with the
-    /// table.
+    /// Number of entries that the slot has in its service's current table. Written by the daemon
+    /// when it publishes the table.
     pub entries: u32,
-    /// Recent errors of its connections. Written by the kernel programs.
+    /// Recent errors of its connections. Written by the kernel programs. The daemon also writes it,
+    /// by a compare-and-swap: it adds errors that it has found, limits them, delays their halving,
+    /// and clears stale ones.
     pub errors: RecentErrors,
-    /// Failures in a row, and until when it is ejected. Written by the kernel programs; cleared by
-    /// the daemon with [`StateWord::ejected`].
+    /// Failures in a row, and until when the backend is ejected. Written by the kernel programs.
+    /// The daemon also writes it when it ejects or readmits the backend, or ends the time of its
+    /// ejection.
     pub ejection: EjectionState,
     /// The identity of the backend.
     pub endpoint: BackendAddress,
 }
 const _: () = assert!(size_of::<Backend>() == 64);
 
-/// A number of errors that halves every half-life: one word, so that a single store changes it.
-/// Errors that two CPUs add at the same moment may count as one, because this is a weight, not a
-/// counter.
+/// A number of errors that halves every half-life: one word, so that a single store changes it. It
+/// is a weight, not a counter: if two CPUs add an error at the same moment, the two errors may
+/// count as one.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct RecentErrors {
     /// The number at the tick `since`.
     pub count: u32,
-    /// The tick at which they were this many.
+    /// The tick at which there were `count` errors.
     pub since: u32,
 }
 one_word!(RecentErrors, u64);
 
-/// The recent results of a backend, by which [`ejection`](crate::ejection) decides: one word, so
-/// that a single compare-and-swap changes it. All zero if no failure of the backend is remembered.
+/// The recent results of a backend's connects, from which [`ejection`](crate::ejection) decides:
+/// one word, so that a single compare-and-swap changes it. All zero if no failure is stored.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct EjectionState {
-    /// A tick: of the last failure; until when the backend is ejected; or until when the trial must
-    /// be decided.
+    /// A tick, by `phase`. [`Counting`](EjectionPhase::Counting): the tick of the last failure.
+    /// [`Ejected`](EjectionPhase::Ejected): the end of the ejection.
+    /// [`Trial`](EjectionPhase::Trial): until when the trial must be decided.
     pub at: u32,
-    /// Failures in a row, a leaky count: an established connection subtracts one.
+    /// Failures in a row. An established connection subtracts one.
     pub run: u8,
-    /// How often it was ejected without having recovered; determines the duration of the next
-    /// ejection.
+    /// How often the backend was ejected since its run of failures last ended; determines the
+    /// duration of the next ejection.
     pub level: u8,
     /// An [`EjectionPhase`].
     pub phase: u8,
-    /// The [`Ending`](crate::ending::Ending) of the last failure.
+    /// The number of the [`Ending`](crate::ending::Ending) of the last failure, or
+    /// [`NO_ANSWER`](crate::ejection::NO_ANSWER).
     pub ending: u8,
 }
 one_word!(EjectionState, u64);
@@ -332,14 +341,14 @@ one_word!(EjectionState, u64);
 pub enum EjectionPhase {
     /// Failures are counted.
     Counting = 0,
-    /// The backend is ejected; after that time one connect may try it.
+    /// The backend is ejected. After [`EjectionState::at`] one connect may try it.
     Ejected = 1,
-    /// That connect has begun and is undecided.
+    /// The backend is ejected, and the trial has begun and is undecided.
     Trial = 2,
 }
 
 impl EjectionPhase {
-    /// The phase with this number; an unknown one means `Counting`.
+    /// The phase with this number; an unknown number means [`Counting`](Self::Counting).
     pub const fn from_u8(number: u8) -> Self {
         match number {
             1 => Self::Ejected,

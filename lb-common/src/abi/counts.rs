@@ -5,26 +5,28 @@ use bytemuck::{Pod, Zeroable};
 use super::MAX_SERVICES;
 use crate::ending::Ending;
 
-/// This CPU's cursor over a service's schedule. Written by the daemon once, then by connect.
+/// This CPU's cursor over a service's schedule. Written by the daemon when it writes the service,
+/// and then by the kernel programs of connect and sendmsg.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Cursor {
-    /// How far it has advanced, wrapping: by one entry per pick, or past the member that
-    /// `least-loaded` chose. Never reset: the cursor continues over each new table.
+    /// How far the cursor has advanced, modulo 2^32: by one per pick, or with `least-loaded` to the
+    /// position after the chosen member. A new table does not reset it.
     pub phase: u32,
-    /// Where the cursor starts, as a fraction of the table's length in units of 2^-32.
+    /// Where the cursor starts in a table, as a fraction of the table's length in units of 2^-32.
+    /// The starts of CPUs and of client tasks differ.
     pub start: u32,
 }
 const _: () = assert!(size_of::<Cursor>() == 8);
 
 /// Outcomes of calls of connect and sendmsg: each call counts in exactly one field. Written by the
-/// kernel programs.
+/// kernel programs; the daemon zeroes it when it writes the service.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Outcomes {
     /// Sent to the backend that the policy picked.
     pub forwarded: u64,
-    /// Every pick was unusable; sent to the service's fallback.
+    /// No examined backend was usable; sent to the service's fallback.
     pub fallback: u64,
     /// Every backend was at its limit; sent to the least loaded one.
     pub overflowed: u64,
@@ -47,7 +49,7 @@ pub struct Outcomes {
 }
 const _: () = assert!(size_of::<Outcomes>() == 80);
 
-/// The outcome of one call; each has a field of [`Outcomes`].
+/// The outcome of one call. Each variant has a field of [`Outcomes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// [`Outcomes::forwarded`]
@@ -73,7 +75,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The outcomes of calls to a service, in the order of their fields.
+    /// The outcomes that calls to a service can have, in the order of their fields.
     pub const OF_A_SERVICE: [Self; 9] = [
         Self::Forwarded,
         Self::Fallback,
@@ -86,7 +88,7 @@ impl Outcome {
         Self::Passed,
     ];
 
-    /// The word for it in tables, JSON and metrics.
+    /// The word for the outcome in tables, JSON and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Forwarded => "forwarded",
@@ -102,7 +104,8 @@ impl Outcome {
         }
     }
 
-    /// The remark that users see about calls with this outcome; `None` for the usual one.
+    /// The remark after the number of calls with this outcome, for users; `None` if the outcome
+    /// needs no remark.
     pub const fn remark(self) -> Option<&'static str> {
         match self {
             Self::Forwarded | Self::NotAService => None,
@@ -150,25 +153,25 @@ impl Outcomes {
 }
 
 /// The row of [`map::OUTCOMES`](super::map::OUTCOMES) that counts calls to addresses that are not
-/// services.
+/// services, and calls of the kernel's own sockets.
 pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
 
-/// Rows of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The last is
-/// unused and stays 0.
+/// Length of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The last
+/// element is unused and stays 0; programs rely on that.
 pub const ENDING_ROWS: usize = 16;
 const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
 
-/// Counters of a slot's backend since it took the slot, on one CPU. Written by the kernel programs,
-/// zeroed by the daemon before reuse. The sums over CPUs obey: chosen = all endings +
-/// [`Backend::flows`](super::Backend::flows) + reclaimed flows
-/// ([`map::RECLAIMED`](super::map::RECLAIMED)) + untracked.
+/// Counters of a slot's backend on one CPU. Written by the kernel programs. When a backend gets the
+/// slot, the daemon sets them so that their sums over CPUs are the backend's retired counters, or
+/// zero. The sums over CPUs obey: chosen = all endings + [`Backend::flows`](super::Backend::flows)
+/// + reclaimed flows ([`map::RECLAIMED`](super::map::RECLAIMED)) + untracked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct SlotCounters {
-    /// Flows sent to it. While it has the slot, [`map::CHOSEN`](super::map::CHOSEN) contains this
-    /// number, and this field is 0.
+    /// Flows sent to the backend. In the map this field is 0: [`map::CHOSEN`](super::map::CHOSEN)
+    /// contains the number.
     pub chosen: u64,
-    /// The flows among them that are in no active count.
+    /// The flows among the chosen ones that are in no active count.
     pub untracked: u64,
     /// Flows whose first SYN was sent.
     pub connecting: u64,
@@ -193,19 +196,19 @@ pub struct SlotCounters {
     pub retransmits: u64,
     /// Ejections of the backend, including those after a failed trial.
     pub ejections: u64,
-    /// Flows sent to it while it was ejected, to test whether it works again.
+    /// Flows sent to the backend while it was ejected, to test whether it works again.
     pub trials: u64,
     /// Readmissions of the backend after a trial was established.
     pub readmissions: u64,
-    /// Ejections that were withheld because it was the last available backend.
+    /// Ejections that were withheld because the backend was the last available one.
     pub withheld: u64,
 }
 const _: () = assert!(size_of::<SlotCounters>() == 568);
 
 /// Buckets of a [`Histogram`].
 pub const TIME_BUCKETS: usize = 20;
-/// Binary logarithm of the first bucket's upper bound in microseconds. Each further bound is twice
-/// the previous one, and the last bucket has none.
+/// Binary logarithm of the first bucket's upper bound in microseconds. Each bound is twice the
+/// previous one, and the last bucket has no upper bound.
 pub const FIRST_BUCKET_LOG2: u32 = 4;
 
 /// A histogram of times.
@@ -214,31 +217,33 @@ pub const FIRST_BUCKET_LOG2: u32 = 4;
 pub struct Histogram {
     /// The sum of the times, in microseconds.
     pub sum_us: u64,
-    /// Number of times of at most 2^(4 + i) microseconds, above the previous bound.
+    /// The number of times in each bucket. Bucket `i` counts times up to 2^(4 + `i`) microseconds
+    /// that are above the bound of the previous bucket.
     pub buckets: [u64; TIME_BUCKETS],
 }
 const _: () = assert!(size_of::<Histogram>() == 168);
 
-/// The bucket of a time.
+/// The index of the bucket that counts a time.
 #[inline(always)]
 pub fn bucket(us: u32) -> usize {
-    // 16 is the last of bucket 0, so that bounds are inclusive, as in Prometheus.
+    // Bounds are inclusive, as in Prometheus: 16 µs is in bucket 0.
     let above = u32::BITS - us.saturating_sub(1).leading_zeros();
     (above.saturating_sub(FIRST_BUCKET_LOG2) as usize).min(TIME_BUCKETS - 1)
 }
 
-/// Counters of events that should not happen. Written by the kernel programs.
+/// Counters of events that should not happen, on one CPU. Written by the kernel programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Anomalies {
-    /// A closed socket belonged to a flow when it dialed, and has no record: its record was
-    /// removed, or it has dialed elsewhere since.
+    /// A socket whose connection was followed was closed and has no record: the record was removed,
+    /// or the socket has dialed elsewhere since.
     pub close_without_record: u64,
-    /// A flow was established that was not connecting.
+    /// A connection was established although its flow was not in the phase "connecting".
     pub established_out_of_turn: u64,
-    /// A record was found that another program run had ended at the same moment.
+    /// A program found a record and could not end its flow, because another run had removed the
+    /// record meanwhile.
     pub ended_twice: u64,
-    /// A socket was closed in a phase in which its end should have been seen.
+    /// A socket was released after its connection had closed, but no program had seen that end.
     pub release_out_of_turn: u64,
 }
 const _: () = assert!(size_of::<Anomalies>() == 32);

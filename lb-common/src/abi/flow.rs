@@ -1,33 +1,36 @@
-//! Flows: to which backend each socket was sent, and the phase of the flow.
+//! Flows: the backend to which each socket was sent, and the phase of the flow.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::MAX_DATAGRAM_FLOWS;
 use crate::net::{Address, Be16};
 
-/// The destination of a socket, and why and when it was chosen. The slot cannot be reused while the
-/// flow is counted in its [`Backend::flows`](super::Backend::flows). Written by the kernel
-/// programs.
+/// The backend to which a socket was sent, and why and when the backend was chosen. The slot cannot
+/// be reused while the flow is counted in its [`Backend::flows`](super::Backend::flows). Written by
+/// the kernel programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Flow {
-    /// When it was chosen, by `CLOCK_MONOTONIC`, with the resolution of the kernel's tick.
+    /// When the backend was chosen, in nanoseconds of `CLOCK_MONOTONIC`, with the resolution of the
+    /// kernel's tick.
     pub start_ns: u64,
-    /// Cookie of the socket's network namespace, whose list of sockets contains it.
+    /// Cookie of the socket's network namespace. The kernel's list of the sockets in this namespace
+    /// contains the socket.
     pub namespace: u64,
     /// The slot of the backend.
     pub slot: u32,
-    /// The generation of the slot when it was chosen.
+    /// The generation of the slot at the time of the choice.
     pub generation: u32,
-    /// The process that made the call.
+    /// The ID, in the host's PID namespace, of the process that made the call.
     pub process: u32,
-    /// The policy's sample: the position in the table of the cursor, including its start, or a
-    /// random number. With the table and the loads of that time it gives the same choice again, see
-    /// [`choose`](crate::pick::choose).
+    /// The policy's sample: the cursor's position in the table, which includes its start, or a
+    /// random number. With the table and the loads of that time, [`choose`](crate::pick::choose)
+    /// makes the same choice again from it. It is 0 if the call became a trial before the policy
+    /// made a choice.
     pub sample: u32,
-    /// The generation of the service's table when it was chosen.
+    /// The generation of the service's table at the time of the choice.
     pub table_generation: u16,
-    /// Entries of that table with this slot; 65,535 stands for more.
+    /// Number of entries of that table with this slot; 65,535 means 65,535 or more.
     pub entries: u16,
     /// The service index.
     pub service: u16,
@@ -39,7 +42,7 @@ pub struct Flow {
 const _: () = assert!(size_of::<Flow>() == 40);
 
 impl Flow {
-    /// The content of a free bucket.
+    /// An empty flow: all fields are 0.
     pub const NONE: Self = Self {
         start_ns: 0,
         namespace: 0,
@@ -98,7 +101,7 @@ impl Phase {
 pub enum Reason {
     /// The policy picked it.
     Picked = 0,
-    /// Every pick was unusable; the backend is the service's fallback.
+    /// No examined backend was usable; this is the service's fallback.
     Fallback = 1,
     /// Every backend was at its limit; this is the least loaded one.
     Overflow = 2,
@@ -134,38 +137,40 @@ impl Reason {
 }
 
 /// A bucket of the flow table: the socket that holds it. Written by the kernel programs; the daemon
-/// frees it, with the same compare-and-swap, if the socket is gone. The flow itself is in
-/// [`map::FLOWS`](super::map::FLOWS) at the same index. Buckets are stored close together: sockets
-/// that are created one after the other have consecutive cookies and so share a cache line, and a
-/// connect to an address that is not a service reads only that line.
+/// also frees it, with the same compare-and-swap, if the socket is gone. The flow itself is in
+/// [`map::FLOWS`](super::map::FLOWS) at the same index. Buckets are small and lie side by side, so
+/// that the buckets of sockets that were created one after the other, which have consecutive
+/// cookies, share a cache line. A connect to an address that is not a service reads only that line.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowBucket {
-    /// Cookie of the socket that holds the bucket. 0 if there is none, and [`RECLAIMING`] while the
-    /// daemon checks whether its socket is gone. Cookies are never reused while the host is up.
+    /// Cookie of the socket that holds the bucket; 0 if the bucket is free, and [`RECLAIMING`]
+    /// while the daemon checks whether its socket is gone. Cookies are never reused while the host
+    /// is up.
     pub cookie: u64,
-    /// How many flows sockets of this bucket have elsewhere: the sum of
-    /// [`IN_OVERFLOW`](Self::IN_OVERFLOW) for each flow in the overflow table and
-    /// [`IN_DATAGRAMS`](Self::IN_DATAGRAMS) for each entry of datagrams. A lookup searches
-    /// elsewhere only if its part is not 0. A socket with a flow in the overflow table can
-    /// therefore not also claim the bucket when it becomes free.
+    /// Counts the flows in other maps whose sockets have a cookie of this bucket:
+    /// [`IN_OVERFLOW`](Self::IN_OVERFLOW) for each flow in the overflow table, and
+    /// [`IN_DATAGRAMS`](Self::IN_DATAGRAMS) for each entry of datagrams. A lookup searches another
+    /// map only if its count is not 0. So a socket with a flow in the overflow table finds that
+    /// flow, and does not claim the bucket when the bucket becomes free.
     pub elsewhere: u64,
 }
 const _: () = assert!(size_of::<FlowBucket>() == 16);
 
 impl FlowBucket {
-    /// One flow in the overflow table.
+    /// The amount that [`elsewhere`](Self::elsewhere) has for each flow in the overflow table.
     pub const IN_OVERFLOW: u64 = 1;
-    /// One entry of datagrams.
+    /// The amount that [`elsewhere`](Self::elsewhere) has for each entry of datagrams.
     pub const IN_DATAGRAMS: u64 = 1 << 32;
 
-    /// The number of flows in the overflow table.
+    /// The number of flows in the overflow table that a value of [`elsewhere`](Self::elsewhere)
+    /// counts.
     #[inline(always)]
     pub fn in_overflow(elsewhere: u64) -> u64 {
         elsewhere & (Self::IN_DATAGRAMS - 1)
     }
 
-    /// The number of entries of datagrams.
+    /// The number of entries of datagrams that a value of [`elsewhere`](Self::elsewhere) counts.
     #[inline(always)]
     pub fn in_datagrams(elsewhere: u64) -> u64 {
         elsewhere / Self::IN_DATAGRAMS
@@ -176,18 +181,19 @@ impl FlowBucket {
 /// the socket is gone.
 pub const RECLAIMING: u64 = u64::MAX;
 
-/// The flows of a datagram socket that addresses its datagrams, one per service, in an array
-/// without gaps. Written by the kernel programs; the daemon removes it if its socket is gone.
+/// The flows of a datagram socket that sends to addresses without connecting: one per service, in
+/// an array without gaps. Written by the kernel programs; the daemon removes the entry if its
+/// socket is gone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Datagrams {
-    /// Flows; those with phase 0 are free, and so are all after them.
+    /// The flows. The first flow with phase 0 is free, and so are all after it.
     pub flows: [Flow; MAX_DATAGRAM_FLOWS],
-    /// The previous destination of each flow's service: answers from there may still arrive.
+    /// For each flow, the previous backend of its service, from which answers may still arrive.
     pub before: [Peer; MAX_DATAGRAM_FLOWS],
-    /// The value of `chosen` when each flow was chosen.
+    /// For each flow, the value of `chosen` when its backend was chosen.
     pub order: [u32; MAX_DATAGRAM_FLOWS],
-    /// Flows chosen for this socket so far, wrapping.
+    /// How many flows have begun for this socket, modulo 2^32.
     pub chosen: u32,
     /// Zero.
     pub _reserved: u32,
@@ -195,7 +201,7 @@ pub struct Datagrams {
 const _: () = assert!(size_of::<Datagrams>() == 520);
 
 impl Datagrams {
-    /// No flow.
+    /// An entry without a flow.
     pub const EMPTY: Self = Self {
         flows: [Flow::NONE; MAX_DATAGRAM_FLOWS],
         before: [Peer::NONE; MAX_DATAGRAM_FLOWS],
@@ -204,13 +210,13 @@ impl Datagrams {
         _reserved: 0,
     };
 
-    /// The entries that are flows.
+    /// The flows that are in use.
     pub fn live(&self) -> impl Iterator<Item = &Flow> {
         self.flows.iter().filter(|flow| flow.phase != 0)
     }
 }
 
-/// An address without a slot: the backend that had it may be gone.
+/// The address of a backend, stored without its slot, because the backend may be gone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Peer {

@@ -1,11 +1,11 @@
 //! The data that all client tasks of a host share in the kernel: until when each reporting backend
-//! is a lame duck, the register of these backends, and their last believed reports. If a kernel
-//! program processes reports, also the addresses that it listens at and its counters.
+//! is a lame duck, the register of these backends, and their last believed reports. The addresses
+//! at which a kernel program receives reports, and that program's counters, are here as well.
 //!
 //! This is an ABI of its own: one set of these maps exists per host, under
 //! `<pins>/host-v<HOST_ABI_VERSION>/`, beside the directories of the clients. Clients of every ABI
 //! version that supports reports read the same set. Any change of a layout here needs a new
-//! [`HOST_ABI_VERSION`]; the clients' version stays.
+//! [`HOST_ABI_VERSION`], but not a new version of the clients' maps.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -14,14 +14,15 @@ use crate::net::{Address, Be16};
 /// The version of everything in this module; a part of the pin path.
 pub const HOST_ABI_VERSION: u32 = 2;
 
-/// Elements of [`map::VERDICTS`], one for each report id. They take half a megabyte, which every
-/// host can spare.
+/// Number of report ids, and so of elements of [`map::VERDICTS`], which take half a megabyte, and
+/// of [`map::LAST_REPORTS`], which take two megabytes.
 pub const REPORT_IDS: u32 = 65_536;
 
 /// The report id of a backend without reports. Its verdict is always zero.
 pub const NO_REPORT: u32 = 0;
 
-/// Maximum names with a report id at a time: all ids but [`NO_REPORT`].
+/// Maximum number of backends with a report id at the same time: the number of all ids but
+/// [`NO_REPORT`].
 pub const MAX_SENDERS: u32 = REPORT_IDS - 1;
 
 /// Names of the maps as the objects declare them and as they are pinned.
@@ -38,17 +39,18 @@ pub mod map {
     /// Per-CPU array with one element: [`Receptions`](super::Receptions).
     pub const RECEPTIONS: &str = "receptions";
 
-    /// All of them.
+    /// The names of all maps.
     pub const ALL: [&str; 5] = [VERDICTS, SENDERS, LAST_REPORTS, LISTENERS, RECEPTIONS];
 }
 
-/// Until when a backend is a lame duck by its own report. The receiver of its reports writes it as
-/// one word; connect reads it for the chosen backend. It expires by itself, so a receiver that dies
-/// leaves no lasting state.
+/// Until when a backend is a lame duck by its own report. Written as one word by the receiver of
+/// its reports, which is the daemon or a kernel program. The clients' programs read it for the
+/// backend that they have chosen. It expires, so a receiver that dies leaves no lasting state.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Verdict {
-    /// In nanoseconds of `CLOCK_MONOTONIC`; 0 if the backend is not a lame duck.
+    /// The end of the time in which it is a lame duck, in nanoseconds of `CLOCK_MONOTONIC`; 0 if
+    /// its report does not make it a lame duck.
     pub lame_until_ns: u64,
 }
 const _: () = assert!(size_of::<Verdict>() == 8);
@@ -76,8 +78,8 @@ pub struct SenderName {
 }
 const _: () = assert!(size_of::<SenderName>() == 20);
 
-/// The entry of a reporting backend in the register of senders. It outlives the daemon. Written by
-/// the daemon alone.
+/// The entry of a reporting backend in the register of senders. It outlives the daemon. Written
+/// only by the daemon.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Sender {
@@ -85,58 +87,60 @@ pub struct Sender {
     pub id: u32,
     /// Zero.
     pub _reserved: u32,
-    /// Its keys; one or two are valid at a time.
+    /// The keys that authenticate its reports; one or two of them are valid at a time.
     pub keys: [SenderKey; 2],
 }
 const _: () = assert!(size_of::<Sender>() == 56);
 
 /// The number of a backend's last report: one word, so that a single compare-and-swap changes it.
-/// As a number, a later report is larger than an earlier one. All zero if there was no report.
+/// Compared as numbers, the word of a later report is larger. All zero if there was no report.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct ReportBase {
-    /// The counter of the report.
+    /// The counter in the report.
     pub counter: u32,
-    /// The incarnation of its agent.
+    /// The incarnation of the agent that sent the report.
     pub incarnation: u32,
 }
 one_word!(ReportBase, u64);
 
 /// The last believed report and the last request of a backend; the next report is judged against
-/// them (`lb_report::wire::judge`). Four words, each written in one piece: the nonce by the sender
-/// of requests, the others by the receiver of reports.
+/// them (`lb_report::wire::judge`). It has four words, each written in one piece. The daemon stores
+/// the nonce when it sends a request. The receiver of a report, which is the daemon or a kernel
+/// program, clears the nonce and writes the other words.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct LastReport {
     /// The number of the last believed report.
     pub base: ReportBase,
-    /// The highest number of any believed report. An agent that has lost its disk or its clock
-    /// sends lower numbers.
+    /// The highest number of any believed report. It is higher than `base` after an agent has lost
+    /// its disk or its clock, because the agent then sends lower numbers.
     pub highest: ReportBase,
     /// The nonce of the unanswered request; 0 if there is none.
     pub nonce: u64,
     /// When a repeated push was last passed on to the daemon, in nanoseconds of `CLOCK_MONOTONIC`.
-    /// Written by the program alone.
+    /// Written only by the kernel program.
     pub repeated_ns: u64,
 }
 const _: () = assert!(size_of::<LastReport>() == 32);
 
-/// Maximum addresses at which the daemon may listen while a kernel program processes reports.
+/// Maximum number of addresses at which a kernel program processes reports. At further addresses
+/// only the daemon's socket receives them.
 pub const MAX_LISTENERS: u32 = 1_024;
 
-/// How a kernel program processes datagrams to an address at which the daemon listens. Written by
-/// the daemon.
+/// How a kernel program processes datagrams that are sent to an address at which the daemon
+/// listens. Written by the daemon.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Listener {
-    /// 1 if datagrams that are not believed go on to the daemon as well; they are counted in any
-    /// case. Needed if polled backends have no entry in [`map::SENDERS`], or if answers may be for
-    /// a process behind this host, which uses other nonces than the daemon.
+    /// 1 if the program passes datagrams that it does not believe to the daemon's socket, 0 if it
+    /// drops them; it counts them in either case. The daemon stores 1 if it polls a backend that
+    /// has no entry in [`map::SENDERS`], because the program believes no report of such a backend.
     pub passes_unbelieved: u32,
 }
 const _: () = assert!(size_of::<Listener>() == 4);
 
-/// Number of results of processing a datagram in a kernel program.
+/// Number of possible results when a kernel program processes a datagram.
 pub const RECEPTIONS: usize = 10;
 
 /// Datagrams that a kernel program processed on one CPU, by result.
@@ -147,11 +151,12 @@ pub struct Receptions {
     pub counts: [u64; RECEPTIONS],
 }
 
-/// A key that authenticates reports of a backend.
+/// A key that authenticates reports of a backend. Written by the daemon in [`map::SENDERS`], and by
+/// an agent in a [`PreparedAnswer`](super::responder::PreparedAnswer).
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct SenderKey {
-    /// Its number, 1 or more; 0 if this is not a key.
+    /// The key's number, 1 or more; 0 if there is no key here.
     pub id: u16,
     /// Zero.
     pub _reserved: [u8; 6],
@@ -160,7 +165,7 @@ pub struct SenderKey {
 }
 const _: () = assert!(size_of::<SenderKey>() == 24);
 
-// The output of Debug must not show the key.
+// Implemented by hand, because the output must not show the key.
 impl core::fmt::Debug for SenderKey {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("SenderKey").field("id", &self.id).finish_non_exhaustive()

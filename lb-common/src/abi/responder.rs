@@ -11,13 +11,15 @@ use crate::net::{Address, Be16};
 pub const MAX_ANSWERED: u32 = 512;
 
 /// Maximum subscribers that the program records until the agent reads them; the agent stores as
-/// many per backend. If there are more, the one that has been silent longest is removed.
+/// many per backend. If there are more, the kernel removes the subscriber that has been silent
+/// longest.
 pub const MAX_SUBSCRIBERS: u32 = 65_536;
 
-/// Maximum addresses of this host at which requests are answered.
+/// Maximum number of addresses of this host at which the program answers requests.
 pub const MAX_ADDRESSES: u32 = 1_024;
 
-/// Maximum hardware addresses of this host's interfaces at which requests may arrive.
+/// Maximum number of hardware addresses of this host's interfaces: the program answers only frames
+/// that are sent to one of them.
 pub const MAX_STATIONS: u32 = 64;
 
 /// The hardware address of a network interface (IEEE 802), followed by two zero bytes.
@@ -54,34 +56,35 @@ pub mod map {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct PreparedAnswer {
-    /// When it was written, in nanoseconds of `CLOCK_MONOTONIC`: the age of the load grows by the
-    /// time since then.
+    /// When it was written, in nanoseconds of `CLOCK_MONOTONIC`. The program adds the time since
+    /// then to the age of the load in the report.
     pub written_ns: u64,
-    /// Until when it is valid, likewise. After that the readiness of the backend is unknown.
+    /// Until when it is valid, in nanoseconds of `CLOCK_MONOTONIC`. After that, the readiness of
+    /// the backend is unknown.
     pub deadline_ns: u64,
-    /// The number of the readiness's last change.
+    /// The number of the last change of the backend's readiness.
     pub change: u16,
     /// Zero.
     pub _reserved: [u8; 6],
-    /// The backend's keys; one or two are valid at a time.
+    /// The backend's keys, one of which authenticates an answer; one or two are valid at a time.
     pub keys: [SenderKey; 2],
-    /// The report, without the fields that differ per answer: key, nonce, cookie and MAC. The bytes
-    /// of a datagram (`lb_report::wire::Datagram`).
+    /// The report as the bytes of a datagram (`lb_report::wire::Datagram`). The program fills in
+    /// the fields that differ per answer: key, nonce, cookie and MAC.
     pub report: [u64; REPORT_WORDS],
-    /// A check of the words before it: a copy that was read during a write does not have a valid
-    /// one.
+    /// A checksum of the words before it. A copy that was read during a write does not match its
+    /// checksum.
     pub check: u64,
 }
 const _: () = assert!(size_of::<PreparedAnswer>() == WORDS * 8);
 
-/// Words of a report.
+/// Number of 64-bit words of a report.
 pub const REPORT_WORDS: usize = 10;
 
-/// Words of a [`PreparedAnswer`].
+/// Number of 64-bit words of a [`PreparedAnswer`].
 pub const WORDS: usize = 3 + 2 * 3 + REPORT_WORDS + 1;
 
 impl PreparedAnswer {
-    /// The same answer with its check.
+    /// The same answer with its checksum.
     #[must_use]
     pub fn checked(mut self) -> Self {
         let words: &[u64; WORDS] = bytemuck::cast_ref(&self);
@@ -89,14 +92,14 @@ impl PreparedAnswer {
         self
     }
 
-    /// Copies the words, each read by `word`, to another answer. Returns whether the check of the
-    /// copy is valid.
+    /// Reads all words of an answer with `word`, which returns the word at an index, and stores
+    /// them in `to`. Returns whether the checksum matches them.
     #[inline(always)]
     pub fn copy(to: &mut Self, word: impl Fn(usize) -> u64) -> bool {
         let words: &mut [u64; WORDS] = bytemuck::cast_mut(to);
         let (mut check, mut at) = (0, 0);
-        // Bound: all words but the last. The check is computed in the same loop, so that a kernel
-        // program need not store the words.
+        // Bound: all words but the last. The checksum is computed in the same loop, so that a
+        // kernel program need not load the words again.
         while at < WORDS - 1 {
             let read = word(at);
             words[at] = read;
@@ -114,22 +117,23 @@ const fn mixed_in(check: u64, word: u64) -> u64 {
     (check.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
-/// A subscriber to changes of a backend.
+/// A client that subscribes to changes of a backend. Written by the kernel program.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct SubscriberName {
-    /// The backend.
+    /// The name of the backend.
     pub backend: SenderName,
-    /// The asker's address.
+    /// The client's address.
     pub address: Address,
-    /// Its port.
+    /// The client's port.
     pub port: Be16,
     /// Zero.
     pub _reserved: u16,
 }
 const _: () = assert!(size_of::<SubscriberName>() == 40);
 
-/// The content of a subscriber's last request.
+/// The content of a subscriber's last request. Written by the kernel program; the agent reads and
+/// removes it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Subscriber {
@@ -137,19 +141,19 @@ pub struct Subscriber {
     pub asked_ns: u64,
     /// The address of this host to which it was sent.
     pub local: Address,
-    /// The number of its key.
+    /// The number of the key that authenticated the request.
     pub key_id: u16,
-    /// The number of the change that it acknowledged.
+    /// The number of the change that the request acknowledged.
     pub heard: u16,
     /// Zero.
     pub _reserved: u32,
 }
 const _: () = assert!(size_of::<Subscriber>() == 32);
 
-/// Number of reasons for which a request may get no answer.
+/// Number of reasons for which the program may refuse a request.
 pub const REFUSALS: usize = 9;
 
-/// Requests on one CPU, by result.
+/// Requests on one CPU, by result. Written by the kernel program.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Counts {

@@ -1,4 +1,4 @@
-//! The counters of backends that no longer have a slot. Only the daemon uses them, no program does.
+//! The counters of backends that no longer have a slot. Only the daemon uses them; no program does.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,7 +9,7 @@ use crate::net::{Address, Be16};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct BackendName {
-    /// Name of its service, padded with zeros.
+    /// The name of its service, padded with zeros.
     pub service: [u8; NAME_BYTES],
     /// Its address.
     pub address: Address,
@@ -20,18 +20,18 @@ pub struct BackendName {
 }
 const _: () = assert!(size_of::<BackendName>() == 84);
 
-/// The counters of a backend when it left its slot. They continue if it returns. Written and read
-/// by the daemon only; they are in a map so that they outlive the daemon and end together with the
-/// other counters.
+/// The counters that a backend had when it left its slot. If the backend returns, its counters
+/// continue from these. Written and read only by the daemon; they are in a map so that they outlive
+/// the daemon and are removed together with the other counters.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct RetiredCounters {
     /// Sums over all CPUs.
     pub counts: SlotCounters,
-    /// Flows that were reclaimed.
+    /// The number of its flows that were reclaimed.
     pub reclaimed: u64,
-    /// When it left, by `CLOCK_MONOTONIC`: if the map is full, the entry of the backend that left
-    /// first is removed.
+    /// When the backend left, in nanoseconds of `CLOCK_MONOTONIC`. If the map is full, the daemon
+    /// removes the entries of the backends that left first.
     pub left_ns: u64,
 }
 const _: () = assert!(size_of::<RetiredCounters>() == 584);

@@ -1,49 +1,51 @@
-//! Services, which processes dial, and the tables by which connect picks backends.
+//! Services, which processes dial, and the tables from which connect picks backends.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{MAX_LISTED, NAME_BYTES};
 use crate::net::{Address, Be16};
 
-/// A cell of the table from an address to its service, see [`vip_table`](crate::vip_table). Written
-/// by the daemon, as one word.
+/// A cell of the table that maps an address to its service, see [`vip_table`](crate::vip_table).
+/// Written by the daemon, as one word.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct VipCell {
-    /// 32 bits of the hash of the destination.
+    /// The upper 32 bits of the hash of the destination.
     pub mark: u32,
-    /// The service index plus one; 0 if the cell is free.
+    /// The service index plus one; 0 if the cell is free, and 2^32 - 1 if its service was removed.
     pub service: u32,
 }
 one_word!(VipCell, u64);
 
 impl VipCell {
-    /// Empty: a lookup ends here.
+    /// A free cell: a lookup ends here.
     pub const FREE: Self = Self { mark: 0, service: 0 };
-    /// Its service was removed; a lookup continues.
+    /// A cell whose service was removed: a lookup continues after it.
     pub const TOMBSTONE: Self = Self { mark: 0, service: u32::MAX };
 }
 
 /// The place of a service's current table: one word, so that a single store switches tables.
+/// Written by the daemon.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct TableRef {
     /// First entry (not cell) of the table; a multiple of its length.
     pub base: u32,
-    /// Number of tables published, wrapping: distinguishes successive tables in a dump.
+    /// How many tables of the service have been published, modulo 2^16. It distinguishes successive
+    /// tables in a dump of the maps.
     pub generation: u16,
-    /// Logarithm of the length, [`MIN_SCHEDULE_LOG2`](super::MIN_SCHEDULE_LOG2) to
-    /// [`MAX_SCHEDULE_LOG2`](super::MAX_SCHEDULE_LOG2); 0 means "no table".
+    /// Binary logarithm of the number of entries, [`MIN_SCHEDULE_LOG2`](super::MIN_SCHEDULE_LOG2)
+    /// to [`MAX_SCHEDULE_LOG2`](super::MAX_SCHEDULE_LOG2); 0 means "no table".
     pub length_log2: u8,
-    /// The place of the [`Members`] of the same table: [`NO_MEMBERS`], or one plus the half of the
-    /// service's pair.
+    /// The place of the table's [`Members`] in the service's pair of lists: 1 for the first list, 2
+    /// for the second, or [`NO_MEMBERS`] if the members are not listed.
     pub members: u8,
 }
 one_word!(TableRef, u64);
 
 impl TableRef {
-    /// The index in [`map::MEMBERS`](super::map::MEMBERS) of the members of the table, if they are
-    /// listed.
+    /// The index in [`map::MEMBERS`](super::map::MEMBERS) of the members of this table of
+    /// `service`, if they are listed.
     #[inline(always)]
     pub fn members_of(self, service: u32) -> Option<u32> {
         if self.members == NO_MEMBERS { None } else { Some(2 * service + u32::from((self.members - 1) & 1)) }
@@ -60,26 +62,28 @@ impl TableRef {
     }
 }
 
-/// The state of a service that connect needs, and that `status` needs when no daemon is running.
-/// Written by the daemon.
+/// A service: the data that connect needs, and that `status` needs when no daemon is running.
+/// Written by the daemon, except fields that say otherwise.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Service {
     /// The current table; stored as one word after the table itself is complete.
     pub table: TableRef,
-    /// The next trial of an ejected backend. Written by the kernel programs; the daemon zeroes it
-    /// when ejection is turned off.
+    /// The next trial of an ejected backend. Written by the kernel programs. The daemon writes it
+    /// as well: it zeroes it when ejection is turned off, and names another backend if the named
+    /// one has left, was readmitted or cannot be tried.
     pub next_trial: NextTrial,
-    /// The slot for a connect if every pick was unusable; [`NO_SLOT`](super::NO_SLOT) refuses the
-    /// connect. The daemon stores it before any state word that would make the previous value
-    /// wrong, so programs read it after them.
+    /// The slot for a connect if no examined backend is usable; [`NO_SLOT`](super::NO_SLOT) refuses
+    /// the connect. The daemon stores it before any state word that would make the previous value
+    /// wrong, so programs must read it after the state words.
     pub fallback: u32,
     /// The errno of a refused connect, as a positive number.
     pub errno: u16,
-    /// 1 if a SYN could not be sent and none has been sent since. Written by the kernel programs.
+    /// 1 if a SYN of this service could not be sent, and no SYN has been sent since; else 0.
+    /// Written by the kernel programs.
     pub awaits_syn: u8,
-    /// 1 if a backend did not answer a client's data, and no backend has answered since. Written by
-    /// the kernel programs.
+    /// 1 if a backend did not answer a client's data, and no backend has answered since; else 0.
+    /// Written by the kernel programs.
     pub awaits_answer: u8,
     /// The address that processes dial; getpeername returns it.
     pub address: Address,
@@ -93,28 +97,31 @@ pub struct Service {
     pub rules: Rules,
     /// When a backend is ejected, and for how long.
     pub ejection: EjectionRules,
-    /// Name, padded with zeros.
+    /// The name, padded with zeros.
     pub name: [u8; NAME_BYTES],
-    /// Which backend SYNs could not be sent to, see
-    /// [`SendFailures`](crate::ejection::SendFailures). Written by the kernel programs.
+    /// A [`SendFailures`](crate::ejection::SendFailures): the backend to which SYNs could not be
+    /// sent. Written by the kernel programs.
     pub send_failures: u16,
     /// The slot plus one of the first backend that answered after the last missing answer; 0 if
     /// there is none. Written by the kernel programs.
     pub answered: u16,
-    /// Cookie of the client's network namespace: only flows in it count for or against backends. 0
-    /// if it is unknown; all flows count then. Written by the daemon at any time.
+    /// Cookie of the client's network namespace: only flows in this namespace count for or against
+    /// backends. If it is 0, the namespace is unknown and all flows count. Written by the daemon at
+    /// any time.
     pub namespace: u64,
-    /// 1 if several processes of the client have begun flows recently, else 0: failures that only
-    /// one of them sees may be caused by that process. Written by the daemon at any time.
+    /// 1 if several processes of the client have begun flows recently, else 0. If it is 1, failures
+    /// that only one process sees may be caused by that process. Written by the daemon at any time.
     pub several_processes: u8,
     /// Zero.
     pub _reserved: [u8; 3],
     /// The tick at which the backend in `answered` answered. Written by the kernel programs.
     pub answered_at: u32,
-    /// The peak number of open flows per share of any backend, limited to twice the mean of the
-    /// backends with any flows, in 2^-16 flows. With `least-loaded` the share is one backend; with
-    /// `p2c` the number is scaled to the whole table. Zero until the service has a policy that
-    /// compares load. Written by the daemon every second.
+    /// The largest number of open flows per share that any usable backend has, but at most twice
+    /// the mean of the usable backends with open flows. The unit is 2^-16 flows. With
+    /// `least-loaded` every backend is one share. With `p2c` a share is the whole table: the flows
+    /// of a backend, multiplied by the length of the table and divided by the backend's entries.
+    /// Zero if no usable backend has flows, and until the service has a policy that compares load.
+    /// Written by the daemon every second, and when it changes the table.
     pub peak_flows: u64,
     /// Zero.
     pub _reserved_last: [u8; 24],
@@ -128,11 +135,12 @@ const _: () =
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct NextTrial {
-    /// The tick at which it is due.
+    /// The tick at which the trial is due.
     pub at: u32,
-    /// The slot plus one; 0 if no trial is due.
+    /// The slot of the ejected backend, plus one; 0 if no trial is planned.
     pub slot: u16,
-    /// Connects that precede it. (Programs count them down by a store of this half word alone.)
+    /// How many connects must precede the trial. Programs count them down with a store of only this
+    /// field.
     pub others: u16,
 }
 one_word!(NextTrial, u64);
@@ -149,7 +157,7 @@ impl NextTrial {
         Self { at, slot, others }
     }
 
-    /// The slot, or [`NO_SLOT`](super::NO_SLOT) if no trial is due.
+    /// The slot, or [`NO_SLOT`](super::NO_SLOT) if no trial is planned.
     #[inline(always)]
     pub const fn slot(self) -> u32 {
         (self.slot as u32).wrapping_sub(1) & super::NO_SLOT
@@ -160,20 +168,22 @@ impl NextTrial {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct EjectionRules {
-    /// Ticks of the first ejection; each following one lasts twice as long.
+    /// Ticks of the first ejection. Each further ejection lasts twice as long as the previous one,
+    /// up to `max`.
     pub base: u32,
     /// Maximum ticks of an ejection.
     pub max: u32,
     /// Failures in a row that eject a backend; 0 turns ejection off.
     pub failures: u8,
-    /// 1 if established connections that the backend does not answer are failures, else 0.
+    /// 1 if an established connection on which the backend does not answer is a failure, else 0.
     pub hangs: u8,
     /// Zero.
     pub _reserved: [u8; 2],
 }
 const _: () = assert!(size_of::<EjectionRules>() == 12);
 
-/// The rules by which a service picks. Written by the daemon at any time, each field by itself.
+/// The rules by which a backend of a service is picked. Written by the daemon at any time, word by
+/// word.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Rules {
@@ -181,43 +191,45 @@ pub struct Rules {
     pub policy: u8,
     /// An [`Overflow`].
     pub overflow: u8,
-    /// Retransmissions of a SYN before a connect of the service times out; 0 leaves the kernel's
-    /// number.
+    /// Number of retransmissions of a SYN after which a connect to the service times out; 0 leaves
+    /// the kernel's setting unchanged.
     pub syn_retries: u8,
     /// Zero.
     pub _reserved: u8,
-    /// Open flows at which a backend is no longer eligible; 0 is no limit.
+    /// Number of open flows at which a backend is no longer eligible; 0 means no limit.
     pub active_limit: u32,
-    /// Half-life of recent errors in ticks; 0 does not count errors.
+    /// Half-life of recent errors, in ticks; 0 means that errors are not counted.
     pub error_half_life: u32,
-    /// Ticks after which a backend is chosen again for a flow of addressed datagrams; 0 is never.
+    /// Ticks after which a new backend is chosen for a flow of a datagram socket that is not
+    /// connected; 0 means never.
     pub rebind: u32,
-    /// Ticks after which a SYN counts as unanswered if the application gives up; 0 if only a
-    /// retransmission shows that.
+    /// Ticks after which the answer to a SYN is overdue: if the application gives up later, the
+    /// flow ends as unanswered. If it is 0, only a retransmission makes the answer overdue.
     pub unanswered_after: u32,
 }
 const _: () = assert!(size_of::<Rules>() == 20);
 
-/// How a backend is picked from a service's table. Numbers are part of the ABI.
+/// The policy by which a backend is picked from a service's table. Numbers are part of the ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Policy {
     /// The next entry of an interleaved schedule in which all backends have the same number of
-    /// entries: weights, also structural ones, are ignored.
+    /// entries: all weights are ignored, including the structural ones.
     RoundRobin = 0,
     /// The next entry of an interleaved schedule in which backends have entries by weight.
     WeightedRoundRobin = 1,
-    /// In turn among the members with the fewest open flows; recent errors count as open flows.
-    /// Examines every member.
+    /// The members with the fewest open flows, in turn. Recent errors count as open flows. Examines
+    /// every member.
     LeastLoaded = 2,
-    /// Of two random entries of the schedule, the one with the lower load per weight.
+    /// The backend with the lower load per weight, of the backends at two random entries of the
+    /// schedule.
     P2c = 3,
     /// A random entry of the schedule.
     Random = 4,
 }
 
 impl Policy {
-    /// All of them, by number, which is also their order in the documentation.
+    /// All policies by number, which is also their order in the documentation.
     pub const ALL: [Self; 5] =
         [Self::RoundRobin, Self::WeightedRoundRobin, Self::LeastLoaded, Self::P2c, Self::Random];
 
@@ -233,7 +245,7 @@ impl Policy {
         })
     }
 
-    /// The word for it in configuration, tables and JSON.
+    /// The word for this value in configuration, tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::RoundRobin => "round-robin",
@@ -244,7 +256,8 @@ impl Policy {
         }
     }
 
-    /// Whether members have schedule entries by weight. If not, all have the same number.
+    /// Whether members have numbers of schedule entries in proportion to their weights. If not, all
+    /// members have the same number.
     pub const fn is_weighted(self) -> bool {
         !matches!(self, Self::RoundRobin)
     }
@@ -255,22 +268,22 @@ impl Policy {
     }
 }
 
-/// The result for a flow if every backend is at its limit of open flows. Numbers are part of the
+/// What happens to a flow if every backend is at its limit of open flows. Numbers are part of the
 /// ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overflow {
-    /// The least loaded backend gets it. Examines every member.
+    /// The flow goes to the least loaded backend. Examines every member.
     LeastLoaded = 0,
-    /// It is refused with the service's errno.
+    /// The call is refused with the service's errno.
     Refuse = 1,
 }
 
 impl Overflow {
-    /// Both of them, in their order in the documentation.
+    /// All values, in their order in the documentation.
     pub const ALL: [Self; 2] = [Self::LeastLoaded, Self::Refuse];
 
-    /// The word for it in configuration, tables and JSON.
+    /// The word for this value in configuration, tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::LeastLoaded => "least-loaded",
@@ -279,35 +292,36 @@ impl Overflow {
     }
 }
 
-/// The backends of a table, each once. After them come the backends that are replaced by others
-/// while they are ejected: these are in no table, and get trials. The daemon writes it only while
-/// no table refers to it.
+/// The list of a table's backends, each once. After them come backends that others replace in the
+/// table; these get trials if they are ejected. Written by the daemon, only while no table refers
+/// to the list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Members {
     /// Number of backends in the table.
     pub count: u32,
-    /// Number of backends including those that are replaced.
+    /// Number of all backends in the list, including the replaced ones.
     pub listed: u32,
-    /// The slots of the backends.
+    /// The slots of the backends; only the first `listed` are valid.
     pub slots: [u16; MAX_LISTED as usize],
 }
 const _: () = assert!(size_of::<Members>() == 776);
 
-/// The number of a table without a list of members: there are too many, or no rule needs the list.
+/// The value of [`TableRef::members`] for a table without a list of members: there are too many
+/// members, or no rule needs the list.
 pub const NO_MEMBERS: u8 = 0;
 
 /// No service has this index.
 pub const SERVICE_FREE: u8 = 0;
 /// The service is configured.
 pub const SERVICE_LIVE: u8 = 1;
-/// The service was removed; the index is retained until its last flow ends, so that getpeername
-/// stays right.
+/// The service was removed. It retains the index until its last flow ends, so that getpeername
+/// still returns its address.
 pub const SERVICE_LEAVING: u8 = 2;
 
-/// Four schedule entries, each the slot of a backend or [`NO_SLOT`](super::NO_SLOT). The daemon
-/// writes it only while no service refers to it. A cell has four entries because the kernel rounds
-/// every array element up to eight bytes.
+/// Four schedule entries, each the slot of a backend or [`NO_SLOT`](super::NO_SLOT). Written by the
+/// daemon, only while no service refers to the cell. A cell has four entries because the kernel
+/// rounds every array element up to eight bytes.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ScheduleCell {

@@ -1,10 +1,10 @@
-//! The steps of ejection, in the order in which they change a backend's words: the end of a flow is
-//! judged, an ejection is permitted or withheld, and one connect at a time is a trial.
+//! The steps of ejection, in the order in which they change a backend's words: they judge the end
+//! of a flow, permit or withhold an ejection, and make one connect at a time a trial.
 //!
-//! The kernel programs, the planner and the tests run this one copy; [`EjectionStore`] contains the
-//! words of one service. Each step is a compare-and-swap of the backend's word, then a store of its
-//! state byte, and then a survey of all members, which decides when the next trial is due. Times
-//! are ticks.
+//! The kernel programs, the planner and the tests all run this code; [`EjectionStore`] gives it
+//! access to the words of one service. A judgement is a compare-and-swap of the backend's ejection
+//! word, then a store of its state byte, and then a survey of all members, which decides when the
+//! next trial is due. Times are ticks.
 
 use super::{
     Event, Evidence, EvidenceKind, FailureSource, SendFailures, Verdict, failure_source, is_over, left, next,
@@ -25,13 +25,13 @@ pub trait EjectionStore {
     /// The service's rules.
     fn rules(&self) -> EjectionRules;
 
-    /// Whether the members of its table are listed.
+    /// Whether the members of the service's table are listed.
     fn lists_members(&self) -> bool;
 
-    /// A survey of all members, or of scattered entries of the table if they are not listed.
+    /// A survey of all members, or of scattered entries of the table if the members are not listed.
     fn survey(&self, now: u32) -> Survey;
 
-    /// A random number for the jitter, uniform in 32 bits.
+    /// A random number for the jitter: all numbers of 32 bits are equally likely.
     fn random(&self) -> u32;
 
     /// The state word of a backend.
@@ -40,21 +40,22 @@ pub trait EjectionStore {
     /// Stores the failure source of a backend's run of failures.
     fn set_failure_source(&self, backend: Self::Backend, failure_source: FailureSource);
 
-    /// Which backends SYNs cannot be sent to.
+    /// The stored send failures: to which backends SYNs cannot be sent.
     fn send_failures(&self) -> SendFailures;
 
-    /// Stores the send failures, and that the next SYN is awaited.
+    /// Stores the send failures, and sets [`Service::awaits_syn`](crate::abi::Service::awaits_syn),
+    /// so that the next SYN that is sent clears them.
     fn set_send_failures(&self, send_failures: SendFailures);
 
-    /// The slot of the first backend that answered after the last missing answer, and the tick of
-    /// that; the slot is [`NO_SLOT`] or more if there is none.
+    /// The slot of the first backend that answered after the last missing answer, and the tick at
+    /// which it answered. If there is none, the slot is [`NO_SLOT`] or more.
     fn answered(&self) -> (u32, u32);
 
-    /// Whether no backend has answered since the last missing answer: the slot then belongs to an
-    /// earlier answer.
+    /// Whether no backend has answered since the last missing answer. If so,
+    /// [`EjectionStore::answered`] returns an earlier answer.
     fn awaits_answer(&self) -> bool;
 
-    /// Begins to wait for the next answer.
+    /// Records that an answer is missing, so that the next answer of a backend is stored.
     fn await_answer(&self);
 
     /// Stores whether a backend is ejected: 1 or 0.
@@ -63,18 +64,18 @@ pub trait EjectionStore {
     /// The ejection word of a backend.
     fn standing(&self, backend: Self::Backend) -> EjectionState;
 
-    /// Replaces the ejection word. Returns `false` if it is no longer `before`, because another CPU
-    /// has changed it.
+    /// Replaces the ejection word of a backend. Returns `false` if the word is no longer `before`,
+    /// because another CPU has changed it.
     fn replace_standing(&self, backend: Self::Backend, before: EjectionState, after: EjectionState) -> bool;
 
     /// Clears the recent errors of a backend.
     fn forget_errors(&self, backend: Self::Backend);
 
-    /// Whether a backend accepts trials: it is below the limit of open flows, and its own report
-    /// does not make it a lame duck.
+    /// Whether a trial may go to a backend: it is below the limit of open flows, and it is not a
+    /// lame duck by its own report.
     fn takes_trials(&self, backend: Self::Backend) -> bool;
 
-    /// Increments a counter of a slot.
+    /// Increments the counter of an event for a slot.
     fn count(&self, slot: u32, counted: Counted);
 
     /// When the next trial is due, and which backend it tests.
@@ -110,11 +111,11 @@ pub enum Judgement {
     Unchanged,
     /// The evidence is stored, without any other effect.
     Remembered,
-    /// The backend is not ejected, because it is the last available one.
+    /// The backend should be ejected and is not, because it is the last available one.
     Withheld,
     /// The backend is ejected.
     Ejected,
-    /// The backend stays ejected for longer.
+    /// A trial failed, and the backend stays ejected for longer.
     EjectedLonger,
     /// The backend is readmitted, and its recent errors are cleared.
     Readmitted,
@@ -133,20 +134,22 @@ impl Judgement {
     }
 }
 
-/// Why the evidence was not judged.
+/// Why the evidence was not judged. The caller must call [`judge`] again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unjudged {
-    /// Another CPU changed the word first: judge again.
+    /// Another CPU changed the ejection word first.
     Contended,
-    /// The backend should be ejected: check with a survey whether one more may be, and judge again.
+    /// The backend should be ejected, and it is unknown whether one more backend may be ejected.
+    /// The caller must find out by a survey, and then judge again.
     WantsRoom,
 }
 
-/// Judges the backend in a slot by evidence. `has_room` is whether one more backend may be ejected
-/// ([`Survey::has_room`]), if that is known. Afterwards the caller must schedule the next trial if
-/// [`Judgement::event`] returns an event. (The caller does both because kernel-program functions
-/// that call each other share 512 bytes of stack, and because without CAP_PERFMON the verifier
-/// finds too many paths in a loop over all of this.)
+/// Judges the backend in a slot by evidence. `has_room`: whether one more backend may be ejected
+/// ([`Survey::has_room`]); `None` if the caller has not surveyed the members. Afterwards the caller
+/// must schedule the next trial if [`Judgement::event`] returns an event. (This function neither
+/// surveys nor schedules, because functions of a kernel program that call each other share 512
+/// bytes of stack, and because without CAP_PERFMON the verifier would have too many paths to follow
+/// through a loop over all steps.)
 ///
 /// # Errors
 /// If the evidence was not judged.
@@ -194,7 +197,7 @@ pub fn judge<W: EjectionStore>(
             if matches!(verdict, Verdict::Eject) { Judgement::Ejected } else { Judgement::EjectedLonger }
         }
         Verdict::Readmit => {
-            // Failures before the readmission no longer count.
+            // Failures before a readmission no longer count.
             store.forget_errors(backend);
             store.set_failure_source(backend, FailureSource::default());
             store.set_ejected(backend, 0);
@@ -204,13 +207,15 @@ pub fn judge<W: EjectionStore>(
     })
 }
 
-/// Discards evidence that does not count. Failures that may be the fault of this host, or normal
-/// for the protocol, count only while other backends show that they are not. Takes and returns the
-/// number of the evidence; 0 if nothing is left of it. Call it once, before [`judge`]. `began` is
-/// the tick at which the flow began.
+/// Discards evidence that does not count. Some failures may be the fault of this host (send
+/// failures) or normal for the protocol (missing answers): they count only while other backends
+/// show that they are not. `evidence` and the result are words of [`Evidence`]; the result is 0 if
+/// nothing is left to judge. `began` is the tick at which the flow began. Call this once per flow,
+/// before [`judge`].
 ///
 /// A missing answer counts if another backend has answered since the previous missing answer, or
-/// since this flow began: clients send in bursts, so all requests to one backend may end together.
+/// since this flow began. (The second condition is needed because clients send in bursts, so all
+/// requests to one backend may end together.)
 #[inline(always)]
 pub fn weigh<W: EjectionStore>(store: &W, slot: u32, evidence: u32, began: u32) -> u32 {
     let counts = match Evidence::from_word(evidence).kind {
@@ -237,12 +242,12 @@ pub fn weigh<W: EjectionStore>(store: &W, slot: u32, evidence: u32, began: u32) 
     if counts || evidence & Evidence::TRIAL == 0 {
         return if counts { evidence } else { 0 };
     }
-    // A trial without a result.
+    // The flow was a trial: without evidence it is a trial that decided nothing.
     evidence & !Evidence::KIND
 }
 
-/// Readmits a backend that was ejected because no SYN to it could be sent: SYNs to other backends
-/// cannot be sent either.
+/// Readmits a backend that was ejected because SYNs to it could not be sent. Call this if SYNs to
+/// other backends cannot be sent either.
 #[inline(always)]
 fn readmit_blamed<W: EjectionStore>(store: &W, slot: u32) {
     let Some(backend) = store.backend(slot) else { return };
@@ -254,23 +259,23 @@ fn readmit_blamed<W: EjectionStore>(store: &W, slot: u32) {
     }
 }
 
-/// Schedules the next trial, if members are listed.
+/// Schedules the next trial, if the members are listed.
 #[inline(always)]
 pub fn schedule_trial<W: EjectionStore>(store: &W, event: Event, now: u32) {
     if !store.lists_members() {
         return;
     }
-    // Twice: another CPU may have ejected a backend between the survey and the store, and have
-    // stored first. A CPU that surveys after its own store sees the other CPU's store, or the other
-    // CPU stores last.
+    // This is done twice, because another CPU may have ejected a backend between this CPU's survey
+    // and its store, and may have stored its own result first. With a second survey after its own
+    // store, either this CPU sees the other's ejection, or the other CPU stores last.
     for _ in 0..2 {
         let (seen, before) = (store.survey(now), store.next_trial());
         store.set_next_trial(next_trial(seen, store.rules(), event, before, now));
     }
 }
 
-/// The slot of an ejected backend that the current connect must try, if a trial is due; else
-/// [`NO_SLOT`].
+/// The slot of the ejected backend for which the current connect is the trial, if a trial is due;
+/// else [`NO_SLOT`].
 #[inline(always)]
 pub fn take_trial<W: EjectionStore>(store: &W, now: u32) -> u32 {
     let due = store.next_trial();
@@ -287,15 +292,15 @@ pub fn take_trial<W: EjectionStore>(store: &W, now: u32) -> u32 {
         return NO_SLOT;
     }
     let slot = begin_trial(store, due.slot(), now);
-    // No other trial is due while this one is undecided, and a backend that could not be tried is
-    // not tried again by each connect. If another CPU has stored something else meanwhile, that is
-    // newer.
+    // The next trial is postponed, so that no other connect becomes a trial while this one is
+    // undecided, and so that not every connect attempts the trial of a backend that may not be
+    // tried. If another CPU has stored another trial meanwhile, that one is newer and stays.
     store.replace_next_trial(due, NextTrial { at: now.wrapping_add(rules.base), ..due });
     slot
 }
 
 /// Begins the trial of the backend in a slot. Returns the slot, or [`NO_SLOT`] if the backend may
-/// not be tried.
+/// not be tried now.
 #[inline(always)]
 pub fn begin_trial<W: EjectionStore>(store: &W, slot: u32, now: u32) -> u32 {
     let Some(backend) = store.backend(slot) else { return NO_SLOT };
@@ -309,7 +314,7 @@ pub fn begin_trial<W: EjectionStore>(store: &W, slot: u32, now: u32) -> u32 {
     slot
 }
 
-/// Whether a connect that begins now may be the trial of a backend with this ejection word.
+/// Whether a connect at the tick `now` may be the trial of a backend with this ejection word.
 #[inline(always)]
 pub fn may_be_tried<W: EjectionStore>(
     store: &W,
@@ -317,16 +322,17 @@ pub fn may_be_tried<W: EjectionStore>(
     before: EjectionState,
     now: u32,
 ) -> bool {
-    // If members are listed and no backend is well, a trial may be due before the ejection is over.
-    // A running trial is not interrupted.
+    // A trial must wait for the end of the ejection only if members are not listed: if they are
+    // listed and no backend is well, [`next_trial`] makes a trial due earlier. A new trial always
+    // waits for the end of a running one.
     let waits = before.phase == EjectionPhase::Trial as u8 || !store.lists_members();
     store.state(backend).is_held_back() != 0
         && (!waits || is_over(before.at, store.rules(), now))
         && store.takes_trials(backend)
 }
 
-/// Ends a trial that decided nothing, so that another one follows soon. Returns whether the flow
-/// was the trial.
+/// Ends the running trial of the backend in a slot without a result, so that another trial follows
+/// soon. Returns whether there was a running trial.
 #[inline(always)]
 pub fn give_trial_up<W: EjectionStore>(store: &W, slot: u32, now: u32) -> bool {
     let Some(backend) = store.backend(slot) else { return false };
@@ -340,8 +346,8 @@ pub fn give_trial_up<W: EjectionStore>(store: &W, slot: u32, now: u32) -> bool {
     true
 }
 
-/// Makes the backend in a slot, which was just ejected, the next trial if there is none yet.
-/// ([`schedule_trial`] surveys all members.)
+/// Plans the trial of the backend in a slot, which was just ejected, if the service has no next
+/// trial yet. (It needs no survey of all members, unlike [`schedule_trial`].)
 #[inline(always)]
 pub fn name_for_trial<W: EjectionStore>(store: &W, slot: u32, now: u32) {
     let Some(backend) = store.backend(slot) else { return };

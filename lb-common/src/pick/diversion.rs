@@ -1,26 +1,28 @@
-//! Diversion: if a choice is a lame duck by its own report, another backend of the same table is
-//! taken in its place.
+//! Diversion: if the chosen backend is a lame duck by its own report, another backend of the same
+//! table replaces it.
 //!
-//! Only the chosen backend's verdict is read, not that of every examined backend, because connect
-//! has neither time nor stack for more. So policies treat lame ducks like other backends, and the
-//! replacement comes from the schedule under every policy. The module must not know reports, and
-//! reads no clock.
+//! Connect checks whether the chosen backend is a lame duck, but not whether each examined backend
+//! is, because it has neither time nor stack for that. So policies treat lame ducks like other
+//! backends, and under every policy the replacement comes from the schedule. The module must not
+//! know reports, and reads no clock.
 
 use super::schedule::{from_word, to_word};
 use super::view::{at_limit, slot_at};
 use super::{How, Pick, Tables, mixed};
 use crate::abi::{NO_SLOT, Rules, TableRef};
 
-/// Entries that are examined. A further one costs the connect of a lame duck some ten nanoseconds.
+/// Number of entries that a diversion examines. Each further entry would cost some ten nanoseconds
+/// of a connect that has chosen a lame duck.
 ///
-/// Half of them are scattered: the entries after a lame duck's belong mostly to one other backend,
-/// which would get all of the lame duck's connects. The other half lie in a row after the last of
-/// these. In an interleaved schedule they are nearly all different backends, so if there are only a
-/// few backends, the one that is no lame duck is certainly found.
+/// The first half are scattered over the table: the entries that follow a lame duck's entries
+/// belong mostly to one other backend, which would get all of the lame duck's connects. The second
+/// half follow in a row after the last scattered entry. Consecutive entries of an interleaved
+/// schedule belong to nearly all different backends, so if there are only a few backends, the only
+/// one that is no lame duck is certainly found.
 pub const LOOKS: u32 = 16;
 
-/// The slot of an eligible backend that is no lame duck, among [`LOOKS`] entries of the table. If
-/// there is none, the chosen slot `first`, because a lame duck still serves.
+/// The slot of an eligible backend that is no lame duck, from [`LOOKS`] entries of the table. If
+/// there is none, the result is the chosen slot `first`, because a lame duck still serves.
 pub fn other_than_lame<T: Tables>(
     tables: &T,
     table: TableRef,
@@ -34,12 +36,12 @@ pub fn other_than_lame<T: Tables>(
     })
 }
 
-/// Like [`other_than_lame`]. `part` must return the result of [`diversion_part`] for a place, and
-/// for whether its entries are scattered.
+/// The same as [`other_than_lame`], over a function that examines entries: `part(place,
+/// is_scattered)` must return the result of [`diversion_part`].
 #[inline(always)]
 pub fn divert(sample: u32, first: u32, part: impl Fn(u32, bool) -> u64) -> u32 {
-    // Not the entries that a choice draws in place of ineligible ones, because those have led to
-    // the lame duck.
+    // The sample is inverted so that these are not the entries that a choice examines if a backend
+    // is not eligible: those entries may have led to the lame duck.
     let (found, place) = from_word(part(!sample, true));
     if found != NO_SLOT {
         return found;
@@ -48,9 +50,10 @@ pub fn divert(sample: u32, first: u32, part: impl Fn(u32, bool) -> u64) -> u32 {
     if found == NO_SLOT { first } else { found }
 }
 
-/// Examines half of the entries for [`divert`]: scattered ones, or those in a row after a place.
-/// Returns the slot of an eligible backend that is no lame duck, or [`NO_SLOT`] if there is none,
-/// and in the upper half the last examined place.
+/// Examines half of the entries for [`divert`]: scattered ones that begin with a number derived
+/// from `place`, or those in a row after `place`. The result contains in its lower half the slot of
+/// an eligible backend that is no lame duck, or [`NO_SLOT`] if there is none, and in its upper half
+/// the last examined place.
 #[inline(always)]
 pub fn diversion_part<T: Tables>(
     tables: &T,
@@ -69,7 +72,7 @@ pub fn diversion_part<T: Tables>(
         place = if is_scattered { mixed(place.wrapping_add(look)) } else { place.wrapping_add(1) };
         let Some(slot) = slot_at(tables, table, place) else { break };
         let Some(backend) = tables.backend(slot) else { break };
-        // One number in place of two conditions, so that the verifier has fewer paths through an
+        // One number combines two conditions, so that the verifier has fewer paths through an
         // iteration.
         let usable = u64::from(tables.state(backend).may_be_chosen());
         if usable & !at_limit(tables, backend, active_limit) != 0 && !is_lame(backend) {
@@ -79,14 +82,14 @@ pub fn diversion_part<T: Tables>(
     to_word(NO_SLOT, place)
 }
 
-/// The limit of open flows for a diversion: none if every backend is at the limit, which is then
-/// exceeded anyway.
+/// The limit of open flows for a diversion. There is none (0) if every backend is at the limit,
+/// because the flow then exceeds the limit anyway.
 #[inline(always)]
 pub const fn limit_of_diversion(how: How, rules: Rules) -> u32 {
     if matches!(how, How::Overflowed) { 0 } else { rules.active_limit }
 }
 
-/// The pick after a diversion to the backend in `slot`.
+/// The pick after a diversion to the backend in `slot`, which may be the slot of the pick itself.
 #[inline(always)]
 pub const fn diverted(pick: Pick, slot: u32) -> Pick {
     if slot == pick.slot {

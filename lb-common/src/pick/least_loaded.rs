@@ -1,9 +1,9 @@
-//! `least-loaded`: round robin among the members with the least load ("Site Reliability
+//! The policy `least-loaded`: round robin among the members with the least load ("Site Reliability
 //! Engineering", chapter 20). Other policies use its scan of all members if the backends that they
-//! examined are at the limit.
+//! have examined are at the limit.
 //!
-//! One loop finds the smallest of one number per member. The number contains, from high to low
-//! bits: whether the member may not be chosen, whether it is at the limit, its load, its distance
+//! A scan computes one number per member and finds the smallest. The number contains, from high to
+//! low bits: 1 if the member may not be chosen, 1 if it is at the limit, its load, its distance
 //! from the position of the round robin, and its slot. Arithmetic replaces branches, because the
 //! verifier follows every path through each of the 256 iterations.
 
@@ -12,17 +12,17 @@ use super::view::at_limit;
 use crate::abi::{MAX_SUBSET, NO_SLOT};
 use crate::load::{self, HalfLife, smaller};
 
-/// The input of a scan besides the tables: plain numbers, as many as a function of a kernel program
-/// accepts.
+/// The input of a scan besides the tables, as numbers that can be passed to a function of a kernel
+/// program.
 #[derive(Clone, Copy)]
 pub struct Scan {
-    /// The position of the round robin.
+    /// The position of the round robin, modulo the number of members.
     pub sample: u32,
-    /// The tick.
+    /// The tick of the choice.
     pub now: u32,
-    /// As in [`Rules`](crate::abi::Rules).
+    /// The field of the same name in [`Rules`](crate::abi::Rules).
     pub active_limit: u32,
-    /// As in [`Rules`](crate::abi::Rules).
+    /// The field of the same name in [`Rules`](crate::abi::Rules).
     pub error_half_life: u32,
 }
 
@@ -30,18 +30,18 @@ const SLOT_BITS: u32 = 16;
 const DISTANCE_BITS: u32 = 8;
 const AT_LIMIT_BIT: u32 = 61;
 const UNUSABLE_BIT: u32 = 62;
-/// Larger than the number of any member.
+/// A number that is larger than that of any member.
 const NO_MEMBER: u64 = u64::MAX >> 1;
-/// A number in place of a member's: the tables contradict each other.
+/// A result in place of a member's number: the tables contradict each other.
 const CORRUPT: u64 = u64::MAX;
 const _: () = assert!(NO_SLOT < 1 << SLOT_BITS && MAX_SUBSET == 1 << DISTANCE_BITS);
 
-/// Members that one part of the scan examines. The verifier then follows the loop for this many and
-/// not for all.
+/// Number of members that one part of the scan examines, so that the verifier follows a loop over
+/// this number of members and not over all.
 const PART: u32 = 64;
 
-/// The smallest number of all `count` members, as a word of `Least`. `part` must return the result
-/// of [`least_of_part`].
+/// The smallest number of all `count` members, in which the distance is corrected: the word of a
+/// `Least`. `part(index)` must return the result of [`least_of_part`].
 #[inline(always)]
 pub fn least(count: u32, sample: u32, part: impl Fn(u32) -> u64) -> u64 {
     const { assert!(MAX_SUBSET == 4 * PART) };
@@ -55,14 +55,15 @@ pub fn least(count: u32, sample: u32, part: impl Fn(u32) -> u64) -> u64 {
         let theirs = part(index);
         if theirs == CORRUPT { CORRUPT } else { smaller(number, theirs) }
     };
-    // Without a loop: without CAP_PERFMON the verifier cannot prove that a loop with a call in it
-    // ends.
+    // This is no loop, because without CAP_PERFMON the verifier cannot prove that a loop with a
+    // call in it ends.
     let number = more(more(more(more(NO_MEMBER, 0), 1), 2), 3);
     if number >= NO_MEMBER {
         return number;
     }
-    // Distances beyond the list wrapped around modulo MAX_SUBSET: from the last member to the first
-    // it is one step, not the rest of MAX_SUBSET.
+    // For members before the start, the distance was computed modulo MAX_SUBSET, as if the list had
+    // MAX_SUBSET members. In fact the first member follows the last one, so the difference is
+    // subtracted.
     let distance = Least::from_word(number).distance();
     let around = if sample % count + distance >= MAX_SUBSET { MAX_SUBSET - count } else { 0 };
     number - (u64::from(around) << SLOT_BITS)
@@ -91,7 +92,7 @@ pub fn least_of_part<T: Tables>(tables: &T, members: T::Members, part: u32, scan
         let Some(backend) = tables.backend(slot) else { return CORRUPT };
         let errors = load::decayed(tables.errors(backend), scan.now, half_life);
         let load = u64::from(tables.flows(backend)) + u64::from(errors);
-        // Members before the start come after all members behind it.
+        // Modulo MAX_SUBSET, so that members before the start come after all members behind it.
         let distance = index.wrapping_sub(start) & (MAX_SUBSET - 1);
         let theirs = u64::from(tables.state(backend).may_be_chosen() ^ 1) << UNUSABLE_BIT
             | at_limit(tables, backend, scan.active_limit) << AT_LIMIT_BIT
@@ -116,14 +117,14 @@ pub enum Standing {
     Corrupt,
 }
 
-/// The least loaded member. Its number contains the steps to it in place of its distance.
+/// The least loaded member, from the number that [`least`] has returned.
 #[derive(Clone, Copy)]
 pub struct Least {
     number: u64,
 }
 
 impl Least {
-    /// Takes the word that [`least`] returns.
+    /// Interprets a number that [`least`] has returned.
     #[inline(always)]
     pub fn from_word(number: u64) -> Self {
         Self { number }
@@ -143,13 +144,13 @@ impl Least {
         }
     }
 
-    /// Its slot.
+    /// The slot of the member.
     #[inline(always)]
     pub fn slot(self) -> u32 {
         self.bits(0, SLOT_BITS)
     }
 
-    /// By how many members the round robin advances to the position after this one.
+    /// By how many members the round robin must advance to reach the position after this member.
     #[inline(always)]
     pub fn steps(self) -> u32 {
         self.distance() + 1

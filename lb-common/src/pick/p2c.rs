@@ -1,30 +1,31 @@
-//! `p2c`, power of two choices: of two random backends, the one with the lower load for its weight.
+//! The policy `p2c`, power of two choices: of two random backends, the one with the lower load for
+//! its weight.
 //!
-//! Both are sampled from the schedule, so that weights, also structural ones, decide which backends
-//! are compared. Dividing the load by the weight keeps the comparison fair: a backend that should
-//! get half as much is equally loaded with half as many flows (Mitzenmacher, "The Power of Two
+//! Both backends are random entries of the schedule, so that a backend takes part in comparisons in
+//! proportion to its weight. The load is divided by the weight: a backend that should get half as
+//! much traffic counts as equally loaded with half as many flows (Mitzenmacher, "The Power of Two
 //! Choices in Randomized Load Balancing"; Twitter's deterministic aperture compares in the same
-//! way). Like Twitter's, and unlike the analysis, it samples without replacement, because two
-//! entries of the same backend would leave no choice.
+//! way). Like Twitter's aperture, and unlike Mitzenmacher's analysis, it samples without
+//! replacement, because two entries of the same backend would leave no choice.
 
 use super::view::{View, slot_at};
 use super::{CORRUPT, Tables, mixed};
 use crate::abi::{MAX_SCHEDULE_LOG2, NO_SLOT, TableRef};
 
-/// Splits one random number into two positions.
+/// Splits one random number into two positions of the schedule.
 #[inline(always)]
 pub fn points(sample: u32) -> (u32, u32) {
     (sample & 0xffff, sample >> 16)
 }
 const _: () = assert!(MAX_SCHEDULE_LOG2 <= 16);
 
-/// Entries beside the third position that are searched for another backend. Five entries in a row
-/// of an interleaved schedule contain another backend unless a single one has more than four fifths
-/// of it.
+/// Number of entries beside the third position that are searched for another backend. Five
+/// consecutive entries of an interleaved schedule contain two different backends unless one backend
+/// has more than four fifths of all entries.
 const BESIDE: u32 = 4;
 
-/// The slots at the two positions of a sample. If both positions have the same slot, the second
-/// slot is searched for elsewhere.
+/// The slots at the two positions of a sample. If both are the same slot, the second one is
+/// replaced by another slot, see [`other_than`].
 #[inline(always)]
 fn pair<T: Tables>(view: &View<'_, T>, sample: u32) -> Option<(u32, u32)> {
     let (first, second) = points(sample);
@@ -34,8 +35,8 @@ fn pair<T: Tables>(view: &View<'_, T>, sample: u32) -> Option<(u32, u32)> {
     Some((first, second))
 }
 
-/// Of the backends at the two positions of a sample, the slot of the one with the lower load for
-/// its weight; if they are equal, the first. [`NO_SLOT`] unless both are eligible.
+/// The slot of the backend with the lower load for its weight, of the two backends at the positions
+/// of a sample; the first one if the loads are equal. [`NO_SLOT`] unless both are eligible.
 #[inline(always)]
 pub fn better_of_eligible<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     let Some((first, second)) = pair(view, sample) else { return NO_SLOT };
@@ -48,7 +49,8 @@ pub fn better_of_eligible<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     if is_lower(view, a, b) { first } else { second }
 }
 
-/// Like [`better_of_eligible`], but if only one is eligible, its slot.
+/// Like [`better_of_eligible`], but if only one of the two backends is eligible, the result is its
+/// slot.
 #[inline(always)]
 pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     let Some((first, second)) = pair(view, sample) else { return CORRUPT };
@@ -63,7 +65,7 @@ pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     if is_lower(view, a, b) { one } else { other }
 }
 
-/// Whether the load of `a` for its weight is no higher than that of `b`.
+/// Whether the load of `a` for its weight is at most that of `b`.
 #[inline(always)]
 fn is_lower<T: Tables>(view: &View<'_, T>, a: T::Backend, b: T::Backend) -> bool {
     // a / entries(a) <= b / entries(b), without a division: loads have 33 bits and entries at most
@@ -73,12 +75,12 @@ fn is_lower<T: Tables>(view: &View<'_, T>, a: T::Backend, b: T::Backend) -> bool
     left <= right
 }
 
-/// Another slot than `first`: at a third random position, or beside it. `first` itself if it has
-/// nearly all of the table.
+/// Another slot than `first`, at a third random position or beside that position. If `first` has
+/// nearly all entries of the table, the result may be `first`.
 ///
-/// The search beside it begins at a random entry and goes to a random side. Neighbors in a schedule
-/// are always the same, so they would otherwise be compared with each other more often than with
-/// the rest.
+/// The search beside the third position begins at a random entry and goes in a random direction.
+/// Neighbors in a schedule are always the same backends, so they would otherwise be compared with
+/// each other more often than with the other backends.
 #[inline(always)]
 pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, sample: u32) -> u32 {
     let third = mixed(sample);
@@ -91,7 +93,7 @@ pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, sample: u3
     // Bound: BESIDE entries.
     for step in 0..BESIDE {
         let distance = (offset.wrapping_add(step) & (BESIDE - 1)) + 1;
-        // Minus the distance in two's complement, if the search goes backward.
+        // If the search goes backward, this adds the negative distance in two's complement.
         let position = third.wrapping_add((distance ^ is_before.wrapping_neg()).wrapping_add(is_before));
         let slot = slot_at(tables, table, position).unwrap_or(CORRUPT);
         if slot != first {

@@ -1,5 +1,6 @@
-//! The part that all policies share: if a backend may not be chosen or is at the limit, another one
-//! is drawn, and if none is found, the service's rules and its fallback decide.
+//! The part of a choice that all policies share: if the picked backend may not be chosen or is at
+//! the limit, other entries are examined. If no backend is found, the service's rules and its
+//! fallback decide.
 
 use super::least_loaded::{Least, Scan, Standing};
 use super::schedule::MAX_LOOKS;
@@ -10,16 +11,17 @@ use crate::abi::{
     Rules, TableRef,
 };
 
-/// The pick for a sample if no backend at its places of the schedule is eligible, or the table is
-/// invalid.
+/// The pick for a sample if no backend at the sample's places of the schedule is eligible, or if
+/// the table is invalid or missing.
 #[inline(always)]
 pub fn slow_path<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
     View { tables, table, rules, now }.slow_path(sample)
 }
 
 impl<T: Tables> View<'_, T> {
-    /// Examines the sample's entry of the schedule, or two entries for `p2c`. The slow path is a
-    /// method of the tables, so that the kernel programs can compile it as a separate function.
+    /// The pick by a policy that uses the schedule: examines the sample's entry, or two entries for
+    /// `p2c`. If no backend there is eligible, the slow path follows. That is a method of the
+    /// tables, so that the kernel programs can compile it as a separate function.
     #[inline(always)]
     pub fn by_schedule(&self, sample: u32) -> Pick {
         let slot = if !self.is_in_order() {
@@ -63,7 +65,8 @@ impl<T: Tables> View<'_, T> {
         if slot == NO_SLOT { self.elsewhere(sample) } else { picked(slot) }
     }
 
-    /// The slot at the sample, if its backend is ejected and this choice becomes its trial.
+    /// The slot at the sample, if its backend is ejected and this choice becomes the backend's
+    /// trial.
     #[inline(always)]
     fn trial_at(&self, sample: u32) -> Option<u32> {
         let slot = slot_at(self.tables, self.table, sample)?;
@@ -71,9 +74,10 @@ impl<T: Tables> View<'_, T> {
         if state.is_held_back() != 0 && self.tables.begin_trial(slot, self.now) { Some(slot) } else { None }
     }
 
-    /// The pick if no backend at the sample is eligible. With a limit it examines a few scattered
-    /// entries, and then all members for the least loaded one. Without a limit it examines as many
-    /// entries as usually suffice to find a backend that may be chosen, and then the members.
+    /// The pick if no backend at the sample is eligible. If the service has a limit of open flows,
+    /// it examines a few scattered entries, and then scans all members for the least loaded one.
+    /// Without a limit, it examines enough scattered entries to find a backend that may be chosen
+    /// in nearly all cases, and then the members.
     #[inline(always)]
     fn elsewhere(&self, sample: u32) -> Pick {
         let has_limit = self.rules.active_limit != 0;
@@ -95,7 +99,8 @@ impl<T: Tables> View<'_, T> {
         if slot == NONE_USABLE || slot == NO_SLOT { self.fallback() } else { picked(slot) }
     }
 
-    /// Scans all members. Also returns by how many members the round robin advances.
+    /// The pick by a scan of all members for the least loaded one. Also returns by how many members
+    /// the round robin must advance.
     #[inline(always)]
     pub fn scan(&self, members: T::Members, sample: u32) -> (Pick, u32) {
         let Rules { active_limit, error_half_life, .. } = self.rules;
@@ -111,7 +116,7 @@ impl<T: Tables> View<'_, T> {
         (pick, least.steps())
     }
 
-    /// Replaces [`View::scan`] if there are too many members to list.
+    /// The pick in place of [`View::scan`], if the members are not listed.
     #[inline(always)]
     fn by_long_schedule(&self, sample: u32) -> Pick {
         let slot = self.far_away(sample);
@@ -126,12 +131,14 @@ impl<T: Tables> View<'_, T> {
         }
     }
 
-    /// The slot of an eligible backend among [`MAX_SUBSET`] more scattered entries, or a number
-    /// that stands for the failure.
+    /// The slot of an eligible backend from [`MAX_SUBSET`] further scattered entries; [`NO_SLOT`]
+    /// if all usable backends there are at the limit, and [`NONE_USABLE`] if no backend there may
+    /// be chosen.
     #[inline(always)]
     fn far_away(&self, sample: u32) -> u32 {
         const { assert!(MAX_SUBSET / MAX_LOOKS == 4) };
-        // "Some may be chosen but are at the limit" takes precedence over "none may be chosen".
+        // The result "some may be chosen but are at the limit" takes precedence over "none may be
+        // chosen".
         let look = |found, round| {
             if found != NO_SLOT && found != NONE_USABLE {
                 return found;
@@ -140,7 +147,7 @@ impl<T: Tables> View<'_, T> {
             let slot = self.tables.redraw(self.table, sample, MAX_LOOKS, self.rules.active_limit);
             if slot == NONE_USABLE { found } else { slot }
         };
-        // Without a loop, as in `of_groups`.
+        // This is no loop, for the reason given at `of_groups`.
         look(look(look(look(NONE_USABLE, 1), 2), 3), 4)
     }
 
@@ -154,7 +161,7 @@ impl<T: Tables> View<'_, T> {
     }
 }
 
-/// The pick for the slot that was found, which is not [`NO_SLOT`] or [`NONE_USABLE`].
+/// The pick for the result of a search, which must not be [`NO_SLOT`] or [`NONE_USABLE`].
 #[inline(always)]
 fn picked(slot: u32) -> Pick {
     if slot == CORRUPT { Pick::BROKEN } else { Pick { how: How::Picked, slot } }

@@ -1,8 +1,10 @@
-//! `round-robin`, `weighted-round-robin` and `random`: the schedule's entry at the sample. Also,
-//! for all policies, the replacement if the backend of an entry is not eligible.
+//! The policies `round-robin`, `weighted-round-robin` and `random`, which pick the schedule's entry
+//! at the sample. Also, for all policies, the search for another backend if the backend of an entry
+//! is not eligible.
 //!
-//! The schedule determines whether all backends have the same number of entries or numbers by
-//! weight. The source of the sample determines whether it is the next number or a random one.
+//! The three policies differ in the schedule, where all backends have either the same number of
+//! entries or numbers in proportion to their weights, and in the sample, which is either the next
+//! number or a random one.
 
 use super::survey::{PART, PARTS, of_group, of_groups};
 use super::view::{at_limit, slot_at};
@@ -10,19 +12,19 @@ use super::{CORRUPT, NONE_USABLE, Tables, mixed};
 use crate::abi::{MAX_SUBSET, NO_SLOT, TableRef};
 use crate::load::smaller;
 
-/// Maximum entries that are drawn again at a time.
+/// Maximum number of entries that one [`redraw`] examines.
 pub(super) const MAX_LOOKS: u32 = 64;
 
-/// Entries that one part of a search examines. A search of more consists of several parts, as in
-/// `survey`.
+/// Number of entries that one part of a search examines. A longer search consists of several parts,
+/// as in `survey`.
 const LOOKS_OF_PART: u32 = 8;
 
-/// The slot of the first of `looks` entries, at most 64, with an eligible backend.
+/// The slot of the first of `looks` entries (at most 64) with an eligible backend; [`NO_SLOT`] if
+/// all usable backends there are at the limit, and `NONE_USABLE` if no backend there may be chosen.
 ///
-/// They are scattered over the table. In an interleaved schedule the entries after those of one
-/// backend belong mostly to one other backend, which would otherwise get all of its connects.
-/// `part` must return the result of [`redraw_part`] for the place at which it begins and the number
-/// of its first entry.
+/// The entries are scattered over the table. In an interleaved schedule the entries that follow
+/// those of one backend belong mostly to one other backend, which would otherwise get all connects
+/// of an ineligible backend. `part(place, first)` must return the result of [`redraw_part`].
 #[inline(always)]
 pub fn redraw(sample: u32, looks: u32, part: impl Fn(u32, u32) -> u64) -> u32 {
     const { assert!(MAX_LOOKS == 8 * LOOKS_OF_PART) };
@@ -32,15 +34,16 @@ pub fn redraw(sample: u32, looks: u32, part: impl Fn(u32, u32) -> u64) -> u32 {
             return (before, place);
         }
         let (found, place) = from_word(part(place, first));
-        // "Some may be chosen but are at the limit" takes precedence over "none may be chosen".
+        // The result "some may be chosen but are at the limit" takes precedence over "none may be
+        // chosen".
         (if found == NONE_USABLE { before } else { found }, place)
     };
-    // Without a loop, as in `of_groups`.
+    // This is no loop, for the reason given at `of_groups`.
     let first = more((NONE_USABLE, sample), 0);
     more(more(more(more(more(more(more(first, 1), 2), 3), 4), 5), 6), 7).0
 }
 
-/// The result and the last examined place, in one word.
+/// A result (lower half) and the last examined place (upper half) in one word.
 #[inline(always)]
 pub(super) fn to_word(found: u32, place: u32) -> u64 {
     u64::from(place) << 32 | u64::from(found)
@@ -53,8 +56,9 @@ pub(super) fn from_word(word: u64) -> (u32, u32) {
     halves
 }
 
-/// Examines some of the entries for [`redraw`], from a place on, given the number of the first
-/// entry and the number of all. Returns the result, and in the upper half the last place.
+/// Examines some of the `looks` entries for [`redraw`], beginning with entry number `first`.
+/// `place` is the last examined place, or the sample. Returns the result in the lower half of a
+/// word, and the last examined place in the upper half.
 #[inline(always)]
 pub fn redraw_part<T: Tables>(
     tables: &T,
@@ -81,7 +85,7 @@ pub fn redraw_part<T: Tables>(
             return to_word(CORRUPT, place);
         };
         let usable = u64::from(tables.state(backend).may_be_chosen());
-        // One number in place of two conditions, so that the verifier has one path through an
+        // One number combines two conditions, so that the verifier has one path through an
         // iteration.
         if usable & !at_limit(tables, backend, active_limit) != 0 {
             return to_word(slot, place);
@@ -96,8 +100,9 @@ const UNUSABLE_BIT: u32 = 62;
 /// The result of [`usable_part`] for a part without members: larger than that of any member.
 pub const NO_MEMBER: u64 = u64::MAX >> 1;
 
-/// The first member, from a random one on, that may be chosen. Used if so few members may be chosen
-/// that scattered entries have not found one. `group` must return the result of [`usable_group`].
+/// The slot of the first member that may be chosen, beginning with a random member; `NONE_USABLE`
+/// if there is none. It is used if scattered entries have found no backend that may be chosen.
+/// `group(number)` must return the result of [`usable_group`].
 #[inline(always)]
 pub fn usable_member(group: impl Fn(u32) -> u64) -> u32 {
     let first = of_groups(group, smaller);
@@ -106,7 +111,7 @@ pub fn usable_member(group: impl Fn(u32) -> u64) -> u32 {
     if first >> UNUSABLE_BIT == 0 { slot } else { NONE_USABLE }
 }
 
-/// Examines one group of parts for [`usable_member`]. `part` must return the result of
+/// Examines one group of parts for [`usable_member`]. `part(number)` must return the result of
 /// [`usable_part`].
 #[inline(always)]
 pub fn usable_group(number: u32, part: impl Fn(u32) -> u64) -> u64 {
@@ -126,12 +131,12 @@ pub fn usable_part<T: Tables>(tables: &T, members: T::Members, part: u32, sample
         return NO_MEMBER;
     }
     let Some(mut position) = tables.position(members, begin) else { return NO_MEMBER };
-    // Places before the start come after all places behind it.
+    // Modulo MAX_SUBSET, so that members before the start come after all members behind it.
     let distance_of_first = begin.wrapping_sub(mixed(sample) % count);
     let left = count.wrapping_sub(begin);
     let mut first = NO_MEMBER;
-    // Bound: PART members. Arithmetic in place of branches: the verifier follows each path through
-    // each iteration.
+    // Bound: PART members. Arithmetic replaces branches, because the verifier follows each path
+    // through each iteration.
     for offset in 0..PART {
         if offset >= left {
             break;

@@ -1,8 +1,8 @@
-//! A survey of all members of a table, before a backend is ejected or an ejected one is tried: how
-//! many are ejected, how many are available, and which one is tried next.
+//! A survey of all members of a table, made before a backend is ejected or a trial is scheduled:
+//! how many members are available, how many are ejected, and which ejected backend is tried next.
 //!
-//! Members are counted again each time, so no stored count can become wrong. That is rare: surveys
-//! follow failures and trials, never a successful connect.
+//! Each survey counts all members again, so that there is no stored count that could become wrong.
+//! Surveys are rare: they follow failures and trials, and never a successful connect.
 
 use super::Tables;
 use super::mixed;
@@ -17,9 +17,10 @@ pub struct Survey {
     word: u64,
 }
 
-// From low to high bits: the number of members that may be chosen, the number of ejected members,
-// and whether any that may be chosen is well. Then the slot of the next trial, the ticks until it,
-// and whether there is none: the smaller these are together, the sooner is the trial.
+// The bits of a survey, from low to high: the number of members that may be chosen, the number of
+// ejected members, and 1 if any member that may be chosen is well. Above these: the slot of the
+// next trial, the ticks until that trial, and 1 if there is no trial. Compared as numbers, the
+// upper bits are smaller if the trial comes sooner.
 const COUNT_BITS: u32 = 9;
 const EJECTED_BIT: u32 = COUNT_BITS;
 const WELL_BIT: u32 = 2 * COUNT_BITS;
@@ -28,13 +29,15 @@ const LEFT_BIT: u32 = SLOT_BIT + 16;
 const NOBODY_BIT: u32 = LEFT_BIT + EJECTION_BITS;
 const _: () = assert!(MAX_LISTED < 1 << COUNT_BITS && NOBODY_BIT < u64::BITS - 1);
 
-/// Members that one part of a survey examines. A survey consists of parts, each of which is a
-/// function of a kernel program that the verifier follows once; it would follow a loop over all
-/// members iteration by iteration.
+/// Number of members that one part of a survey examines. Each part is a function of a kernel
+/// program, which the verifier follows once; it would follow a loop over all members iteration by
+/// iteration.
 pub const PART: u32 = 12;
-/// Parts of a list of maximum length. If members are not listed, as many entries are examined.
+/// Number of parts of a list of maximum length. If members are not listed, as many scattered
+/// entries are examined.
 pub const PARTS: u32 = 32;
-/// Parts that one function examines: the calls of all parts would not fit on its stack.
+/// Number of parts that one function examines, because the calls of all parts would not fit on its
+/// stack.
 const GROUP: u32 = 4;
 const _: () = assert!(PART * PARTS == MAX_LISTED);
 
@@ -72,14 +75,15 @@ impl Survey {
         low & ((1 << count) - 1)
     }
 
-    /// Whether one more backend may be ejected: it is not the last available one. (If very many
-    /// fail, this host may be the cause; the daemon, which knows more, decides that.)
+    /// Whether one more backend may be ejected: at least two are available, so that one remains.
+    /// (If very many fail, this host may be the cause; the daemon, which knows more, decides about
+    /// that.)
     #[inline(always)]
     pub const fn has_room(self) -> bool {
         self.available() >= 2
     }
 
-    /// Number of available members: they may be chosen and are not ejected.
+    /// The number of available members: those that may be chosen.
     #[inline(always)]
     pub const fn available(self) -> u16 {
         #[expect(clippy::cast_possible_truncation, reason = "9 bits")]
@@ -87,36 +91,39 @@ impl Survey {
         available
     }
 
-    /// Whether any available member is well: its run of failures is shorter than one that ejects.
+    /// Whether any available member is well: its run of failures is below the service's number of
+    /// failures.
     #[inline(always)]
     pub const fn any_is_well(self) -> bool {
         self.bits(WELL_BIT, 1) != 0
     }
 
-    /// The ejected backend with the earliest end of its ejection, or [`NO_SLOT`].
+    /// The slot of the ejected backend whose ejection ends first, or [`NO_SLOT`] if no backend is
+    /// ejected.
     #[inline(always)]
     pub const fn next_slot(self) -> u32 {
         if self.bits(NOBODY_BIT, 1) != 0 { NO_SLOT } else { self.bits(SLOT_BIT, 16) }
     }
 
-    /// Ticks until that end.
+    /// The number of ticks until that ejection ends.
     #[inline(always)]
     pub const fn ticks_left(self) -> u32 {
         self.bits(LEFT_BIT, EJECTION_BITS)
     }
 }
 
-/// Combines the results of all groups and the backup, which is available if no member is. Groups
-/// consist of parts of a table's members, or of scattered entries if the members are not listed.
-/// `group` must return the result of [`survey_group`].
+/// Combines the results of all groups and of the service's backup, which counts as available
+/// because it serves if no member may be chosen. Groups consist of parts of a table's members, or
+/// of scattered entries if the members are not listed. `group(number)` must return the result of
+/// [`survey_group`].
 #[inline(always)]
 pub fn survey<T: Tables>(tables: &T, rules: EjectionRules, group: impl Fn(u32) -> u64) -> Survey {
     let seen = of_groups(|number| Survey::from_word(group(number)), Survey::with);
     seen.with(survey_backup(tables, rules))
 }
 
-/// The fallback of a service with its slot, and 1 if it is a backup, else 0. A backup is outside
-/// the table: the daemon lets no policy choose it.
+/// The slot of a service's fallback, its backend, and 1 if it is a backup, else 0. A backup is
+/// outside the table: the daemon lets no policy choose it.
 #[inline(always)]
 fn backup<T: Tables>(tables: &T) -> Option<(u32, T::Backend, u32)> {
     let slot = tables.fallback();
@@ -137,15 +144,16 @@ fn survey_backup<T: Tables>(tables: &T, rules: EjectionRules) -> Survey {
     Survey { word: Survey::NOBODY.word | is_backup | (is_backup & is_below) << WELL_BIT }
 }
 
-/// Combines the results of the parts of a group. `part` must return the word of each.
+/// Combines the results of the parts of a group. `part(number)` must return the word of the part's
+/// survey.
 #[inline(always)]
 pub fn survey_group(number: u32, part: impl Fn(u32) -> u64) -> u64 {
     of_group(number, |number| Survey::from_word(part(number)), Survey::with).to_word()
 }
 
-/// Combines the results of all groups. (Without a loop: without CAP_PERFMON the verifier cannot
-/// prove that a loop with a call in it ends. One after another: intermediate results are on the
-/// stack, which the functions of a kernel program share.)
+/// Combines the results of all groups. (This is no loop, because without CAP_PERFMON the verifier
+/// cannot prove that a loop with a call in it ends. The groups are combined one after another,
+/// because intermediate results are on the stack, which the functions of a kernel program share.)
 #[inline(always)]
 pub(super) fn of_groups<P>(group: impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -> P {
     const { assert!(PARTS == 8 * GROUP) };
@@ -168,8 +176,8 @@ pub(super) fn of_group<P>(number: u32, part: impl Fn(u32) -> P, with: impl Fn(P,
     with(seen, part(first.wrapping_add(3)))
 }
 
-/// Examines one part of the members of a table, and of the replaced backends. Returns the word of a
-/// [`Survey`].
+/// Examines one part of the list of a table's members and of its replaced backends. Returns the
+/// word of a [`Survey`].
 #[inline(always)]
 pub fn survey_members<T: Tables>(
     tables: &T,
@@ -197,8 +205,8 @@ pub fn survey_members<T: Tables>(
     seen.word()
 }
 
-/// Like [`survey_members`], for a table without a list of members: examines scattered entries as if
-/// each were a member.
+/// Like [`survey_members`], for a table without a list of members: examines scattered entries, each
+/// of which counts as a member.
 #[inline(always)]
 pub fn survey_entries<T: Tables>(
     tables: &T,
@@ -218,11 +226,11 @@ pub fn survey_entries<T: Tables>(
     seen.word()
 }
 
-/// Entries that [`usable_other`] examines.
+/// Number of entries that [`usable_other`] examines.
 const LOOKS: u32 = 2;
 
-/// The slot of a backend that may be chosen, other than `slot`, from scattered entries of a table.
-/// If there is none, the slot of the backup; or [`NO_SLOT`].
+/// The slot of another backend than the one in `slot` that may be chosen, from scattered entries of
+/// a table. If there is none, the slot of the backup; if there is no backup, [`NO_SLOT`].
 #[inline(always)]
 pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, seed: u32) -> u32 {
     // Bound: LOOKS entries.
@@ -242,14 +250,14 @@ pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, seed: u32
 /// The members seen so far.
 struct Seen {
     counts: u64,
-    /// The next trial, in the bits of a survey; the smaller, the sooner.
+    /// The bits of a survey about the next trial. A smaller number means a sooner trial.
     next: u64,
 }
 
 impl Seen {
     const NOTHING: Self = Self { counts: 0, next: 1 << NOBODY_BIT };
 
-    /// Examines one backend. Arithmetic in place of branches: the verifier follows each path
+    /// Examines one backend. Arithmetic replaces branches, because the verifier follows each path
     /// through each iteration.
     #[inline(always)]
     fn look<T: Tables>(
@@ -267,8 +275,8 @@ impl Seen {
         let is_below = sign_mask_in_register(u64::from(standing.run).wrapping_sub(u64::from(rules.failures)));
         let counted = may_be_chosen + ((is_held_back & is_in_table) << EJECTED_BIT);
         let counts = (self.counts + counted) | (may_be_chosen & is_below) << WELL_BIT;
-        // As in `ejection::left`. If the state byte marks a backend as ejected and its ejection
-        // word does not, its time is over.
+        // This computes the same as `ejection::left`. If the state byte marks a backend as ejected
+        // but its ejection word does not, the ejection's time is over.
         let ahead = u64::from(standing.at.wrapping_sub(now));
         let is_over = sign_mask_in_register(u64::from(ejection::longest(rules)).wrapping_sub(ahead));
         let knows = sign_mask_in_register(0u64.wrapping_sub(u64::from(standing.phase)));

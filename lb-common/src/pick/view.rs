@@ -1,7 +1,7 @@
-//! The queries of the policies to the tables: the slot at a position, and whether its backend may
-//! be chosen.
+//! The policies' queries of the tables: the slot at a position, and whether its backend may be
+//! chosen.
 //!
-//! All policies use this module, and it must not know any of them.
+//! All policies use this module; it must not know any policy.
 
 use super::{CORRUPT, Tables};
 use crate::abi::{NO_SLOT, Rules, TableRef};
@@ -16,14 +16,16 @@ pub struct View<'t, T> {
 }
 
 impl<T: Tables> View<'_, T> {
-    /// The slot at a position, if its backend is eligible.
+    /// The slot at a position if its backend is eligible; else [`NO_SLOT`], or `CORRUPT` if the
+    /// tables contradict each other.
     #[inline(always)]
     pub fn eligible_at(&self, position: u32) -> u32 {
         let Some(slot) = slot_at(self.tables, self.table, position) else { return CORRUPT };
         self.if_eligible(slot)
     }
 
-    /// `slot` if its backend is eligible; [`NO_SLOT`] if not.
+    /// `slot` if its backend is eligible; else [`NO_SLOT`], or `CORRUPT` if there is no such
+    /// slot.
     #[inline(always)]
     pub fn if_eligible(&self, slot: u32) -> u32 {
         if slot == NO_SLOT {
@@ -33,14 +35,14 @@ impl<T: Tables> View<'_, T> {
         if self.is_eligible(backend) { slot } else { NO_SLOT }
     }
 
-    /// Whether a backend is eligible: it may be chosen and is below the limit.
+    /// Whether a backend is eligible: it may be chosen and is below the limit of open flows.
     #[inline(always)]
     pub fn is_eligible(&self, backend: T::Backend) -> bool {
         let at_limit = at_limit(self.tables, backend, self.rules.active_limit);
         self.tables.state(backend).is_usable() && at_limit == 0
     }
 
-    /// Open flows plus recent errors, each of which counts like a flow.
+    /// The load of a backend: its open flows plus its recent errors.
     #[inline(always)]
     pub fn load(&self, backend: T::Backend) -> u64 {
         let errors = self.tables.errors(backend);
@@ -52,17 +54,17 @@ impl<T: Tables> View<'_, T> {
     }
 }
 
-/// The slot at a position of a table; positions wrap at its end.
+/// The slot at a position of a table. Positions wrap around at the end of the table.
 #[inline(always)]
 pub fn slot_at<T: Tables>(tables: &T, table: TableRef, position: u32) -> Option<u32> {
     let mask = (1u32 << (table.length_log2 & 31)) - 1;
     tables.entry(table.base.wrapping_add(position & mask))
 }
 
-/// 1 if a backend is at the limit, else 0: the sign of the remaining flows.
+/// 1 if a backend is at the limit of open flows, else 0.
 #[inline(always)]
 pub fn at_limit<T: Tables>(tables: &T, backend: T::Backend, active_limit: u32) -> u64 {
-    // Without a limit, no backend ever has as many flows.
+    // Without a limit (0) this is 2^32 - 1, and no backend has as many flows.
     let most = active_limit.wrapping_sub(1);
     sign_mask_in_register(u64::from(most).wrapping_sub(u64::from(tables.flows(backend)))) & 1
 }

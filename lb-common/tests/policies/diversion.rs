@@ -1,4 +1,4 @@
-//! A lame duck is replaced by another backend if one is found; otherwise the choice stands.
+//! A chosen lame duck is replaced by another backend if one is found; otherwise the choice remains.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ fn other(host: &Host, sample: u32, limit: u32, first: u32, lame: &[usize]) -> u3
     other_than_lame(host, host.table(), sample, limit, first, |backend| lame.contains(&backend))
 }
 
-/// Samples as from cursors, and some as random as those of `random`.
+/// Samples like those of cursors, and random samples like those of the policy `random`.
 fn samples() -> impl Iterator<Item = u32> {
     (0..3 * LENGTH).chain((0..1000).map(|n: u32| n.wrapping_mul(0x9e37_79b9)))
 }
@@ -32,8 +32,8 @@ fn one_of_a_few_that_is_no_lame_duck_is_found_for_certain() {
         for well in 0..backends {
             let lame: Vec<usize> = (0..backends as usize).filter(|slot| *slot != well as usize).collect();
             let first = (well + 1) % backends;
-            // All places of the table, including its end, after which it continues at its
-            // beginning.
+            // The samples cover all places of the table, including its end, where the search wraps
+            // around.
             for sample in samples() {
                 assert_eq!(other(&host, sample, 0, first, &lame), well, "of {backends}, sample {sample}");
             }
@@ -47,7 +47,7 @@ fn one_of_many_is_mostly_found() {
     let lame: Vec<usize> = (1..20).collect();
     let found = samples().filter(|sample| other(&host, *sample, 0, 1, &lame) == 0).count();
     let share = found as f64 / samples().count() as f64;
-    // (19/20)^8 * 12/20 of them find no other backend.
+    // Of the samples, (19/20)^8 * 12/20 find no other backend.
     assert!((0.55..0.65).contains(&share), "{share}");
 }
 
@@ -71,7 +71,7 @@ fn nobody_is_taken_who_may_not_be_chosen_or_is_at_the_limit() {
     host.backends[4].is_ejected = true;
     let seen: BTreeSet<u32> = samples().map(|sample| other(&host, sample, 3, 0, &[0])).collect();
     assert_eq!(seen, [3, 5].into());
-    // Without a limit no backend is at it.
+    // Without a limit (0), backends with any number of flows are eligible.
     let seen: BTreeSet<u32> = samples().map(|sample| other(&host, sample, 0, 0, &[0])).collect();
     assert_eq!(seen, [1, 3, 5].into());
     // No other backend may be chosen.

@@ -1,4 +1,4 @@
-//! Tables and cursors in memory, as a test lays them out.
+//! Tables and cursors in memory, with a content that a test determines.
 
 use std::cell::Cell;
 
@@ -52,12 +52,12 @@ impl Host {
         Self { entries, backends: vec![idle; backends], listed: true, fallback: NO_SLOT, shares, members }
     }
 
-    /// This many backends in turn, over a whole table of the shortest length.
+    /// A table of the shortest length in which this number of backends have entries in turn.
     pub fn in_turn(backends: u32) -> Self {
         Self::new((0..LENGTH).map(|entry| entry % backends).collect(), backends as usize)
     }
 
-    /// The same with these open flows.
+    /// The same tables with these numbers of open flows.
     pub fn with_flows(mut self, flows: &[u32]) -> Self {
         for (backend, flows) in self.backends.iter_mut().zip(flows) {
             backend.flows = *flows;
@@ -65,7 +65,7 @@ impl Host {
         self
     }
 
-    /// The same, with these slots unusable.
+    /// The same tables, in which the backends in these slots may not be chosen.
     pub fn without(mut self, unusable: &[usize]) -> Self {
         for slot in unusable {
             self.backends[*slot].usable = false;
@@ -73,7 +73,7 @@ impl Host {
         self
     }
 
-    /// The open flows of all.
+    /// The number of open flows of each backend.
     pub fn flows(&self) -> Vec<u32> {
         self.backends.iter().map(|backend| backend.flows).collect()
     }
@@ -104,7 +104,7 @@ pub fn rules(policy: Policy) -> Rules {
     Rules { policy: policy as u8, ..Rules::default() }
 }
 
-/// The pick of the policy's choice.
+/// The pick if the policy picked this slot.
 pub fn picked(slot: u32) -> Pick {
     Pick { how: How::Picked, slot }
 }

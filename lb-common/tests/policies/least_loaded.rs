@@ -1,4 +1,5 @@
-//! `least-loaded`: round robin among the members with the least load, as the book describes it.
+//! `least-loaded`: round robin among the members with the least load, as in the book "Site
+//! Reliability Engineering".
 
 use lb_common::abi::{NO_SLOT, Policy, RecentErrors, Rules};
 use lb_common::load::{HalfLife, decayed, with_more};
@@ -54,7 +55,7 @@ fn the_books_ten_backends() {
 
 #[test]
 fn equals_are_taken_in_turn_whatever_lies_between_them() {
-    // No flow stays open, so four of ten backends stay equal.
+    // The test opens no flows, so the four idle backends remain equal.
     let host = Host::in_turn(10).with_flows(&[0, 5, 5, 0, 5, 5, 0, 0, 5, 5]);
     for start in [0, 1 << 30, u32::MAX] {
         let cpu = cpu_at(start);
@@ -83,7 +84,7 @@ fn any_number_of_members_goes_round_in_order() {
     }
 }
 
-/// The book's sinkhole: a backend that fails at once never has an open flow, and would get all
+/// The sinkhole of the book: a backend that fails at once never has an open flow, and would get all
 /// connects.
 #[test]
 fn a_backend_that_fails_fast_is_no_sinkhole() {
@@ -106,8 +107,8 @@ fn a_backend_that_fails_fast_is_no_sinkhole() {
             }
         }
     }
-    assert!(failed[0] > 980, "without its errors the one that fails takes nearly all: {}", failed[0]);
-    assert!(failed[1] < 160, "with them little more than its part: {}", failed[1]);
+    assert!(failed[0] > 980, "a failing backend attracts nearly all connects: {}", failed[0]);
+    assert!(failed[1] < 160, "errors limit it to little more than its share: {}", failed[1]);
 }
 
 #[test]
@@ -118,7 +119,7 @@ fn members_that_contradict_themselves_break_nothing() {
     assert_eq!(choose(&host, host.table(), RULES, 0, NOW), nobody(How::Broken), "more than fit in a list");
     let lost = Host::new(vec![7; 1024], 7);
     assert_eq!(choose(&lost, lost.table(), RULES, 0, NOW), nobody(How::Broken), "a slot past the end");
-    // While a table with too many members is replaced, its schedule is all there is.
+    // If a table has too many members to list, only its schedule is used.
     host.listed = false;
     assert_eq!(choose(&host, host.table(), RULES, 5, NOW), picked(5));
 }
@@ -150,14 +151,13 @@ proptest! {
         let expected = (0..count).map(|i| (sample % count + i) % count).find(|slot| {
             host.backends[*slot as usize].usable && load(*slot as usize) == least
         });
-        prop_assert_eq!(pick, picked(expected.expect("there is one")));
+        prop_assert_eq!(pick, picked(expected.expect("a usable member has the least load")));
     }
 }
 
 #[test]
 fn a_policy_that_goes_by_the_schedule_is_not_moved_by_it() {
-    // After switching to this policy and back, the cursor continues somewhere, and visits every
-    // entry in turn.
+    // After switches to `least-loaded` and back, the cursor still visits every entry in turn.
     let host = Host::in_turn(10);
     let cpu = cpu_at(0);
     let slot = |policy| pick(&host, &cpu, host.table(), rules(policy), NOW).0.slot;

@@ -1,5 +1,5 @@
-//! `active_limit`: no backend at the limit is chosen while another is below it; if all are at it,
-//! the least loaded one or none.
+//! `active_limit`: no backend at the limit is chosen while another backend is below it. If all are
+//! at the limit, the least loaded backend is chosen, or the call is refused.
 
 use lb_common::abi::{NO_SLOT, Overflow, Policy, Rules};
 use lb_common::pick::{How, Pick, choose};
@@ -22,10 +22,10 @@ fn all_fill_up_to_the_limit_and_no_further() {
         }
         assert_eq!(host.flows(), [3; 10], "{policy:?}");
         assert_eq!(host.connect(&cpu, rules), Pick { how: How::Limited, slot: NO_SLOT });
-        // A backend that gets free is found, wherever it is.
+        // A backend that falls below the limit is found, wherever it is in the table.
         host.backends[6].flows = 2;
         assert_eq!(host.connect(&cpu, rules), picked(6));
-        // Above the limit flows are spread evenly, and marked as overflow.
+        // Above the limit, flows are spread evenly and marked as overflow.
         let rules = limited(policy, 3, Overflow::LeastLoaded);
         host.backends[4].usable = false;
         for _ in 0..18 {
@@ -52,7 +52,7 @@ fn too_many_to_be_listed_are_looked_for_among_256_scattered_entries() {
             found.len()
         };
         assert_eq!(found(&host), 0);
-        // Of 1,024 equal entries, 260 looks find one of 16 with a probability of 98 %.
+        // If 16 of 1,024 entries are free, 260 random looks find one with a probability of 98 %.
         for free in (0..LENGTH as usize).step_by(64) {
             host.backends[free].flows = 0;
         }
@@ -61,7 +61,7 @@ fn too_many_to_be_listed_are_looked_for_among_256_scattered_entries() {
             host.backends[free].flows = 1;
         }
         let sample = 100;
-        // The overflow to the least loaded backend requires a list, and there is none.
+        // The overflow to the least loaded backend requires a list of members, and there is none.
         let rules = limited(policy, 1, Overflow::LeastLoaded);
         assert_eq!(choose(&host, host.table(), rules, sample, NOW), Pick { how: How::Fallback, slot: 1 });
     }

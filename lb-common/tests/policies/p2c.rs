@@ -1,4 +1,4 @@
-//! `p2c`: of the backends at two points, the one with the lower load for its weight.
+//! `p2c` picks the backend with the lower load for its weight, of the backends at two points.
 
 use lb_common::abi::{NO_SLOT, Policy, RecentErrors, Rules};
 use lb_common::load::{HalfLife, decayed};
@@ -9,7 +9,7 @@ use crate::host::{Host, LENGTH, NOW, cpu_at, picked, rules};
 
 const TICKS: u32 = 9_537;
 
-/// A sample whose two points are these entries.
+/// The sample that compares these two entries.
 fn points(one: u32, other: u32) -> u32 {
     other << 16 | one
 }
@@ -37,13 +37,13 @@ fn the_lower_load_for_its_weight_wins_and_of_equals_the_first() {
 
 #[test]
 fn two_points_on_one_backend_are_no_choice_and_another_is_looked_for() {
-    // Every fourth entry has slot 0: both 4 and 8 do.
+    // Every fourth entry has slot 0, so both entry 4 and entry 8 do.
     let entries = (0..LENGTH).map(|entry| u32::from(entry % 4 != 0)).collect();
     let host = Host::new(entries, 2).with_flows(&[9, 0]);
     check(&host, 4, 8, 1);
     check(&host.clone().with_flows(&[0, 9]), 4, 8, 0);
-    // The backend that is found may not be chosen; and if neither may be, the search continues
-    // after the second point.
+    // The other backend that is found may be unusable; and if the backend of both points is
+    // unusable, the other one is picked.
     check(&host.clone().without(&[1]), 4, 8, 0);
     check(&host.without(&[0]), 4, 8, 1);
     // There is no other backend.
@@ -51,13 +51,13 @@ fn two_points_on_one_backend_are_no_choice_and_another_is_looked_for() {
     check(&alone, 4, 8, 0);
 }
 
-/// One of two backends has 30 flows: of 1,000 connects none goes there, whether it has the smaller
-/// or the larger part of the entries, up to four fifths.
+/// If one of two backends has 30 flows, none of 1,000 connects goes there, even if it has up to
+/// four fifths of the entries.
 #[test]
 fn a_loaded_backend_gets_nothing_while_another_is_idle() {
     for weight in 1..=4 {
         for loaded in 0..2 {
-            // In turn: as many entries of slot 0 as the weight, then one of slot 1.
+            // `weight` entries of slot 0 and one entry of slot 1 alternate.
             let entries = (0..LENGTH).map(|entry| u32::from(entry % (weight + 1) == weight)).collect();
             let mut host = Host::new(entries, 2);
             host.backends[loaded].flows = 30;
@@ -65,7 +65,7 @@ fn a_loaded_backend_gets_nothing_while_another_is_idle() {
             let to_it = (0..1000).filter(|_| {
                 pick(&host, &cpu, host.table(), rules(Policy::P2c), NOW).0.slot as usize == loaded
             });
-            // Entries are not in turn where the table wraps.
+            // The alternation breaks where the table wraps around.
             let at_most = if weight == 1 { 0 } else { 10 };
             assert!(to_it.count() <= at_most, "{weight} : 1");
         }
@@ -116,7 +116,7 @@ proptest! {
         let (one, other) = (at(sample & 0xffff), at(sample >> 16));
         // Other tests cover the replacement of the second point.
         prop_assume!(one != other);
-        // Exact fractions, computed in another way.
+        // Exact loads per weight, computed in another way.
         let load = |slot: u32| {
             let backend = host.backends[slot as usize];
             let load = backend.flows + decayed(backend.errors, NOW, HalfLife::new(TICKS));

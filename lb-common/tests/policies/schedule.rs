@@ -1,5 +1,5 @@
-//! The policies that follow the schedule: `round-robin` and `weighted-round-robin` take the next
-//! entry, `random` a random one.
+//! The policies that follow the schedule: `round-robin` and `weighted-round-robin` pick the next
+//! entry, `random` picks a random one.
 
 use std::collections::BTreeMap;
 
@@ -39,20 +39,21 @@ fn one_that_may_be_chosen_is_found_among_all_others_and_the_fallback_is_last() {
     }
 }
 
-/// Neighbors in a schedule are always the same: "the next entry" would give all connects of a dead
-/// backend to one of them.
+/// Neighbors in a schedule are always the same backends: if the next entry replaced an unusable
+/// one, one neighbor would get all connects of a dead backend.
 #[test]
 fn what_is_taken_from_some_goes_to_all_others_by_their_shares() {
     let weights = [4, 1, 2, 1, 2, 4, 1, 1];
     let entries: Vec<u32> =
         (0..).zip(weights).flat_map(|(slot, weight)| vec![slot; weight * LENGTH as usize / 16]).collect();
-    // As in a schedule, each backend lies between others, in a fixed order.
+    // As in a real schedule, the entries of backends alternate in a fixed order.
     let entries = (0..LENGTH as usize).map(|place| entries[place * 389 % LENGTH as usize]).collect();
     for dead in [&[0][..], &[1, 2], &[0, 5], &[0, 1, 2, 3]] {
         for policy in [Policy::RoundRobin, SCHEDULED, Policy::Random] {
             for listed in [true, false] {
                 let mut host = Host { listed, ..Host::new(Vec::clone(&entries), 8).without(dead) };
-                // A choice does not distinguish ejected from unusable.
+                // The first dead backend is ejected, the others are unusable: a choice treats both
+                // alike.
                 host.backends[dead[0]].usable = true;
                 host.backends[dead[0]].is_ejected = true;
                 let cpu = cpu_at(7);
@@ -81,7 +82,7 @@ fn what_is_taken_from_some_goes_to_all_others_by_their_shares() {
 #[test]
 fn a_schedule_wraps_at_the_end_of_its_table_and_stays_in_it() {
     let mut host = Host::in_turn(10).without(&[0]);
-    // Another service's table before and after this one.
+    // The tables of other services lie before and after this one.
     let mut entries: Vec<u32> = vec![9; LENGTH as usize];
     entries.append(&mut host.entries);
     entries.extend(vec![9; LENGTH as usize]);
@@ -120,8 +121,8 @@ fn contradictions_are_told_and_harm_nobody() {
     let table = |base, length_log2| TableRef { base, generation: 0, length_log2, members: 1 };
     for policy in [SCHEDULED, Policy::Random, Policy::P2c] {
         let pick = |host: &Host, table| choose(host, table, rules(policy), 0, NOW);
-        // Past the end of the map; too short and too long for a table; a slot and a fallback past
-        // the end.
+        // A table past the end of the map; a length that is too short or too long; and entries with
+        // slots that do not exist.
         assert_eq!(pick(&host, table(LENGTH, MIN_SCHEDULE_LOG2)), nobody(How::Broken));
         for length_log2 in [1, MIN_SCHEDULE_LOG2 - 1, MAX_SCHEDULE_LOG2 + 1, 255] {
             assert_eq!(pick(&host, table(0, length_log2)), nobody(How::Broken), "{length_log2}");
@@ -136,8 +137,8 @@ fn contradictions_are_told_and_harm_nobody() {
 }
 
 proptest! {
-    /// From any start of a cursor, as many picks as the table has entries choose every slot exactly
-    /// as often as it has entries.
+    /// From any start of a cursor, a number of picks equal to the length of the table picks every
+    /// slot exactly as often as the slot has entries.
     #[test]
     fn shares_are_exact_over_a_table(entries in prop::collection::vec(0u32..10, LENGTH as usize), start: u32) {
         let host = Host::new(entries.clone(), 10);
@@ -155,8 +156,8 @@ proptest! {
         }
     }
 
-    /// No unusable backend is taken from the schedule, a usable one at the sample always is, and
-    /// the fallback only if no backend is usable.
+    /// No unusable backend is picked, a usable backend at the sample always is, and the fallback is
+    /// used only if no backend is usable.
     #[test]
     fn unusable_backends_are_never_scheduled(
         entries in prop::collection::vec(0u32..10, LENGTH as usize),
@@ -181,7 +182,7 @@ proptest! {
         }
     }
 
-    /// The returned sample gives the same choice again.
+    /// The sample that a pick returns gives the same choice again.
     #[test]
     fn a_pick_is_repeated_by_its_sample(
         number in 0u8..5,
