@@ -1,11 +1,11 @@
 //! Recommends a subset for a fleet, and compares it with the other choices.
 //!
-//! The recommendation is Rocksteadier with automatic size, with one exception. If so few clients
-//! use so many backends that it needs more than twice the fleet's minimum number of connections,
-//! the recommendation is an aperture: its fractional edges leave no waste. But when a backend is
+//! The recommendation is Rocksteadier with automatic size, with one exception. If a few clients use
+//! many backends, Rocksteadier may need more than twice the fleet's minimum number of connections.
+//! Then the recommendation is an aperture: its fractional edges waste nothing. But if a backend is
 //! added, the clients of an aperture reconnect to most of their backends, so a smaller saving does
-//! not justify an aperture. If clients are unequal or absent, subsets are so large that most of the
-//! capacity is still usable.
+//! not justify an aperture. If clients are unequal or absent, subsets are large enough that most of
+//! the capacity is still usable.
 
 use lb_core::service::{Size, Subset};
 use lb_core::subset::Algorithm;
@@ -17,11 +17,11 @@ use crate::metrics::interval::Interval;
 use crate::metrics::{block_shares, raw_utilization};
 use crate::unequal::{Inequality, UnequalLoads, guarantee, size_for};
 
-/// A fixed size for comparison: the SRE book's example.
+/// A fixed size to compare with: the SRE book's example.
 const BOOK_SIZE: u32 = 20;
 
-/// The maximum number of client and backend pairs for which algorithms that examine each pair are
-/// compared. This takes a second or two.
+/// The maximum number of pairs of a client and a backend for which the comparison includes
+/// algorithms that examine each pair. At this number the comparison takes a second or two.
 const MAX_PAIRS: u64 = 1 << 28;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,12 +38,12 @@ pub struct Question {
 /// The quality of one subset for a fleet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Assessment {
-    /// The largest number of connections of a client.
+    /// The maximum number of connections of one client.
     pub each: u32,
     /// The connections of all clients.
     pub all: u64,
-    /// Raw utilization if every client divides its traffic evenly (for an aperture, by its own
-    /// weights).
+    /// Raw utilization if every client divides its traffic evenly, or by its own weights in an
+    /// aperture.
     pub even: f64,
     /// Raw utilization with structural weights.
     pub weighted: f64,
@@ -51,19 +51,19 @@ pub struct Assessment {
     pub backend: ChangeCost,
     /// The cost of one more client for the other clients.
     pub client: ChangeCost,
-    /// The largest part of a subset within a tenth of the backends.
+    /// The largest part of a subset within a tenth of the backends, which may restart together.
     pub restart: f64,
-    /// How even loads are with structural weights if clients are unequal or absent; `None` if they
-    /// are neither.
+    /// How even the loads are with structural weights, if clients are unequal or absent; otherwise
+    /// `None`.
     pub unequal: Option<UnequalLoads>,
 }
 
-/// The cost of a change of the fleet for its clients: the parts of their subsets that they drop.
+/// The cost of a change of the fleet for its clients: which part of its subset a client drops.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct ChangeCost {
     /// The mean over the clients.
     pub mean: f64,
-    /// The part of the client that drops most.
+    /// The maximum over the clients.
     pub worst: f64,
 }
 
@@ -77,7 +77,7 @@ impl From<Churn> for ChangeCost {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubsetChoice {
     pub subset: Subset,
-    /// The fleet with the size that follows from the subset; `None` if every client uses all
+    /// The fleet, with the size that follows from the subset; `None` if every client uses all
     /// backends.
     pub fleet: Option<Fleet>,
 }
@@ -87,10 +87,11 @@ pub struct SubsetChoice {
 pub struct Advice {
     pub answer: SubsetChoice,
     pub alternatives: Vec<SubsetChoice>,
-    /// The smallest sensible size: large enough for the client's part of the backends, and for the
-    /// loss of some of them.
+    /// The smallest sensible size: it covers the client's part of the backends, and the loss of
+    /// some backends.
     pub least: u32,
-    /// The smallest size that unequal or absent clients need; [`MIN_AUTO_SIZE`] if there are none.
+    /// The smallest size for unequal or absent clients; [`MIN_AUTO_SIZE`] if clients are equal and
+    /// present.
     pub min: u32,
 }
 
@@ -127,8 +128,8 @@ impl Advice {
 }
 
 impl SubsetChoice {
-    /// The smallest size at which arcs overlap, if the arcs of this choice lie side by side. Only
-    /// overlapping arcs allow shares that fit backends of unequal weights.
+    /// If the arcs of this choice lie side by side: the smallest size at which arcs overlap. Shares
+    /// can follow unequal weights of backends only if arcs overlap.
     pub fn overlapping_size(&self, question: &Question) -> Option<u32> {
         let fleet = self.fleet.filter(|fleet| fleet.algorithm.is_aperture())?;
         let is_side_by_side =
@@ -143,13 +144,13 @@ impl SubsetChoice {
 }
 
 impl Question {
-    /// The fleet with subsets of this size.
+    /// Returns the fleet with subsets of this size.
     pub const fn fleet(&self, algorithm: Algorithm, size: u32) -> Fleet {
         let Self { clients, backends, seed, .. } = *self;
         Fleet { algorithm, clients, backends, size, seed }
     }
 
-    /// The fleet that results from a subset.
+    /// Returns the choice that results from a subset.
     fn choice(&self, subset: Subset) -> SubsetChoice {
         let size_of = |algorithm, size| match size {
             Size::Fixed(size) => size,
@@ -179,7 +180,7 @@ impl Question {
             (raw_utilization(&sharing.loads(&graph)), unequal)
         };
         // The changed fleet may have another automatic size. The largest allowed fleet has no
-        // larger neighbour, so it is compared with the next smaller one.
+        // larger neighbour, so it is compared with the next smaller fleet.
         let dropped = |other: Self| {
             let Some(other) = other.choice(choice.subset).fleet else {
                 return ChangeCost { mean: 0.0, worst: 0.0 };
@@ -190,8 +191,8 @@ impl Question {
         };
         let backends = if self.backends < MAX_BACKENDS { self.backends + 1 } else { self.backends - 1 };
         let clients = if self.clients < MAX_CLIENTS { self.clients + 1 } else { self.clients - 1 };
-        // These run concurrently, because each solves its own weights, which takes seconds for the
-        // largest fleets.
+        // These computations run concurrently, because each solves its own weights, which takes
+        // seconds for the largest fleets.
         let ((weighted, unequal), (backend, client)) = rayon::join(weighted, || {
             rayon::join(|| dropped(Self { backends, ..*self }), || dropped(Self { clients, ..*self }))
         });
@@ -208,8 +209,8 @@ impl Question {
         }
     }
 
-    /// Every client uses every backend: nothing needs computing, and large fleets have too many
-    /// connections to store.
+    /// The quality if every client uses every backend. This needs no computation; large fleets
+    /// would have too many connections to store.
     fn assess_all(&self) -> Assessment {
         let nothing = ChangeCost { mean: 0.0, worst: 0.0 };
         Assessment {
@@ -250,7 +251,8 @@ mod tests {
         check(300, 300, Some((Algorithm::Rocksteadier, 12)));
         check(300, 1_000, Some((Algorithm::Rocksteadier, 12)));
         check(60, 1_000, Some((Algorithm::Rocksteadier, 32)));
-        // Few clients leave most rows of their lot unused.
+        // Few clients leave most rows of their lot unused, so Rocksteadier needs too many
+        // connections.
         check(3, 1_000, Some((Algorithm::ApertureShuffled, 12)));
         check(7, 200, Some((Algorithm::ApertureShuffled, 12)));
         // A client that needs all backends has no subset.
@@ -273,8 +275,8 @@ mod tests {
                 "{clients} and {backends}"
             );
             assert_eq!(choice(Algorithm::Rocksteadier).overlapping_size(&question), None);
-            // With this size every backend is in several arcs; with one less, some backend is in
-            // only one.
+            // With this size every backend is in several arcs; with a size smaller by one, some
+            // backend is in only one arc.
             if let Some(size) = expected {
                 let fewest = |size| {
                     let fleet = Fleet { algorithm: Algorithm::Aperture, clients, backends, size, seed: 0 };

@@ -1,7 +1,7 @@
 //! A fleet: one job of client tasks and the backends of one service, the subsets of the tasks, and
 //! how the tasks divide their traffic among their subsets.
 //!
-//! The planner computes everything else from this. Must not know the value of evenness.
+//! The planner computes everything else from this module. Must not know how even a subset is.
 
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::subset::{self, Algorithm, Position};
@@ -11,18 +11,18 @@ use thiserror::Error;
 /// The maximum number of client tasks of a job, the same as in the daemon's configuration.
 pub const MAX_CLIENTS: u32 = 65_536;
 
-/// The maximum number of backends of a service: no order has more indexes.
+/// The maximum number of backends of a service: the orders have no more indexes.
 pub const MAX_BACKENDS: u32 = MAX_INDEXES;
 
 /// The largest wanted size. A subset never exceeds the number of backends. The daemon accepts fixed
-/// sizes up to 256, and all backends.
+/// sizes up to 256, or all backends.
 pub const MAX_SIZE: u32 = MAX_BACKENDS;
 
-/// The maximum number of connections of a fleet: each takes four bytes, so 128 MiB in all. A fleet
-/// with subsets of at most 500 backends always has fewer.
+/// The maximum number of connections of a fleet. Each takes four bytes, so all take at most 128
+/// MiB. A fleet with subsets of at most 500 backends always has fewer connections.
 pub const MAX_CONNECTIONS: u64 = 1 << 25;
 
-/// One job and one service. All client tasks and backends run, and their indexes have no gaps.
+/// One job and one service. All client tasks and all backends run, and their indexes have no gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fleet {
     pub algorithm: Algorithm,
@@ -55,7 +55,7 @@ impl Fleet {
         Position { client, clients, backends, size, seed }
     }
 
-    /// K: the size of a subset if the algorithm uses whole backends.
+    /// K: the size of a subset if it consists of whole backends.
     pub fn wanted(&self) -> u32 {
         self.size.min(self.backends)
     }
@@ -102,7 +102,7 @@ impl Fleet {
 /// amount.
 #[derive(Clone, Debug)]
 pub enum Sharing {
-    /// The same amount to every backend of the subset.
+    /// To every backend the same amount.
     Even,
     /// In proportion to an aperture's overlaps.
     Arcs(Fleet),
@@ -111,9 +111,9 @@ pub enum Sharing {
 }
 
 impl Sharing {
-    /// How the clients of a fleet divide their traffic, given its [`Fleet::graph`]. Aperture
-    /// algorithms always use their own weights. The other algorithms use structural weights for
-    /// backends of equal capacity if `weighted` is set.
+    /// Determines how the clients of a fleet divide their traffic; `graph` is the [`Fleet::graph`].
+    /// Aperture algorithms always use their own weights. The other algorithms use structural
+    /// weights for backends of equal capacity if `weighted` is set.
     pub fn of(fleet: &Fleet, graph: &Graph, weighted: bool) -> Self {
         if fleet.algorithm.is_aperture() {
             Self::Arcs(*fleet)
@@ -124,8 +124,8 @@ impl Sharing {
         }
     }
 
-    /// What one client sends to each backend of its `subset`, in the order of the subset. The sum
-    /// is 1. `graph` is the one passed to [`Self::of`].
+    /// The share of its traffic that a client sends to each backend of its `subset`, in the order
+    /// of the subset. The sum is 1. `graph` is the graph that was passed to [`Self::of`].
     pub fn weights(&self, graph: &Graph, client: u32, subset: &[u32]) -> Vec<f64> {
         match self {
             #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
@@ -145,7 +145,7 @@ impl Sharing {
     pub fn loads(&self, graph: &Graph) -> Vec<f64> {
         match self {
             Self::Even => {
-                // Whole backends: every subset is as long as the first, so equal counts give loads
+                // Subsets of whole backends all have the same length, so equal counts give loads
                 // that are equal to the bit.
                 let length = graph.rows().next().map_or(0, <[u32]>::len).max(1);
                 #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
@@ -153,7 +153,7 @@ impl Sharing {
                 graph.connections().into_iter().map(|clients| f64::from(clients) / length).collect()
             }
             Self::Arcs(fleet) => {
-                // The sum is in whole units, so that equal loads are equal to the bit.
+                // The sum is computed in whole units, so that equal loads are equal to the bit.
                 let mut units = vec![0_u64; fleet.backends as usize];
                 for (client, row) in (0..fleet.clients).zip(graph.rows()) {
                     for (&backend, overlap) in row.iter().zip(overlaps(fleet, client)) {

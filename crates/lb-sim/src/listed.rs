@@ -1,7 +1,7 @@
 //! A job and a list of backends as a daemon reads it: with missing indexes, weights and lame ducks.
 //!
-//! The daemon's own code, [`Memberships`], computes what the tasks use, so the result equals the
-//! daemon's decision. Must not know the source of the list.
+//! The daemon's own code, [`Memberships`], computes which backends the tasks use, so the result
+//! equals the daemon's decision. Must not know the source of the list.
 
 use lb_core::endpoint::EndpointList;
 use lb_core::membership::{Membership, Memberships};
@@ -13,7 +13,7 @@ use crate::fleet::MAX_CONNECTIONS;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ListedJob {
-    /// The service: how subsets are chosen, their size, and the seed.
+    /// The service: the algorithm and size of its subsets, and the seed.
     pub service: Service,
     /// The number of client tasks of the job.
     pub tasks: u32,
@@ -36,12 +36,12 @@ pub struct TooManyMembers {
 pub struct ListedSubsets {
     /// The indexes of each task's members.
     pub graph: Graph,
-    /// For each task, each member's part of its connects.
+    /// For each task, the part of its connects that each member gets.
     pub shares: Vec<Vec<f64>>,
 }
 
 impl ListedJob {
-    /// The algorithm's name; `all` without a subset.
+    /// The algorithm's name; `all` if every task uses all backends.
     pub const fn algorithm(&self) -> &'static str {
         match self.service.subset {
             Subset::All => "all",
@@ -52,7 +52,7 @@ impl ListedJob {
     /// Checks that the members of all tasks fit into memory.
     ///
     /// # Errors
-    /// They do not fit.
+    /// The members do not fit.
     pub fn check_size(&self) -> Result<(), TooManyMembers> {
         let endpoints = u32::try_from(self.list.as_slice().len()).unwrap_or(u32::MAX);
         let size = self.service.subset.most_members().min(endpoints);
@@ -60,7 +60,7 @@ impl ListedJob {
         if members > MAX_CONNECTIONS { Err(TooManyMembers { tasks: self.tasks, members }) } else { Ok(()) }
     }
 
-    /// The membership of each task, task by task.
+    /// The membership of each task, in the order of the tasks.
     pub fn memberships(&self) -> impl Iterator<Item = Membership> {
         let memberships = Memberships::new(&self.service, self.tasks, &self.list);
         (0..self.tasks).map(move |task| memberships.of(task))
@@ -76,8 +76,8 @@ impl ListedJob {
         ListedSubsets { graph, shares }
     }
 
-    /// Capacities by index of the endpoints that request connections; 0 for the other endpoints and
-    /// for missing indexes.
+    /// The capacities of the endpoints that request connections, by index; 0 for other endpoints
+    /// and for missing indexes.
     pub fn capacities(&self) -> Vec<u16> {
         let mut capacities = vec![0; self.list.index_space() as usize];
         for endpoint in self.list.as_slice().iter().filter(|endpoint| endpoint.is_wanted()) {
@@ -88,8 +88,8 @@ impl ListedJob {
 }
 
 impl ListedSubsets {
-    /// The load of each backend over its capacity, if tasks send at these rates, in the order of
-    /// indexes. Backends without a capacity are left out.
+    /// The load of each backend over its capacity, in the order of indexes, if tasks send at these
+    /// rates. Backends without a capacity are left out.
     pub fn loads(&self, capacities: &[u16], rates: &[f64]) -> Vec<f64> {
         let mut loads = vec![0.0; capacities.len()];
         for ((row, shares), rate) in self.graph.rows().zip(&self.shares).zip(rates) {
@@ -101,7 +101,7 @@ impl ListedSubsets {
         wanted.map(|(load, capacity)| load / f64::from(*capacity)).collect()
     }
 
-    /// How many tasks use each backend with a capacity.
+    /// For each backend with a capacity: how many tasks use it.
     pub fn connections(&self, capacities: &[u16]) -> Vec<u32> {
         let all = self.graph.connections();
         all.into_iter()

@@ -1,14 +1,13 @@
 //! The quality of subsets: how even the load is, how much subsets have in common, and the cost of a
 //! change.
 //!
-//! `docs/reference/subsets.md` has the definitions. All functions are pure functions of subsets and
-//! counts.
+//! `docs/reference/subsets.md` has the definitions. All functions are pure.
 
 use std::collections::HashSet;
 
 use lb_core::weights::Graph;
 use serde::Serialize;
-// The daemon's automatic sizes use it too, so there is one definition.
+// The daemon's automatic sizes also use this function, so there is only one definition.
 pub use lb_core::weights::raw_utilization;
 
 pub mod overlap;
@@ -17,8 +16,8 @@ pub mod churn;
 
 pub mod interval;
 
-/// The smallest, mean and largest of some numbers, and their relative standard deviation (of the
-/// population).
+/// The smallest, mean and largest of some numbers, and their relative standard deviation, computed
+/// as for a whole population.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {
     pub min: f64,
@@ -49,7 +48,7 @@ impl Spread {
     }
 }
 
-/// Converts a count to a number for calculations, exact to 16 digits.
+/// Converts a count to a floating-point number, exact to 16 digits.
 #[expect(clippy::cast_precision_loss, reason = "figures have fewer digits")]
 pub const fn float(count: u64) -> f64 {
     count as f64
@@ -61,8 +60,8 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     sum / f64::from(count.max(1))
 }
 
-/// The smallest value such that `percent` percent of the values are at most as large (nearest
-/// rank); 0 without values.
+/// The smallest value for which at least `percent` percent of the values are at most as large
+/// (nearest rank); 0 without values.
 pub fn percentile(values: &[f64], percent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -70,8 +69,8 @@ pub fn percentile(values: &[f64], percent: usize) -> f64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
-/// Adjusted utilization (ACM Queue 2022): the best largest count that so many whole connections
-/// allow, ceil(M K / N), over the actual largest count.
+/// Adjusted utilization (ACM Queue 2022): the best possible largest count for this number of whole
+/// connections, ceil(M K / N), over the actual largest count.
 pub fn adjusted_utilization(connections: &[u32]) -> f64 {
     let largest = connections.iter().copied().max().unwrap_or(0);
     if largest == 0 {
@@ -83,7 +82,7 @@ pub fn adjusted_utilization(connections: &[u32]) -> f64 {
     best / f64::from(largest)
 }
 
-/// The part of an old subset that a new one lacks.
+/// The part of an old subset that is missing in a new one.
 pub fn dropped(old: &[u32], new: &[u32]) -> f64 {
     if old.is_empty() {
         return 0.0;
@@ -93,16 +92,16 @@ pub fn dropped(old: &[u32], new: &[u32]) -> f64 {
     part(gone, old.len())
 }
 
-/// The largest part of one subset whose indexes lie within `block` consecutive ones. A client loses
-/// this part at once when a rolling restart takes the backends down in the order of their indexes,
-/// `block` at a time. Blocks do not wrap.
+/// The largest part of a subset within `block` consecutive indexes. A client loses this part at
+/// once when a rolling restart takes the backends down in the order of their indexes, `block` at a
+/// time. Blocks do not wrap around.
 pub fn block_share(subset: &[u32], block: u32) -> f64 {
     let mut sorted = subset.to_vec();
     sorted.sort_unstable();
     let mut first = 0;
     let mut most = 0;
     for (last, &backend) in sorted.iter().enumerate() {
-        // The block that ends at this backend.
+        // Advances `first` to the start of the block that ends at this backend.
         while backend - sorted[first] >= block.max(1) {
             first += 1;
         }
@@ -111,13 +110,13 @@ pub fn block_share(subset: &[u32], block: u32) -> f64 {
     part(most, sorted.len())
 }
 
-/// [`block_share`] of every client's subset. The mean is a client's expected loss in the worst
-/// moment of a restart; the maximum is the loss of the unluckiest client.
+/// [`block_share`] of every client's subset. The mean is a client's expected loss at the worst
+/// moment of a restart; the maximum is the loss of the worst affected client.
 pub fn block_shares(graph: &Graph, block: u32) -> Spread {
     Spread::of(&graph.rows().map(|subset| block_share(subset, block)).collect::<Vec<f64>>())
 }
 
-/// Without a whole, the part is 0.
+/// A part as a fraction; 0 if the whole is 0.
 fn part(of: usize, all: usize) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
     let part = of as f64 / all.max(1) as f64;

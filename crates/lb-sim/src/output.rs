@@ -1,13 +1,13 @@
 //! Writes results to standard output: text for people, or one line of JSON for programs.
 //!
-//! If the reader closes the pipe early, that is not an error. Must not know what the results are.
+//! If the reader closes the pipe early, this is not an error. Must not know what the results are.
 
 use std::io::{self, BufWriter, Write};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// The version of the JSON's shape. Under one version, fields may be added, but not changed or
+/// The version of the shape of the JSON. Within a version, fields may be added, but not changed or
 /// removed.
 pub const SCHEMA: u32 = 1;
 

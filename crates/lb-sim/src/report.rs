@@ -61,19 +61,19 @@ pub use section::Extent;
 use section::ReportSection;
 
 /// How many steps of progress [`sections`] makes: one for each number of backends of a sweep, and
-/// more for longer work.
+/// more for sections that take longer.
 pub fn steps(extent: Extent) -> u64 {
     (utilization::SWEEPS + weights::SWEEPS) * u64::from(extent.most_tasks - utilization::SIZE + 1)
         + PLAY * load::plays(extent)
         + OTHER * OTHERS
 }
 
-/// Progress steps of one play of a scenario with load, and of a section that is neither a play nor
-/// a sweep. A step is one or two milliseconds of CPU time.
+/// Progress steps of one play of a scenario with load, and of a section without plays and sweeps. A
+/// step is one or two milliseconds of CPU time.
 const PLAY: u64 = 800;
 const OTHER: u64 = 400;
 
-/// How many sections are neither plays nor sweeps.
+/// How many sections have neither plays nor sweeps.
 const OTHERS: u64 = 9;
 
 /// All sections, in reading order.
@@ -96,7 +96,7 @@ pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<ReportSection> {
         &|| other(sizes::section(extent)),
         &|| load::section(extent, || bar.inc(PLAY)),
     ];
-    // The sections run concurrently, because some use one processor and others use all.
+    // The sections run concurrently, because some use only one processor and others use all.
     sections.into_par_iter().with_max_len(1).map(|section| section()).collect()
 }
 

@@ -1,9 +1,8 @@
-//! Random lengths of time, and how unequal the tasks of a job are. The results are the same on
-//! every machine.
+//! Random times, and random rates of the tasks of a job. The results are the same on every machine.
 //!
 //! The standard library's logarithm may differ in its last bit between platforms, and one bit would
-//! reorder a whole run. So this module computes the logarithm for times itself, bit by bit. Other
-//! logarithms and powers are those of the `libm` crate. Must not know the purpose of the draws.
+//! reorder a whole run. Therefore this module computes the logarithm for times itself, bit by bit.
+//! Other logarithms and powers come from the `libm` crate. Must not know the purpose of the draws.
 
 use lb_core::subset::random::{SplitMix64, shuffle};
 use serde::Deserialize;
@@ -15,8 +14,8 @@ use crate::metrics::float;
 pub enum Distribution {
     /// Every time equals the mean.
     Even,
-    /// Exponential: independent arrivals, and lifetimes whose remainder does not depend on their
-    /// age.
+    /// Exponential: independent arrivals, and lifetimes whose remaining time does not depend on
+    /// their age.
     #[default]
     Random,
 }
@@ -26,7 +25,7 @@ pub fn sample(distribution: Distribution, mean_us: u64, rng: &mut SplitMix64) ->
     match distribution {
         Distribution::Even => mean_us,
         Distribution::Random if mean_us == 0 => {
-            // Consumes as many random numbers as any other mean, and needs no logarithm.
+            // Consumes as many random numbers as with any other mean, but computes no logarithm.
             rng.next_u64();
             0
         }
@@ -49,13 +48,13 @@ fn exponential(rng: &mut SplitMix64) -> u64 {
     u64::try_from(product >> 32).expect("less than 64 in units of 2^-32")
 }
 
-/// The binary logarithm of a positive number in units of 2^-32, rounded down.
+/// The binary logarithm of a positive number, in units of 2^-32, rounded down.
 fn log2(u: u64) -> u64 {
     let whole = u64::from(u.ilog2());
-    // Between 1 and 2, in units of 2^-31.
+    // A number from 1 to 2, in units of 2^-31.
     let mut mantissa = (u << u.leading_zeros()) >> 32;
     let mut fraction = 0;
-    // Squaring doubles the logarithm, so its new whole part is the next bit.
+    // Squaring doubles the logarithm, so the new whole part is the next bit.
     for _ in 0..32 {
         mantissa = (mantissa * mantissa) >> 31;
         let bit = mantissa >> 32;
@@ -78,14 +77,14 @@ pub fn unit(rng: &mut SplitMix64) -> f64 {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Skew {
-    /// Lognormal: standard deviation over mean of the tasks' rates.
+    /// Lognormal, with this standard deviation over mean of the tasks' rates.
     Variation(f64),
     /// The task of rank r sends 1 / r^s.
     Zipf(f64),
 }
 
 impl Skew {
-    /// The rate of each task; the mean of these tasks is 1.
+    /// Samples the rate of each task, scaled to a mean of 1.
     pub fn rates(self, tasks: u32, rng: &mut SplitMix64) -> Vec<f64> {
         let mut rates: Vec<f64> = match self {
             Self::Variation(variation) => {

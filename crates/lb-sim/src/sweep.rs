@@ -1,6 +1,6 @@
-//! The sweep of the ACM article's Figure 2: one algorithm at one size, for every number of clients
-//! and backends up to a maximum. An algorithm that is even for one fleet may be uneven for the
-//! next.
+//! The sweep of the ACM article's Figure 2: one algorithm with one size, for every number of
+//! clients and backends up to a maximum. An algorithm that is even for one fleet may be uneven for
+//! the next.
 //!
 //! Must not depend on the number of threads.
 
@@ -17,17 +17,17 @@ pub mod summary;
 /// The maximum numbers of clients and backends of a sweep: a million fleets.
 pub const MAX_MAX: u32 = 1_024;
 
-/// The maximum number of subset members that a sweep may examine, which takes some minutes. The
-/// sweep examines a member once if the algorithm's subsets stay the same while the number of
-/// clients grows, and otherwise once for every fleet. The article's sweep examines 2^27 members of
-/// the second kind.
+/// The maximum number of subset members that a sweep may examine. At this number it takes some
+/// minutes. If existing subsets stay the same while the number of clients grows, the sweep examines
+/// each member once, otherwise once for every fleet. The article's sweep examines 2^27 members with
+/// an algorithm of the second kind.
 pub const MAX_LOOKS: u64 = 1 << 34;
 
-/// The same maximum with structural weights, which examine each member many times.
+/// The same maximum with structural weights, for which the sweep examines each member many times.
 pub const MAX_WEIGHTED_LOOKS: u64 = 1 << 31;
 
-/// A sweep: all fleets of 1 to `max` clients and `size` to `max` backends with more connections
-/// than backends.
+/// A sweep: all fleets with 1 to `max` clients and `size` to `max` backends that have more
+/// connections than backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sweep {
     /// k: the size of every subset.
@@ -58,10 +58,10 @@ impl Cell {
     }
 }
 
-/// Why a sweep is refused: it takes too long, or has no fleet.
+/// Why a sweep is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SweepError {
-    /// The size needs more backends than the maximum of the sweep.
+    /// The size is larger than the maximum number of backends.
     #[error(
         "there is no fleet to sweep: the size {size} is larger than the maximum number of backends, {max}"
     )]
@@ -128,7 +128,7 @@ impl Sweep {
             done();
             cells
         };
-        // Collected in the order of the numbers, whichever finishes first.
+        // The result is in the order of the numbers, whichever column finishes first.
         let columns: Vec<Vec<Cell>> = (self.size..=self.max).into_par_iter().map(column).collect();
         columns.concat()
     }
@@ -136,8 +136,9 @@ impl Sweep {
     /// The fleets with this number of backends.
     fn column(&self, algorithm: Algorithm, backends: u32) -> Vec<Cell> {
         let Self { size, max, seed, weighted } = *self;
-        // All clients share one permutation, which changes which backends are loaded but not how
-        // much. Computing it for every client of every fleet would take most of the time.
+        // All clients of this algorithm share one permutation. It changes which backends are
+        // loaded, but not how much, and computing it for every client of every fleet would take
+        // most of the time.
         let shuffled = algorithm == Algorithm::ApertureShuffled;
         let algorithm = if shuffled { Algorithm::Aperture } else { algorithm };
         let fleet = |clients| Fleet { algorithm, clients, backends, size, seed };
@@ -145,7 +146,7 @@ impl Sweep {
             let cell = |clients| self.cell(&fleet(clients), &fleet(clients).graph());
             return self.clients(backends).map(cell).collect();
         }
-        // One more client does not change the subsets of the clients before it.
+        // An additional client does not change the subsets of the existing clients.
         let mut counted = ConnectionCounter::new(backends);
         let mut graph = Graph::new(backends);
         let mut cells = Vec::new();
@@ -175,7 +176,7 @@ impl Sweep {
     }
 }
 
-/// The connections of each backend, and their maximum, while clients are added.
+/// The connections of each backend, and their maximum, updated as clients are added.
 struct ConnectionCounter {
     connections: Vec<u32>,
     largest: u32,
@@ -194,10 +195,10 @@ impl ConnectionCounter {
         }
     }
 
-    /// The utilizations of [`crate::metrics`], computed from the largest count alone.
+    /// The utilizations of [`crate::metrics`], computed from the largest count only.
     fn cell(&self, clients: u32, size: u32) -> Cell {
         let backends = u32::try_from(self.connections.len()).expect("at most the most of a sweep");
-        // At most 2^20, the square of the maximum of a sweep.
+        // At most 2^20, the square of [`MAX_MAX`].
         let all = clients * size.min(backends);
         let largest = f64::from(self.largest);
         let adjusted = f64::from(all.div_ceil(backends)) / largest;

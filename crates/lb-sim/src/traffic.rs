@@ -2,11 +2,11 @@
 //! code makes every decision.
 //!
 //! In reading order: the keys of a scenario file ([`values`], [`document`]) and their meaning
-//! ([`scenario`], [`shipped`]); the cost of requests ([`demand`]), and the order of events
-//! ([`queue`]); the decisions of all tasks of a job ([`assignments`]), and how one task applies
-//! them ([`client`]); how much a backend may use ([`quota`]) of its machine ([`machine`]); the
-//! events ([`world`]), what is counted of them ([`tally`], [`ejections`]), and over several seeds
-//! ([`figures`]). A run is a pure function of a scenario and a seed: virtual time is in whole
+//! ([`scenario`], [`shipped`]); the cost of requests ([`demand`]); the order of events ([`queue`]);
+//! the decisions for all tasks of a job ([`assignments`]), and how one task applies them
+//! ([`client`]); how much a backend may use ([`quota`]) of its machine ([`machine`]); the events
+//! ([`world`]); the counts of these events ([`tally`], [`ejections`]); and figures over several
+//! seeds ([`figures`]). A run is a pure function of a scenario and a seed: virtual time is in whole
 //! microseconds, and CPU time in whole femtoseconds.
 
 pub mod values;
@@ -50,10 +50,9 @@ use tally::{StepRow, Total};
 pub struct TrafficReport {
     pub schema: u32,
     pub scenario: String,
-    /// The first seed of everything random, in decimal. Everything except the figures is from this
-    /// seed.
+    /// The first seed of everything random, in decimal. Only the figures include other seeds.
     pub seed: String,
-    /// How many seeds were played: this one and the next ones.
+    /// How many seeds were played: this seed and the following ones.
     pub seeds: u32,
     /// A row for every step of every run, run after run.
     pub steps: Vec<StepRow>,
@@ -70,39 +69,40 @@ pub struct TrafficReport {
 /// The measurements of whole runs, over all seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
-    /// In the order of the scenario.
+    /// One entry for each run, in the order of the scenario.
     pub runs: Vec<RunFigures>,
 }
 
 /// The counts of whole runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Totals {
-    /// In the order of the scenario.
+    /// One entry for each run, in the order of the scenario.
     pub runs: Vec<Total>,
 }
 
-/// Plays all runs of a scenario with all its seeds, each in its own fleet. Runs with the same seed
-/// have the same arrivals.
+/// Plays all runs of a scenario with all its seeds. Each run has its own fleet. Runs with the same
+/// seed have the same arrivals.
 pub fn play(scenario: &Scenario, seed: u64) -> TrafficReport {
     play_with(scenario, seed, || ())
 }
 
-/// How often [`play_with`] reports progress.
+/// How often [`play_with`] calls `done`.
 pub fn plays(scenario: &Scenario) -> u64 {
     scenario.runs.len() as u64 * u64::from(scenario.seeds)
 }
 
-/// As [`play`]. Calls `done` after each run with each seed.
+/// Plays like [`play`], and calls `done` after each run with each seed.
 pub fn play_with(scenario: &Scenario, seed: u64, done: impl Fn() + Sync) -> TrafficReport {
     let seeds = u64::from(scenario.seeds);
     let plays: Vec<(usize, u64)> =
         (0..scenario.runs.len()).flat_map(|run| (0..seeds).map(move |number| (run, number))).collect();
     let played = plays.into_par_iter().map(|(run, number)| {
-        // With the first seed, the subsets are those of the file, or of the daemon.
+        // The first seed has the subsets of the file or of the daemon; later seeds have other
+        // subsets.
         let subset_seed = (number > 0).then_some(number);
         let mut played = world::play(scenario, &scenario.runs[run], seed.wrapping_add(number), subset_seed);
         if number > 0 {
-            // Only the first seed has rows.
+            // Rows are returned only for the first seed.
             (played.rows, played.ejections.0) = (Vec::new(), Vec::new());
         }
         done();

@@ -1,7 +1,7 @@
 //! The effect of unequal or absent clients on subsets that are even for equal clients.
 //!
-//! Two results hold for every algorithm and every way to divide traffic, and are worth more than a
-//! draw: see [`deviation`] and [`guarantee`]. The first gives the necessary size of subsets:
+//! Two results hold for every algorithm and every division of traffic, so they say more than random
+//! draws: [`deviation`] and [`guarantee`]. The first result gives the necessary size of subsets:
 //! [`size_for`].
 
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
@@ -28,9 +28,9 @@ pub struct UnequalLoads {
     pub raw: Interval,
     /// Standard deviation of the loads over their mean.
     pub rsd: Interval,
-    /// The deviation according to the law.
+    /// The deviation according to [`deviation`].
     pub law: f64,
-    /// The lowest possible utilization; `None` if clients are unequal, or divide traffic without
+    /// The lower bound of [`guarantee`]; `None` if clients are unequal, or divide traffic without
     /// weights.
     pub guarantee: Option<f64>,
 }
@@ -44,8 +44,7 @@ impl Inequality {
         self.skew == 0.0 && self.missing == 0
     }
 
-    /// Standard deviation over mean of the clients' rates, including the absent clients' rates of
-    /// 0.
+    /// Standard deviation over mean of the clients' rates. Absent clients count with a rate of 0.
     pub fn variation(self, clients: u32) -> f64 {
         let present = 1.0 - self.absent_part(clients);
         ((1.0 + self.skew * self.skew) / present - 1.0).sqrt()
@@ -73,22 +72,22 @@ impl Inequality {
     }
 }
 
-/// The number of absent clients at this percentage, rounded up, but never all clients.
+/// The number of absent clients for this percentage, rounded up; never all clients.
 pub fn absent(clients: u32, percent: u32) -> u32 {
     let absent = (u64::from(clients) * u64::from(percent)).div_ceil(100);
     u32::try_from(absent).map_or(clients, |absent| absent.min(clients)).min(clients.saturating_sub(1))
 }
 
 /// The law: if client rates have this variation, loads have a deviation of `cv * sqrt(N / (M k)) *
-/// sqrt(1 - k / N)`. It holds for every algorithm and its weights, provided that they are even for
-/// equal clients.
+/// sqrt(1 - k / N)`. It holds for every algorithm with its weights, if loads are even for equal
+/// clients.
 pub fn deviation(fleet: &Fleet, variation: f64) -> f64 {
     let (clients, backends, size) = (f64::from(fleet.clients), f64::from(fleet.backends), size(fleet));
     variation * (backends / (clients * size)).sqrt() * (1.0 - size / backends).sqrt()
 }
 
-/// The capacity that a client uses, in backends. An arc consists of whole client parts, and may be
-/// much longer than the configured size.
+/// The capacity that a client uses, in backends. An arc consists of whole parts of clients, and may
+/// be much longer than the configured size.
 fn size(fleet: &Fleet) -> f64 {
     if !fleet.algorithm.is_aperture() {
         return fleet.wanted().into();
@@ -98,21 +97,20 @@ fn size(fleet: &Fleet) -> f64 {
     float(parts * backends) / float(clients)
 }
 
-/// The guarantee: if a part of the clients is lost, utilization is at least the remaining part of
-/// what it was, because no backend's load can rise. This holds while the remaining clients keep
-/// their shares, and for clients with equal rates. For unequal clients, the relevant part is that
-/// of the traffic.
+/// The guarantee: if a part of the clients is lost, utilization falls at most by that part, because
+/// no backend's load can rise. This holds if the remaining clients keep their shares and all
+/// clients have equal rates. For unequal clients, the part is that of the traffic.
 pub fn guarantee(raw: f64, missing: f64) -> f64 {
     raw * (1.0 - missing)
 }
 
-/// The part of the capacity that must at least be usable before the first backend is full. A higher
-/// value is expensive: half the deviation needs subsets of nearly four times the size.
+/// The wanted part of the capacity that is usable before the first backend is full. More would be
+/// expensive: half the deviation needs subsets of nearly four times the size.
 pub const WANTED_UTILIZATION: f64 = 0.9;
 
-/// The part of the capacity that is expected to be usable if loads have this deviation. On average,
-/// the largest of N normal samples is less than `sqrt(2 ln N)` deviations above the mean. Rates
-/// have a longer tail than normal samples, so this estimate is about right.
+/// The part of the capacity that is expected to be usable. On average, the largest of N normal
+/// samples is less than `sqrt(2 ln N)` deviations above the mean. Rates have a longer tail than
+/// normal samples, so this estimate is only about right.
 pub fn expected_utilization(fleet: &Fleet, inequality: Inequality) -> f64 {
     let largest = (2.0 * libm::log(f64::from(fleet.backends))).sqrt();
     let by_law = 1.0 / (1.0 + largest * deviation(fleet, inequality.variation(fleet.clients)));
@@ -123,9 +121,9 @@ pub fn expected_utilization(fleet: &Fleet, inequality: Inequality) -> f64 {
     }
 }
 
-/// The smallest size with which [`WANTED_UTILIZATION`] is expected: the size of the fleet, or a
-/// larger one that `auto` supports. If no size suffices, the largest supported one below the number
-/// of backends.
+/// The smallest size for which [`WANTED_UTILIZATION`] is expected: the size of the fleet, or a
+/// larger size that `auto` supports. If no size suffices, the largest supported size below the
+/// number of backends.
 pub fn size_for(fleet: &Fleet, inequality: Inequality) -> u32 {
     let is_enough =
         |size: &u32| expected_utilization(&Fleet { size: *size, ..*fleet }, inequality) >= WANTED_UTILIZATION;
@@ -135,8 +133,8 @@ pub fn size_for(fleet: &Fleet, inequality: Inequality) -> u32 {
 }
 
 impl UnequalLoads {
-    /// The loads of a fleet with this graph of subsets, if its clients divide their traffic by
-    /// `sharing`.
+    /// Computes the loads of a fleet with this graph of subsets, if its clients divide their
+    /// traffic by `sharing`.
     pub fn of(fleet: &Fleet, graph: &Graph, sharing: &Sharing, inequality: Inequality) -> Self {
         let draw = |rates: Vec<f64>| {
             let mut loads = vec![0.0; fleet.backends as usize];
@@ -183,8 +181,8 @@ mod tests {
         assert!((third - 1000.0 / 3.0).abs() < 1e-9, "{third}");
         assert_eq!(size(&fleet(Algorithm::ApertureShuffled, 700)), 1000.0);
         assert_eq!(size(&fleet(Algorithm::Rocksteadier, 12)), 12.0);
-        // Each backend has one client, so the deviation is that of the clients, with a correction
-        // because there are only three.
+        // Each backend has one client, so the loads deviate as the client rates do, with a
+        // correction because there are only three clients.
         let law = deviation(&fleet(Algorithm::Aperture, 12), 0.3);
         assert!((law - 0.3 * (2.0_f64 / 3.0).sqrt()).abs() < 1e-9, "{law}");
     }
@@ -211,7 +209,7 @@ mod tests {
             assert!(loads.raw.mean >= least && loads.raw.mean < 1.0, "{missing}: {loads:?}");
         }
         let unequal = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.5, missing: 0 });
-        // The value measured for a fleet of this size: 0.72.
+        // 0.72 was measured for a fleet of this size.
         assert!(unequal.guarantee.is_none() && (0.69..0.76).contains(&unequal.raw.mean), "{unequal:?}");
     }
 

@@ -1,6 +1,6 @@
 //! `socklb-sim advise`: recommends a configuration for a fleet, with its trade-offs, in one screen.
 //!
-//! Words and JSON for the decisions of [`crate::advice`]. Must not decide anything itself.
+//! Prints the decisions of [`crate::advice`] as text or JSON. Must not decide anything itself.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -55,7 +55,7 @@ struct AdviceDocument {
     seed: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     inequality: Option<Inequality>,
-    /// The number of neighbouring backends for `restart`.
+    /// The number of neighbouring backends to which `restart` refers.
     block: u32,
     advice: ChoiceDocument,
     alternatives: Vec<ChoiceDocument>,
@@ -65,11 +65,11 @@ struct AdviceDocument {
 
 #[derive(Serialize)]
 struct ChoiceDocument {
-    /// `null` for all backends.
+    /// `null` if the choice is all backends.
     algorithm: Option<&'static str>,
     /// The size to configure: a number, "auto", or a minimum size.
     size: SizeSetting,
-    /// The resulting size for the fleet. Arcs of an aperture may be longer: see `connections`.
+    /// The resulting size for this fleet. Arcs of an aperture may be longer: see `connections`.
     size_now: u32,
     connections: ConnectionCounts,
     utilization: SharingUtilization,
@@ -105,7 +105,7 @@ pub fn run(options: &AdviseOptions) -> Result<()> {
     let AdviseOptions { clients, backends, seed, skew, missing, json } = *options;
     let question = Question { clients, backends, seed, inequality: Inequality { skew, missing } };
     // Weights of the largest fleets take a minute. The spinner appears on standard error, and only
-    // on a terminal.
+    // if that is a terminal.
     let waiting = ProgressBar::new_spinner().with_message("solving weights");
     waiting.enable_steady_tick(Duration::from_millis(100));
     let advice = Advice::on(&question);
@@ -260,7 +260,7 @@ fn why(question: &Question, answer: &SubsetChoice, least: u32, assessment: &Asse
             let use_it = format!(
                 "Use {algorithm} with automatic size{at_least}: {now} backends of {backends} for each client."
             );
-            // In whole numbers: more than 1.3 times the necessary size.
+            // Compared in whole numbers: more than 1.3 times the necessary size.
             if 10 * u64::from(now) <= 13 * u64::from(least.max(min)) {
                 return use_it;
             }
@@ -313,7 +313,7 @@ fn row(subset: Subset, mark: &str, assessment: &Assessment) -> Vec<String> {
     row
 }
 
-/// The deviation by the law, which holds only if loads are even for equal clients.
+/// The deviation by the law. The law holds only if loads are even for equal clients.
 fn law(assessment: &Assessment, unequal: &UnequalLoads) -> String {
     if assessment.weighted < 0.99 { "-".to_owned() } else { percent(unequal.law) }
 }

@@ -1,6 +1,6 @@
 //! Arguments shared by several commands: parses text to values within their bounds.
 //!
-//! Messages name the bounds. Must not know what the commands do with the values.
+//! Error messages name the bounds. Must not know what the commands do with the values.
 
 use std::str::FromStr;
 
@@ -96,7 +96,7 @@ pub struct NumberRange {
 /// Why a text is not a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RangeError {
-    /// It is neither a number nor two numbers, or one is out of bounds.
+    /// The text is neither a number nor two numbers, or a number is out of bounds.
     #[error("write a number from 1 to {most}, or a range of them as in 100..110")]
     Form {
         /// The largest allowed number.
@@ -140,8 +140,8 @@ impl NumberRange {
     }
 }
 
-/// The sizes and the seed of a fleet, without its algorithm. With a list or a configuration, some
-/// of them may be left out.
+/// The sizes and the seed of a fleet, without its algorithm. If there is a list or a configuration,
+/// some of them may be left out.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct FleetArguments {
     /// Client tasks of the job, 1 to 65536
@@ -153,8 +153,7 @@ pub struct FleetArguments {
     /// Wanted backends per client task, 1 to 65536
     #[arg(long, value_name = "K", value_parser = size, required_unless_present_any = ["endpoints", "config"])]
     pub size: Option<u32>,
-    /// Seed of the job; the daemon uses XXH64 of JOB/SERVICE [default: 0, or that of the
-    /// configuration]
+    /// Seed of the job; the daemon uses XXH64 of JOB/SERVICE [default: 0, or the configured seed]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
 }
@@ -163,7 +162,7 @@ impl FleetArguments {
     /// The fleet with this algorithm.
     ///
     /// # Panics
-    /// There is a list instead of a number of backends.
+    /// The number of clients, of backends, or the size is missing.
     pub fn fleet(&self, algorithm: Algorithm) -> Fleet {
         let Self { clients, backends, size, seed } = *self;
         let [clients, backends, size] =

@@ -1,7 +1,7 @@
 //! `socklb-sim balance`: how even a fleet's subsets are, and how much they have in common.
 //!
-//! Prints the results of [`crate::metrics`]. The JSON types are here, so that a change of a metric
-//! does not change a shape on which scripts rely.
+//! Prints the results of [`crate::metrics`]. The JSON types are in this module, so that a change of
+//! a metric does not change a JSON shape on which scripts rely.
 
 use anyhow::Result;
 use clap::Args;
@@ -24,7 +24,7 @@ use lb_view::text::counted;
 #[derive(Debug, Args)]
 pub struct BalanceOptions {
     /// Subsetting algorithms: one or several, separated by commas, or all [default: rocksteadier,
-    /// or that of the configuration]
+    /// or the configured algorithm]
     #[arg(long, value_name = "A,B,..")]
     algorithm: Option<Algorithms>,
     #[command(flatten)]
@@ -131,7 +131,7 @@ pub fn run(options: &BalanceOptions) -> Result<()> {
     if options.json { output::json(&document) } else { output::text(document.text()) }
 }
 
-/// Prints how even the load is for a job with a list, if its tasks divide their traffic as their
+/// For a job with a list: prints how even the load is if the tasks divide their traffic as their
 /// daemons do.
 fn of_list(options: &BalanceOptions, jobs: &[ListedJob], inequality: Option<Inequality>) -> Result<()> {
     let mut results = Vec::new();
@@ -167,7 +167,7 @@ struct ListedBalanceDocument {
 struct ListedBalance {
     algorithm: &'static str,
     connections: BackendConnections,
-    /// The mean load over the largest, both relative to the share of each endpoint's weight.
+    /// The mean load over the largest. Each load is relative to the share of the endpoint's weight.
     raw: f64,
     /// The same ratio with unequal or absent clients.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,7 +1,7 @@
 //! `socklb-sim churn`: the cost of a change of a fleet, compared with the minimum cost.
 //!
-//! One of the fleet's three numbers runs over a range, and each step is compared with the one
-//! before. A run that would take too long is refused before it begins.
+//! One of the fleet's three numbers runs over a range, and each step is compared with the previous
+//! one. The command refuses a run that would take too long.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -15,8 +15,8 @@ use crate::metrics::mean;
 use crate::output;
 use crate::table::{TextTable, percent};
 
-/// The maximum number of backends of orders and members of subsets to examine, over all steps and
-/// algorithms: about a minute.
+/// The maximum number of backends in orders and of members in subsets that a run may examine, over
+/// all steps and algorithms. At this number it takes about a minute.
 const MAX_LOOKS: u64 = 1 << 33;
 
 /// The options of `socklb-sim churn`.
@@ -79,7 +79,7 @@ struct ChurnStep {
     minimum: f64,
 }
 
-/// The change from the first to the last number at once, and means over the steps.
+/// The change from the first to the last number in one step, and the means over the steps.
 #[derive(Serialize)]
 struct Overall {
     #[serde(flatten)]
@@ -124,8 +124,7 @@ pub fn run(options: &ChurnOptions) -> Result<()> {
     if options.json { output::json(&document) } else { output::text(document.text()) }
 }
 
-/// Checks that the largest fleet fits into memory, and that all fleets together take at most about
-/// a minute.
+/// Checks that the largest fleet fits into memory, and that the run takes at most about a minute.
 fn check(largest: impl Iterator<Item = Fleet>, range: NumberRange) -> Result<()> {
     let mut looks = 0;
     for fleet in largest {
@@ -144,7 +143,7 @@ fn check(largest: impl Iterator<Item = Fleet>, range: NumberRange) -> Result<()>
     Ok(())
 }
 
-/// Returns whether every client shuffles or sorts all backends.
+/// Returns whether every client shuffles or sorts all backends with this algorithm.
 const fn looks_at_all(algorithm: Algorithm) -> bool {
     match algorithm {
         Algorithm::Random
@@ -195,7 +194,7 @@ impl ChurnDocument {
             |[from, to]: [u32; 2]| if from == to { from.to_string() } else { format!("{from}..{to}") };
         let mut table = TextTable::new(["algorithm", "from", "to", "mean", "worst", "replaced", "minimum"]);
         for course in &self.results {
-            // A single step is the whole change.
+            // If there is a single step, it is the whole change.
             let steps = if course.steps.len() > 1 { course.steps.as_slice() } else { &[] };
             for step in steps.iter().chain([&course.overall.whole]) {
                 table.row([

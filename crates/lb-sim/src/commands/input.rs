@@ -1,4 +1,4 @@
-//! Reads input files: whole, but only up to a sensible maximum length.
+//! Reads input files as a whole, up to a maximum length.
 
 use std::fs::File;
 use std::io::{self, Read as _};

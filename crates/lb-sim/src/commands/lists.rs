@@ -1,7 +1,7 @@
-//! Reads a daemon's list as the fleet of a command: `--endpoints FILE`, or `--config FILE` with one
-//! of its services.
+//! Reads a daemon's list as the fleet of a command: from `--endpoints FILE`, or from a service of
+//! `--config FILE`.
 //!
-//! The daemon's own reader parses the texts. Must not know what the commands do with the list.
+//! The daemon's own code parses the texts. Must not know what the commands do with the list.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub struct ListArguments {
     /// --backends
     #[arg(long, value_name = "FILE", conflicts_with = "backends")]
     endpoints: Option<PathBuf>,
-    /// Configuration of the daemon: its service and job give the values of --clients, --size,
+    /// Configuration of the daemon: its service and job give those values of --clients, --size,
     /// --seed and the algorithm that are left out
     #[arg(long, value_name = "FILE", conflicts_with_all = ["backends", "endpoints"])]
     config: Option<PathBuf>,
@@ -40,8 +40,8 @@ pub struct ListArguments {
 }
 
 impl ListArguments {
-    /// The job and its list if one is given, for each of these algorithms, or for the configured
-    /// one.
+    /// If a list is given: the job and its list, once for each of these algorithms, or for the
+    /// configured algorithm.
     pub fn jobs(&self, fleet: &FleetArguments, algorithms: Option<&[Algorithm]>) -> Result<Vec<ListedJob>> {
         let (service, tasks, list) = match (&self.endpoints, &self.config) {
             (Some(path), _) => {
@@ -129,7 +129,7 @@ impl ListArguments {
     }
 }
 
-/// The planner computes every task of a job on a host that runs none of them, so this environment
+/// The planner computes every task of a job, on a host that runs none of them, so this environment
 /// returns invented values.
 struct AnyTask;
 

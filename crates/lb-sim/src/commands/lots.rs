@@ -1,5 +1,5 @@
-//! `socklb-sim lots`: how Rocksteadier deals backends to a lot of ten clients, step by step: Tables
-//! 2 to 5 of the article.
+//! `socklb-sim lots`: shows step by step how Rocksteadier deals backends to a lot of ten clients,
+//! as in Tables 2 to 5 of the article.
 //!
 //! The lots are derived from the clients' subsets. Must not know how lots are dealt.
 
@@ -14,7 +14,7 @@ use super::arguments::{backends, size};
 use crate::fleet::{Fleet, MAX_CLIENTS};
 use crate::output;
 
-/// Members of a lot, of clients and of backends, as in the article.
+/// The number of members of a lot of clients or of backends, as in the article.
 const LOT: u32 = 10;
 
 /// The options of `socklb-sim lots`.
@@ -51,7 +51,8 @@ struct LotsDocument {
     seed: String,
     /// Lots of backends, in the order in which the clients visit them.
     lots: Vec<u32>,
-    /// The dealt lots, by row and then in that order. Numbers from `backends` on are padding.
+    /// The dealt lots, by row; in a row, in the order of `lots`. Numbers from `backends` on are
+    /// padding.
     rows: Vec<Vec<u32>>,
     clients: Vec<LotClient>,
 }
@@ -59,7 +60,7 @@ struct LotsDocument {
 #[derive(Serialize)]
 struct LotClient {
     client: u32,
-    /// The row in which it begins to read.
+    /// The first row that the client reads.
     row: usize,
     subset: Vec<u32>,
 }
@@ -74,8 +75,8 @@ impl LotsDocument {
         let algorithm = if scaled { Algorithm::RocksteadierScaled } else { Algorithm::Rocksteadier };
         let (first, lots) = (LOT * lot, backends.div_ceil(LOT));
         let fleet = Fleet { algorithm, clients: first + LOT, backends, size, seed };
-        // If the padding counts as backends, a client reads all rows from its own one on. The first
-        // client begins in the first row.
+        // If the padding counts as backends, a client reads all rows, beginning with its own. The
+        // first client begins in the first row.
         let padded = Fleet { backends: LOT * lots, size: LOT * lots, ..fleet };
         let rows: Vec<Vec<u32>> = padded.subset(first).chunks(lots as usize).map(<[u32]>::to_vec).collect();
         let clients = (first..first + LOT).map(|client| {
@@ -96,7 +97,7 @@ impl LotsDocument {
         }
     }
 
-    /// Writes a table with a column for each of these lots. `name` gives the name of a row,
+    /// Writes a table with a column for each of these lots. `name` returns the name of a row, and
     /// `backend` its entry for a lot.
     fn table(
         &self,

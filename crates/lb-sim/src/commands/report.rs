@@ -24,11 +24,11 @@ pub struct ReportOptions {
 }
 
 pub fn run(options: &ReportOptions) -> Result<()> {
-    // Before the work, which takes a while.
+    // Checks the directory first, because the figures take a while.
     let directory = ReportDirectory::open(&options.out)?;
     let extent = Extent::default();
     let bar = ProgressBar::new(steps(extent));
-    // On standard error, and only if that is a terminal.
+    // The bar appears on standard error, and only if that is a terminal.
     let template = "{elapsed:>4} {wide_bar} {percent:>3} %";
     bar.set_style(ProgressStyle::with_template(template).expect("a valid template"));
     bar.enable_steady_tick(Duration::from_millis(200));

@@ -1,7 +1,7 @@
 //! `socklb-sim subset`: which client uses which backends.
 //!
-//! A single client's subset is computed alone if its weights allow it, so that the command works
-//! for fleets of any size. Must not know how subsets are chosen.
+//! If a single client's weights do not depend on other clients, only its own subset is computed, so
+//! the command works for fleets of any size. Must not know how subsets are chosen.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use lb_view::text::counted;
 /// The options of `socklb-sim subset`.
 #[derive(Debug, Args)]
 pub struct SubsetOptions {
-    /// Subsetting algorithm [default: rocksteadier, or that of the configuration]
+    /// Subsetting algorithm [default: rocksteadier, or the configured algorithm]
     #[arg(long, value_name = "A", value_parser = algorithm)]
     algorithm: Option<Algorithm>,
     #[command(flatten)]
@@ -52,7 +52,7 @@ pub fn run(options: &SubsetOptions) -> Result<()> {
     let structural = options.weights && !fleet.algorithm.is_aperture();
     let subsets = match options.client {
         // Structural weights depend on all subsets; everything else about a client depends only on
-        // its own.
+        // its own subset.
         Some(client) if !structural => {
             let mut graph = Graph::new(fleet.backends);
             graph.push(fleet.subset(client));
@@ -115,7 +115,7 @@ struct ListedSubsetsDocument {
 #[derive(serde::Serialize)]
 struct ListedSubset {
     client: u32,
-    /// The configured size; left out without a subset.
+    /// The configured size; left out if the client uses all backends.
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<u32>,
     members: Vec<ListedMember>,
@@ -129,7 +129,7 @@ struct ListedMember {
     share: f64,
     /// How many clients of the job use it.
     connections: u32,
-    /// Its load from all clients over the share of its weight.
+    /// The load of the endpoint from all clients over the share of its weight.
     load: f64,
 }
 
@@ -223,7 +223,7 @@ impl<'a> SubsetDocument<'a> {
     }
 }
 
-/// Serialized one by one, because together they may be many times larger than the graph.
+/// Serialized one by one: together they may be many times larger than the graph.
 struct SubsetRows<'a>(&'a Subsets);
 
 impl Serialize for SubsetRows<'_> {

@@ -1,6 +1,6 @@
 //! `socklb-sim traffic`: plays a scenario and prints its counts, as tables or as JSON.
 //!
-//! A scenario is a file, or one that comes with the program. Must not know how scenarios are
+//! A scenario is a shipped one, named by its name, or a file. Must not know how scenarios are
 //! played.
 
 use std::path::Path;
@@ -36,7 +36,7 @@ pub struct TrafficOptions {
     json: bool,
 }
 
-/// The longest scenario file. Each shipped one has less than 4 KiB.
+/// The maximum length of a scenario file. Each shipped scenario has less than 4 KiB.
 const MAX_BYTES: usize = 1 << 20;
 
 pub fn run(options: &TrafficOptions) -> Result<()> {
@@ -92,7 +92,7 @@ fn text(scenario: &Scenario, report: &TrafficReport) -> String {
     lines.join("\n") + "\n" + &ejections + &figures
 }
 
-/// All runs side by side: how even CPU usage was, and how long requests took.
+/// Compares all runs: how even CPU usage was, and how long requests took.
 fn of_load(scenario: &Scenario, figures: &Figures) -> String {
     let mut table = TextTable::new([
         "run",
@@ -151,7 +151,7 @@ fn interval(Interval { mean, high, .. }: Interval, digits: usize) -> String {
     }
 }
 
-/// The additional columns if backends are ejected.
+/// The additional column headings if backends are ejected.
 const EJECTION_HEAD: [&str; 2] = [" | ejected ejections  trials withheld", "                         |"];
 
 fn cells(row: &EjectionRow) -> String {
@@ -165,7 +165,7 @@ fn seconds(us: u64) -> String {
     format!("{}.{} s", tenths / 10, tenths % 10)
 }
 
-/// All runs side by side: failed connects, and the clients' reaction.
+/// Compares all runs: failed connects, and the clients' reaction.
 fn comparison(report: &TrafficReport, runs: &[EjectionTotal]) -> String {
     let mut table = TextTable::new([
         "run",
@@ -237,7 +237,7 @@ fn clock(us: u64) -> String {
 fn summary(total: &Total) -> String {
     let Total { run, counts, connections, load, utilization, .. } = total;
     let errors = counts.errors;
-    // Errors that only some scenarios can have.
+    // Errors that appear only in some scenarios.
     let more = [
         (errors.limited, "at the limit"),
         (errors.rejected, "rejected"),
@@ -313,8 +313,8 @@ mod tests {
     #[test]
     fn a_report_for_people_has_a_table_and_a_summary() {
         let scenario = Scenario::read("two", "two.toml", TEXT).unwrap();
-        // Each client sends three requests per step, in rotation; both begin with the same backend,
-        // so it has four. Each backend stops once, and both clients reconnect to it.
+        // Each client sends three requests per step, in rotation. Both begin with the same backend,
+        // so that backend gets four. Each backend stops once, and both clients reconnect to it.
         let expected = "\
 Two clients hold a connection to each of two backends, of which one restarts
 scenario two, seed 5, 3s in steps of 1500ms
@@ -380,8 +380,8 @@ summary
         let (rows, compared) = shown.split_once("\nfailed connects").unwrap();
         let lines: Vec<&str> = rows.lines().filter(|line| line.contains("0:00:")).collect();
         let tails = lines.iter().map(|line| line.rsplit_once('|').unwrap().1).collect::<Vec<_>>();
-        // Five failures within a second, a trial after five seconds that fails, and one after ten
-        // that succeeds.
+        // Five failures within a second, a failing trial after five seconds, and a succeeding trial
+        // after ten.
         let expected = [
             "       1         2       1        0",
             "       0         0       1        0",

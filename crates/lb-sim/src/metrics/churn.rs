@@ -1,12 +1,12 @@
 //! The cost of a change of a fleet: how much of their subsets the clients drop.
 //!
-//! For each dropped member a client closes a connection, and mostly opens one to another backend.
+//! For each dropped member a client closes a connection, and usually opens one to another backend.
 
 use lb_core::weights::Graph;
 
 use crate::fleet::Fleet;
 
-/// What clients that exist both before and after a change drop.
+/// How much the clients drop that exist both before and after a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Churn {
     /// The mean part of a subset that is dropped.
@@ -20,7 +20,7 @@ pub struct Churn {
 /// The churn from one fleet's subsets to another's.
 pub fn churn(old: &Graph, new: &Graph) -> Churn {
     let indexes = old.connections().len().max(new.connections().len());
-    // By backend: the last client, plus one, that has the backend in its new subset.
+    // For each backend: one more than the last client that has the backend in its new subset.
     let mut seen = vec![0; indexes];
     let (mut sum, mut worst, mut replaced) = (0.0, 0.0, 0);
     for ((old, new), mark) in old.rows().zip(new.rows()).zip(1_u32..) {
@@ -37,13 +37,15 @@ pub fn churn(old: &Graph, new: &Graph) -> Churn {
     Churn { mean: sum / f64::from(clients.max(1)), worst, replaced }
 }
 
-/// The mean part of a subset that must be dropped if the fleet is to be even before and after.
+/// The mean part of a subset that clients must drop if the fleet is even before and after the
+/// change.
 ///
-/// S backends exist before and after. Before, a client's K connections are spread evenly over N
-/// backends, so S/N of them go to backends that stay. After, its K' connections are spread over N',
-/// so it can use K' S/N' connections to those. It retains the smaller number, so it drops at least
-/// 1 - min(1, (K'/N') / (K/N)) S/N: 1/(N+1) for one more backend, and nothing for a larger size or
-/// for another number of clients. An uneven algorithm may drop less.
+/// S backends exist both before and after. Before, a client's K connections are spread evenly over
+/// N backends, so a part S/N of them goes to backends that stay. After, the client has K'
+/// connections spread evenly over N' backends, so it has K' S/N' connections to backends that stay.
+/// It can retain at most the smaller number, so it drops at least 1 - min(1, (K'/N') / (K/N)) S/N.
+/// This is 1/(N+1) for one more backend, and nothing for a larger size or for another number of
+/// clients. An uneven algorithm may drop less.
 pub fn minimum(old: &Fleet, new: &Fleet) -> f64 {
     let stay = f64::from(old.backends.min(new.backends));
     let before = f64::from(old.wanted()) / f64::from(old.backends);
@@ -92,9 +94,9 @@ mod tests {
         check((100, 20), (99, 20), 0.01);
         check((100, 20), (100, 21), 0.0);
         check((100, 20), (100, 15), 0.25);
-        // Every client has all backends, then all and one more.
+        // Every client has all backends before and after the change.
         check((10, 20), (11, 20), 0.0);
-        // Every client has all backends, then only some.
+        // Every client has all backends before the change, and only some after it.
         check((20, 20), (40, 20), 0.5);
     }
 }

@@ -4,9 +4,9 @@ use serde::Serialize;
 
 use super::mean;
 
-/// A figure over several draws, or seeds: its mean, and the interval of the true mean with 95 %
-/// confidence (Student's t). With one draw, all three values are the same. JSON shows an infinite
-/// value as `null`.
+/// A figure over several draws or seeds: its mean, and the interval that contains the true mean
+/// with 95 % confidence (Student's t). With one draw, all three values are the same. JSON shows an
+/// infinite value as `null`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Interval {
     pub mean: f64,
@@ -14,14 +14,15 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// Student's t for 95 %, two-sided, by degrees of freedom from 1.
+/// Student's t for 95 %, two-sided, for 1 to 30 degrees of freedom.
 const STUDENT: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
-/// Student's t for more degrees of freedom: the first terms of its expansion around the normal
-/// distribution (Abramowitz and Stegun, 26.7.5), which are right to four digits there.
+/// Student's t for more degrees of freedom than [`STUDENT`] has: the first terms of its expansion
+/// around the normal distribution (Abramowitz and Stegun, 26.7.5), which are right to four digits
+/// there.
 fn student_of_many(degrees: f64) -> f64 {
     const Z: f64 = 1.959_964;
     const Z3: f64 = Z * Z * Z;
@@ -30,7 +31,7 @@ fn student_of_many(degrees: f64) -> f64 {
 }
 
 impl Interval {
-    /// The interval of these values, one for each draw.
+    /// Computes the interval from one value for each draw.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let values: Vec<f64> = values.into_iter().collect();
         let mean = mean(values.iter().copied());
@@ -52,7 +53,8 @@ mod tests {
 
     #[test]
     fn an_interval_is_that_of_student() {
-        // The mean of these values is 3, their variance 2.5: 2.776 * sqrt(2.5 / 5).
+        // The mean of these values is 3 and their variance 2.5, so half of the interval is 2.776 *
+        // sqrt(2.5 / 5).
         let interval = Interval::of([1.0, 2.0, 3.0, 4.0, 5.0]);
         assert!((interval.mean - 3.0).abs() < 1e-12);
         assert!((interval.high - 4.963).abs() < 1e-3 && (interval.low - 1.037).abs() < 1e-3, "{interval:?}");

@@ -1,5 +1,5 @@
 //! How similar the subsets of a fleet are. Clients with the same subset lose all of it together,
-//! and a misbehaving client affects all clients with overlapping subsets.
+//! and a misbehaving client affects all clients whose subsets overlap with its own.
 
 use std::collections::HashSet;
 
@@ -7,29 +7,29 @@ use lb_core::subset::random::mix64;
 use lb_core::weights::Graph;
 use serde::Serialize;
 
-/// How many shared backends may be counted in the search for the largest overlap, which takes about
-/// a second. This is enough for every pair of 10,000 clients with subsets of 20 of 1,000 backends,
-/// or of 1,000 clients with all of 1,000.
+/// How many shared backends the search for the largest overlap may count, which takes about a
+/// second. This is enough for every pair of 10,000 clients with subsets of 20 of 1,000 backends, or
+/// of 1,000 clients that all use the same 1,000 backends.
 const MAX_MEETINGS: u64 = 1 << 30;
 
 /// What pairs of subsets have in common, as a part of a subset. Arcs of an aperture are longer than
-/// the configured size, and differ by one backend.
+/// the configured size, and their lengths differ by one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Overlap {
-    /// The mean over all pairs of clients, over the mean size of their subsets; 0 with fewer than
-    /// two clients.
+    /// The mean over all pairs of clients, relative to the mean size of their subsets; 0 with fewer
+    /// than two clients.
     pub mean: f64,
-    /// The largest overlap of the compared pairs, over the size of the smaller subset.
+    /// The largest overlap of the compared pairs, relative to the size of the smaller subset.
     pub max: f64,
     /// How many clients, evenly spaced, were compared with every other client. If all were
-    /// compared, the largest overlap is exact; the mean is always exact.
+    /// compared, the largest overlap is exact. The mean is always exact.
     pub compared: u32,
 }
 
-/// The number of different sets of backends that the clients have. Sets are compared by hashes of
-/// 128 bits, so they need not be stored.
+/// The number of different sets of backends that the clients have. The function compares hashes of
+/// 128 bits, so it need not store the sets.
 pub fn distinct(graph: &Graph) -> u32 {
-    // A sum does not depend on the order of its terms.
+    // A sum, because it does not depend on the order of its terms.
     let hash = |subset: &[u32], salt| {
         subset.iter().fold(0_u64, |sum, &backend| sum.wrapping_add(mix64(&[salt, backend.into()])))
     };
@@ -41,7 +41,7 @@ pub fn distinct(graph: &Graph) -> u32 {
 pub fn overlap(graph: &Graph) -> Overlap {
     let connections = graph.connections();
     let clients = graph.clients();
-    // Two clients share a backend once for every pair of its connections.
+    // Each backend counts once for every pair of clients that share it.
     let shared: u64 = connections.iter().map(|&clients| pairs(clients)).sum();
     let meetings: u64 = connections.iter().map(|&clients| u64::from(clients).pow(2)).sum();
     let step =
@@ -96,8 +96,8 @@ struct ClientsByBackend {
 
 impl ClientsByBackend {
     fn new(graph: &Graph, connections: &[u32]) -> Self {
-        // First the start of each backend's clients; each written client advances it, so that in
-        // the end it is the end of these clients.
+        // At first, the start of each backend's clients. Each written client advances it, so in the
+        // end it is the end of that backend's clients.
         let mut ends: Vec<usize> = Vec::with_capacity(connections.len());
         let mut before = 0;
         for &count in connections {
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn overlaps_are_counted_over_all_pairs() {
-        // They share 2, 1 and 1 of 3.
+        // The three pairs share 2, 1 and 1 of 3 backends.
         let overlap = overlap(&graph(6, &[&[0, 1, 2], &[2, 1, 3], &[2, 4, 5]]));
         assert_eq!(overlap, Overlap { mean: 4.0 / 9.0, max: 2.0 / 3.0, compared: 3 });
     }
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn of_very_many_meetings_some_clients_are_compared_with_all() {
-        // 65,536 clients that all use the same 10: 10 * 2^32 counts, 40 times too many.
+        // 65,536 clients that all use the same 10 backends: 10 * 2^32 counts, 40 times the maximum.
         let graph = Graph::of_rows(10, (0..65_536).map(|_| 0..10));
         assert_eq!(overlap(&graph), Overlap { mean: 1.0, max: 1.0, compared: 1_639 });
     }

@@ -16,7 +16,7 @@ use crate::fleet::{Fleet, Sharing};
 use crate::metrics::{Spread, mean};
 use crate::unequal::{Inequality, UnequalLoads};
 
-/// A topology that gives both published counts, "~280K" and "~25K"; the post names none.
+/// A topology that gives both published counts, "~280K" and "~25K". The post states no topology.
 const LARGE_CLIENTS: u32 = 2_000;
 const LARGE_BACKENDS: u32 = 1_000;
 const RANDOM_SIZE: u32 = 140;
@@ -27,15 +27,15 @@ const fn large(algorithm: Algorithm, size: u32) -> Fleet {
     Fleet { algorithm, clients: LARGE_CLIENTS, backends: LARGE_BACKENDS, size, seed: 0 }
 }
 
-/// The load of each backend; the unit is the traffic of one client. Apertures divide it by
-/// overlaps, other algorithms equally among connections.
+/// The load of each backend; the unit is the traffic of one client. Clients of apertures divide
+/// their traffic by overlaps, other clients equally among their connections.
 fn loads(fleet: Fleet) -> Vec<f64> {
     let graph = fleet.graph();
     Sharing::of(&fleet, &graph, false).loads(&graph)
 }
 
-/// The relative standard deviation of loads if client rates vary by 0.06, which gives the published
-/// figure.
+/// The relative standard deviation of loads if client rates vary by 0.06. This variation gives the
+/// published figure.
 fn deviation_of_unequal(fleet: Fleet) -> f64 {
     let graph = fleet.graph();
     let sharing = Sharing::of(&fleet, &graph, false);
@@ -184,7 +184,8 @@ fn topology() -> Figure {
     // The positions with room for each line's name: x, y.
     let names = [(985.0, 1.76), (985.0, 0.62), (15.0, 1.22)];
     for ((paint, line, fleet, loads), (x, y)) in lines.into_iter().zip(names) {
-        // Every fourth backend: the line is equally smooth, and the file has a quarter of the size.
+        // Only every fourth backend: the line is equally smooth, and the file has a quarter of the
+        // size.
         let last = loads.len() - 1;
         let pairs: Vec<(f64, f64)> = (0_u32..)
             .zip(&loads)

@@ -1,7 +1,7 @@
 //! The first change in the post on the deterministic aperture: from a full mesh to random
 //! apertures.
 //!
-//! The job of the shipped scenario `aperture` is played in virtual time, with so few clients that
+//! The job of the shipped scenario `aperture` is played in virtual time, with few clients, so that
 //! the eye can distinguish the bands. The post names neither rates nor sizes.
 
 use lb_core::service::Size;
@@ -31,8 +31,8 @@ const PER_SECOND: u64 = 250;
 /// Steps of each run.
 const STEPS: u64 = 6;
 
-/// The number of traces, minus one: the least and the most loaded backend, and backends at equal
-/// distances between them.
+/// The number of traces minus one. Traces show the least loaded backend, the most loaded one, and
+/// backends at equal distances between them.
 const TRACES: usize = 30;
 
 /// The runs before and after the change.
@@ -63,14 +63,14 @@ fn scenario(seconds: u64) -> Scenario {
 
 impl FirstChange {
     /// Plays both runs. A step lasts four seconds, in which a client that uses all backends sends
-    /// one request to each. In a shorter step the full mesh would look less even than it is.
+    /// one request to each. With shorter steps the full mesh would look less even than it is.
     pub fn play(extent: Extent) -> Self {
         let seconds = (4 * STEPS).min(extent.load_seconds);
         let [mesh, random] = rates(&scenario(seconds)).try_into().expect("two runs");
         Self { mesh, random }
     }
 
-    /// Connections before and after.
+    /// The numbers of connections before and after the change.
     fn connections(&self) -> [u64; 2] {
         [BACKENDS, SIZE].map(|size| u64::from(CLIENTS) * u64::from(size))
     }
@@ -122,7 +122,7 @@ impl FirstChange {
         self.mesh.steps.last().map_or(0.0, |(end, _)| *end)
     }
 
-    /// The traces before and after.
+    /// Draws the traces before and after the change.
     pub fn figure(&self) -> Figure {
         let seconds = self.seconds();
         let plot = Plot::usual(Scale::Linear(0.0, 2.0 * seconds), Scale::Linear(0.0, 250.0));
@@ -186,7 +186,7 @@ mod tests {
         let change = FirstChange::play(Extent::default());
         // Each of 250 clients sends 250 requests per second, over 1,000 backends.
         assert!(least(&change.mesh.steps) > 55.0 && most(&change.mesh.steps) < 70.0);
-        // Some backends have no client, and some have three times the average number.
+        // Some backends have no client, and some have three times the average number of clients.
         assert!(least(&change.random.steps) < 1.0 && most(&change.random.steps) > 180.0);
         assert_eq!(change.saved(), "98.8\u{a0}%");
     }

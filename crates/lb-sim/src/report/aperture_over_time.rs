@@ -19,14 +19,14 @@ use crate::traffic::{play, shipped};
 
 const SCENARIO: &str = "aperture";
 
-/// The runs in which clients send unequally, as in the post: before and after the change.
+/// The runs in which clients send unequally, as in the post: before the change, and after it.
 const RUNS: [&str; 2] = ["random-aperture-unequal", "deterministic-aperture-unequal"];
 
-/// Half of the scenario's duration: the bands have the same width, and the report takes less time.
+/// Half of the scenario's duration. The bands have the same width, and the report takes less time.
 const MOST_SECONDS: u64 = 32;
 
-/// Steps of each run. They are so long that each backend receives about 100 requests in a step, so
-/// chance does not hide the effect of subsets.
+/// The number of steps of each run. A step is long enough for about 100 requests to each backend,
+/// so chance does not hide the effect of subsets.
 const STEPS: u64 = 8;
 
 /// The seconds of a step in a run of `seconds` seconds.
@@ -39,13 +39,14 @@ fn step_of(seconds: u64) -> u64 {
 pub struct RequestRates {
     /// For each step: its end in seconds, and the rates of the backends.
     pub steps: Vec<(f64, Spread)>,
-    /// For each step: its end, and the rate of each backend, if the scenario records traces.
+    /// For each step: its end in seconds, and the rate of each backend; empty if the scenario
+    /// records no traces.
     pub traces: Vec<(f64, Vec<f64>)>,
     /// The rates over all steps.
     pub whole: Spread,
 }
 
-/// Converts a load to a rate: all backends have capacity 1, so a load is a number of requests.
+/// Converts a load to a rate. All backends have capacity 1, so a load is a number of requests.
 fn per_second(requests: Spread, seconds: f64) -> Spread {
     let Spread { min, mean, max, rsd } = requests;
     Spread { min: min / seconds, mean: mean / seconds, max: max / seconds, rsd }
@@ -156,7 +157,7 @@ fn figure(runs: &[RequestRates; 2], seconds: f64) -> Figure {
     for ((RequestRates { steps, whole, .. }, (paint, name)), from) in
         runs.iter().zip(paints).zip([0.0, seconds])
     {
-        // A step's rate holds from its start to its end, so the line has stairs.
+        // The rate of a step holds from its start to its end, so the line has stairs.
         let stairs = |rate: fn(&Spread) -> f64| {
             let mut begin = from;
             let mut points: Vec<Point> = Vec::new();
@@ -179,8 +180,8 @@ fn figure(runs: &[RequestRates; 2], seconds: f64) -> Figure {
         let mut edge = |word: &str, height: f64| {
             drawing.note(plot.point(middle, height), Anchor::Middle, word);
         };
-        // The shorter the steps, the larger the random range; the labels must not reach the text
-        // above and below.
+        // With shorter steps the random range is larger; the limits keep the labels away from the
+        // text above and below.
         edge("most", (most(steps) + 1.5).min(50.0));
         edge("least", (least(steps) - 4.5).max(1.5));
     }

@@ -1,7 +1,8 @@
 //! The rings of the post on the deterministic aperture: three clients and seven backends, as points
 //! and as slices.
 //!
-//! This module also has that small fleet itself; the section shows its numbers beside the rings.
+//! This module also defines that small fleet; the section shows the fleet's numbers beside the
+//! rings.
 
 use lb_core::subset::{self, Algorithm};
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, at, on_circle};
@@ -15,7 +16,7 @@ pub const CLIENTS: u32 = 3;
 pub const BACKENDS: u32 = 7;
 /// Backends of a client on the discrete ring.
 pub const SIZE: u32 = 3;
-/// In the continuous drawing a client owns its third of the ring: the smallest arc.
+/// In the continuous drawing, each client owns its third of the ring, which is the smallest arc.
 pub const LEAST: u32 = 1;
 
 /// The fleet of the drawings.
@@ -25,10 +26,10 @@ pub const fn small(algorithm: Algorithm, size: u32) -> Fleet {
 
 const CENTRE: Point = at(200.0, 152.0);
 
-/// Paints of the three clients; the drawing also names each client.
+/// The paints of the three clients; the drawing also labels each client.
 const PAINTS: [Paint; 3] = [RANDOM, DETERMINISTIC, ROCKSTEADIER];
 
-/// The position of one of `of` evenly spaced points, in turns from the top.
+/// The position of point `index` of `of` evenly spaced points, in turns from the top.
 fn turn(index: u32, of: u32) -> f64 {
     f64::from(index) / f64::from(of)
 }
@@ -77,7 +78,8 @@ pub fn discrete() -> Figure {
 }
 
 pub fn continuous() -> Figure {
-    // From the outside: backends, their shared slices, clients. Slices are drawn with gaps.
+    // From the outside to the inside: backends, their shared slices, clients. There are gaps
+    // between slices.
     const BACKEND: f64 = 118.0;
     const SHARED: f64 = 98.0;
     const CLIENT: f64 = 62.0;

@@ -1,8 +1,8 @@
 //! Figures 20-3, 20-4 and 20-5 of the book "Site Reliability Engineering": connections per backend.
 //!
-//! The book's random subsets cannot be reproduced, because it does not name their generator. So the
-//! book's extremes are lines in our drawing of one seed, and the table shows the usual range over
-//! many seeds.
+//! The book does not name the generator of its random subsets, so they cannot be reproduced.
+//! Instead, the drawing of one seed marks the book's extremes as lines, and the table shows the
+//! usual range over many seeds.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Point, Scale, WIDTH};
@@ -50,7 +50,7 @@ const FIGURES: [PublishedFigure; 3] = [
     },
 ];
 
-/// Connections of every backend, as shares of their mean, in ascending order.
+/// Connections of every backend relative to their mean, in ascending order.
 fn shares(subsets: &PublishedFigure, seed: u64) -> Vec<f64> {
     let fleet =
         Fleet { algorithm: subsets.algorithm, clients: TASKS, backends: TASKS, size: subsets.size, seed };
@@ -109,7 +109,7 @@ pub fn section(extent: Extent) -> ReportSection {
     }
 }
 
-/// A share, and its number of connections.
+/// Formats a share with its number of connections.
 fn counted(subsets: &PublishedFigure, share: f64) -> String {
     format!("{}\u{a0}({:.0})", whole_percent(share), share * f64::from(subsets.size))
 }
@@ -146,7 +146,7 @@ fn figure(subsets: &PublishedFigure, shares: &[f64]) -> Figure {
             let words = format!("book: {word} {}", counted(subsets, share));
             drawing.text(Paint::INK, Lettering::Small, middle.moved(0.0, down), Anchor::Middle, &words);
         }
-        // Beyond the book's lines, so that these do not cross the text.
+        // The label is beyond the book's lines, so that these do not cross it.
         let least = f64::min(spread.min, f64::from(subsets.published[0]) / f64::from(subsets.size));
         let low = plot.point(0.0, least);
         let words = counted(subsets, spread.min);
@@ -166,7 +166,7 @@ fn figure(subsets: &PublishedFigure, shares: &[f64]) -> Figure {
     Figure { id: subsets.id, title, description, drawing }
 }
 
-/// One step per backend.
+/// Draws one step for each backend.
 fn steps(plot: &Plot, shares: &[f64]) -> Vec<Point> {
     let mut points = Vec::new();
     let mut before = f64::NAN;

@@ -1,5 +1,4 @@
-//! A cloud: so many points that a page cannot contain them, drawn as densities, with the line of
-//! their means.
+//! A cloud: too many points for a page, drawn as densities, with the line of their means.
 //!
 //! Must not know how the utilizations were computed.
 
@@ -12,11 +11,11 @@ use super::numbers::{grouped, utilization};
 use crate::metrics::mean;
 use crate::sweep::summary::Summary;
 
-/// Utilizations of many pairs of job sizes, over a quantity that depends on the pair.
+/// Utilizations of many pairs of job sizes, over a quantity that each pair determines.
 pub struct Cloud {
-    /// Of the figure.
+    /// The identifier of the figure.
     pub id: &'static str,
-    /// Of the figure.
+    /// The title of the figure.
     pub title: String,
     /// The kind of utilization.
     pub quantity: &'static str,
@@ -31,7 +30,7 @@ pub struct Cloud {
 }
 
 impl Cloud {
-    /// Draws the points, their means, and two lines of text in the lower right, where utilizations
+    /// Draws the points, their means, and two lines of text in the lower right corner, where points
     /// are rare.
     pub fn figure(self, pairs: &[(f64, f64)]) -> Figure {
         let Self { id, title, quantity, over: [over, symbols], x, ticks, name, paint } = self;
@@ -58,8 +57,8 @@ impl Cloud {
     }
 }
 
-/// Parts of the axis that have a mean each: enough to show a bend, and few enough for a smooth
-/// line.
+/// The number of parts of the axis that have a mean each: enough to show a bend, and few enough for
+/// a smooth line.
 const PARTS: usize = 26;
 
 fn means(plot: &Plot, pairs: &[(f64, f64)]) -> Vec<(f64, f64)> {
@@ -74,7 +73,8 @@ fn means(plot: &Plot, pairs: &[(f64, f64)]) -> Vec<(f64, f64)> {
     parts.iter().filter(|part| !part.is_empty()).map(middle).collect()
 }
 
-/// Sides of a density bin, in units of the drawing: small enough to look like points.
+/// The width and height of a density bin, in units of the drawing: small enough to look like
+/// points.
 const BIN: (f64, f64) = (2.0, 2.0);
 
 /// Draws the density of the points.
@@ -132,7 +132,7 @@ fn bin(share: f64, bins: usize) -> usize {
     ((share * bins as f64).floor() as usize).min(bins - 1)
 }
 
-/// Each shade stands for four times as many points as the shade before.
+/// Each shade represents four times as many points as the previous shade.
 const fn shade_of(count: u32) -> usize {
     match count {
         0..=1 => 0,

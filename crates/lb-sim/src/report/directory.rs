@@ -1,7 +1,7 @@
 //! Writes a report's files without losing other files.
 //!
-//! Every file of a report begins with a mark. A directory that is not empty must contain such a
-//! file, and a file without the mark is never overwritten. Each file appears complete: it is
+//! Every file of a report begins with a mark. A directory that is not empty must contain a file
+//! with the mark, and a file without the mark is never overwritten. Files appear complete: each is
 //! written under another name and then renamed.
 
 use std::ffi::OsStr;
@@ -14,10 +14,10 @@ use anyhow::{Context as _, Result, bail};
 /// The beginning of every file that the report writes. Only such files are overwritten.
 pub const MARK: &str = "<!-- written by socklb-sim report -->";
 
-/// The beginning of the names of incomplete files. A run that was killed may leave one.
+/// The beginning of the names of incomplete files. A killed run may leave such a file behind.
 const UNFINISHED: &str = ".socklb-sim-";
 
-/// The number of bytes at the start of a file that are searched for the mark.
+/// The mark must be within this number of bytes at the start of a file.
 const HEAD: u64 = 256;
 
 /// A directory into which a report may be written.
@@ -51,8 +51,8 @@ impl ReportDirectory {
         Ok(Self { path: path.to_owned() })
     }
 
-    /// Writes the files, each by its name. Writes none of them if one would replace a file that is
-    /// not part of a report.
+    /// Writes the files; each pair is a name and a text. Writes none of them if one would replace a
+    /// file that does not belong to a report.
     pub fn write(&self, files: &[(String, String)]) -> Result<()> {
         for (name, _) in files {
             let path = self.path.join(name);

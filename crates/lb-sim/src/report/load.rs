@@ -1,6 +1,6 @@
-//! Figures 20-1, 20-2 and 20-6 of the book "Site Reliability Engineering": CPU usage of tasks that
-//! receive equally many requests, over time and in total, and the capacity that this wastes; beside
-//! it the same fleet with weights that follow load.
+//! Figures 20-1, 20-2 and 20-6 of the book "Site Reliability Engineering": the CPU usage of tasks
+//! that receive equally many requests, over time and in total, and the capacity that this wastes.
+//! Beside them, the same fleet with weights that follow load.
 //!
 //! The shipped scenario `book-load` is played in virtual time. The book names neither machines nor
 //! clients.
@@ -25,12 +25,12 @@ const SCENARIO: &str = "book-load";
 const PANELS: [(&str, &str, Paint); 2] =
     [("round-robin", "round robin", RANDOM), ("feedback", "feedback", ROCKSTEADIER)];
 
-/// The runs of the scenario that the page shows. With even subsets, structural weights are round
-/// robin; p2c is similar to least-loaded.
+/// The runs of the scenario that the page shows. The others are left out: with even subsets,
+/// structural weights are round robin, and p2c is similar to least-loaded.
 const RUNS: [&str; 4] = ["round-robin", "least-loaded", "a58", "feedback"];
 
-/// The book's fleet as in the scenario, so that the page has the numbers that `socklb-sim traffic`
-/// prints; a small report plays a part of it.
+/// The scenario of the book's fleet, so that the page has the numbers that `socklb-sim traffic`
+/// prints. A small report plays a part of it.
 fn scenario(extent: Extent) -> Scenario {
     let mut scenario = shipped::scenario(SCENARIO);
     let most = Span { us: extent.load_seconds * 1_000_000 };
@@ -44,7 +44,7 @@ fn scenario(extent: Extent) -> Scenario {
     scenario
 }
 
-/// The number of plays of the section, which take most of a report's time.
+/// How many plays the section takes. They take most of a report's time.
 pub fn plays(extent: Extent) -> u64 {
     traffic::plays(&scenario(extent)) + 1
 }
@@ -150,7 +150,7 @@ fn usage() -> Axis<'static> {
     Axis::worded("CPU usage of a task", &[0.0, 0.25, 0.5, 0.75, 1.0], whole_percent)
 }
 
-/// Space above 100 % for the names.
+/// The vertical scale, with space above 100 % for the names.
 const USAGE: Scale = Scale::Linear(0.0, 1.25);
 
 fn over_time(rows: &[StepRow], duration: Span) -> Figure {
@@ -244,7 +244,7 @@ mod tests {
             .sum();
         let requests = rate * float(scenario.duration.us) / 1e6 * float(plays);
         // A million requests take 0.6 s of CPU time. The report may take 15 s on two processors,
-        // half of it for other sections.
+        // and half of that is for other sections.
         assert!(requests < 25e6, "{requests}");
     }
 }

@@ -1,7 +1,7 @@
-//! Figure 20-6 of the book "Site Reliability Engineering": CPU usage of all tasks around the time
-//! at which clients switch to weights that follow load.
+//! Figure 20-6 of the book "Site Reliability Engineering": the CPU usage of all tasks before and
+//! after clients switch to weights that follow load.
 //!
-//! Played in virtual time: the run with feedback of the book's fleet. An operator turns its law on
+//! Plays the run with feedback of the book's fleet in virtual time. An operator turns the law on
 //! after half of the time.
 
 use lb_core::control::Switch;
@@ -28,7 +28,8 @@ pub struct SwitchedLoad {
 }
 
 impl SwitchedLoad {
-    /// Plays the fleet with one seed. Measures the last quarter, in which weights have settled.
+    /// Plays the fleet with one seed. Measures the last quarter of the time, in which weights have
+    /// settled.
     pub fn play(mut scenario: Scenario) -> Self {
         let duration = scenario.duration;
         let [half, step] = [2, STEPS].map(|parts| Span { us: duration.us / parts });
@@ -50,13 +51,13 @@ impl SwitchedLoad {
         max / min
     }
 
-    /// The same ratio in the last quarter of the time, and its value from chance alone.
+    /// The same ratio in the last quarter of the time, and the ratio that chance alone would give.
     pub fn after_and_chance(&self) -> [f64; 2] {
         let figures = &self.report.figures.as_ref().expect("requests cost CPU time").runs[0];
         [figures.evenness, figures.floor].map(|evenness| evenness.cpu_max_over_min.mean)
     }
 
-    /// A trace for each task, before and after the switch.
+    /// Draws a trace for each task, before and after the switch.
     pub fn figure(&self) -> Figure {
         let last = float(self.duration.us) / 1e6;
         let plot = Plot::usual(Scale::Linear(0.0, last), Scale::Linear(0.0, 1.25));

@@ -1,9 +1,9 @@
 //! The format of numbers in figures and tables.
 //!
-//! Each kind has one format, so that a table and the text beside it never differ. Must not know
-//! what the numbers measure.
+//! Each kind of number has one format, so a table and the text beside it never differ. Must not
+//! know what the numbers measure.
 
-/// A share in percent with one decimal. A line never breaks before the sign.
+/// A share in percent with one decimal. A line never breaks before the percent sign.
 pub fn percent(share: f64) -> String {
     format!("{:.1}\u{a0}%", 100.0 * share)
 }

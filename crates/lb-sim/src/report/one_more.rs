@@ -1,7 +1,7 @@
 //! Figure 3 of the article: the effect of one additional backend on small subsets.
 //!
-//! The article prints no seed. The seed here is one that replaces the whole subset of the same
-//! client as in the article.
+//! The article prints no seed. With the seed used here, the same client as in the article gets a
+//! wholly new subset.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, WIDTH, at};
@@ -23,19 +23,19 @@ const FIGURES: [ChangeFigure; 2] = [
     ChangeFigure { id: "fig-3-rocksteadier", algorithm: Algorithm::Rocksteadier },
 ];
 
-/// The client that is "assigned a completely different subset".
+/// The client that, in the article, "is assigned a completely different subset".
 const UNLUCKY: u32 = 3;
 
-/// The first seed with which deterministic subsets replace client 3's whole subset and no other
-/// client's. Of the first 200 seeds, 73 replace the whole subset of some client, and seed 0 of
-/// none: its figure would not show the article's effect.
+/// The first seed with which deterministic subsets replace the whole subset of client 3 and of no
+/// other client. Of the first 200 seeds, 73 replace the whole subset of some client. Seed 0 is not
+/// one of these, so its figure would not show the article's effect.
 pub const SEED: u64 = 381;
 
-/// The number of seeds over which the text states the frequency of this effect.
+/// The number of seeds from which the text computes how often this effect occurs.
 const SEEDS: u64 = 200;
 
-/// Figure 3: ten backends become eleven, four per client. The article does not state the number of
-/// clients; ten show enough.
+/// The fleet of Figure 3: ten backends become eleven, with four for each client. The article does
+/// not state the number of clients; ten are enough to show the effect.
 const fn fleet(algorithm: Algorithm, backends: u32) -> Fleet {
     Fleet { algorithm, clients: 10, backends, size: 4, seed: SEED }
 }

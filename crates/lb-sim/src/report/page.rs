@@ -1,6 +1,6 @@
 //! The page: all sections in sequence, in one self-contained file.
 //!
-//! A strict XML reader also accepts it. It has no scripts, fonts or pictures from elsewhere. Must
+//! A strict XML reader also accepts the page. The page loads no scripts, fonts or pictures. Must
 //! not compute anything.
 
 use lb_svg::palette::{FONTS, style};
@@ -34,7 +34,7 @@ const CITATIONS: [Citation; 3] = [
     },
 ];
 
-/// The addresses to which the page links: only its citations.
+/// The addresses to which the page links. These are only its citations.
 #[cfg(test)]
 pub fn citations() -> impl Iterator<Item = &'static str> {
     CITATIONS.iter().map(|source| source.address)
@@ -61,7 +61,7 @@ pub fn page(sections: &[ReportSection]) -> String {
     let sections: String = sections.iter().map(section).collect();
     let [light, dark] = [0, 1].map(colours);
     let figures = style(&PAINTS);
-    // The doctype is first: anything before it would put old browsers into quirks mode.
+    // The doctype comes first: anything before it would switch old browsers to quirks mode.
     format!(
         "<!DOCTYPE html>\n{MARK}\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
@@ -81,7 +81,8 @@ pub fn page(sections: &[ReportSection]) -> String {
     )
 }
 
-/// The figures' colours on a light or a dark page as custom properties, for the page around them.
+/// The figures' colours on a light or a dark page, as custom properties for the page around the
+/// figures.
 fn colours(scheme: usize) -> String {
     let property = |paint: &Paint| format!("--{}:#{:06x};", paint.name, paint.hue[scheme]);
     Paint::COMMON.iter().chain(&PAINTS).map(property).collect()
@@ -101,7 +102,7 @@ fn prose(words: &str) -> String {
 fn section(section: &ReportSection) -> String {
     let figures: String = section.figures.iter().map(figure).collect();
     let reading: String = section.reading.iter().map(|words| format!("<p>{}</p>\n", prose(words))).collect();
-    // With an odd number of figures the text stands beside the last one.
+    // With an odd number of figures, the text is placed beside the last figure.
     let side = if section.figures.len() % 2 == 1 { "beside" } else { "below" };
     format!(
         "<section id=\"{}\">\n<h2>{}</h2>\n<div class=\"figures\">\n{figures}<div class=\"{side}\">\n<div>\n{reading}</div>\n\

@@ -1,5 +1,5 @@
-//! The meaning of the report's colours: one paint for each family of algorithms, the same in every
-//! figure.
+//! The meaning of the report's colours: one paint for each family of algorithms, which is the same
+//! in every figure.
 //!
 //! Must not know what the colours look like: `lb_svg::palette` decides that.
 

@@ -1,5 +1,5 @@
-//! Two scenarios side by side over the same axes, and traces: one figure contains everything to
-//! compare.
+//! Draws two scenarios side by side over the same axes, and traces, so that one figure contains
+//! everything to compare.
 //!
 //! Must not know what the numbers mean.
 
@@ -8,10 +8,10 @@ use lb_svg::{Anchor, Area, Axis, Drawing, Lettering, LineStyle, Paint, Plot, Sca
 use crate::metrics::float;
 use crate::traffic::tally::{StepRow, Traces};
 
-/// Left and right edges of the two drawings, which share the axis on the left.
+/// Left and right edges of the two drawings. Both use the axis on the left.
 const EDGES: [(f64, f64); 2] = [(50.0, 206.0), (228.0, 384.0)];
 
-/// Draws the axes of two drawings, with the name above each. The upper tenth of both must be empty.
+/// Draws the axes of two drawings, with a name above each. The upper tenth of both must be empty.
 pub fn pair(
     drawing: &mut Drawing,
     (x, x_axis): (Scale, &Axis<'_>),
@@ -36,7 +36,7 @@ pub fn steps<'a>(rows: &'a [StepRow], run: &str) -> Vec<(f64, &'a Traces)> {
     rows.filter_map(|row| Some((float(row.at_us) / 1e6, row.traces.as_ref()?))).collect()
 }
 
-/// Draws a thin line for each backend through the middles of the steps. `steps` has the end of each
+/// Draws a thin line for each backend, through the middle of each step. `steps` has the end of each
 /// step and the values of each backend.
 pub fn traces<'a>(
     drawing: &mut Drawing,

@@ -1,7 +1,6 @@
 //! Other changes of subsets, for all algorithms side by side: more clients, a larger size, and the
-//! part of a subset that is down while backends restart in order.
-//!
-//! No figure of the publications shows any of this.
+//! part of a subset that is down while backends restart in order. The publications have no figures
+//! of these.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -13,7 +12,7 @@ use crate::fleet::Fleet;
 use crate::metrics::churn::churn;
 use crate::metrics::{block_shares, mean};
 
-/// All algorithms except the variants with the same bars as a neighbour.
+/// All algorithms, except variants with the same bars as another algorithm.
 const ALGORITHMS: [Algorithm; 11] = [
     Algorithm::Random,
     Algorithm::Rendezvous,
@@ -29,26 +28,26 @@ const ALGORITHMS: [Algorithm; 11] = [
 ];
 
 const CLIENTS: u32 = 100;
-/// The number of additional clients, one after the other or at once. With as many backends as
-/// clients, the positions on a ring hardly move for the very first addition, so one step alone
+/// The number of additional clients, one after the other or at once. If there are as many backends
+/// as clients, positions on a ring hardly move for the first additional client, so a single step
 /// would show little.
 const MORE_CLIENTS: u32 = 10;
 const BACKENDS: u32 = 100;
 const SIZE: u32 = 20;
-/// A tenth of the backends: this many consecutive backends are down at once.
+/// A tenth of the backends: the number of consecutive backends that are down at once.
 const BLOCK: u32 = BACKENDS / 10;
-/// Enough for whole percent.
+/// Ten seeds are enough for whole percent.
 const MOST_SEEDS: u64 = 10;
 
 const fn fleet(algorithm: Algorithm, seed: u64) -> Fleet {
     Fleet { algorithm, clients: CLIENTS, backends: BACKENDS, size: SIZE, seed }
 }
 
-/// The part of its connections that a client loses.
+/// The part of a client's connections that the client loses.
 #[derive(Clone, Copy)]
 struct Loss {
     mean: f64,
-    /// The part of the worst affected client.
+    /// The loss of the worst affected client.
     worst: f64,
 }
 
@@ -220,7 +219,7 @@ fn figure(bars: &Bars, losses: [Loss; ALGORITHMS.len()]) -> Figure {
     const ROW: f64 = 20.0;
     let rows = f64::from(u32::try_from(ALGORITHMS.len()).expect("eleven"));
     let area = Area { left: 160.0, top: 34.0, right: 340.0, bottom: 34.0 + ROW * rows };
-    // Rows count downwards.
+    // The vertical scale counts rows downwards.
     let plot = Plot { area, x: Scale::Linear(0.0, 1.0), y: Scale::Linear(rows - 0.5, -0.5) };
     let mut drawing = Drawing::new(WIDTH, area.bottom + 24.0);
     let names = (0_u32..).zip(ALGORITHMS).map(|(row, algorithm)| (f64::from(row), algorithm.to_string()));

@@ -1,7 +1,7 @@
 //! Figure 5 of the article: a backend job that is resized step by step.
 //!
-//! Errors over time as in the article, played by the shipped scenario `figure-5`; and the closed
-//! connections that cause them, with the number of these that is unavoidable.
+//! Shows errors over time as in the article, from the shipped scenario `figure-5`, and the closed
+//! connections that cause these errors, with the minimum number that must close.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Axis, Drawing, Figure, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -16,8 +16,8 @@ use crate::metrics::mean;
 
 const ALGORITHMS: [Algorithm; 2] = [Algorithm::Deterministic, Algorithm::Rocksteadier];
 
-/// The article mentions "varying step sizes" without naming them; these are the sizes of our own
-/// scenario of its figure.
+/// The article mentions "varying step sizes" without naming them. These are the sizes of the
+/// shipped scenario `figure-5`.
 const SIZES: [u32; 10] = [100, 101, 102, 107, 112, 132, 152, 112, 101, 100];
 
 const fn fleet(algorithm: Algorithm, backends: u32) -> Fleet {
@@ -28,7 +28,7 @@ struct ResizeStep {
     from: u32,
     to: u32,
     dropped: Churn,
-    /// The minimum that evenness requires.
+    /// The part that must close for an even load.
     minimum: f64,
 }
 
@@ -95,8 +95,8 @@ fn figure(all: &[Vec<ResizeStep>; 2]) -> Figure {
     sizes.axes(&mut drawing, &none, &Axis::new("backends", &[0.0, 100.0, 200.0]));
     let mut stairs = Vec::new();
     for (step, &size) in (0_u32..).zip(&SIZES) {
-        // A size holds from the previous resize to the next one; resizes are in the middle of the
-        // bars.
+        // A size is drawn from the previous resize to the next one; resizes are in the middle of
+        // the bars.
         let from = (f64::from(step) - 1.0).max(-0.5);
         let to = f64::from(step).min(last - 0.5);
         stairs.push((from, f64::from(size)));

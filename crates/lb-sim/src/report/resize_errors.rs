@@ -70,7 +70,7 @@ impl ResizeErrors {
     }
 }
 
-/// The largest share of a step's requests for which the drawing has room.
+/// The largest share of a step's requests that fits into the drawing.
 const MOST: f64 = 0.008;
 
 fn tenths_of_percent(share: f64) -> String {

@@ -15,18 +15,18 @@ use crate::metrics::overlap::distinct;
 
 const CLIENTS: u32 = 4;
 const BACKENDS: u32 = 6;
-/// The article's Figure 4a has hashed positions without naming the hash. With this seed our
-/// positions are far enough apart to be readable, and client 0 meets the same two backends as in
-/// the article.
+/// The article's Figure 4a has hashed positions, but does not name the hash. With this seed,
+/// positions here are far enough apart to be readable, and client 0 meets the same two backends as
+/// in the article.
 const SEED: u64 = 5_337;
 
 struct Ring {
     id: &'static str,
     name: &'static str,
     algorithm: Algorithm,
-    /// The client with a subset of two that is drawn as an arc.
+    /// The client that has its subset of two backends drawn as an arc.
     client: u32,
-    /// The position of a client or backend, in turns from the top.
+    /// Computes the position of a client or backend, in turns from the top.
     turn: fn(Side, u32) -> f64,
 }
 
@@ -48,9 +48,9 @@ const RINGS: [Ring; 3] = [
     },
 ];
 
-/// A position on a ring of 2^64, in turns.
+/// Converts a position on a ring of 2^64 to turns.
 fn turns(position: u64) -> f64 {
-    // The upper 32 bits are finer than any drawing.
+    // The upper 32 bits are more precise than any drawing.
     f64::from(u32::try_from(position >> 32).expect("32 bits")) / 4_294_967_296.0
 }
 

@@ -1,5 +1,5 @@
-//! A section of the report: figures that answer one question, an explanation, and the source's
-//! figures beside ours.
+//! A section of the report: figures that answer one question, an explanation, and a table of the
+//! source's numbers beside ours.
 //!
 //! This module also defines how much a report computes. Must not know what the questions are.
 
@@ -8,9 +8,9 @@ use lb_svg::Figure;
 /// How much a report computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The largest jobs of sweeps.
+    /// The maximum number of clients and of backends in sweeps.
     pub most_tasks: u32,
-    /// The largest subsets in comparisons of sizes.
+    /// The maximum size of subsets in comparisons of sizes.
     pub most_size: u32,
     /// The number of seeds for random algorithms.
     pub trials: u64,
@@ -19,7 +19,7 @@ pub struct Extent {
 }
 
 impl Default for Extent {
-    /// The extent of the sources, and enough seeds for one decimal.
+    /// The sizes of the publications, and enough seeds for one decimal.
     fn default() -> Self {
         Self { most_tasks: 256, most_size: 300, trials: 100, load_seconds: 3_600 }
     }
@@ -27,9 +27,9 @@ impl Default for Extent {
 
 #[derive(Clone, Debug)]
 pub struct ReportSection {
-    /// Its name in links.
+    /// The section's name in links.
     pub id: &'static str,
-    /// One line.
+    /// A heading of one line.
     pub heading: &'static str,
     pub figures: Vec<Figure>,
     /// Paragraphs that explain the figures.

@@ -1,8 +1,8 @@
-//! The statement of the book "Site Reliability Engineering" on shuffles: with one shuffle for all
-//! clients, the load of failed backends goes to the rest of their subset; with one for each round
-//! of clients, it goes to all other backends.
+//! A statement of the book "Site Reliability Engineering" on shuffles. With one shuffle for all
+//! clients, the load of failed backends goes to the rest of their subset; with one shuffle for each
+//! round of clients, it goes to all other backends.
 //!
-//! The book draws no figure of it.
+//! The book has no figure for this statement.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Plot, Scale, WIDTH};
@@ -19,20 +19,20 @@ const SIZE: u32 = 10;
 /// The number of rounds of clients in the fleet.
 const ROUNDS: u32 = SIZE;
 
-/// The number of failed backends of one subset: the maximum in the figure, and the number in the
-/// table and the text.
+/// The number of failed backends of one subset: the largest number in the figure, and the number in
+/// the table and the text.
 const MOST_DOWN: usize = 8;
 const DOWN: usize = 5;
 
 #[derive(Clone, Copy)]
 enum Shuffles {
-    /// All rounds use the shuffle of the first.
+    /// All rounds use the shuffle of the first round.
     One,
     PerRound,
 }
 
-/// The loads of the remaining backends if `down` backends of client 0's subset are down, as shares
-/// of their usual load, in ascending order.
+/// The loads of the remaining backends if `down` backends of client 0's subset have failed,
+/// relative to their usual load, in ascending order.
 fn loads(shuffles: Shuffles, seed: u64, down: usize) -> Vec<f64> {
     let fleet =
         Fleet { algorithm: Algorithm::DeterministicBook, clients: TASKS, backends: TASKS, size: SIZE, seed };
@@ -66,7 +66,7 @@ fn bearers(shuffles: Shuffles) -> usize {
     loads(shuffles, 0, DOWN).into_iter().filter(|load| *load > 1.0 + 1e-9).count()
 }
 
-/// Adds rows to the section's table: figure, book, seed 0, usual.
+/// Adds rows to the section's table. Columns: quantity, book, seed 0, usual value.
 pub fn rows(table: &mut NumberTable, trials: u64) {
     for (words, book, shuffles) in
         [("one shuffle", "200\u{a0}%", Shuffles::One), ("one per round", "\u{2013}", Shuffles::PerRound)]

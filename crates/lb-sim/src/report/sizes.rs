@@ -1,4 +1,4 @@
-//! Size against utilization: the size of subsets from which the load is even.
+//! Size and utilization: how large subsets must be for an even load.
 //!
 //! One figure for each number of backends, with the same algorithms in all figures.
 
@@ -66,7 +66,7 @@ fn line(series: &Series, case: &SizesFigure, most: u32) -> Vec<(f64, f64)> {
         let graph = match series.algorithm {
             Algorithm::Deterministic => fleet.graph(),
             // The other algorithms use the first backends of an order that does not depend on the
-            // size, so it is computed only once.
+            // size, so one order serves for all sizes.
             _ => Graph::of_rows(case.backends, whole.rows().map(|row| row[..size as usize].iter().copied())),
         };
         (f64::from(size), raw(series, &fleet, &graph))
@@ -121,7 +121,7 @@ fn figure(case: &SizesFigure, lines: &[Vec<(f64, f64)>]) -> Figure {
         &Axis::new("backends per client, k", &ticks),
         &Axis::new("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
     );
-    // Names are listed in the empty corner, each with a piece of its line.
+    // The empty corner has a list of names, each with a piece of its line.
     for (row, (series, line)) in (0_u32..).zip(SERIES.iter().zip(lines)) {
         plot.line(&mut drawing, series.paint, series.line, line);
         let y = plot.area.bottom - 66.0 + 18.0 * f64::from(row);

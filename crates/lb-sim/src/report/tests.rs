@@ -1,5 +1,5 @@
-//! Properties of every page and every figure: browsers and XML readers accept them, nothing is
-//! fetched, nothing is cut off, and the numbers are those of the metrics.
+//! Properties of every page and every figure: browsers and XML readers accept them, they load
+//! nothing, no text is cut off, and the numbers are those of the metrics.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -15,10 +15,10 @@ use crate::metrics::{Spread, mean, raw_utilization};
 use crate::sweep::Sweep;
 use crate::sweep::summary::Summary;
 
-/// Small sweeps: the same page with less content in its figures.
+/// Small sweeps: the same page, with less content in its figures.
 const LITTLE: Extent = Extent { most_tasks: 40, most_size: 30, trials: 3, load_seconds: 10 };
 
-/// The sections of these sweeps, which most tests read: computed once.
+/// The sections of these sweeps. Most tests read them, so they are computed once.
 static SECTIONS: LazyLock<Vec<ReportSection>> = LazyLock::new(|| sections(LITTLE, &ProgressBar::hidden()));
 
 fn little() -> &'static [ReportSection] {
@@ -128,7 +128,7 @@ fn every_class_of_a_figure_has_a_style() {
         let text = figure.alone(&palette::PAINTS);
         let document = parsed(&text);
         for class in attributes(&document, "class").into_iter().flat_map(|classes| classes.split(' ')) {
-            // The size of small text is the default for the text of a figure.
+            // Small text has no class of its own: its size is the default for text in figures.
             let known = class == "small" || style.contains(&format!(".{class}{{"));
             assert!(known, "{}: {class}", figure.id);
         }
@@ -145,7 +145,7 @@ fn figures_tell_what_they_show_to_who_does_not_see_them() {
     }
 }
 
-/// The number of thin lines of this paint in a figure; traces are thin.
+/// The number of thin lines of this paint in a figure. Traces are thin lines.
 fn traces(figure: &str, paint: &str) -> usize {
     let figure =
         little().iter().flat_map(|section| &section.figures).find(|known| known.id == figure).unwrap();
@@ -154,7 +154,7 @@ fn traces(figure: &str, paint: &str) -> usize {
 
 #[test]
 fn the_book_s_figures_show_both_scenarios_and_the_switch_between_them() {
-    // A trace for each of the 50 tasks, with round robin and with feedback.
+    // One trace for each of the 50 tasks, with round robin and with feedback.
     assert_eq!([traces("fig-20-1", "random"), traces("fig-20-1", "rocksteadier")], [50, 50]);
     let body = |id: &str| {
         let figures = little().iter().flat_map(|section| &section.figures);
@@ -183,7 +183,7 @@ fn the_aperture_section_begins_with_traces_of_a_mesh_and_of_random_apertures() {
 
 #[test]
 fn in_no_figure_is_anything_cut_off_or_written_over() {
-    // The text is that of the page that readers see.
+    // This extent gives the text that readers of the page see.
     for figure in
         sections(Extent { trials: 3, load_seconds: 25, ..Extent::default() }, &ProgressBar::hidden())
             .iter()
@@ -196,7 +196,7 @@ fn in_no_figure_is_anything_cut_off_or_written_over() {
 #[test]
 fn no_table_is_wider_than_a_phone() {
     // From the page's style: letters of 0.72rem with an average width of 0.62 of that, 0.4rem
-    // between columns, and 360 pixels without the page's margins.
+    // between columns, and 360 pixels without the margins of the page.
     let (letter, between, most) = (16.0 * 0.72 * 0.62, 16.0 * 0.4, 360.0 - 32.0);
     for section in little() {
         let ReportSection { id, table, .. } = section;

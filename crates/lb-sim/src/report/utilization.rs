@@ -1,6 +1,7 @@
 //! Figures 2a to 2d of the article, and Rocksteadier in the same way.
 //!
-//! Each is a sweep of about 60,000 fleets, which is computed once for figure, table and text.
+//! Each figure is a sweep of about 60,000 fleets. It is computed once for the figure, the table and
+//! the text.
 
 use indicatif::ProgressBar;
 use lb_core::subset::Algorithm;
@@ -42,9 +43,9 @@ pub const fn sweep(extent: Extent, weighted: bool) -> Sweep {
 /// Mean adjusted utilizations of one sweep.
 struct Means {
     all: f64,
-    /// Below one client per two backends.
+    /// With less than one client per two backends.
     few: f64,
-    /// From four clients per backend.
+    /// With at least four clients per backend.
     many: f64,
 }
 

@@ -1,7 +1,7 @@
-//! Weighted and unweighted Rocksteadier compared: the capacity that they waste in the article's
+//! Compares Rocksteadier with and without weights: the capacity that each wastes in the article's
 //! sweep.
 //!
-//! No source has published this, so there is no figure to compare with.
+//! No source has published this comparison.
 
 use indicatif::ProgressBar;
 use lb_core::subset::Algorithm;
@@ -43,7 +43,7 @@ const FIGURES: [WeightFigure; 2] = [
 /// The number of sweeps of the section.
 pub const SWEEPS: u64 = FIGURES.len() as u64;
 
-/// Classes of connections per backend.
+/// Classes of connections per backend: lower bound (inclusive), upper bound (exclusive), and name.
 const CLASSES: [(f64, f64, &str); 7] = [
     (1.0, 1.5, "1 to 1.5"),
     (1.5, 2.0, "1.5 to 2"),

@@ -1,4 +1,4 @@
-//! Summarizes the many fleets of a sweep in few numbers: the distribution of utilization, and its
+//! Summarizes the fleets of a sweep in few numbers: the distribution of utilization, and its
 //! dependence on clients per backend.
 
 use serde::Serialize;
