@@ -1,8 +1,8 @@
-//! PID 1 of a guest of the VM tests: makes the machine what the tests expect of a host, runs the
-//! tests phase by phase according to `/plan`, and leaves through the exit device.
+//! PID 1 of a guest of the VM tests. It sets the machine up as the tests expect a host to be, runs
+//! the tests phase by phase according to `/plan`, and ends the guest through the exit device.
 //!
-//! Every problem with the guest itself has an exit code of its own, so that a broken guest never
-//! looks like a failing test. This file knows neither the content of the tests nor the evaluation
+//! A problem with the guest itself has an exit code of its own, so that a broken guest never looks
+//! like a failed test. This file depends neither on the content of the tests nor on the evaluation
 //! of the log.
 
 use std::fs::{self, File};
@@ -23,8 +23,8 @@ const FAILED: u8 = 0x11;
 const UNFIT: u8 = 0x12;
 
 fn main() {
-    // The stage panics if it cannot do its part. A PID 1 that ends without a code looks like an
-    // emulator that died.
+    // The stage panics on failure. The panic is caught here, because a PID 1 that ends without a
+    // code looks like an emulator that died.
     let code = match std::panic::catch_unwind(run) {
         Ok(Ok(true)) => PASSED,
         Ok(Ok(false)) => FAILED,
@@ -40,7 +40,7 @@ fn main() {
     leave(code);
 }
 
-/// Whether all tests passed.
+/// Returns whether all tests passed.
 fn run() -> Result<bool> {
     mount_all()?;
     let uname = rustix::system::uname();
@@ -103,7 +103,7 @@ fn dump_tcp_sockets() -> Result<()> {
         let found = count_tcp_sockets(u8::try_from(family)?)?;
         drop(listener);
         if found == 0 {
-            bail!("family {family}: a listener is not in the list");
+            bail!("family {family}: sock_diag does not list a listener of this process");
         }
     }
     Ok(())
@@ -153,9 +153,9 @@ fn count_tcp_sockets(family: u8) -> Result<u32> {
 /// Holds a program attached at every hook of a client, in a cgroup without processes.
 ///
 /// The kernel patches its code when a hook gets its first program on the machine, and again when
-/// the hook loses its last. Tests would cause that thousands of times. Under emulation each patch
-/// takes 58 ms, and with two CPUs patches have killed guests: one CPU met the breakpoint of a patch
-/// that the other had already completed.
+/// the hook loses its last program. Tests would cause such patches thousands of times. Under
+/// emulation each patch takes 58 ms, and with two CPUs patches have killed guests: one CPU met the
+/// breakpoint of a patch that the other CPU had already completed.
 fn keep_hooks_in_use() -> Result<()> {
     let cgroup = Path::new("/sys/fs/cgroup/idle");
     fs::create_dir(cgroup).context("create the cgroup that keeps hooks in use")?;
@@ -184,7 +184,7 @@ fn run_tests(phase: &Phase) -> Result<ExitStatus> {
     tests.args(phase.arguments()).env(lb_suite::VARIABLE.0, lb_suite::VARIABLE.1).current_dir("/tmp");
     tests.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     let tests = tests.spawn().context("start the tests")?;
-    // Ends when the tests have ended; they limit their own time.
+    // Ends when the tests have ended. The tests limit their own time.
     loop {
         let waited = rustix::process::wait(WaitOptions::empty()).context("wait for a child")?;
         let (pid, status) = waited.expect("without NOHANG there is an answer");

@@ -1,5 +1,5 @@
-//! Which faults are tried, in which order: every call site, in each phase in which it was seen,
-//! with each error; all of them, or as many as there is time for, sampled by a seed.
+//! The faults to try, and their order: each error at every call site, in each phase in which the
+//! site was seen. A run tries all of them, or as many as there is time for, sampled by a seed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ pub struct Case {
     pub phase: Phase,
     pub site: Id,
     pub errno: i32,
-    /// Calls from the site that succeed before.
+    /// The number of calls from the site that succeed before the fault.
     pub skip: u32,
 }
 
@@ -61,8 +61,8 @@ pub fn all(desk: &Desk, seed: u64) -> Vec<Case> {
         cases.extend(ERRORS.map(|(errno, _)| first(errno, 0)));
         if count > 3 {
             let (errno, _) = random.choice(ERRORS).expect("there are errors");
-            // At most half of the calls of one pass: the record covers two or more passes, and not
-            // all of them are alike.
+            // Skips at most half of the calls of one pass: the record covers two or more passes,
+            // and not all of them are alike.
             let skip = 1 + random.u32(..(count / 4).max(1));
             cases.push((random.u64(..), Case { phase, site, errno, skip }));
         }

@@ -1,7 +1,7 @@
-//! Which system calls of a process are held up, and how: a seccomp filter that notifies a
-//! supervisor, installed between fork and exec. The kernel lets all other calls pass at full speed.
+//! Installs a seccomp filter in a process, between fork and exec. The filter stops some system
+//! calls and notifies a supervisor. The kernel lets all other calls pass at full speed.
 //!
-//! Does not know how the supervisor decides; see `supervisor`.
+//! For the supervisor's decisions see `supervisor`.
 
 use std::io;
 use std::io::{IoSlice, IoSliceMut};
@@ -16,8 +16,8 @@ use rustix::net::{
     SendFlags,
 };
 
-/// Every call that takes a resource or a privilege, by its number on `x86_64` and its name. Not
-/// epoll, futexes and clocks.
+/// Every call that takes a resource or a privilege, by its number on `x86_64` and its name. Calls
+/// of epoll, futexes and clocks are left out.
 pub const CALLS: [(i64, &str); 29] = [
     (libc::SYS_bpf, "bpf"),
     (libc::SYS_open, "open"),
@@ -47,7 +47,7 @@ pub const CALLS: [(i64, &str); 29] = [
     (libc::SYS_unlinkat, "unlinkat"),
     (libc::SYS_rmdir, "rmdir"),
     (libc::SYS_dup, "dup"),
-    // Only if it creates a descriptor: see `program`.
+    // Stopped only if it creates a descriptor: see `program`.
     (libc::SYS_fcntl, "fcntl F_DUPFD_CLOEXEC"),
 ];
 
@@ -90,9 +90,9 @@ fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: u16::try_from(code).expect("codes have 16 bits"), jt, jf, k }
 }
 
-/// Puts a command under the filter, from its exec on. Must be the last preparation of the command,
-/// because the filter would stop later ones as well. The other end of the returned stream provides
-/// the descriptor for the kernel's notifications, see [`listener`].
+/// Puts a command under the filter, from its exec on. This must be the last preparation of the
+/// command, because the filter would also stop calls of later ones. The child sends the descriptor
+/// of the kernel's notifications over the returned stream, see [`listener`].
 pub fn put_under(command: &mut Command) -> UnixStream {
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     let mut steps = program();
@@ -133,7 +133,7 @@ fn install(steps: &mut [libc::sock_filter]) -> io::Result<i32> {
     i32::try_from(listener).map_err(io::Error::other)
 }
 
-/// The descriptor on which the kernel notifies, after the command was started.
+/// Receives the descriptor on which the kernel notifies. The command must have been started.
 pub fn listener(ours: &UnixStream) -> OwnedFd {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut message = RecvAncillaryBuffer::new(&mut space);

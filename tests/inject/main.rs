@@ -31,28 +31,28 @@ use scene::Scene;
 use site::Id;
 use supervisor::{Desk, Phase};
 
-/// Lets the daemon's system calls fail, one after the other.
+/// Makes the daemon's system calls fail, one after the other.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Every site with every error, however long it takes
+    /// Try every site with every error, however long it takes
     #[arg(long)]
     all: bool,
-    /// As many as fit into this time, sampled by the seed
+    /// Try as many cases as fit into this time, sampled by the seed
     #[arg(long, default_value_t = 90)]
     seconds: u64,
     /// Seed of the sample; default: random
     #[arg(long)]
     seed: Option<u64>,
-    /// Only this site, by the id in the output of a failing case
+    /// Try only this site, by the id in the output of a failing case
     #[arg(long)]
     site: Option<Id>,
-    /// Only this error
+    /// Try only this error
     #[arg(long, value_parser = errno)]
     errno: Option<i32>,
-    /// Only in this phase
+    /// Try only this phase
     #[arg(long, value_parser = phase)]
     phase: Option<Phase>,
-    /// Only after this many calls from the site
+    /// Fail only after this many calls from the site
     #[arg(long)]
     skip: Option<u32>,
     /// Only list the sites that are found
@@ -126,7 +126,7 @@ struct Run {
     failures: Vec<(Case, String)>,
 }
 
-/// At most this many rounds without a fault.
+/// The maximum number of rounds without a fault.
 const ROUNDS: u32 = 12;
 /// The run ends after this many failures, because further ones would not be read.
 const FAILURES: usize = 40;
@@ -137,7 +137,7 @@ impl Run {
     fn in_sessions(&mut self) -> Result<()> {
         let mut is_first = true;
         loop {
-            // In a thread of its own: a scene changes the namespaces of the thread that makes it.
+            // Each scene has a thread of its own, because it changes the namespaces of its thread.
             let outcome = std::thread::scope(|scope| scope.spawn(|| self.session(is_first)).join());
             let Ok(outcome) = outcome else { bail!("the stage itself broke: see above") };
             outcome?;
@@ -172,7 +172,7 @@ impl Run {
                 let text = format!("{error:#}\n--- its log ---\n{}", scene.log());
                 println!("FAILED {case}\n    {}\n{text}", self.site(case.site));
                 self.failures.push((case, text));
-                // A fresh scene is better than the remains of this one.
+                // Later cases would run on the remains of this scene, so another scene is made.
                 return Ok(());
             }
             if !fired {
@@ -183,9 +183,10 @@ impl Run {
         scene.stop(None)
     }
 
-    /// Goes through all phases without a fault: twice, or until they show nothing new twice in a
-    /// row, because a daemon does some things only now and then. Sites that only another fault
-    /// leads to are not tried: one call fails at a time.
+    /// Runs all phases without a fault, to find the call sites: twice, or with `--all` until two
+    /// rounds in a row find nothing new, because a daemon does some things only now and then. Sites
+    /// that are reached only after another fault are not tried, because only one call fails at a
+    /// time.
     fn explore(&self, scene: &mut Scene) -> Result<()> {
         let (mut known, mut same) = (0, 0);
         for _ in 0..if self.options.all { ROUNDS } else { 2 } {
@@ -248,7 +249,7 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
         Phase::Start => {
             scene.stop(None)?;
             if scene.start(Some(case.fault()))?.is_none() {
-                // The daemon may end because of that fault even after it answers.
+                // The daemon may end because of the fault even after it answers.
                 let result = scene.is_whole();
                 if scene.reap()?.is_none() {
                     return result;

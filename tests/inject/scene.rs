@@ -1,6 +1,6 @@
-//! The scene of every fault: a daemon under supervision, a client that connects without pause, and
-//! everything that a daemon is requested to do in its life. After each fault everything must be as
-//! it would have been without the fault.
+//! The scene of every fault: a supervised daemon, a client that connects without pause, and
+//! everything that a daemon does on request. After each fault everything must be as it would have
+//! been without the fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -29,7 +29,7 @@ const LISTS: [[(&str, &str); 3]; 2] = [
 ];
 
 pub struct Scene {
-    // Dropped in this order: users before the things that they use.
+    // Fields are dropped in this order: users before the things that they use.
     daemon: Option<Daemon>,
     load: Probe,
     _backends: Vec<Backend>,
@@ -44,7 +44,7 @@ pub struct Scene {
     links: BTreeMap<String, u32>,
     round: usize,
     starts: usize,
-    /// How much earlier daemons have logged.
+    /// The length of the log of earlier daemons.
     logged: usize,
 }
 
@@ -88,8 +88,9 @@ impl Scene {
         Ok(())
     }
 
-    /// Starts a daemon. It finds one client in the kernel and not the other, and every second time
-    /// an unreadable list. If the daemon refused to start, returns its last message.
+    /// Starts a daemon. The kernel has the programs of only one of the two clients, and at every
+    /// second start the list is unreadable. If the daemon refuses to start, returns its last
+    /// message.
     ///
     /// # Errors
     /// If it neither answers nor gives a reason.
@@ -119,7 +120,7 @@ impl Scene {
                 self.daemon = Some(daemon);
                 Ok(None)
             }
-            Err(_) => bail!("it neither answers nor ends"),
+            Err(_) => bail!("the daemon neither answers nor ends"),
         }
     }
 
@@ -128,10 +129,11 @@ impl Scene {
         let log = daemon.log().split_off(self.logged);
         self.logged += log.len();
         let is_refusal = matches!(status.code(), Some(1 | 4));
-        // Rust aborts a program to which memory is refused, for its heap or for the stack on which
-        // overflows are handled. The daemon ends itself if a thread panics, and its runtime ends it
-        // if the kernel refuses a thread for another reason than lack of memory, which kernels do
-        // not do. The next start continues, and connects are not affected.
+        // Rust aborts a program if the kernel refuses memory for the heap, or for the stack on
+        // which overflows are handled. The daemon ends itself if a thread panics. Its runtime ends
+        // it if the kernel refuses a thread for another reason than lack of memory, which kernels
+        // do not do without fault injection. The next start continues, and connects are not
+        // affected.
         let is_out_of_memory = status.signal() == Some(Signal::ABORT.as_raw())
             && [
                 "memory allocation of ",
@@ -140,8 +142,12 @@ impl Scene {
             ]
             .iter()
             .any(|words| log.contains(words));
-        ensure!(is_refusal || is_out_of_memory, "it ended, {status}, and has said:\n{log}");
-        let last = log.lines().last().filter(|line| !line.is_empty()).context("it ended without a word")?;
+        ensure!(is_refusal || is_out_of_memory, "the daemon ended, {status}; its log:\n{log}");
+        let last = log
+            .lines()
+            .last()
+            .filter(|line| !line.is_empty())
+            .context("the daemon ended without a message")?;
         Ok(last.to_owned())
     }
 
@@ -157,7 +163,7 @@ impl Scene {
         }
         daemon.signal(Signal::TERM);
         let ending = within(patience(), || daemon.ending(), Option::is_some);
-        let status = ending.ok().flatten().context("it does not stop")?;
+        let status = ending.ok().flatten().context("the daemon does not stop")?;
         if status.code() != Some(0) {
             self.ended(&daemon, status)?;
         }
@@ -180,7 +186,8 @@ impl Scene {
         }
     }
 
-    /// Does everything that a running daemon is requested to do. Returns after all of it is done.
+    /// Makes every request that a daemon receives while it runs. Returns after the daemon has
+    /// carried them all out.
     ///
     /// # Errors
     /// If a step is not done.
@@ -199,16 +206,16 @@ impl Scene {
         let link = self.setup.pins_of("batch").join(format!("links/sock_release@{}", self.other.id()));
         remove_link(&link);
         within(3 * patience(), || link.exists(), |exists| *exists)
-            .map_err(|_| anyhow::anyhow!("a link that was removed by hand is not made again"))?;
+            .map_err(|_| anyhow::anyhow!("the daemon does not recreate a link that was removed by hand"))?;
         self.other.remove();
         self.other.create();
         let mut visitor = Probe::start(&self.other);
         let code = visitor.socklb(&self.setup, &["wait", "batch"]);
-        ensure!(code == 0, "waiting for a cgroup that was made again failed with {code}");
+        ensure!(code == 0, "`socklb wait` in a recreated cgroup failed with {code}");
         let reached = visitor.try_dial(SERVICE);
         ensure!(
             reached.as_ref().is_ok_and(|dialled| dialled.name.starts_with('b')),
-            "a process that has waited reached {reached:?}"
+            "a process in the recreated cgroup reached {reached:?}"
         );
         drop(visitor);
         self.until("the new cgroup is attached", |status| attached(status, "batch"), &Some(self.other.id()))?;
@@ -245,8 +252,8 @@ impl Scene {
             .map_err(|((code, text), why)| anyhow::anyhow!("{why}; status is {code:?}:\n{text}"))
     }
 
-    /// Waits for a fact, but not after the daemon that would have to show it has ended. Returns the
-    /// last look and the reason for the end of the wait.
+    /// Waits for a fact, but not longer than the daemon runs, because only the daemon can make it
+    /// true. Returns the last result of `look` and the reason for the end of the wait.
     fn wait<T>(
         &mut self,
         look: impl Fn(&Setup) -> T,

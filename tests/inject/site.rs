@@ -14,7 +14,7 @@ pub struct Site {
     frames: Vec<Frame>,
 }
 
-/// A site's name on the command line: the same for every run of one build.
+/// A site's id on the command line: the same for every run of one build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id(pub u64);
 
@@ -32,7 +32,7 @@ impl std::str::FromStr for Id {
     }
 }
 
-/// The same in every run.
+/// A hash that is the same in every run.
 pub fn hash(value: &impl Hash) -> u64 {
     // `DefaultHasher::new` has fixed keys.
     let mut hasher = DefaultHasher::new();
@@ -44,7 +44,7 @@ pub fn hash(value: &impl Hash) -> u64 {
 const OURS: [&str; 2] = ["lb_kernel::", "lb_user::"];
 /// The prefix of functions that only call the kernel.
 const CALLS_THE_KERNEL: &str = "lb_kernel::sys::";
-/// If no function is ours, the innermost functions of the program identify the site.
+/// If no function is ours, this many innermost functions of the program identify the site.
 const OTHERS: usize = 8;
 /// Functions that request memory. Chance decides which of these calls takes more memory from the
 /// kernel, so all of them together are one site.
@@ -77,19 +77,19 @@ impl Site {
         Some(Self { call, frames })
     }
 
-    /// The site's name on the command line.
+    /// The site's id on the command line.
     pub fn id(&self) -> Id {
         Id(hash(self))
     }
 
-    /// The call and the functions that lead to it: the same for every build in which they have the
-    /// same names.
+    /// The call and the functions that lead to it: the same for every build in which the functions
+    /// have the same names.
     pub fn path(&self) -> String {
         let functions = self.frames.iter().map(|frame| &*frame.function);
         [&*self.call].into_iter().chain(functions).collect::<Vec<_>>().join(" < ")
     }
 
-    /// The call, and the function of ours that needs it.
+    /// The call, and the function of ours that makes it.
     pub fn summary(&self) -> String {
         let mut ours =
             self.frames.iter().filter(|frame| OURS.iter().any(|ours| frame.function.contains(ours)));

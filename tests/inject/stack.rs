@@ -1,6 +1,6 @@
-//! Finds the code that makes a system call: the stack of a thread that waits in one, walked from
-//! outside with the tables that the compiler made for unwinding. The program needs no special build
-//! for it.
+//! Finds the code that makes a system call: walks the stack of a thread that waits in the call,
+//! from outside, with the tables that the compiler made for unwinding. The program needs no special
+//! build.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -51,7 +51,7 @@ impl Stacks {
         Self { pid, program, mapped: Vec::new(), unwinder: UnwinderX86_64::new(), cache: CacheX86_64::new() }
     }
 
-    /// The stack of one of its threads, innermost call first. `None` if the thread has ended.
+    /// The stack of a thread of the process, innermost call first. `None` if the thread has ended.
     pub fn walk(&mut self, thread: u32, library: &mut Library) -> Option<Vec<Frame>> {
         let (stack, code) = registers(thread)?;
         let memory = File::open(format!("/proc/{thread}/mem")).ok()?;
@@ -92,7 +92,7 @@ impl Stacks {
         Some(Frame { is_program: *path == self.program, function: function.to_owned(), offset })
     }
 
-    /// Reads the mappings of the process: libraries appear one after the other when it starts.
+    /// Reads the mappings of the process. Libraries appear one after the other while it starts.
     fn map(&mut self, library: &mut Library) {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
         let mut files: Vec<(PathBuf, Range<u64>)> = Vec::new();

@@ -1,5 +1,5 @@
-//! Answers in place of the kernel: lets each call of a supervised process continue and records
-//! where it came from, or makes one of them fail with an error.
+//! Answers the notifications of the filter: lets each call of a supervised process continue and
+//! records its site, or makes one call fail with an error.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,16 +23,16 @@ pub enum Phase {
     Stop,
 }
 
-/// A call that shall fail.
+/// The call to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub site: Id,
     pub errno: i32,
-    /// Calls from the site that succeed before.
+    /// The number of calls from the site that succeed before the fault.
     pub skip: u32,
 }
 
-/// What is known of all processes that were supervised.
+/// The record of all supervised processes.
 #[derive(Default)]
 pub struct Record {
     /// Calls by site and phase.
@@ -49,7 +49,7 @@ pub struct Desk(Arc<Mutex<Record>>, Arc<Mutex<Library>>);
 
 impl Desk {
     pub fn look<T>(&self, look: impl FnOnce(&mut Record) -> T) -> T {
-        look(&mut self.0.lock().expect("nobody panics with it"))
+        look(&mut self.0.lock().expect("no thread panics while it holds the lock"))
     }
 
     /// Sets the phase of the process from now on.
@@ -62,7 +62,7 @@ impl Desk {
         self.look(|record| record.armed = Some(fault));
     }
 
-    /// Lets no call fail from now on; returns whether the armed one did fail.
+    /// Lets all calls succeed from now on; returns whether the armed call has failed.
     pub fn disarm(&self) -> bool {
         self.look(|record| record.armed.take().is_none())
     }
@@ -72,7 +72,7 @@ impl Desk {
         let desk = self.clone();
         std::thread::spawn(move || {
             let mut stacks = Stacks::of(pid);
-            // Ends when the last thread of the process has.
+            // Ends when the last thread of the process has ended.
             while let Some(notification) = receive(&listener) {
                 let site = desk.site(&mut stacks, &notification);
                 let errno = site.and_then(|site| desk.look(|record| record.judge(site)));
@@ -82,14 +82,14 @@ impl Desk {
     }
 
     fn site(&self, stacks: &mut Stacks, notification: &libc::seccomp_notif) -> Option<Site> {
-        let library = &mut self.1.lock().expect("nobody panics with it");
+        let library = &mut self.1.lock().expect("no thread panics while it holds the lock");
         let frames = stacks.walk(notification.pid, library)?;
         Site::of(notification.data.nr, notification.data.args[0], &frames)
     }
 }
 
 impl Record {
-    /// The error for this call, if it shall fail.
+    /// The error for this call, if it is the one to fail.
     fn judge(&mut self, site: Site) -> Option<i32> {
         let id = site.id();
         let phase = self.phase.expect("a phase is entered before a process starts");
@@ -126,7 +126,7 @@ fn receive(listener: &OwnedFd) -> Option<libc::seccomp_notif> {
         let mut notification: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: the structure is the kernel's own and lives through the call.
         let result = unsafe { libc::ioctl(listener.as_fd().as_raw_fd(), RECEIVE, &raw mut notification) };
-        // The thread may have been killed since.
+        // The thread may have been killed after its notification.
         if result == 0 {
             return Some(notification);
         }

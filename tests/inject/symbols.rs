@@ -23,7 +23,7 @@ pub struct Code {
     text: Range<u64>,
 }
 
-/// All files that were requested.
+/// All files that were read.
 #[derive(Default)]
 pub struct Library(BTreeMap<PathBuf, Option<Arc<Code>>>);
 
@@ -60,7 +60,7 @@ impl Code {
         })
     }
 
-    /// The sections that the walker of stacks needs.
+    /// The sections that the stack walker needs.
     pub fn sections(&self) -> ExplicitModuleSectionInfo<Bytes> {
         ExplicitModuleSectionInfo {
             base_svma: self.base,

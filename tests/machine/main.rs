@@ -1,9 +1,10 @@
-//! Becomes process 1 of a machine like this one, in namespaces of its own: the same files under a
-//! copy-on-write layer, no network but loopback, and systemd or no program as init. The tests start
-//! it.
+//! Becomes process 1 of a disposable machine, in namespaces of its own. The machine has the files
+//! of this machine under a copy-on-write layer, no network except loopback, and systemd or an idle
+//! process as init. Tests start this program.
 //!
-//! What the machine writes is in memory and disappears with its last process. It cannot reach the
-//! host's kernel settings, devices and services: they are read-only, absent, or not started.
+//! What the machine writes is in memory and disappears with its last process. The machine cannot
+//! change the host's kernel settings, devices and services: these are read-only, absent, or not
+//! started.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -27,7 +28,8 @@ fn main() {
 
 /// Makes the namespaces and waits for the process 1 in them.
 fn start(init: &str, folder: &str, cgroup: &str) {
-    // This precedes the cgroup namespace, whose root is the cgroup of its maker.
+    // Enters the cgroup before the cgroup namespace is made: the root of a new namespace is the
+    // cgroup of the process that makes it.
     fs::write(format!("{cgroup}/cgroup.procs"), std::process::id().to_string()).expect("enter the cgroup");
     let namespaces = UnshareFlags::NEWPID
         | UnshareFlags::NEWNS
@@ -41,7 +43,7 @@ fn start(init: &str, folder: &str, cgroup: &str) {
     process_1.args(["init", init, folder]);
     stage::probe::die_with_us(&mut process_1);
     let mut process_1 = process_1.spawn().expect("start process 1");
-    // Its number on the host, with which other processes enter.
+    // Prints the process id on the host, by which other processes enter the machine.
     println!("{}", process_1.id());
     process_1.wait().expect("reap process 1");
 }
@@ -51,7 +53,7 @@ fn begin(init: &str, folder: &Path) {
     files(folder);
     furnish(folder);
     std::env::set_current_dir(folder.join("root")).expect("enter the root");
-    // The new root is put over the old one, which is then unmounted.
+    // Mounts the new root over the old one, then unmounts the old one.
     rustix::process::pivot_root(".", ".").expect("change the root");
     rustix::mount::unmount(".", UnmountFlags::DETACH).expect("leave the old root");
     let mut command = if init == "systemd" {
@@ -71,7 +73,7 @@ fn begin(init: &str, folder: &Path) {
     panic!("become init: {error}");
 }
 
-/// The files of this machine under a layer that receives all changes.
+/// Mounts the files of this machine under a layer that receives all changes.
 fn files(folder: &Path) {
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .expect("make mounts private");
@@ -94,9 +96,9 @@ fn files(folder: &Path) {
     ] {
         mount(kind, &root.join(target), flags, "");
     }
-    // As systemd mounts it.
+    // The mode is that of systemd's mount.
     mount("bpf", &root.join("sys/fs/bpf"), MountFlags::empty(), "mode=0700");
-    // Kernel settings belong to the host.
+    // Makes the kernel's settings read-only, because they belong to the host.
     let settings = root.join("proc/sys");
     rustix::mount::mount_bind(&settings, &settings).expect("bind the kernel's settings");
     rustix::mount::mount_remount(&settings, MountFlags::BIND | MountFlags::RDONLY, "")
@@ -115,7 +117,7 @@ fn files(folder: &Path) {
     rustix::mount::mount_bind(&shared, &target).expect("share the folder");
 }
 
-/// Disables all of this machine's services except the journal, so that none of the host's is
+/// Disables all services of this machine except the journal, so that no service of the host is
 /// started a second time.
 fn furnish(folder: &Path) {
     let root = folder.join("root");
@@ -140,10 +142,10 @@ fn furnish(folder: &Path) {
             removed.unwrap_or_else(|error| panic!("remove {}: {error}", path.display()));
         }
     }
-    // An image may forbid packages to start services; the tests check these starts.
+    // Removes the file by which an image may forbid packages to start services, because tests check
+    // these starts.
     let _ = fs::remove_file(root.join("usr/sbin/policy-rc.d"));
-    // Without this file there is no rebuild of the manual's index after each installation, which
-    // takes seconds.
+    // Without this file, installations do not rebuild the index of the manual, which takes seconds.
     let _ = fs::remove_file(root.join("var/lib/man-db/auto-update"));
 }
 

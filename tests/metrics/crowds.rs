@@ -88,8 +88,8 @@ fn has_ended(stream: &mut (impl Read + Write)) -> bool {
 fn readers_that_stop_hold_up_nobody() {
     let (fixture, daemon) = with_backends(MANY);
     let socket = fixture.setup.folder.join("run/socklb.sock");
-    // As many connections as are served at a time, on both. A port's buffers grow with data that is
-    // not read.
+    // As many connections as are served at a time, on the socket and on the port. The test limits
+    // the port's receive buffers, because they grow with data that is not read.
     let (mut stopped, mut far) = (Vec::new(), Vec::new());
     for _ in 0..CONNECTIONS {
         let mut stream = UnixStream::connect(&socket).expect("reach the socket");
@@ -110,7 +110,7 @@ fn readers_that_stop_hold_up_nobody() {
     }
     assert_eq!(fixture.setup.daemon().pid, daemon.pid(), "the daemon itself answers");
     assert!(peak(daemon.pid()) < 200 << 20, "{} bytes", peak(daemon.pid()));
-    // No connection is kept for ever, whether others wait or not.
+    // The daemon closes stopped connections even if no other reader waits.
     for mut stream in stopped {
         stream.set_nonblocking(true).expect("look, not wait");
         until("a reader that stopped is cut off", || has_ended(&mut stream));

@@ -1,7 +1,7 @@
-//! How many alerts a dead backend causes, and a host that sees most of its backends dead, in fleets
-//! of up to a thousand hosts. `promtool` reads series one by one, so these tests write its files;
-//! rules.test.yml has the cases that are short enough to write by hand. `promtool` refuses queries
-//! over more than 10,000 samples, so the hosts of large fleets have few backends.
+//! How many alerts fire in fleets of up to a thousand hosts, if a backend is dead, or if a host
+//! sees most of its backends dead. `promtool` reads series one by one, so these tests write its
+//! files; rules.test.yml has the cases that are short enough to write by hand. `promtool` refuses
+//! queries over more than 10,000 samples, so the hosts of large fleets have few backends.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -108,7 +108,8 @@ fn an_instance_that_sees_all_its_backends_dead_is_one_alert() {
     fire(&[
         Fleet::new(1, 3, 125).dead(0..1, 0..125).hosts(0..1),
         Fleet::new(10, 1, 125).dead(7..8, 0..125).hosts(7..8),
-        // Most of four backends count for the host; with fewer than four, not even all do.
+        // If most of four backends look dead, the alert is about the host. With fewer than four
+        // backends, it is about the backends, even if all of them look dead.
         Fleet::new(9, 1, 4).dead(7..8, 0..3).hosts(7..8),
         Fleet::new(9, 1, 4).dead(7..8, 0..2).backends("warn", 0..2),
         Fleet::new(9, 1, 3).dead(7..8, 0..3).backends("warn", 0..3),
@@ -121,7 +122,7 @@ fn a_backend_pages_if_two_instances_and_a_twentieth_of_those_that_use_it_see_it_
         (1000, 1, "warn"),
         (1000, 49, "warn"),
         (1000, 50, "page"),
-        // A twentieth, and one instance alone.
+        // One instance, which is a twentieth or more.
         (20, 1, "warn"),
         (1, 1, "warn"),
         // Two instances, and exactly a twentieth.

@@ -1,8 +1,8 @@
 //! Metrics as their users get them: through a real Prometheus, its `promtool`, and requests to the
 //! daemon's socket.
 //!
-//! They are separate from the local tests because the guests have no Prometheus. `cargo xtask
-//! prometheus` fetches it.
+//! These tests are separate from the local tests because the guests have no Prometheus. `cargo
+//! xtask prometheus` fetches it.
 
 mod http;
 

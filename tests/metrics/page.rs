@@ -15,7 +15,7 @@ use crate::prometheus::promtool;
 /// Where the daemon listens.
 pub const LISTEN: &str = "127.0.0.1:9464";
 
-/// The common case, with a port for metrics and the daemon running.
+/// A fixture with a port for metrics, and its running daemon.
 pub fn listening() -> Fixture {
     let mut fixture = Fixture::without_daemon();
     with(&fixture, &format!("[metrics]\nlisten = \"{LISTEN}\"\n"));
@@ -176,7 +176,7 @@ fn what_is_wrong_with_files_and_cgroups_is_told() {
     has(&[&attached(1)]);
 }
 
-/// Held by one test at a time: the kernel's statistics are on for the whole host or off.
+/// Held by one test at a time: the kernel's statistics are on or off for the whole host.
 pub static COUNTED: Mutex<()> = Mutex::new(());
 
 #[test]

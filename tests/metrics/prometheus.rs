@@ -10,7 +10,7 @@ use stage::probe::die_with_us;
 
 use crate::http;
 
-/// Where it listens, in the test's own network namespace.
+/// The address of Prometheus, in the test's own network namespace.
 const ADDRESS: &str = "127.0.0.1:9090";
 
 /// The path of a program from the packages that setup has fetched.
@@ -110,8 +110,8 @@ impl Drop for Prometheus {
     }
 }
 
-/// Forwards requests to a target in a way that accepts only the older text form, because this
-/// Prometheus always prefers the newer form. Ends with the test.
+/// Listens at `listen` and forwards requests to `target`, but accepts only the older text form,
+/// because this Prometheus always prefers the newer form. Ends with the test.
 pub fn only_text(listen: &str, target: &'static str) {
     let listener = TcpListener::bind(listen).expect("listen");
     std::thread::spawn(move || {

@@ -11,7 +11,7 @@ use crate::http;
 use crate::page::{LISTEN, listening};
 use crate::prometheus::{Prometheus, only_text};
 
-/// Where a reader of the older form finds the daemon.
+/// The address at which the daemon's page is available only in the older form.
 const ONLY_TEXT: &str = "127.0.0.1:9465";
 /// One job for each form.
 const JOBS: [&str; 2] = ["openmetrics", "text"];
@@ -93,7 +93,7 @@ fn no_fault(prometheus: &Prometheus) {
     let scraped = || {
         prometheus.query("scrape_samples_scraped").into_iter().map(|(_, count)| count).collect::<Vec<f64>>()
     };
-    // The two scrapes are not of one moment, and a backend may appear or leave between them.
+    // The two scrapes happen at different times, and a backend may appear or leave between them.
     eventually("as many series either way", scraped, |counts| counts.len() == 2 && counts[0] == counts[1]);
 }
 
@@ -165,7 +165,7 @@ fn a_quantile_of_the_handshakes_lies_in_the_bucket_of_the_maps() {
         let quantile = prometheus.value(&query);
         assert!(lower < quantile && quantile <= upper, "{job}: {lower} < {quantile} <= {upper}: {buckets:?}");
     }
-    // The types that Prometheus has read, in either form.
+    // Checks the types that Prometheus has read in each form.
     for (metric, kind) in [("socklb_flows_started", "counter"), ("socklb_flows_started_total", "counter")] {
         let metadata = prometheus.api(&format!("/api/v1/targets/metadata?metric={metric}"));
         assert_eq!(metadata[0]["type"], kind, "{metadata}");

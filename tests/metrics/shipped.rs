@@ -56,7 +56,7 @@ fn dashboard_and_rules_are_of_metrics_that_there_are() {
     let backends = || fixture.setup.backends("web", "users");
     eventually("all are probed", backends, |all| all.len() == 3 && all.iter().all(is_probed));
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
-    // Control of load reads once a second.
+    // Control of load reads the load once per second.
     let page = eventually(
         "a look at the load",
         || http::get(LISTEN, "/metrics", http::OPEN_METRICS).body,
@@ -97,7 +97,7 @@ fn every_panel_of_the_dashboard_asks_for_something_and_says_what() {
         );
         for target in panel["targets"].as_array().expect("queries") {
             let query = target["expr"].as_str().expect("a query");
-            // Datagrams to the daemon belong to no client.
+            // The metrics of datagrams to the daemon belong to no client.
             let is_of_client = !query.contains("socklb_report_");
             assert!(query.contains("socklb_"), "{title}: {query}");
             assert_eq!(query.contains("client=~\"$client\""), is_of_client, "{title}: {query}");

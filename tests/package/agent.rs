@@ -89,13 +89,13 @@ fn the_agent_runs_as_its_own_user_and_keeps_what_the_operator_said() {
     machine.write("/etc/socklb/agent.toml", "[[backend]]\n");
     assert!(!machine.run(&["systemctl", "reload", "socklb-agent.service"]).status.success());
     assert_eq!(readiness(&machine), "ready");
-    // The check detects a service that ends without notice.
+    // The check detects that a service has ended without notice.
     machine.good(&["systemctl", "stop", "users.service"]);
     until(&machine, "down");
 }
 
-/// With the drop-in that the package ships, in which the test replaces only the address and the
-/// command, and with the user `nobody`.
+/// The service has the drop-in that the package ships. The test replaces only its address and its
+/// command, and the service runs as user `nobody`.
 #[test]
 fn a_service_with_the_drop_in_leaves_before_it_ends_and_is_ready_again() {
     let machine = machine("check = \"off\"");

@@ -1,4 +1,4 @@
-//! Where the package puts its files, on a machine without systemd, and that a purge removes all of
+//! Where the package puts its files on a machine without systemd, and that a purge removes all of
 //! them.
 
 use std::collections::BTreeSet;
@@ -163,14 +163,14 @@ fn unit_and_drop_in_are_understood() {
         .map(String::as_str)
         .chain(["/usr/lib/systemd/system/socklb.service", "/usr/lib/systemd/system/socklb-agent.service"])
     {
-        // Unknown keys and values, missing programs and manual pages. It prints nothing if it finds
-        // nothing.
+        // systemd-analyze reports unknown keys and values, missing programs, and missing manual
+        // pages. Without a finding it prints nothing.
         let output = machine.run(&["systemd-analyze", "verify", "--recursive-errors=one", "--man=yes", unit]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.is_empty(), "{unit}: {}: {said}", output.status);
     }
-    // The scale is 0 to 10, in tenths: the unit scores 20. The end of the unit lists each open item
-    // with its reason.
+    // The threshold is in tenths of the scale from 0 to 10, and the unit scores 2.0. The end of the
+    // unit lists each open item with its reason.
     let unit = "/usr/lib/systemd/system/socklb.service";
     machine.good(&["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", unit]);
     let unit = "/usr/lib/systemd/system/socklb-agent.service";
@@ -195,7 +195,7 @@ fn manual_pages_are_set_without_a_warning() {
 fn bash_completes_the_commands() {
     let machine = Machine::without_systemd();
     install(&machine);
-    // What bash does at `socklb <TAB>`.
+    // Calls what bash calls at `socklb <TAB>`.
     let script = "source /usr/share/bash-completion/completions/socklb || exit; COMP_WORDS=(socklb ''); COMP_CWORD=1; \
                   _socklb socklb '' socklb; printf '%s\\n' \"${COMPREPLY[@]}\"";
     let offered = machine.good(&["bash", "-c", script]);

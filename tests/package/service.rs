@@ -22,7 +22,7 @@ backends = { static = ["127.0.0.1:8001"] }
 fn machine() -> Machine {
     let machine = Machine::with_systemd();
     install(&machine);
-    // systemd listens and starts the responder: a backend of three lines.
+    // systemd listens, and starts `echo` for each connection: a backend of three lines.
     machine
         .write("/etc/systemd/system/backend.socket", "[Socket]\nListenStream=127.0.0.1:8001\nAccept=yes\n");
     machine.write(
@@ -91,8 +91,7 @@ fn the_daemon_has_what_the_unit_names_and_no_more() {
     assert_eq!(field("NoNewPrivs"), "1");
     // 2 means that its system calls are filtered.
     assert_eq!(field("Seccomp"), "2");
-    // Of the kernel's own file systems, the daemon can write to its pins, and to /proc as every
-    // process may.
+    // Below /sys the daemon can write only to its pins.
     let mounts = machine.good(&["cat", &format!("/proc/{pid}/mounts")]);
     let writable = mounts.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split(' ').collect();
@@ -215,7 +214,7 @@ fn an_upgrade_restarts_the_daemon_and_leaves_the_programs() {
     assert!(pid != before && pid != "0", "process {before}, then {pid}");
     assert_eq!(links(), made);
     assert_eq!(dial(&machine), "b1");
-    // This version refuses the configuration; a running daemon continues.
+    // The installed version refuses the configuration, so the running daemon is not restarted.
     machine.write("/etc/socklb/socklb.toml", "[[client]]\n");
     let upgrade = machine.run(&["dpkg", "--install", PACKAGE]);
     let told = String::from_utf8_lossy(&upgrade.stderr).into_owned();

@@ -74,7 +74,7 @@ impl Probe {
             Err(TryRecvError::Empty) => Ok(false),
             Ok(Ok(Request::Stop)) | Err(TryRecvError::Disconnected) => Ok(true),
             Ok(other) => {
-                eprintln!("the probe is busy until it is asked to stop: {other:?}");
+                eprintln!("the probe is busy until it receives a request to stop: {other:?}");
                 Err(Errno::BUSY)
             }
         }

@@ -8,17 +8,17 @@ use stage::stress::{all, config};
 use stage::workers::{Play, Worker, server};
 use stage::{Cgroup, Daemon, Setup, Stage, amount, eventually};
 
-/// Sockets of a run.
+/// The number of sockets in a run.
 fn flows() -> u64 {
     amount(50_000, 200_000)
 }
 
-/// The counts are checked between two rounds.
+/// The number of rounds. The counts are checked after each.
 const ROUNDS: u64 = 10;
 
 /// A daemon, a server and a worker.
 struct Scene {
-    // Dropped in this order.
+    // Fields are dropped in this order.
     worker: Worker,
     _daemon: Daemon,
     _server: Process,
@@ -62,7 +62,7 @@ fn flows_end_as_their_owners_saw() {
     println!("{ledger:?}");
 }
 
-/// At most 64 flows in the table and few in the overflow.
+/// At most 64 flows fit into the table, and few are in the overflow table.
 #[test]
 fn the_smallest_flow_table_counts_as_exactly() {
     let play = Play { threads: 4, batch: 8, held: 24, ..PLAY };
@@ -71,7 +71,7 @@ fn the_smallest_flow_table_counts_as_exactly() {
     assert!(ledger.chosen() >= flows(), "{}", ledger.chosen());
 }
 
-/// More flows at once than table and overflow have room for.
+/// More flows are open at once than table and overflow table have room for.
 #[test]
 fn a_flow_without_room_is_counted_as_such() {
     let mut scene = Scene::new(PLAY, "[limits]\nflow_records = 64\n");

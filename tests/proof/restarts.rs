@@ -30,7 +30,7 @@ pub fn all_reached(probe: &mut Probe) -> u64 {
 }
 
 /// As [`Setup::active_becomes`], but includes leaving clients. A lost flow stays counted for longer
-/// than this waits.
+/// than the time limit of this function.
 #[track_caller]
 pub fn open_flows_become(setup: &Setup, wanted: u64) {
     let open = |status: &StatusDocument| {
@@ -63,7 +63,7 @@ fn restarts_of_the_service_leak_no_connect() {
         assert_eq!(probe.socklb(&fixture.setup, &["wait", "web"]), 0, "round {round}");
         probe.start_dialling(SERVICE);
         some_connects(&fixture.setup);
-        // Every second round kills it in the middle of a connect.
+        // Every second round kills the service in the middle of a connect.
         if round % 2 == 0 {
             made += all_reached(&mut probe);
         }
@@ -112,7 +112,7 @@ fn a_crash_loop_fails_no_connect() {
             assert_eq!(stage::Daemon::spawn(&fixture.setup).wait(), Some(1));
         } else {
             fixture.setup.write("socklb.toml", &good);
-            // Kills it at any moment of its start.
+            // Kills the daemon at some moment of its start.
             stage::Daemon::spawn(&fixture.setup).kill();
         }
     }

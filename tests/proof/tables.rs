@@ -10,8 +10,8 @@ use stage::{Backend, amount};
 use crate::restarts::{all_reached, busy, connects, elsewhere, open_flows_become, some_connects};
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// Each change replaces all backends, ten times a second: at any moment a table holds one list or
-/// the other.
+/// Each change replaces all backends, ten times per second. At any moment a table must contain one
+/// list or the other.
 #[test]
 fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_table() {
     let wanted_writes = amount(150, 600);
@@ -41,7 +41,8 @@ fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_t
             .into_iter()
             .map(|slot| backends.get(&u32::from(slot), 0).expect("a slot").0.endpoint.port.to_host())
             .collect();
-        // This slow read may see entries that were rewritten meanwhile; no program runs that long.
+        // This read is slow and may see entries that were rewritten meanwhile. No program runs that
+        // long.
         if services.get(&0, 0).expect("the service").0.table == before {
             assert!(wanted.contains(&ports), "a mixed table: {ports:?}");
             looks += 1;
@@ -59,7 +60,8 @@ fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_t
     println!("{writes} writes, {} tables, {looks} looks, {made} connects", generations.len());
 }
 
-/// Neither table nor overflow has room; the daemon stops and starts meanwhile.
+/// Neither the flow table nor the overflow table has room, while the daemon is killed and
+/// restarted.
 #[test]
 fn a_full_flow_table_fails_no_connect_whatever_the_daemon_does() {
     let mut fixture = Fixture::without_daemon();

@@ -82,16 +82,16 @@ fn upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     let leaving = || fixture.setup.status().leaving.len();
     eventually("the other version is removed", leaving, |count| *count == 0);
     let versions = std::fs::read_dir(&fixture.setup.pins).expect("pins");
-    // The maps that all clients share are in the same folder.
+    // The same folder contains the maps that all clients share, which do not count here.
     let versions = versions.map(|version| version.expect("a version"));
     let of_clients = versions.filter(|version| version.file_name().to_string_lossy().starts_with('v'));
     let clients: usize =
         of_clients.map(|version| std::fs::read_dir(version.path()).expect("clients").count()).sum();
     assert_eq!(clients, 1, "one version's client is left");
-    // (For a moment both versions' programs run. The second program finds the rewritten address,
-    // which is no service: these calls count as `not_a_service` and are no leak. A leaked connect
-    // would have failed.) Next, a client is removed while another version of it leaves, and
-    // returns: the daemon already has that lock.
+    // `not_a_service` is not checked: for a moment both versions' programs run, and the second
+    // program finds the rewritten address, which is no service. Such a call is no leak; a leaked
+    // connect would have failed. Next, a client is removed while another version of it leaves, and
+    // then returns: the daemon already has the lock of this client.
     let held_here = held.dial(SERVICE);
     upgrade(&mut fixture, NEXT, false);
     let file = fixture.setup.folder.join("socklb.toml");
@@ -111,7 +111,7 @@ fn upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     assert_eq!(held.peer(held_here.socket), address(SERVICE));
     upgrade(&mut fixture, "socklb", false);
     held.close(held_here.socket);
-    // A detach in between removes both.
+    // `detach --all` during an upgrade removes both versions.
     let dialled = held.dial(SERVICE);
     upgrade(&mut fixture, NEXT, false);
     fixture.stop();

@@ -23,7 +23,7 @@ const BACKENDS: [&str; 2] = ["127.0.0.1:8001", "127.0.0.1:8002"];
 /// Clients, each with a connection.
 const CLIENTS: u32 = 8;
 
-/// A server with more answers than this is loaded.
+/// A server that has sent more answers than this counts as loaded.
 const LOADED: u64 = 500;
 
 /// Limit for the time from SIGTERM to the end of the run.
@@ -43,8 +43,8 @@ struct Recipe {
 
 /// Two servers under `socklb agent run`, and a process in a balanced cgroup.
 struct Scene {
-    // Dropped in this order: users before the things that they use. A killed run leaves its server,
-    // which ends with the cgroup.
+    // Fields are dropped in this order: users before the things that they use. A killed run leaves
+    // its server, which ends with the cgroup.
     clients: Probe,
     runs: Vec<Kept>,
     _servers: Cgroup,
@@ -218,8 +218,8 @@ fn gunicorn_that_closes_connections_as_a_lame_duck_ends_and_no_request_fails() {
     });
 }
 
-/// The configuration is a Python module. It also registers the module of the application, which
-/// saves a second file.
+/// The configuration is a Python module. It also registers the module of the application, so that
+/// no second file is needed.
 const GUNICORN: &str = r#"
 import signal, sys, types
 

@@ -13,8 +13,8 @@ pub fn differences(setup: &Setup, ledger: &Ledger) -> Vec<String> {
     compare(setup, ledger, Sums::differences)
 }
 
-/// The same for flow tables that may be full: flows without room are counted as such, the others by
-/// their endings.
+/// As [`differences`], for flow tables that may be full: a flow without a record counts as
+/// untracked, every other flow by its ending.
 pub fn differences_of_full_tables(setup: &Setup, ledger: &Ledger) -> Vec<String> {
     compare(setup, ledger, Sums::differences_of_full_tables)
 }
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(sums.differences(seen), told);
         (sums.chosen, sums.untracked, sums.without_record) = (8, 0, 0);
         assert_eq!(sums.differences(seen), Vec::<String>::new());
-        // Two wrong causes that add up.
+        // Two wrong causes with a correct sum.
         sums.flows.endings.extend([(Ending::Refused, 1), (Ending::Unreachable, 1)]);
         let told = ["refused: counted 1, seen 2", "unreachable: counted 1, seen 0"];
         assert_eq!(sums.differences(seen), told);

@@ -28,7 +28,7 @@ mod tests {
         assert_eq!((likely(10, 0.0), likely(10, 1.0), likely(0, 0.5)), (0..=0, 10..=10, 0..=0));
     }
 
-    /// Sums the exact probability of all counts outside.
+    /// Sums the exact probability of all counts outside of the bounds.
     #[test]
     fn a_count_is_unlikely_exactly_where_the_approximation_says_so() {
         for (samples, share) in [(60_u32, 0.5), (90, 1.0 / 3.0), (400, 1.0 / 3.0), (2_000, 0.25)] {

@@ -271,9 +271,9 @@ impl Daemon {
             entry.expect("an entry").file_name().to_string_lossy().parse().expect("a number")
         };
         let taken: std::collections::BTreeSet<u64> = entries.map(number).collect();
-        // The limit bounds the numbers of descriptors, and some numbers are in use: the limit is
-        // the number above which `free` numbers remain below it. Its maximum was inherited from
-        // this process.
+        // The limit bounds the numbers of descriptors, not their count. So the new limit is the
+        // number below which exactly `free` numbers are unused. The daemon has inherited the
+        // maximum from this process.
         let maximum = getrlimit(Resource::Nofile).maximum;
         let current = match free {
             Some(free) => (0..).filter(|number| !taken.contains(number)).nth(free),
@@ -308,13 +308,13 @@ impl Daemon {
         self.ended()
     }
 
-    /// Kills it without warning.
+    /// Kills the daemon without warning.
     pub fn kill(mut self) {
         self.child.kill().expect("kill the daemon");
         self.child.wait().expect("reap the daemon");
     }
 
-    /// Waits until it ends by itself; returns its exit code.
+    /// Waits until the daemon ends by itself; returns its exit code.
     pub fn wait(mut self) -> Option<i32> {
         self.ended()
     }
@@ -363,7 +363,7 @@ impl std::ops::DerefMut for Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The child may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -448,7 +448,7 @@ pub fn read(path: &Path) -> String {
     text
 }
 
-/// The faults of a status, formatted for people.
+/// The faults of a status, as sentences.
 pub fn faults_of(status: &StatusDocument) -> Vec<String> {
     status.faults.iter().map(ToString::to_string).collect()
 }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// A backend that is bound to an address. Stops on drop.
+/// A backend with a UDP socket at an address. Stops on drop.
 pub struct DatagramBackend {
     address: SocketAddr,
     gate: Arc<Gate>,

@@ -16,7 +16,7 @@ pub enum Ending {
     TimedOut,
     /// ICMP reports that the destination cannot be reached.
     Unreachable,
-    /// By the peer.
+    /// The peer reset the connection.
     Reset,
     /// No acknowledgement of data.
     DataTimeout,
@@ -59,7 +59,8 @@ impl fmt::Display for Ending {
     }
 }
 
-/// How a worker saw a flow end: finer than [`Ending`], because the kernel's counters are.
+/// How a worker saw a flow end. The distinctions are finer than those of [`Ending`], because those
+/// of the kernel's counters are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// The worker or the peer closed, and everything was read.

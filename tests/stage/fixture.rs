@@ -9,7 +9,7 @@ use crate::{Backend, Cgroup, Daemon, Probe, Setup, Stage, replace};
 pub const SERVICE: &str = "10.96.0.10:80";
 
 pub struct Fixture {
-    // Dropped in this order: users before the things that they use.
+    // Fields are dropped in this order: users before the things that they use.
     /// `None` if it does not run.
     pub daemon: Option<Daemon>,
     /// By name `b1` to `b3`.
@@ -45,8 +45,8 @@ impl Fixture {
         Self { daemon: None, backends, setup, cgroup, file, _stage: stage }
     }
 
-    /// As [`Fixture::without_daemon`], with a client whose connections are not tracked: a flow ends
-    /// with its socket.
+    /// As [`Fixture::without_daemon`], with active accounting: connections are not tracked, and a
+    /// flow ends with its socket.
     pub fn with_active_accounting() -> Self {
         let fixture = Self::without_daemon();
         let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
@@ -98,12 +98,12 @@ pub fn config(cgroup: &Cgroup, backends: &str, more: &str) -> String {
     )
 }
 
-/// Changes a configuration: clients' connections are not tracked.
+/// Changes a configuration so that clients' connections are not tracked.
 pub fn with_active_accounting(text: &str) -> String {
     text.replace("[[client]]\n", "[[client]]\naccounting = \"active\"\n")
 }
 
-/// Changes a configuration: passes over the flow records are one second apart.
+/// Changes a configuration so that passes over the flow records are one second apart.
 pub fn with_passes(text: &str) -> String {
     text.to_owned() + "[accounting]\nreclaim_interval = \"1s\"\n"
 }

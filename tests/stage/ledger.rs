@@ -124,11 +124,11 @@ fn counter(text: &str, name: &str) -> Option<u64> {
 pub struct Flows {
     /// Calls of connect(2) that must have chosen a backend.
     pub chosen: u64,
-    /// Those that sent a SYN.
+    /// Calls that sent a SYN.
     pub connecting: u64,
-    /// Those that became connections.
+    /// Calls that became connections.
     pub established: u64,
-    /// Those whose socket is open.
+    /// Calls with a socket that is still open.
     pub held: u64,
     /// Flows that ended, by ending.
     pub endings: BTreeMap<Ending, u64>,

@@ -50,7 +50,7 @@ impl<T: Debug, F: FnMut() -> T> Look<F> {
         }
     }
 
-    /// Looks once. The reason says why the fact is complete at this moment.
+    /// Looks once. `reason` states why the fact is complete at this moment.
     pub fn now(mut self, reason: &str) -> T {
         assert!(!reason.is_empty(), "a single look needs a reason");
         self.0()

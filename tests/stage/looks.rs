@@ -1,5 +1,6 @@
-//! A rule of the kernel tests that no lint knows: an assertion must not compare a live fact that it
-//! has looked at once. `crate::look` waits for the fact, or states why a single look is right.
+//! A rule of the kernel tests that no lint can check: an assertion must not compare a live fact
+//! that it has looked at once. `crate::look` waits for the fact, or states why a single look is
+//! right.
 
 use std::path::Path;
 

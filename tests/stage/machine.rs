@@ -1,7 +1,7 @@
-//! A disposable machine like this one: tests install packages there to see what they do to a
+//! A disposable machine like this one, on which tests install packages to see what they do to a
 //! system.
 //!
-//! It sees this machine's files, and what it writes is in memory. It runs systemd even if this
+//! The machine has this machine's files, and its writes are in memory. It runs systemd even if this
 //! machine does not, or no init, like an image that is being built. It disappears without a trace
 //! when it is dropped, also when a test is killed.
 
@@ -14,7 +14,7 @@ use crate::probe::die_with_us;
 use crate::{Cgroup, eventually, program};
 
 pub struct Machine {
-    // Dropped in this order: users before the things that they use.
+    // Fields are dropped in this order: users before the things that they use.
     starter: Child,
     _cgroup: Cgroup,
     folder: tempfile::TempDir,
@@ -48,7 +48,7 @@ impl Machine {
         let mut starter = starter.spawn().expect("start the machine");
         let mut process_1 = String::new();
         let out = starter.stdout.take().expect("piped");
-        BufReader::new(out).read_line(&mut process_1).expect("the machine says its process 1");
+        BufReader::new(out).read_line(&mut process_1).expect("the machine prints its process 1");
         let process_1 = process_1.trim().to_owned();
         let mut machine = Self { starter, _cgroup: cgroup, folder, process_1 };
         // Until init runs, the machine does not have its own files yet.

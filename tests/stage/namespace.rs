@@ -100,7 +100,7 @@ pub fn in_a_cgroup_namespace(command: &mut std::process::Command) {
     }
 }
 
-/// Starts a command in such a namespace, with the host's tree still mounted.
+/// Starts a command in a cgroup namespace of its own, with the host's tree still mounted.
 pub fn in_a_cgroup_namespace_with_the_hosts_tree(command: &mut std::process::Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {

@@ -49,14 +49,14 @@ impl Probe {
         self.process.ask(request)
     }
 
-    /// The same if the request must succeed.
+    /// As `ask`, for a request that must succeed.
     #[track_caller]
     fn must<T: DeserializeOwned>(&mut self, request: &Request) -> T {
         let answer = self.ask(request);
         succeeded(request, answer)
     }
 
-    /// The same if the answer is empty.
+    /// As `must`, for a request with an empty answer.
     #[track_caller]
     fn perform(&mut self, request: &Request) {
         self.must::<()>(request);
@@ -125,13 +125,13 @@ impl Probe {
         self.perform(&Request::StartRequests(address(to), clients, resends));
     }
 
-    /// Results of their requests so far.
+    /// The results of the HTTP clients' requests so far.
     #[track_caller]
     pub fn served(&mut self) -> Served {
         self.must(&Request::Served)
     }
 
-    /// Stops these clients after the requests under way are answered.
+    /// Stops the HTTP clients after the requests under way are answered.
     #[track_caller]
     pub fn stop_requests(&mut self) -> Served {
         self.must(&Request::StopRequests)
@@ -233,7 +233,7 @@ impl Probe {
         self.finish_socklb()
     }
 
-    /// Starts such a command, and does not wait for its end.
+    /// As [`Probe::socklb`], but does not wait for the end of the command.
     #[track_caller]
     pub fn start_socklb(&mut self, setup: &Setup, arguments: &[&str]) {
         let command = setup.socklb(arguments);
@@ -241,7 +241,8 @@ impl Probe {
         self.process.send(&Request::Run { program: command.get_program().into(), arguments });
     }
 
-    /// Waits for the end of that command; returns its exit code.
+    /// Waits for the end of the command that [`Probe::start_socklb`] started; returns its exit
+    /// code.
     #[track_caller]
     pub fn finish_socklb(&mut self) -> i32 {
         succeeded(&"a command of socklb", self.process.receive())

@@ -2,7 +2,7 @@
 //! `stage::probe` and the binary `probe`. A failed system call is an answer; a request that cannot
 //! be answered ends the probe with a message.
 //!
-//! Does not know how requests are transported (`rpc`) and how they are carried out.
+//! `rpc` transports the requests, and the binary `probe` carries them out.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The kernel's error number, as `libc` names it. `EBADF` also stands for a socket that the probe
-/// does not have.
+/// The kernel's error number, as `libc` names it. `EBADF` also means that the probe does not have
+/// the socket.
 pub type Errno = i32;
 
 /// The answer to a request.
@@ -105,29 +105,30 @@ pub enum Request {
     Run { program: PathBuf, arguments: Vec<String> },
     /// Start another probe, which holds all sockets that are open now and does nothing with them.
     HoldInChild,
-    /// Kill all such children.
+    /// Kill the probes that `HoldInChild` has started.
     KillChildren,
 
     /// Open a TCP socket and do nothing with it; answered with its id.
     OpenStream(Family),
     /// Connect a new TCP socket and read the name that answers; answered with [`Dialled`].
     Dial(SocketAddr),
-    /// The same with an MPTCP socket.
+    /// As `Dial`, with an MPTCP socket.
     DialMptcp(SocketAddr),
-    /// The same with an existing socket.
+    /// As `Dial`, with an existing socket.
     Redial(SocketId, SocketAddr),
     /// Begin to connect a new TCP socket, and do not wait; answered with its id.
     StartConnect(SocketAddr),
-    /// The same, with this number of retransmissions of the SYN (`TCP_SYNCNT`) set before.
+    /// As `StartConnect`, with this number of retransmissions of the SYN (`TCP_SYNCNT`) set before.
     StartConnectWithRetries(SocketAddr, u32),
-    /// The same with a socket that has a routing option of its own; waits until the socket is
-    /// connected.
+    /// As `StartConnect`, with a socket that has a routing option of its own; waits until the
+    /// socket is connected.
     ConnectOddly(SocketAddr, Oddity),
-    /// The same from the first address.
+    /// As `StartConnect`, from the first address to the second; waits until the socket is
+    /// connected.
     ConnectFrom(SocketAddr, SocketAddr),
     /// Dial this many times, and reset each connection at once; answered with [`Counts`].
     DialMany(SocketAddr, u32),
-    /// The same until [`Request::Stop`] arrives; only then answered, with [`Counts`].
+    /// As `DialMany`, until [`Request::Stop`] arrives; only then answered, with [`Counts`].
     DialUntilStopped(SocketAddr),
     /// Disconnect and reconnect every socket, one after the other, until [`Request::Stop`] arrives;
     /// only then answered.

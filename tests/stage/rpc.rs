@@ -1,7 +1,7 @@
 //! Requests to a process that a test has started, and its answers: one line of JSON each way, over
 //! the process's standard input and output. Both sides are here, so that they cannot differ.
 //!
-//! This file does not know the requests: `protocol` defines them for probes, `workers` for the
+//! This file does not depend on the requests: `protocol` defines them for probes, `workers` for the
 //! workers of the stress test.
 
 use std::fmt::Debug;
@@ -29,7 +29,7 @@ impl Process {
         let mut child = spawned.unwrap_or_else(|error| panic!("start {command:?}: {error}"));
         let requests = child.stdin.take().expect("piped");
         let answers = BufReader::new(child.stdout.take().expect("piped"));
-        let mut process = Self { child, requests, answers, asked: format!("to start as {command:?}") };
+        let mut process = Self { child, requests, answers, asked: format!("start {command:?}") };
         process.receive::<()>();
         process
     }
@@ -47,7 +47,7 @@ impl Process {
         let line = serde_json::to_string(request).expect("a request is plain data");
         writeln!(self.requests, "{line}")
             .and_then(|()| self.requests.flush())
-            .unwrap_or_else(|error| panic!("the process is gone before {}: {error}", self.asked));
+            .unwrap_or_else(|error| panic!("the process ended before the request {}: {error}", self.asked));
     }
 
     /// Waits for an answer.
@@ -55,9 +55,9 @@ impl Process {
     pub fn receive<T: DeserializeOwned>(&mut self) -> T {
         let mut line = String::new();
         self.answers.read_line(&mut line).expect("read the answer");
-        assert!(!line.is_empty(), "the process ended when it was asked {}", self.asked);
+        assert!(!line.is_empty(), "the process ended without an answer to the request {}", self.asked);
         serde_json::from_str(&line)
-            .unwrap_or_else(|error| panic!("asked {}, the process answers {line}: {error}", self.asked))
+            .unwrap_or_else(|error| panic!("request {}: cannot parse the answer {line}: {error}", self.asked))
     }
 
     pub fn pid(&self) -> u32 {

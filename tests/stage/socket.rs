@@ -1,6 +1,6 @@
-//! HTTP over a Unix socket of the daemon or the agent. Asking the socket costs no process, unlike a
-//! command. The time limits of the commands (`lb-user/src/api/client.rs`) are here as well, so a
-//! daemon that hangs leaves both without an answer.
+//! HTTP over a Unix socket of the daemon or the agent. A request to the socket costs no process,
+//! unlike a command. The time limits of the commands (`lb-user/src/api/client.rs`) are here as
+//! well, so a daemon that hangs leaves both without an answer.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

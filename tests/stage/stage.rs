@@ -2,8 +2,8 @@
 //! backends that answer with their names, a probe process inside a cgroup, and the program under
 //! test.
 //!
-//! Everything is removed when its owner is dropped, also when a test panics. The stage knows of
-//! socklb what an operator knows: its commands, its files, its pinned maps.
+//! Everything is removed when its owner is dropped, also when a test panics. The stage uses only
+//! what an operator knows of socklb: its commands, its files, its pinned maps.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -131,8 +131,8 @@ pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact:
         .unwrap_or_else(|seen| panic!("{what} did not come true in {patience:?}; last seen: {seen:?}"))
 }
 
-/// The same with another time limit. If the fact does not come true, returns the last result as an
-/// error.
+/// As [`eventually`], with another time limit, and without a panic: if the fact does not come true,
+/// returns the last result as an error.
 ///
 /// # Errors
 /// If the fact does not come true in time.
@@ -163,7 +163,7 @@ pub fn program(name: &str) -> PathBuf {
     let path = directory.join(name);
     assert!(
         path.exists(),
-        "{} is not built: `cargo xtask test local` and `cargo xtask test proof` do that",
+        "{} is not built: `cargo xtask test local` and `cargo xtask test proof` build it",
         path.display()
     );
     path

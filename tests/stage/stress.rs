@@ -19,11 +19,11 @@ pub const CLOSED: u16 = 1101;
 pub const DROPS: u16 = 1102;
 /// A listener drops all packets, and ICMP reports that the host cannot be reached.
 pub const NO_HOST: u16 = 1104;
-/// The same; ICMP reports that the port cannot be reached.
+/// As [`NO_HOST`], but ICMP reports that the port cannot be reached.
 pub const NO_PORT: u16 = 1105;
-/// The same; ICMP reports that the protocol is not supported.
+/// As [`NO_HOST`], but ICMP reports that the protocol is not supported.
 pub const NO_PROTOCOL: u16 = 1106;
-/// The same; ICMP reports that the network cannot be reached.
+/// As [`NO_HOST`], but ICMP reports that the network cannot be reached.
 pub const NO_NETWORK: u16 = 1107;
 
 /// Networks that cannot be reached, each for another reason: no route, and three kinds of routes

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_prog_type};
 
-/// Attributes that are all zero.
+/// Attributes with all fields zero.
 pub fn attributes() -> bpf_attr {
     // SAFETY: a union of plain numbers, for all of which zero is a value.
     unsafe { std::mem::zeroed() }
@@ -302,8 +302,8 @@ pub enum XdpMode {
     Native = 4,
 }
 
-/// Attaches a program to a network interface that passes every packet. It is detached when the
-/// descriptor is closed.
+/// Attaches a program that passes every packet to a network interface. The program is detached when
+/// the descriptor is closed.
 ///
 /// # Panics
 /// If the kernel refuses, or there is no such interface.

@@ -9,7 +9,7 @@ use crate::{Cgroup, Daemon, DatagramBackend, Probe, Setup, Stage, eventually, re
 
 /// The first service; no interface has its address.
 pub const SERVICE: &str = "10.96.0.10:53";
-/// The same, as an IPv6 socket names it.
+/// The same address, as an IPv6 socket names it.
 pub const MAPPED: &str = "[::ffff:10.96.0.10]:53";
 
 /// A client with services over UDP, each with backends of its own behind a file.
@@ -24,8 +24,8 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// `services` services `s0` to `s8` at 10.96.0.10 to 18, each with backends `<service>b1` to
-    /// `b<backends>`.
+    /// `services` services `s0` to `s8` at 10.96.0.10 to 18. Each has backends `<service>b1` to
+    /// `<service>b<backends>`.
     pub fn new(services: u16, backends: u16) -> Self {
         Self::with(services, backends, "")
     }

@@ -114,7 +114,7 @@ impl Hammer {
 /// A request to a worker; answered with the [`Ledger`] of all its flows so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Task {
-    /// Play until about this many more flows have been chosen for.
+    /// Play until a backend was chosen for about this many more flows.
     Play { flows: u64 },
     /// Close the held connections.
     Rest,

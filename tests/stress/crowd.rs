@@ -1,5 +1,5 @@
-//! Many sockets that are open at once: opens, replaces and closes as many as requested, chosen at
-//! random.
+//! A process with many open sockets. On request it opens, closes or replaces a number of them, and
+//! chooses the sockets to close at random.
 
 use std::os::fd::OwnedFd;
 

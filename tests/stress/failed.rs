@@ -16,7 +16,7 @@ use crate::socket::{
     begin, begin_again, direct, fails, has_failed, impatient, linger_not, reach, tcp, wait, wait_until_over,
 };
 
-/// All of them. Those that wait for the kernel's timers are rare.
+/// All scenarios of this file. Those that wait for the kernel's timers are rare.
 pub const SCENARIOS: [Scenario; 9] = [
     Scenario { name: "refused", weight: 1000, play: refused },
     Scenario { name: "refused, IPv6", weight: 300, play: refused_6 },
@@ -42,7 +42,7 @@ fn refused(player: &mut Player) -> Result<()> {
         let socket = begin(service)?;
         wait(&socket, PollFlags::OUT)?;
         match player.random.u32(..4) {
-            // The error is not read.
+            // The worker does not read the error.
             0 => {}
             // The next connect returns the error and makes no choice; the one after that makes a
             // new choice.
@@ -52,7 +52,8 @@ fn refused(player: &mut Player) -> Result<()> {
                 wait(&socket, PollFlags::OUT)?;
                 flows += 1;
             }
-            // The same, with another error, since this one is cleared.
+            // As before, but the worker has read the error, so the next connect returns another
+            // one.
             2 => {
                 has_failed(&socket, Errno::CONNREFUSED)?;
                 fails(connect(&socket, &service.address()), &[Errno::CONNABORTED])?;
@@ -77,7 +78,7 @@ fn refused_6(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Once, or several times on one socket.
+/// Connects once, or several times on one socket.
 fn no_route(player: &mut Player) -> Result<()> {
     let service = Service::of("no-route");
     let socket = tcp(service.address(), SocketFlags::empty())?;
@@ -88,8 +89,8 @@ fn no_route(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The only port that the socket may use is taken, to this backend. Half of the sockets were
-/// refused elsewhere before.
+/// The only port that the socket may use already has a connection to this backend. Half of the
+/// sockets were refused by another service before.
 fn no_port(player: &mut Player) -> Result<()> {
     let (service, closed) = (Service::of("no-port"), Service::of("no-port-refused"));
     let bound = |port: u16| -> Result<OwnedFd> {
@@ -110,14 +111,14 @@ fn no_port(player: &mut Player) -> Result<()> {
         fails(connect(&socket, &service.address()), &[Errno::ADDRNOTAVAIL])?;
         player.ledger.ended(service.name, Seen::NotSent);
     }
-    // So that the port is free at once.
+    // A reset frees the port at once.
     linger_not(&first)?;
     player.ledger.hastily();
     player.ledger.ended(service.name, Seen::Lingered);
     Ok(())
 }
 
-/// Cancelled before there was an answer, in one way or another.
+/// Cancels a connect before there is an answer, in one of several ways.
 fn cancelled(player: &mut Player) -> Result<()> {
     let service = Service::of("cancelled");
     let socket = begin(service)?;
@@ -140,7 +141,7 @@ fn cancelled(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Connects while it is connecting: that is no choice.
+/// Connects again while the socket is connecting, which makes no choice.
 fn doubled(player: &mut Player) -> Result<()> {
     let service = Service::of("doubled");
     let socket = begin(service)?;
@@ -151,7 +152,7 @@ fn doubled(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Destroyed by an administrator, before there was an answer.
+/// An administrator destroys the socket before there is an answer.
 fn destroyed_early(player: &mut Player) -> Result<()> {
     let service = Service::of("destroyed-early");
     let socket = begin(service)?;
@@ -164,7 +165,7 @@ fn destroyed_early(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// There is no answer. The clients wait in connect, read the error, or do not look.
+/// There is no answer. The clients wait in connect, read the error, or leave it unread.
 fn timed_out(player: &mut Player) -> Result<()> {
     let service = Service::of("timed-out");
     let mut sockets = Vec::new();

@@ -1,4 +1,5 @@
-//! Connects and closes as fast as it can: most with a reset, some in order, a few that fail.
+//! Connects and closes as fast as it can. Most connections end with a reset, some in order, and a
+//! few connects fail.
 
 use anyhow::Result;
 use fastrand::Rng;
@@ -33,7 +34,7 @@ pub fn run(options: &Options) -> Result<()> {
                     linger_not(dial(crowd)?)?;
                     ledger.ended(crowd.name, Seen::Lingered);
                 }
-                // Each leaves a port that waits for a minute.
+                // Each of these leaves a port that waits for a minute.
                 75..90 => {
                     drop(dial(crowd)?);
                     ledger.ended(crowd.name, Seen::Closed);

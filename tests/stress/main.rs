@@ -43,7 +43,7 @@ enum Command {
     Crowd(crowd::Options),
     /// Connects and closes on request, as fast as it can
     Hammer(hammer::Options),
-    /// Millions of connects, then a count of the records that remain
+    /// Make millions of connects, then count the records that remain
     Soak(soak::Options),
     /// A process that opens sockets and waits to be killed
     Child(child::Options),

@@ -11,7 +11,8 @@ use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, So
 
 const HEADER: usize = 16;
 
-/// Sends one message and waits for the kernel's answer. Without a protocol it is about routes.
+/// Sends one message and waits for the kernel's answer. Without a protocol, the message is about
+/// routes.
 fn request(protocol: Option<Protocol>, kind: u16, flags: i32, body: &[u8]) -> Result<()> {
     let socket =
         rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
@@ -21,7 +22,7 @@ fn request(protocol: Option<Protocol>, kind: u16, flags: i32, body: &[u8]) -> Re
     message.extend(length.to_ne_bytes());
     message.extend(kind.to_ne_bytes());
     message.extend(flags.to_ne_bytes());
-    // Sequence and sender: there is only one message, and the socket is its own.
+    // Sequence and sender are zero: there is only one message, and the socket is its own.
     message.extend([0; 8]);
     message.extend(body);
     rustix::net::send(&socket, &message, SendFlags::empty())?;

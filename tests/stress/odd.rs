@@ -15,7 +15,7 @@ use crate::play::{Player, Scenario};
 use crate::serve::ECHO;
 use crate::socket::{dial, direct, exchange, fails, linger_not, reach, tcp};
 
-/// All of them. Those that start processes are rare.
+/// All scenarios of this file. Those that start processes are rare.
 pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "retried", weight: 500, play: retried },
     Scenario { name: "moved", weight: 400, play: moved },
@@ -25,7 +25,7 @@ pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "datagram", weight: 700, play: datagram },
 ];
 
-/// Fails several times in one way or another. Each is a choice.
+/// Makes one or more connects that fail in one way or another. Each makes a choice.
 fn fail(player: &mut Player, socket: &OwnedFd) -> Result<()> {
     for _ in 0..=player.random.u32(..4) {
         if player.random.bool() {
@@ -60,7 +60,7 @@ fn retried(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// A socket of a service that dials an address which is no service, or the other way round.
+/// A socket dials a service and then an address that is no service, or the other way round.
 fn moved(player: &mut Player) -> Result<()> {
     let service = Service::of("retried");
     let socket = tcp(service.address(), SocketFlags::empty())?;
@@ -88,7 +88,7 @@ fn moved(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The last close of several counts.
+/// Only the last close of a copied socket ends its flow.
 fn copied(player: &mut Player) -> Result<()> {
     let first = dial(Service::of("copied"))?;
     let second = first.try_clone()?;
@@ -116,7 +116,7 @@ fn killed(player: &mut Player) -> Result<()> {
     let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().context("start a child")?;
     let mut said = String::new();
     BufReader::new(child.stdout.take().context("piped")?).read_line(&mut said)?;
-    let ledger = serde_json::from_str(&said).with_context(|| format!("the child says {said:?}"))?;
+    let ledger = serde_json::from_str(&said).with_context(|| format!("the child prints {said:?}"))?;
     end(child)?;
     player.ledger.merge(ledger);
     Ok(())
@@ -133,7 +133,8 @@ fn end(mut child: Child) -> Result<()> {
     Ok(())
 }
 
-/// Connected, several times, perhaps disconnected or connected elsewhere in between.
+/// Connects a UDP socket one or more times, and may disconnect it, or connect it elsewhere, in
+/// between.
 fn datagram(player: &mut Player) -> Result<()> {
     let service = Service::of("datagram");
     let socket =

@@ -34,21 +34,21 @@ pub struct Options {
     only: String,
 }
 
-/// One thread's part of a round.
+/// The part of one thread in a round.
 pub struct Player {
-    /// Determines what it plays next.
+    /// Determines the scenarios that it plays.
     pub random: Rng,
-    /// What it saw.
+    /// The flows that it saw.
     pub ledger: Ledger,
-    /// Sockets at once in scenarios with several.
+    /// The number of sockets that are open at once in scenarios with several.
     pub batch: u32,
 }
 
-/// Something to play.
+/// A scenario.
 pub struct Scenario {
-    /// For messages.
+    /// The name in messages.
     pub name: &'static str,
-    /// How often, compared with the others.
+    /// How often it is played, compared with the others.
     pub weight: u32,
     pub play: fn(&mut Player) -> Result<()>,
 }
@@ -77,7 +77,7 @@ fn scenarios(options: &Options) -> Vec<&'static Scenario> {
 struct Worker {
     options: Options,
     ledger: Ledger,
-    /// The oldest first.
+    /// The held connections, the oldest first.
     held: VecDeque<OwnedFd>,
     before: Counters,
     round: u64,
@@ -114,7 +114,7 @@ impl Worker {
         Ok(self.proven_ledger())
     }
 
-    /// Closes everything that is held.
+    /// Closes all held connections.
     fn rest(&mut self) -> Ledger {
         while self.held.pop_front().is_some() {
             self.ledger.let_go("held", Seen::Closed);

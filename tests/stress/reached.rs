@@ -16,7 +16,7 @@ use crate::socket::{
     dial, exchange, fails, has_failed, hear_the_end, impatient, linger_not, reach, say, tcp, wait,
 };
 
-/// All of them. Those that wait for the kernel's timers are rare.
+/// All scenarios of this file. Those that wait for the kernel's timers are rare.
 pub const SCENARIOS: [Scenario; 11] = [
     Scenario { name: "closed", weight: 2000, play: |player| closed(player, "closed") },
     Scenario { name: "closed, IPv6", weight: 400, play: |player| closed(player, "closed-6") },
@@ -31,7 +31,7 @@ pub const SCENARIOS: [Scenario; 11] = [
     Scenario { name: "data timeout", weight: 6, play: data_timeout },
 ];
 
-/// Closed by the client, after a byte was sent or without one.
+/// The client closes, with or without data before.
 fn closed(player: &mut Player, service: &str) -> Result<()> {
     let socket = dial(Service::of(service))?;
     match player.random.u32(..3) {
@@ -43,7 +43,7 @@ fn closed(player: &mut Player, service: &str) -> Result<()> {
     Ok(())
 }
 
-/// Closed by the server. The client notices it, or closes at about the same time.
+/// The server closes. The client notices it, or closes at about the same time.
 fn closed_by_server(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("closed-by-server"))?;
     exchange(&socket, CLOSE)?;
@@ -54,7 +54,7 @@ fn closed_by_server(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Reset by the server. The client reads the error, clears it, or does not look.
+/// The server resets. The client reads the error, clears it, or leaves it unread.
 fn reset(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("reset"))?;
     say(&socket, RESET)?;
@@ -82,7 +82,7 @@ fn lingered(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Closed with unread data.
+/// The client closes with unread data.
 fn unread(player: &mut Player) -> Result<()> {
     drop(with_unread_data("unread")?);
     player.ledger.ended("unread", Seen::Unread);
@@ -97,7 +97,8 @@ pub fn with_unread_data(service: &str) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Shut down both ways and closed at once, or later; or one way after the other.
+/// Shuts both directions down and closes at once, or later; or shuts down one direction after the
+/// other.
 fn shut(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("shut"))?;
     exchange(&socket, ECHO)?;
@@ -116,7 +117,7 @@ fn shut(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Disconnected and connected again, several times.
+/// Disconnects and connects again, one or more times.
 fn disconnected(player: &mut Player) -> Result<()> {
     let service = Service::of("disconnected");
     let socket = dial(service)?;
@@ -134,7 +135,7 @@ fn disconnected(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Connects while it is connected: that is no choice.
+/// Connects again while the socket is connected, which makes no choice.
 fn doubled_late(player: &mut Player) -> Result<()> {
     let service = Service::of("doubled-late");
     let socket = tcp(service.address(), SocketFlags::NONBLOCK)?;
@@ -148,7 +149,7 @@ fn doubled_late(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Destroyed by an administrator. The client reads the error, or does not look.
+/// An administrator destroys the connection. The client reads the error, or leaves it unread.
 fn destroyed(player: &mut Player) -> Result<()> {
     let service = Service::of("destroyed");
     let socket = dial(service)?;
@@ -162,7 +163,7 @@ fn destroyed(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The server receives nothing any more. The clients read the error, or do not look.
+/// The server receives nothing any more. The clients read the error, or leave it unread.
 fn data_timeout(player: &mut Player) -> Result<()> {
     let service = Service::of("data-timeout");
     let mut sockets = Vec::new();

@@ -44,7 +44,7 @@ pub fn run() -> Result<()> {
     for (name, value) in SETTINGS {
         fs::write(format!("/proc/sys/{name}"), value).with_context(|| format!("set {name}"))?;
     }
-    // The first has no route at all.
+    // The first of these networks has no route at all.
     for (backend, kind) in
         UNROUTED.iter().skip(1).zip([libc::RTN_UNREACHABLE, libc::RTN_PROHIBIT, libc::RTN_BLACKHOLE])
     {
@@ -59,7 +59,7 @@ pub fn run() -> Result<()> {
         silent.push(listener);
     }
     reject::start()?;
-    // Receives datagrams, as many as have room.
+    // This socket receives datagrams as long as its buffer has room.
     let datagrams = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     rustix::net::bind(&datagrams, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, ANSWERS)))?;
     answer()
@@ -102,7 +102,7 @@ fn listen(port: u16) -> Result<OwnedFd> {
 struct Server {
     epoll: OwnedFd,
     listener: OwnedFd,
-    /// By their descriptors' numbers.
+    /// The connections, each at the number of its descriptor.
     connections: Vec<Option<OwnedFd>>,
 }
 
@@ -146,7 +146,7 @@ impl Server {
                     self.connections[at] = Some(socket);
                 }
                 Err(Errno::AGAIN) => return,
-                // Gone already.
+                // The connection is already gone.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => panic!("accept: {errno}"),
             }

@@ -45,18 +45,18 @@ pub fn run(options: &Options) -> Result<()> {
         println!("soak: before a pass over the records: {difference}");
     }
     report(&setup, "before");
-    // A pass follows its start.
+    // A daemon makes a pass after its start.
     daemon.stop();
     let _daemon = Daemon::start_again(&setup);
     let left = within(RECLAIMING, || totals(&setup).active, |left| *left == 0).unwrap_or_else(|left| left);
     report(&setup, "after");
     ensure!(left == 0, "{left} records are left that were not reclaimed");
     let chosen = totals(&setup).chosen;
-    ensure!(chosen == ledger.chosen(), "{chosen} were chosen for, of {}", ledger.chosen());
+    ensure!(chosen == ledger.chosen(), "a backend was chosen for {chosen} connects, of {}", ledger.chosen());
     Ok(())
 }
 
-/// Makes the connects, or as many as there is time for.
+/// Makes the connects, or as many as the time permits.
 fn hammer(options: &Options, cgroup: &Cgroup) -> Ledger {
     let begin = Instant::now();
     let end = options.minutes.map(|minutes| begin + Duration::from_secs(60 * minutes));
@@ -80,7 +80,8 @@ fn hammer(options: &Options, cgroup: &Cgroup) -> Ledger {
     ledger
 }
 
-/// Prints how many are left, how many were removed, and what the kernel programs met.
+/// Prints how many records are left, how many were reclaimed, and the anomalies that the kernel
+/// programs have counted.
 fn report(setup: &Setup, when: &str) {
     let sums = totals(setup);
     println!(

@@ -1,4 +1,4 @@
-//! What a worker does with one socket, and what it sees then.
+//! The operations of a worker on one socket, and what the worker must see.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,7 @@ pub fn dial(service: Service) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects; that must succeed.
+/// Connects; fails if the connect fails.
 pub fn reach(socket: impl AsFd, to: SocketAddr) -> Result<()> {
     connect(socket, &to).with_context(|| format!("connect to {to}"))
 }
@@ -38,12 +38,12 @@ pub fn begin(service: Service) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The same with an existing non-blocking socket.
+/// As [`begin`], with an existing non-blocking socket.
 pub fn begin_again(socket: impl AsFd, to: SocketAddr) -> Result<()> {
     fails(connect(socket, &to), &[Errno::INPROGRESS])
 }
 
-/// The result must be one of these failures.
+/// Fails unless the result is one of these errors.
 pub fn fails(result: rustix::io::Result<()>, with: &[Errno]) -> Result<()> {
     match result {
         Err(errno) if with.contains(&errno) => Ok(()),
@@ -58,32 +58,32 @@ pub fn say(socket: impl AsFd, word: u8) -> Result<()> {
     Ok(())
 }
 
-/// Sends a byte and receives it back: from now on the server has the connection too.
+/// Sends a byte and receives it back. From now on the server has the connection too.
 pub fn exchange(socket: impl AsFd, word: u8) -> Result<()> {
     say(&socket, word)?;
     wait(&socket, PollFlags::IN)?;
     let mut heard = [0];
-    ensure!(rustix::io::read(&socket, &mut heard)? == 1 && heard == [word], "heard {heard:?}");
+    ensure!(rustix::io::read(&socket, &mut heard)? == 1 && heard == [word], "received {heard:?}");
     Ok(())
 }
 
 /// Reads until the server's end of the stream.
 pub fn hear_the_end(socket: impl AsFd) -> Result<()> {
     wait(&socket, PollFlags::IN)?;
-    ensure!(rustix::io::read(&socket, &mut [0; 1])? == 0, "the server says more");
+    ensure!(rustix::io::read(&socket, &mut [0; 1])? == 0, "the server sends more");
     Ok(())
 }
 
 /// Waits for an event, or for an error.
 pub fn wait(socket: impl AsFd, what: PollFlags) -> Result<()> {
     let mut polled = [PollFd::new(&socket, what)];
-    ensure!(poll(&mut polled, Some(&PATIENCE))? == 1, "nothing happens");
+    ensure!(poll(&mut polled, Some(&PATIENCE))? == 1, "no event arrives");
     Ok(())
 }
 
-/// Waits until none of these is connecting any more. Kernel fact: an error alone does not prove it.
-/// An ICMP error that finds the socket in use, as it is until connect(2) returns, leaves an error
-/// that can be seen and read, and the socket is still connecting.
+/// Waits until none of these sockets is connecting any more. Kernel fact: an error alone does not
+/// prove it. An ICMP error may arrive while connect(2) still holds the socket. The error can then
+/// be seen and read, but the socket is still connecting.
 pub fn wait_until_over(sockets: &[OwnedFd]) -> Result<()> {
     for socket in sockets {
         let look = || {
@@ -105,7 +105,7 @@ pub fn error(socket: impl AsFd) -> Result<Errno> {
     sockopt::socket_error(socket)?.err().context("a socket without an error")
 }
 
-/// Reads and clears the error of a socket; it must be this one.
+/// Reads and clears the error of a socket. Fails unless it is this error.
 pub fn has_failed(socket: impl AsFd, with: Errno) -> Result<()> {
     let errno = error(socket)?;
     ensure!(errno == with, "failed with {errno:?}, not with {with:?}");

@@ -1,7 +1,7 @@
 //! Writes archives in the one format that the kernel unpacks into its first root: cpio, "newc".
 //!
-//! The archive is not compressed: the emulator fills the memory that the image is read from, but
-//! decompression would run emulated.
+//! The archive is not compressed, because the guest would have to decompress it under emulation.
+//! The emulator itself fills the memory from which the kernel reads the image.
 
 #[derive(Default)]
 pub struct Archive {

@@ -1,6 +1,6 @@
 //! Runs the tests of one boot: a guest for all of them, and another for each round of a second try.
 //!
-//! It knows where programs and kernels are, but neither why a kernel runs these tests nor what
+//! It knows where programs and kernels are. It does not decide which tests a kernel runs, or what
 //! follows from the results.
 
 use std::collections::BTreeSet;
@@ -18,13 +18,13 @@ use crate::selection::Boot;
 
 /// How many tests run at a time in a guest. They wait more than they compute.
 const THREADS: usize = 4;
-/// A guest that prints nothing for this long hangs. A test may take half of it under emulation on a
-/// busy machine.
+/// A guest that prints nothing for this long counts as hung. On a busy machine, a test may take
+/// half of this time under emulation.
 const SILENCE: Duration = Duration::from_secs(300);
-/// How long a fact may take to come true in a guest, in seconds. Only a test that fails waits this
+/// How long a fact may take to come true in a guest, in seconds. Only a failing test waits this
 /// long.
 const PATIENCE_S: u32 = 120;
-/// A guest that runs this long is lost, even if it still prints.
+/// A guest that runs this long counts as lost, even if it still prints.
 const TOTAL: Duration = Duration::from_secs(40 * 60);
 
 /// What all boots have in common.
@@ -87,7 +87,7 @@ impl Driver {
             println!("[{}] the emulator lost the guest ({}); booting it once more", guest.name, booted.ended);
             print_tail(&booted.lines);
             let kept = guest.log.with_extension("lost.log");
-            fs::rename(&guest.log, &kept).with_context(|| format!("keep the log as {}", kept.display()))?;
+            fs::rename(&guest.log, &kept).with_context(|| format!("rename the log to {}", kept.display()))?;
             *lost += 1;
             booted = guest.run()?;
             report = Report::read(&booted, &planned);
@@ -132,7 +132,7 @@ impl Driver {
         })
     }
 
-    /// A kernel's name is that of its folder.
+    /// A kernel has the name of its folder.
     pub fn name(&self, kernel: usize) -> String {
         let name = self.kernels[kernel].file_name();
         name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! One boot of a guest: the emulator as a child process, its serial line as a stream of lines, its
-//! end as a result code or as the way it was lost.
+//! One boot of a guest. The emulator is a child process, its serial line is a stream of lines, and
+//! its end is a result code or the reason why the guest is lost.
 
 use std::fmt;
 use std::fs::File;
@@ -14,7 +14,7 @@ use lb_suite::Event;
 
 /// What to boot.
 pub struct Guest {
-    /// For messages.
+    /// The name in messages.
     pub name: String,
     /// The kernel's image.
     pub kernel: PathBuf,
@@ -22,7 +22,7 @@ pub struct Guest {
     pub initramfs: PathBuf,
     /// How many CPUs it has.
     pub cpus: u32,
-    /// Variables of the tests.
+    /// Environment variables for the tests, as `NAME=VALUE`.
     pub variables: Vec<String>,
     /// File for its output.
     pub log: PathBuf,
@@ -30,7 +30,7 @@ pub struct Guest {
     pub silence: Duration,
     /// The guest is lost if it runs this long.
     pub total: Duration,
-    /// Show its output as it arrives.
+    /// Whether to print its output as it arrives.
     pub live: bool,
 }
 
@@ -80,20 +80,22 @@ impl Guest {
         Ok(Booted { ended: lost?.unwrap_or_else(|| of_status(status)), lines })
     }
 
-    /// No device but the serial line and the exit device.
+    /// The command that starts the emulator. The guest has no device except the serial line and the
+    /// exit device.
     ///
-    /// Mitigations stay on: with them, the verifier checks paths that only a processor's
-    /// speculation would take. Page tables are not switched at every system call, because that does
-    /// not affect the verifier: an emulator discards every translated address at each switch, and
-    /// tests that read maps make hundreds of thousands of calls.
+    /// Mitigations stay on, because with them the verifier checks paths that only a processor's
+    /// speculation would take. Only the switch of page tables at every system call is off
+    /// (`pti=off`). It does not affect the verifier, but an emulator discards every translated
+    /// address at each switch, and tests that read maps make hundreds of thousands of calls.
     ///
-    /// Time is the host's: the emulated counter counts as the host's does. A kernel that measures
-    /// its speed while the host is busy can be wrong by a factor of ten; a minute of patience then
-    /// ends after six seconds. So the command line states the speed. The emulated board's timer
-    /// needs no known speed, but every read of it leaves the guest's code, which took a sixth of
-    /// all the time. The kernel also does not test whether the timer's interrupts arrive
-    /// (`no_timer_check`): the test waits for ten of them and panics if a busy host's emulator
-    /// delivers fewer. The kernel skips it as well if it recognises KVM.
+    /// Time is the host's: the emulated time stamp counter runs like the host's. A kernel that
+    /// measures its speed while the host is busy can be wrong by a factor of ten, and then a minute
+    /// of patience ends after six seconds. So the command line states the speed. The timer of the
+    /// emulated board needs no known speed, but every read of it leaves the guest's code, and these
+    /// reads took a sixth of all the time. The kernel also does not test whether the timer's
+    /// interrupts arrive (`no_timer_check`): the test waits for ten interrupts, and panics if the
+    /// emulator on a busy host delivers fewer. A kernel that recognises KVM skips this test as
+    /// well.
     fn command(&self, tsc_khz: u64) -> Command {
         let speed = format!("tsc_early_khz={tsc_khz}");
         let mut words = vec!["console=ttyS0", "loglevel=5", "panic=-1", "tsc=reliable", &speed, "pti=off"];
@@ -150,10 +152,11 @@ fn show(name: &str, line: &str) {
     }
 }
 
-/// Everything that the emulator supports, without features that make a real CPU faster and an
+/// Everything that the emulator supports, except features that make a real CPU faster and an
 /// emulated one three times slower: a fifth level of page tables, copies byte by byte in one
 /// instruction, wide registers (which every process start uses to copy), and checks of every access
-/// by protection keys and supervisor mode. Neither programs nor the verifier depend on them.
+/// by protection keys and supervisor mode. Neither programs nor the verifier depend on these
+/// features.
 const CPU: &str = "max,-la57,-erms,-fsrm,-avx,-avx2,-fma,-pku,-smap";
 
 /// The frequency of the host's time stamp counter in kHz: measured against its clock, exact to some
@@ -175,7 +178,7 @@ fn tsc_khz() -> Result<u64> {
 /// Guests have the host's architecture.
 #[cfg(not(target_arch = "x86_64"))]
 fn tsc_khz() -> Result<u64> {
-    anyhow::bail!("guests are x86-64, and so must the host be")
+    anyhow::bail!("guests are x86-64, so the host must be x86-64")
 }
 
 /// The exit device turns a code into twice the code plus one. The lowest codes look like an

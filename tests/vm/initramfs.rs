@@ -10,25 +10,25 @@ use anyhow::{Context, Result, bail};
 
 use crate::cpio::Archive;
 
-/// Programs of the host that tests call, by the path at which they look for them or that `PATH`
-/// leads to. They come with the libraries that they are linked to, so tests need nothing else in a
-/// guest than on the host.
+/// Programs of the host that tests call, each with its purpose. Tests find them at this path or
+/// through `PATH`. The image also has the libraries that they are linked to, so tests need nothing
+/// more in a guest than on the host.
 const HOST_PROGRAMS: [(&str, &str); 7] = [
     ("/usr/sbin/bpftool", "shows maps by the names of their fields"),
-    ("/usr/bin/setpriv", "takes capabilities away"),
-    ("/usr/bin/mkfifo", "puts a pipe in a file's place"),
-    ("/usr/bin/chmod", "does what a message advises"),
+    ("/usr/bin/setpriv", "removes capabilities"),
+    ("/usr/bin/mkfifo", "puts a pipe in the place of a file"),
+    ("/usr/bin/chmod", "runs commands that messages advise"),
     ("/usr/bin/chown", "likewise"),
-    ("/usr/bin/sleep", "is a process of another name"),
+    ("/usr/bin/sleep", "is a process with another name"),
     ("/usr/bin/ip", "connects a network namespace with another one"),
 ];
 
-/// Our own programs, beside the tests: the stage looks for them there.
+/// Our own programs. They are beside the tests, because the stage looks for them there.
 const PROGRAMS: [&str; 6] =
     ["socklb", "probe", "stress", "log-programs/socklb.o", "log-programs/host.o", "log-programs/responder.o"];
 
-/// Makes the image. The plan has a line for each run of the tests (`Phase`): a kernel's command
-/// line would be too short.
+/// Makes the image. The plan has a line for each run of the tests (`Phase`). It is a file, because
+/// a kernel's command line would be too short.
 pub fn build(programs: &Path, tests: &Path, modules: &Path, plan: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     let mut folders = BTreeSet::new();
@@ -54,7 +54,7 @@ pub fn build(programs: &Path, tests: &Path, modules: &Path, plan: &str) -> Resul
     let mut libraries = BTreeSet::new();
     for (program, what) in HOST_PROGRAMS {
         if !Path::new(program).exists() {
-            bail!("{program} ({what}) is not installed: `cargo xtask setup` does that");
+            bail!("{program} ({what}) is not installed: run `cargo xtask setup`");
         }
         add(Path::new(program), program.trim_start_matches('/'))?;
         libraries.extend(libraries_of(program)?);

@@ -2,7 +2,7 @@
 //! results.
 //!
 //! The command line states where kernels and programs are, because xtask fetches and builds them.
-//! Of the tests' subjects this program knows only the table of their modules.
+//! This program knows the tests only by the table of their modules.
 
 mod cpio;
 
@@ -56,18 +56,18 @@ struct Options {
     kernels: Vec<PathBuf>,
 }
 
-/// Without any of these: classes A to D on the oldest kernel, class A and smoke tests on the
-/// others.
+/// Without any of these options: classes A to D on the oldest kernel, class A and smoke tests on
+/// the others.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 struct Which {
-    /// Classes A to E on the oldest kernel, A to C on the others
+    /// Run classes A to E on the oldest kernel, A to C on the others
     #[arg(long)]
     all: bool,
-    /// One class of tests, on every kernel
+    /// Run one class of tests, on every kernel
     #[arg(long, value_parser = parse_class)]
     class: Option<Class>,
-    /// Only tests whose name contains this
+    /// Run only tests whose name contains this
     #[arg(long)]
     filter: Option<String>,
     /// Write the verifier's counts to this file, instead of comparing with it
@@ -164,7 +164,7 @@ fn lines_of(path: &Path) -> Result<BTreeSet<String>> {
 }
 
 /// Runs every boot, as many at a time as the host has CPUs, because each guest occupies one.
-/// Results come with their kernels.
+/// Returns each result with the place of its kernel.
 fn test(driver: &Driver, boots: &[Boot]) -> Vec<(usize, Result<Tested>)> {
     let (pending, tested) = (Mutex::new(boots.iter()), Mutex::new(Vec::new()));
     let next = || pending.lock().ok()?.next();
@@ -173,15 +173,15 @@ fn test(driver: &Driver, boots: &[Boot]) -> Vec<(usize, Result<Tested>)> {
             scope.spawn(|| {
                 while let Some(boot) = next() {
                     let result = (boot.kernel, driver.test(boot));
-                    tested.lock().expect("no thread panics with it").push(result);
+                    tested.lock().expect("no thread panics while it holds the lock").push(result);
                 }
             });
         }
     });
-    tested.into_inner().expect("no thread panics with it")
+    tested.into_inner().expect("no thread panics while it holds the lock")
 }
 
-/// Adds up the boots of a kernel. A fault of a guest itself counts as a failed test.
+/// Adds up the boots of a kernel. A fault of the guest itself counts as a failed test.
 fn summary(kernel: &str, boots: impl Iterator<Item = Result<Tested>>) -> Summary {
     let mut summary = Summary { name: format!("vm {kernel}"), ..Summary::default() };
     for boot in boots {
@@ -231,7 +231,7 @@ fn print(modules: &Modules, summary: &Summary) -> usize {
     failed.len() + strict.len()
 }
 
-/// The unsteady tests that fail the run despite a passed second try.
+/// The unsteady tests that fail the run although they passed the second try.
 fn strict<'t>(modules: &Modules, unsteady: &'t [Failed]) -> Vec<&'t str> {
     unsteady.iter().map(|test| test.name.as_str()).filter(|test| modules.is_strict(test)).collect()
 }

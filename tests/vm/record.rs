@@ -7,18 +7,18 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use stage::record::{Count, RECORDING, Record};
 
-/// The test that counts.
+/// Selects the test that prints the counts.
 pub const TEST: &str = "verifier::";
 
-/// Writes the guests' counts and those of this machine's kernel. Recorded counts of kernels that
-/// did not run stay.
+/// Writes the guests' counts and those of this machine's kernel. Recorded counts of other kernels
+/// stay.
 pub fn write(path: &Path, counts: impl IntoIterator<Item = Count>, tests: &Path) -> Result<()> {
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
     let mut record = Record::parse(&text).with_context(|| format!("read {}", path.display()))?;
     let host = count_here(tests)?;
     record.replace(counts.into_iter().chain(host));
     fs::write(path, record.text()).with_context(|| format!("write {}", path.display()))?;
-    println!("recorded in {}: look at the difference, and commit it if it is meant", path.display());
+    println!("recorded in {}: check the difference, and commit it if it is intended", path.display());
     Ok(())
 }
 

@@ -23,8 +23,8 @@ const ALARMS: [&str; 6] = [
     "general protection fault",
     "Unable to handle kernel",
 ];
-/// Kernel messages about waiting for a CPU that the host did not provide. They are shown because
-/// they explain slow tests.
+/// Kernel messages about waiting for a CPU that the host did not provide. The report shows them
+/// because they explain slow tests.
 const STALLS: [&str; 4] = ["rcu: INFO: rcu_", "soft lockup", "blocked for more than", "self-detected stall"];
 
 #[derive(Default)]
@@ -80,7 +80,7 @@ impl Report {
         }
     }
 
-    /// Tests that did not run, without a reason or with a wrong one.
+    /// Faults of tests that did not run: without a reason, or with a wrong one.
     fn faults_of_tests(&self, planned: &[String]) -> Vec<String> {
         let mut faults = Vec::new();
         let Run { ran, ignored, skipped, .. } = &self.run;

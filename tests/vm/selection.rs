@@ -1,7 +1,8 @@
-//! Which tests each kernel runs: by the classes in the table of test modules, or as the command
-//! line requests.
+//! Selects the tests that each kernel runs: by the classes in the table of test modules, or as the
+//! command line requests.
 //!
-//! Kernels are known by their place in the list, with the oldest first. This file boots none.
+//! A kernel is identified by its place in the list, which begins with the oldest kernel. This file
+//! boots no kernel.
 
 use lb_suite::{Class, Modules};
 
@@ -30,11 +31,11 @@ pub struct Boot {
 }
 
 impl Selection {
-    /// Every boot, those with one CPU first: they take longest.
+    /// Every boot. Boots with one CPU come first, because they take longest.
     ///
-    /// Two CPUs are emulated by two threads that wait for each other, which costs a busy host a
-    /// quarter more. So only tests that need two CPUs have them, on the oldest kernel or if the
-    /// command line names them.
+    /// The emulator uses two threads for two CPUs, which wait for each other and cost a busy host a
+    /// quarter more. So only tests that need two CPUs get them, on the oldest kernel or if the
+    /// command line names these tests.
     pub fn boots(&self, modules: &Modules, tests: &[String], kernels: usize) -> Vec<Boot> {
         let boot = |cpus: u32, kernel: usize| {
             let is_here = |test: &&String| {
@@ -48,7 +49,7 @@ impl Selection {
         all.filter(|boot| !boot.tests.is_empty()).collect()
     }
 
-    /// Whether a kernel runs a test, CPUs aside.
+    /// Whether a kernel runs a test, on any number of CPUs.
     fn has(&self, modules: &Modules, test: &str, kernel: usize) -> bool {
         let class = modules.class(test);
         let is_up_to = |last| class.is_some_and(|class| class <= last);

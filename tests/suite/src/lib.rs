@@ -1,7 +1,8 @@
-//! What the two drivers of the tests share: `cargo xtask test` on the host, and `vm` for guests.
+//! Code that the two drivers of the tests share: `cargo xtask test` on the host, and `vm` for
+//! guests.
 //!
-//! It reads the table of test modules and the events of a test program, and decides what follows
-//! from a failure. It starts no program; the drivers do.
+//! This crate reads the table of test modules and the events of a test program, and decides what
+//! follows from a failure. It starts no program.
 
 mod events;
 

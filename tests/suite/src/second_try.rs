@@ -1,8 +1,9 @@
 //! The second try: a few failed tests run again, alone, and the report shows it.
 //!
-//! A suite of a thousand tests, each of which fails by accident once in ten thousand runs, fails in
-//! every tenth run. A test that passes alone is reported as unsteady and does not fail the run,
-//! unless its accident would hide the most important races, or the test is new.
+//! If each of a thousand tests fails by accident once in ten thousand runs, every tenth run of the
+//! suite fails. So a failed test that passes alone is reported as unsteady and does not fail the
+//! run. New tests are excepted, and so are tests in which an accident may hide one of the most
+//! important races.
 
 use anyhow::Result;
 
@@ -23,7 +24,7 @@ pub struct Retried {
     pub failed: Vec<Failed>,
 }
 
-/// Runs failed tests again, [`RETRIES`] times each.
+/// Runs failed tests again, each [`RETRIES`] times.
 ///
 /// `is_changed` identifies new and changed tests, which get no second try. `alone` runs the named
 /// tests one at a time and returns the names of those that passed.

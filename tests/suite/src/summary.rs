@@ -1,5 +1,5 @@
-//! The report of a tier: the same for tests on the host and in a guest, and as JSON from one driver
-//! to the other.
+//! The report of a tier. It is the same for tests on the host and in a guest, and one driver sends
+//! it to the other as JSON.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub struct Ran {
 /// A test that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
-    /// As in [`Ran`].
+    /// The name, as in [`Ran`].
     pub name: String,
     pub output: String,
 }
