@@ -177,7 +177,7 @@ fn check_refuses_what_the_kernel_could_not_do() {
     std::fs::write(&path, text.clone() + "policy = \"least-loaded\"\n").expect("write");
     let path = path.to_str().expect("UTF-8");
     let (code, faults) = failure(&fixture.setup.run(&["check", path]));
-    let expected = "policy \"least-loaded\" looks at every backend of the subset, at most 256";
+    let expected = "policy \"least-loaded\" examines every backend of the subset, at most 256";
     assert_eq!((code, faults.contains(expected)), (Some(1), true), "{faults}");
     assert!(faults.contains("write subset = { size = N }, N at most 256"), "{faults}");
     std::fs::write(path, text + "policy = \"least-loaded\"\nsubset = { size = 3 }\n").expect("write");
@@ -195,7 +195,7 @@ fn check_shows_the_notes_of_a_list_and_refuses_a_long_one_and_an_open_key() {
     setup.write("socklb.toml", &good.replace("users.toml", "users"));
     let list = r#"[{"targets": ["127.0.0.1:8001"], "labels": {"state": "running"}}]"#;
     let file = setup.write("users", list);
-    let note = "label state is ignored: unknown state \"running\" on line 1; a label socklb_state is heeded";
+    let note = "label state is ignored: unknown state \"running\" on line 1; write a label socklb_state instead";
     let output = check();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains(&format!("{}: {note}", file.display())), "{text}");

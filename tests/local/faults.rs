@@ -331,7 +331,7 @@ fn a_second_daemon_with_the_same_socket_is_refused() {
     other.pins = other.pins.with_file_name("other");
     let path = fixture.setup.folder.join("socklb.toml");
     let output = other.run(&["run", "--config", path.to_str().expect("UTF-8")]);
-    check(&output, 1, &["run/socklb.sock", "another socklb answers there"]);
+    check(&output, 1, &["run/socklb.sock", "another socklb process answers on it"]);
     look(|| fixture.setup.status().daemon).matches("the first one still answers", Option::is_some);
 }
 

@@ -158,7 +158,7 @@ fn a_daemon_that_is_stopped_with_a_full_queue_holds_nobody_up() {
     assert_eq!(full, Err(Errno::AGAIN));
     let config = fixture.setup.folder.join("socklb.toml");
     let (code, text) = failure(&fixture.setup.run(&["run", "--config", config.to_str().expect("UTF-8")]));
-    assert!(code == Some(1) && text.contains("another socklb answers there"), "{code:?} {text}");
+    assert!(code == Some(1) && text.contains("another socklb process answers on it"), "{code:?} {text}");
     let status = fixture.setup.status();
     assert!(stage::faults_of(&status)[0].contains("does not answer"), "{status:?}");
     drop(queue);

@@ -248,7 +248,7 @@ fn a_group_that_does_not_exist_keeps_the_daemon_from_starting_and_is_named() {
     fs::write(&path, format!("{text}\n[admin]\ngroup = \"no-such-group\"\n")).expect("name a group");
     let (code, text) = start(&fixture.setup);
     assert!(
-        code == Some(1) && text.contains("no-such-group, and there is none (groupadd no-such-group"),
+        code == Some(1) && text.contains("no-such-group, which does not exist (create it with `groupadd no-such-group`"),
         "{text}"
     );
 }
@@ -296,7 +296,7 @@ fn directories_of_others_are_refused_with_the_command_that_mends_it() {
         do_as_told(&text);
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("open it to everybody");
         let (code, text) = start(&setup);
-        let expected = format!("{} may be written by others (mode 0777)", path.display());
+        let expected = format!("{} is writable by other users (mode 0777)", path.display());
         assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
         do_as_told(&text);
     }

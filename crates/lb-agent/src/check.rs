@@ -92,7 +92,9 @@ impl fmt::Display for CheckMethod {
 }
 
 async fn within(timeout: Duration, what: &str, run: impl Future<Output = Outcome>) -> Outcome {
-    let late = || Outcome::Failed(format!("the application did not {what} within {}", lb_document::in_units(timeout)));
+    let late = || {
+        Outcome::Failed(format!("the application did not {what} within {}", lb_document::in_units(timeout)))
+    };
     tokio::time::timeout(timeout, run).await.unwrap_or_else(|_| late())
 }
 

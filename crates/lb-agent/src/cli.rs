@@ -250,7 +250,10 @@ fn operator(
         return Ok(Ended::well(serde_json::to_string_pretty(&told)? + "\n"));
     }
     let waiting = match told.unheard {
-        0 if told.is_new => "; the agent has just begun to report it, and some clients may not have sent a request yet".to_owned(),
+        0 if told.is_new => {
+            "; the agent has just begun to report it, and some clients may not have sent a request yet"
+                .to_owned()
+        }
         0 => String::new(),
         1 => "; 1 client has not acknowledged it yet".to_owned(),
         count => format!("; {count} clients have not acknowledged it yet"),

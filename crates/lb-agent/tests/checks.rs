@@ -55,9 +55,9 @@ async fn a_page_passes_by_its_code_and_redirects_are_not_followed() {
     for head in ["200 OK", "204 No Content", "299 Odd"] {
         assert_eq!(http(&answer(head), true, LONG).await, Outcome::Passed, "{head}");
     }
-    failed(http(&answer("503 Service Unavailable"), true, LONG).await, "it answers 503");
+    failed(http(&answer("503 Service Unavailable"), true, LONG).await, "the server answered 503");
     let elsewhere = answer("302 Found\r\nlocation: http://192.0.2.1/login");
-    failed(http(&elsewhere, true, LONG).await, "\"http://192.0.2.1/login\", which is not followed");
+    failed(http(&elsewhere, true, LONG).await, "\"http://192.0.2.1/login\"; redirects are not followed");
     failed(http(b"nonsense\r\n\r\n", true, LONG).await, "/ok: ");
     failed(http(b"", true, LONG).await, "/ok: ");
 }

@@ -22,7 +22,7 @@ pub fn group(text: &str) -> Result<String, Refusal> {
         return Ok(text.to_owned());
     }
     let help = "write the name of a group, or its number, in quotes".to_owned();
-    Err((format!("{} is no name of a group", lb_document::diagnostic::quote(text)), Some(help)))
+    Err((format!("{} is not the name of a group", lb_document::diagnostic::quote(text)), Some(help)))
 }
 
 #[cfg(test)]
@@ -41,8 +41,8 @@ mod tests {
     fn a_wrong_value_names_itself_and_what_is_right() {
         let help = "(write the name of a group, or its number, in quotes)";
         for (line, expected) in [
-            ("group = ''", format!("9:9: group \"\" is no name of a group {help}")),
-            ("group = 'a b'", format!("9:9: group \"a b\" is no name of a group {help}")),
+            ("group = ''", format!("9:9: group \"\" is not the name of a group {help}")),
+            ("group = 'a b'", format!("9:9: group \"a b\" is not the name of a group {help}")),
         ] {
             assert_eq!(faults(&format!("{LEAST}[admin]\n{line}")), [expected], "{line}");
         }

@@ -25,7 +25,8 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
         return Err(("contains a control character", example()));
     }
     if text.contains(['*', '?', '[']) {
-        let help = "write a [[client]] for each cgroup, or the cgroup that they all lie in".to_owned();
+        let help =
+            "write a [[client]] for each cgroup, or one for the cgroup that contains them all".to_owned();
         return Err(("is a pattern, and patterns are not supported", help));
     }
     if let Some(("", below)) = text.split_once("/sys/fs/cgroup/")
@@ -83,7 +84,8 @@ impl ClientCgroups {
             let message = format!(
                 "cgroup \"{cgroup}\" of client \"{client}\" {relation} \"{other}\" of client \"{others}\" on line {line}"
             );
-            let help = "clients may not nest: give each a cgroup beside the other's".to_owned();
+            let help =
+                "cgroups of clients may not nest: give each client a cgroup outside the other's".to_owned();
             report.add(span.clone(), message, help);
         }
         self.0.push((path.to_owned(), client.to_owned(), span.clone()));
@@ -102,7 +104,7 @@ mod tests {
             assert_eq!(cgroup(text), Ok("a/b.service".into()));
         }
         let example = "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"";
-        let pattern = "write a [[client]] for each cgroup, or the cgroup that they all lie in";
+        let pattern = "write a [[client]] for each cgroup, or one for the cgroup that contains them all";
         let relative = "write \"system.slice/x\": paths are relative to the cgroup2 mount";
         let cases = [
             ("/system.slice/x", "is absolute", relative),
@@ -144,8 +146,8 @@ mod tests {
             [("a/b", "a/b", "is also"), ("a", "a/b/c", "lies below"), ("a/b/c", "a", "lies above")]
         {
             let expected = format!(
-                "10:10: cgroup \"{second}\" of client \"k\" {relation} \"{first}\" of client \"j\" on line 7 (clients \
-                 may not nest: give each a cgroup beside the other's)"
+                "10:10: cgroup \"{second}\" of client \"k\" {relation} \"{first}\" of client \"j\" on line 7 (cgroups of clients \
+                 may not nest: give each client a cgroup outside the other's)"
             );
             check(&two(first, second), &[&expected]);
         }

@@ -33,11 +33,7 @@ pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<O
         Some(OFF) => return Some(Some(EjectionSetting { ejection: None, span })),
         Some(other) => {
             let message = format!("unknown ejection {}", lb_document::diagnostic::quote(other));
-            report.add(
-                span,
-                message,
-                "write \"off\", or { failures = 5 } and what else is wanted".to_owned(),
-            );
+            report.add(span, message, "write \"off\", or a table, as in { failures = 5 }".to_owned());
             return None;
         }
         None => {}
@@ -136,13 +132,13 @@ mod tests {
             ),
             (
                 "ejection = 'on'",
-                "8:12: unknown ejection \"on\" (write \"off\", or { failures = 5 } and what else is wanted)".to_owned(),
+                "8:12: unknown ejection \"on\" (write \"off\", or a table, as in { failures = 5 })".to_owned(),
             ),
             ("ejection = { fails = 1 }", "8:14: unknown key \"fails\" in ejection (known keys: failures, base, max, hangs)".to_owned()),
             (
                 "ejection = { max_share = 50 }",
-                "8:14: former key \"max_share\" in ejection (leave it out: whether too many fail at once is judged by \
-                 health.panic_threshold alone)"
+                "8:14: former key \"max_share\" in ejection (leave it out: only health.panic_threshold decides \
+                 whether too many backends fail at once)"
                     .to_owned(),
             ),
             ("ejection = { hangs = 1 }", "8:22: hangs must be true or false, not a whole number".to_owned()),

@@ -48,15 +48,15 @@ pub const MAX_FILE_BYTES: usize = 4 << 20;
 section! {
     keys, "[[endpoint]]", "an endpoint", "in an endpoint file, one for each endpoint of the service";
 
-    ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080"], address), Required, "IP address and port, of the family of its service";
-    INDEX "index": Number(0..=MAX_INDEXES - 1), Means("a hash of its address"),
-        "its number among the service's endpoints; for all of them or for none";
-    WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the others; 0: no new connections";
+    ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080"], address), Required, "IP address and port, of the same address family as the service";
+    INDEX "index": Number(0..=MAX_INDEXES - 1), Means("a hash of the address"),
+        "the endpoint's number in the service; given to all endpoints or to none";
+    WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the other endpoints; 0: no new connections";
     STATE "state": Keyword<EndpointState>(&EndpointState::ALL, EndpointState::name), Is(EndpointState::Healthy),
-        "a lame duck serves, but asks for no new connections; one that is down gets none while any other endpoint has a weight";
-    ZONE "zone": Text<String>(&["b"], |text| Ok(text.to_owned())), Means("none"), "where it runs; has no effect yet";
-    AGENT "agent": Text<SocketAddr>(&["10.0.0.1:9465"], address), Means("its address, at the `port` of the service's `health`"),
-        "where the agent listens that reports of it";
+        "a lame duck serves, but requests no new connections; an endpoint that is down gets none while any other endpoint has a weight";
+    ZONE "zone": Text<String>(&["b"], |text| Ok(text.to_owned())), Means("none"), "where the endpoint runs; has no effect yet";
+    AGENT "agent": Text<SocketAddr>(&["10.0.0.1:9465"], address), Means("the endpoint's IP address, with the `port` of the service's `health`"),
+        "the address at which the endpoint's agent listens";
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,7 +125,7 @@ pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnosti
     if text.len() > MAX_FILE_BYTES {
         let mut report = DiagnosticCollector::new(path, "");
         let message = format!("the file is longer than {MAX_FILE_BYTES} bytes");
-        let help = "write it without blanks and without fields that are not read";
+        let help = "write it without blanks and without fields that socklb does not read";
         report.add_absent(0..0, message, help.to_owned());
         return report.finish(None);
     }
@@ -148,7 +148,10 @@ pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnosti
             let empty = "no endpoint in file: an empty list is refused so that a truncated file does not take the service down";
             (empty.to_owned(), "to stop all traffic give every endpoint weight = 0")
         } else {
-            (format!("no endpoint is left: {why}"), "the list that was read before stays until there is one")
+            (
+                format!("no endpoint is left: {why}"),
+                "the earlier list stays in force until the file has an endpoint",
+            )
         };
         report.add_absent(0..0, message, help.to_owned());
     }
@@ -218,8 +221,7 @@ pub fn check_indexes(list: &EndpointList, needs: Option<Algorithm>, path: &Path)
 /// Returns why an algorithm cannot compute subsets of a list, and a correction.
 pub fn without_indexes(list: &EndpointList, needs: Option<Algorithm>) -> Option<(String, String)> {
     let algorithm = needs.filter(|_| list.has_address_indexes())?;
-    let message =
-        format!("the endpoints have no indexes, and algorithm \"{algorithm}\" goes by their places");
+    let message = format!("the endpoints have no indexes, which algorithm \"{algorithm}\" needs");
     Some((message, "give every endpoint an index, or write algorithm = \"rocksteadier\"".to_owned()))
 }
 
@@ -329,7 +331,7 @@ pub fn check(
     {
         let line = report.line(index);
         let which = entry.address.map_or_else(String::new, |address| format!(" {address}"));
-        let message = format!("endpoint{which} has no index, but the one on line {line} has");
+        let message = format!("endpoint{which} has no index, but the endpoint on line {line} has one");
         report.add(entry.span.clone(), message, "give every endpoint an index, or none".to_owned());
     }
     check_indexes_without_address(&entries, report);

@@ -35,14 +35,18 @@ pub fn read(
     let (control, mode) = (CONTROL.take(&keys, report), MODE.take(&keys, report));
     if probe.is_some_and(|probe| !probe.is_some_and(ProbeConfig::is_by_report)) {
         let help = format!("write {} = {{ probe = \"report\" }}, or leave load out", HEALTH.name);
-        report.add(item.span(), "load follows what backends report, and nobody is asked".to_owned(), help);
+        report.add(
+            item.span(),
+            "load follows reports, but the service has no probe = \"report\"".to_owned(),
+            help,
+        );
     }
     if let Some(Some(probe)) = probe
         && probe.is_by_report()
         && probe.interval > LONGEST_INTERVAL
     {
         let message =
-            format!("load follows reports, which are asked for every {} only", in_units(probe.interval));
+            format!("load follows reports, but they are requested only every {}", in_units(probe.interval));
         let longest = in_units(LONGEST_INTERVAL);
         report.add(
             item.span(),
@@ -57,7 +61,7 @@ pub fn read(
 fn check_policy(table: &Table<'_>, policy: Option<Policy>, report: &mut DiagnosticCollector<'_>) {
     let why = match policy {
         Some(Policy::RoundRobin) => "ignores weights",
-        Some(Policy::LeastLoaded) => "compares open flows alone",
+        Some(Policy::LeastLoaded) => "compares only open flows",
         Some(Policy::WeightedRoundRobin | Policy::P2c | Policy::Random) | None => return,
     };
     let written = [LOAD.name, SLOW_START.name].map(|key| (key, table.get(key)));
@@ -132,17 +136,17 @@ mod tests {
             ),
             (
                 with_line("load = { control = 'a58' }"),
-                "8:8: load follows what backends report, and nobody is asked (write health = { probe = \"report\" }, or leave load out)",
+                "8:8: load follows reports, but the service has no probe = \"report\" (write health = { probe = \"report\" }, or leave load out)",
             ),
             (
                 with_line("load = { control = 'a58' }\nhealth = { probe = 'tcp' }"),
-                "8:8: load follows what backends report, and nobody is asked (write health = { probe = \"report\" }, or leave load out)",
+                "8:8: load follows reports, but the service has no probe = \"report\" (write health = { probe = \"report\" }, or leave load out)",
             ),
             (
                 with_line(
                     "load = { control = 'a58' }\nhealth = { probe = 'report', key = '/x/key-4', interval = '21s' }",
                 ),
-                "8:8: load follows reports, which are asked for every 21s only (write interval = \"20s\" in health, or less)",
+                "8:8: load follows reports, but they are requested only every 21s (write interval = \"20s\" in health, or less)",
             ),
             (
                 asks("policy = 'round-robin'\nload = { control = 'feedback' }"),
@@ -151,7 +155,7 @@ mod tests {
             ),
             (
                 with_line("policy = 'least-loaded'\nsubset = { size = 20 }\nslow_start = '10s'"),
-                "10:14: slow_start has no effect: policy \"least-loaded\" compares open flows alone (leave slow_start out, or write \
+                "10:14: slow_start has no effect: policy \"least-loaded\" compares only open flows (leave slow_start out, or write \
                  policy = \"weighted-round-robin\" or \"p2c\")",
             ),
         ];

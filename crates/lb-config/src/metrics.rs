@@ -39,9 +39,9 @@ pub fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
     let (why, help) = if !address.ip().is_loopback() {
         let port = address.port().max(1);
         let help = format!(
-            "write \"127.0.0.1:{port}\" or \"[::1]:{port}\", and let a proxy with access control pass it on"
+            "write \"127.0.0.1:{port}\" or \"[::1]:{port}\", and provide it through a proxy with access control"
         );
-        ("is not on loopback, and whoever reaches it would read the metrics", help)
+        ("is not on loopback, so every user that reaches it could read the metrics", help)
     } else if address.port() == 0 {
         ("has port 0", "write 1 to 65535".to_owned())
     } else {
@@ -74,8 +74,8 @@ mod tests {
 
     #[test]
     fn a_wrong_value_names_itself_and_what_is_right() {
-        let reached = "is not on loopback, and whoever reaches it would read the metrics";
-        let proxy = ", and let a proxy with access control pass it on";
+        let reached = "is not on loopback, so every user that reaches it could read the metrics";
+        let proxy = ", and provide it through a proxy with access control";
         let cases = [
             (
                 "listen = '0.0.0.0:9464'",

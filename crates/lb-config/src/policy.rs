@@ -131,7 +131,7 @@ pub fn check_scan(
     };
     let span = table.get(key).map_or_else(|| table.span(), |item| item.span());
     let message =
-        format!("{who} looks at every backend of the subset, at most {MAX_SCAN}, and {what} can have more");
+        format!("{who} examines every backend of the subset, at most {MAX_SCAN}, but {what} can have more");
     report.add(span, message, format!("write subset = {{ {algorithm}size = N }}, N at most {MAX_SCAN}{or}"));
 }
 
@@ -312,7 +312,7 @@ mod tests {
         for (scan, who, or) in SCANS {
             for (subset, what, algorithm) in subsets {
                 let expected = format!(
-                    "{who} looks at every backend of the subset, at most 256, and {what} can have more (write subset = {{ \
+                    "{who} examines every backend of the subset, at most 256, but {what} can have more (write subset = {{ \
                      {algorithm}size = N }}, N at most 256{or})"
                 );
                 let lines = format!("{scan}\n{subset}");
@@ -339,7 +339,7 @@ mod tests {
         check(
             &with_backends(None, "policy = 'least-loaded'\non_no_backend = 'EPERM'"),
             &[
-                "8:10: policy \"least-loaded\" looks at every backend of the subset, at most 256, and a subset of automatic \
+                "8:10: policy \"least-loaded\" examines every backend of the subset, at most 256, but a subset of automatic \
                  size can have more (write subset = { size = N }, N at most 256)",
                 "9:17: on_no_backend \"EPERM\" would look like a firewall to the caller (write \"EHOSTUNREACH\" or \
                  \"ECONNREFUSED\")",

@@ -125,7 +125,7 @@ pub fn read(
                 KEY.name,
                 IDLE_INTERVAL.name,
             ],
-            "without probe it means nothing",
+            "it needs probe",
             report,
         );
         return Some(None);
@@ -135,18 +135,18 @@ pub fn read(
     let (kind, port) = match word {
         ProbeWord::Report => {
             let unused = [PATH.name, TIMEOUT.name, RISE.name, FALL.name];
-            check_unused(keys, &unused, "it is for probe = \"tcp\" or \"http\"", report);
+            check_unused(keys, &unused, "it is only for probe = \"tcp\" or \"http\"", report);
             let idle_interval = read_idle(keys, interval, report);
             let own = KEY.item(keys, report);
             let service_keys = match own {
                 Some(item) => reports::read_keys(&item, around.directory, around.env, report),
                 None if around.reports.keys.is_none() => {
-                    let help =
-                        "write key = \"FILE\" in [reports] or here; `socklb agent key` makes one".to_owned();
+                    let help = "write key = \"FILE\" in [reports] or here; `socklb agent key` creates one"
+                        .to_owned();
                     let span = PROBE.item(keys, report).map_or_else(|| keys.span(), |item| item.span());
                     report.add_absent(
                         span,
-                        "probe = \"report\" needs a key, to tell reports from forgeries",
+                        "probe = \"report\" needs a key that authenticates reports",
                         help,
                     );
                     None
@@ -168,7 +168,8 @@ pub fn read(
             let port = port?;
             if protocol == Some(Protocol::Udp) && port.is_none() {
                 let span = PROBE.item(keys, report).map_or_else(|| keys.span(), |item| item.span());
-                let message = format!("probe = \"{}\" connects, and the service is over udp", word.name());
+                let message =
+                    format!("probe = \"{}\" opens TCP connections, but the service is over udp", word.name());
                 let help =
                     "write port = the port where the backends accept connections, or probe = \"report\"";
                 report.add(span, message, help.to_owned());
@@ -193,7 +194,7 @@ fn read_idle(
     match IDLE_INTERVAL.item(keys, report) {
         Some(item) if idle < interval => {
             let (idle, interval) = (in_units(idle), in_units(interval));
-            let message = format!("idle_interval is \"{idle}\", and interval is \"{interval}\"");
+            let message = format!("idle_interval is \"{idle}\", less than interval, which is \"{interval}\"");
             report.add(item.span(), message, format!("write at least \"{interval}\""));
             None
         }
@@ -219,8 +220,8 @@ pub fn request_path(text: &str) -> Result<String, Refusal> {
     if is_path {
         return Ok(text.to_owned());
     }
-    let why = format!("{} is no path of a request", lb_document::diagnostic::quote(text));
-    Err((why, Some("write one as \"/healthz\", without spaces".to_owned())))
+    let why = format!("{} is not the path of a request", lb_document::diagnostic::quote(text));
+    Err((why, Some("write it as in \"/healthz\", without spaces".to_owned())))
 }
 
 #[cfg(test)]
@@ -280,36 +281,33 @@ mod tests {
             ),
             (
                 "health = { probe = 'report' }",
-                "8:20: probe = \"report\" needs a key, to tell reports from forgeries (write key = \"FILE\" in [reports] or \
-                 here; `socklb agent key` makes one)",
+                "8:20: probe = \"report\" needs a key that authenticates reports (write key = \"FILE\" in [reports] or \
+                 here; `socklb agent key` creates one)",
             ),
             (
                 "health = { probe = 'report', key = 'none' }",
-                "8:36: /etc/socklb/none: there is no such file (`socklb agent key` makes a key; mode 0640 at most)",
+                "8:36: /etc/socklb/none: there is no such file (`socklb agent key` creates a key; mode 0640 at most)",
             ),
             (
                 "health = { probe = 'tcp', path = '/' }",
                 "8:34: path has no effect (leave it out: probe = \"tcp\" does not use it)",
             ),
-            (
-                "health = { interval = '1s' }",
-                "8:23: interval has no effect (leave it out: without probe it means nothing)",
-            ),
+            ("health = { interval = '1s' }", "8:23: interval has no effect (leave it out: it needs probe)"),
             (
                 "health = { probe = 'report', key = 'key-1', fall = 3 }",
-                "8:52: fall has no effect (leave it out: it is for probe = \"tcp\" or \"http\")",
+                "8:52: fall has no effect (leave it out: it is only for probe = \"tcp\" or \"http\")",
             ),
             (
                 "health = { probe = 'http', path = 'healthz' }",
-                "8:35: path \"healthz\" is no path of a request (write one as \"/healthz\", without spaces)",
+                "8:35: path \"healthz\" is not the path of a request (write it as in \"/healthz\", without spaces)",
             ),
             (
                 "health = { probe = 'report', key = 'key-1', interval = '5s', idle_interval = '1s' }",
-                "8:78: idle_interval is \"1s\", and interval is \"5s\" (write at least \"5s\")",
+                "8:78: idle_interval is \"1s\", less than interval, which is \"5s\" (write at least \"5s\")",
             ),
             (
                 "protocol = 'udp'\nhealth = { probe = 'http' }",
-                "9:20: probe = \"http\" connects, and the service is over udp (write port = the port where the backends accept \
+                "9:20: probe = \"http\" opens TCP connections, but the service is over udp (write port = the port where the backends accept \
                  connections, or probe = \"report\")",
             ),
             ("health = { probe = 'tcp', port = 0 }", "8:34: port is 0 (write 1 to 65535)"),

@@ -51,8 +51,8 @@ pub fn read(
     {
         // Agents remember the port beyond a restart of the daemon. While the daemon is down, the
         // receiver drops every datagram to this port that is not a report.
-        let help = format!("name a port that is the daemon's alone, such as {PORT}");
-        report.add(item.span(), "with `xdp` the port must stay the same over restarts", help);
+        let help = format!("name a port that only the daemon uses, such as {PORT}");
+        report.add(item.span(), "with `xdp`, the port must stay the same across restarts", help);
     }
     let xdp_generic = XDP_GENERIC.item(&table, report).is_some_and(|item| item.is_true(report));
     ReportsConfig { listen, keys, xdp, xdp_generic }
@@ -69,7 +69,7 @@ pub fn read_keys(
     match env.service_keys(&path) {
         Ok(keys) => Some(keys),
         Err(why) => {
-            let help = "`socklb agent key` makes a key; mode 0640 at most".to_owned();
+            let help = "`socklb agent key` creates a key; mode 0640 at most".to_owned();
             report.add(item.span(), why, help);
             None
         }
@@ -104,7 +104,7 @@ mod tests {
         for (line, expected) in [
             (
                 "key = 'a'",
-                "9:7: /etc/socklb/a: there is no such file (`socklb agent key` makes a key; mode 0640 at most)",
+                "9:7: /etc/socklb/a: there is no such file (`socklb agent key` creates a key; mode 0640 at most)",
             ),
             ("key = ''", "9:7: key is empty"),
             (
@@ -124,7 +124,7 @@ mod tests {
             ),
             (
                 "listen = '127.0.0.1:0'\nxdp = ['eth0']",
-                "9:10: with `xdp` the port must stay the same over restarts (name a port that is the daemon's alone, such as 9467)",
+                "9:10: with `xdp`, the port must stay the same across restarts (name a port that only the daemon uses, such as 9467)",
             ),
             ("xdp_generic = 1", "9:15: xdp_generic must be true or false, not a whole number"),
         ] {

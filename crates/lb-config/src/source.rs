@@ -49,8 +49,8 @@ pub fn read(
             if let Some(port_name) = PORT_NAME.item(&table, report) {
                 report.add(
                     port_name.span(),
-                    "port_name is for a file",
-                    "leave it out: addresses have ports".to_owned(),
+                    "port_name is only for a file",
+                    "leave it out: the addresses of a static list have ports".to_owned(),
                 );
             }
             read_static(&list, service, services, report)
@@ -149,7 +149,7 @@ mod tests {
             ("1", "7:12: backends must be a table, not a whole number"),
             (
                 "{ static = ['10.0.0.1:1'], port_name = 'http' }",
-                "7:51: port_name is for a file (leave it out: addresses have ports)",
+                "7:51: port_name is only for a file (leave it out: the addresses of a static list have ports)",
             ),
             ("{ file = 'f', port_name = '' }", "7:38: port_name is empty"),
             (

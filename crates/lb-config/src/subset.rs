@@ -85,7 +85,7 @@ fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollecto
         (low?.unwrap_or(usual.low_thousandths), high?.unwrap_or(usual.high_thousandths));
     if low_thousandths >= high_thousandths {
         let (low, high) = (LOW.kind.written(&low_thousandths), HIGH.kind.written(&high_thousandths));
-        let message = format!("low is {low}, and high is {high}: between them the size stays");
+        let message = format!("low is {low}, which is not less than high, {high}");
         report.add(
             item.span(),
             message,
@@ -100,7 +100,7 @@ fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollecto
 fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut DiagnosticCollector<'_>) {
     if algorithm != Algorithm::Random {
         let message = format!(
-            "a size with low and high differs from task to task, and subsets of {:?} fit together only if all have the same",
+            "a size with low and high differs between tasks, but subsets of {:?} fit together only if all tasks have the same size",
             algorithm.name()
         );
         let help = "write algorithm = \"random\", or size = \"auto\"".to_owned();
@@ -211,12 +211,12 @@ mod tests {
             ),
             (
                 "subset = { algorithm = 'random', size = { low = 1.2, high = 1.1 } }",
-                "8:41: low is 1.2, and high is 1.1: between them the size stays (write a low that is less than high, as in { low = \
+                "8:41: low is 1.2, which is not less than high, 1.1 (write a low that is less than high, as in { low = \
                  0.875, high = 1.125 })",
             ),
             (
                 "subset = { algorithm = 'random', size = { low = 1.125 } }",
-                "8:41: low is 1.125, and high is 1.125: between them the size stays (write a low that is less than high, as in { \
+                "8:41: low is 1.125, which is not less than high, 1.125 (write a low that is less than high, as in { \
                  low = 0.875, high = 1.125 })",
             ),
             (
@@ -245,8 +245,8 @@ mod tests {
             ),
             (
                 "subset = { size = { low = 0.5 } }",
-                "8:19: a size with low and high differs from task to task, and subsets of \"rocksteadier\" fit together only if \
-                 all have the same (write algorithm = \"random\", or size = \"auto\")",
+                "8:19: a size with low and high differs between tasks, but subsets of \"rocksteadier\" fit together only if \
+                 all tasks have the same size (write algorithm = \"random\", or size = \"auto\")",
             ),
             (
                 "subset = { size = 1, seed = 5 }",

@@ -48,7 +48,9 @@ const EMPTY: &str = "1:1: no endpoint in file: an empty list is refused so that 
                      all traffic give every endpoint weight = 0)";
 
 fn none_left(why: &str) -> String {
-    format!("1:1: no endpoint is left: {why} (the list that was read before stays until there is one)")
+    format!(
+        "1:1: no endpoint is left: {why} (the earlier list stays in force until the file has an endpoint)"
+    )
 }
 
 #[test]
@@ -128,7 +130,7 @@ fn slices_are_read_as_kubectl_and_the_api_give_them() {
         let without = parse(text.as_bytes(), &ListContext { service, ..reading("users", None) })
             .unwrap_err()
             .to_string();
-        let expected = "a slice has the ports 8080 (\"http\"), 9090 (\"metrics\") (write which is meant beside file, as in \
+        let expected = "a slice has the ports 8080 (\"http\"), 9090 (\"metrics\") (name one of them beside file, as in \
                         { file = \"users.json\", port_name = \"http\" })";
         assert!(without.lines().all(|line| line.ends_with(expected)), "{without}");
         let v6 = ListContext { service: "[fd00::1]:80".parse().ok(), ..reading("users", Some("metrics")) };
@@ -167,7 +169,7 @@ fn an_assignment_of_envoy_is_read_in_each_of_its_forms() {
         let notes = [
             "left out: 10.42.3.6:8080: health status TIMEOUT",
             "left out: 10.42.3.3:8080: health status UNHEALTHY",
-            "left out: 10.42.4.1:8081 and 2 more: of a priority that comes later",
+            "left out: 10.42.4.1:8081 and 2 more: Envoy uses a higher priority first",
         ];
         check(&parsed, &expected, &notes);
     }
@@ -182,7 +184,8 @@ fn targets_in_yaml_are_read_as_prometheus_reads_them() {
         "10.43.0.1:9100 12530 3 Healthy r7",
         "10.43.0.3:9100 13005 2 Healthy -",
     ];
-    let note = "label state is ignored: unknown state \"running\" on line 13; a label socklb_state is heeded";
+    let note =
+        "label state is ignored: unknown state \"running\" on line 13; write a label socklb_state instead";
     check(&parsed, &expected, &[note]);
 }
 
@@ -477,7 +480,10 @@ fn localities_weigh_as_envoy_has_it() {
     let large = read(&[(0, None, &[(u32::MAX, WELL), (1, WELL)])]);
     assert_eq!(
         large,
-        (vec![(1, 65535), (2, 1)], vec!["weights are scaled to 65535, the largest that there is".to_owned()])
+        (
+            vec![(1, 65535), (2, 1)],
+            vec!["weights are scaled so that the largest is 65535, the maximum".to_owned()]
+        )
     );
     // A priority without an endpoint is skipped.
     let spare = read(&[
@@ -488,7 +494,7 @@ fn localities_weigh_as_envoy_has_it() {
     ]);
     let notes = [
         "left out: 10.0.0.1:80: health status UNHEALTHY",
-        "left out: 10.0.0.3:80: of a priority that comes later",
+        "left out: 10.0.0.3:80: Envoy uses a higher priority first",
     ];
     assert_eq!(spare, (vec![(2, 3)], notes.map(str::to_owned).to_vec()));
 }
@@ -534,7 +540,7 @@ fn host_names_give_indexes_only_if_they_are_all_of_one_set() {
         (indexes, parsed.notes)
     };
     let by_address = [7446, 12823];
-    let note = || vec!["host names give no indexes: they are not all those of one StatefulSet".to_owned()];
+    let note = || vec!["host names give no indexes: they do not all belong to one StatefulSet".to_owned()];
     assert_eq!(read(&[Some("db-1"), Some("db-0")]), (vec![0, 1], vec![]));
     assert_eq!(read(&[None, None]), (by_address.to_vec(), vec![]));
     assert_eq!(read(&[Some("db"), Some("web-x")]), (by_address.to_vec(), vec![]));
@@ -581,11 +587,11 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
         ),
         (
             with("apiVersion", json!("discovery.k8s.io/v1beta1")),
-            "1:29: a slice of version \"discovery.k8s.io/v1beta1\" (write an EndpointSlice of discovery.k8s.io/v1)".to_owned(),
+            "1:29: a slice has the version \"discovery.k8s.io/v1beta1\" (write an EndpointSlice of discovery.k8s.io/v1)".to_owned(),
         ),
         (
             with("kind", json!("Endpoints")),
-            "1:29: an item of the kind \"Endpoints\" (write an EndpointSlice of discovery.k8s.io/v1)".to_owned(),
+            "1:29: an item has the kind \"Endpoints\" (write an EndpointSlice of discovery.k8s.io/v1)".to_owned(),
         ),
         (
             with("endpoints", json!([pod("users", &json!({}))])),
@@ -597,7 +603,7 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
         ),
         (
             list(json!([of("users"), of("mail")])),
-            "1:283: a slice of service \"shop/mail\", and the one on line 1 is of \"shop/users\" (select one service, as with -l \
+            "1:283: a slice belongs to service \"shop/mail\", but the one on line 1 to \"shop/users\" (select one service, as with -l \
              kubernetes.io/service-name=NAME)"
                 .to_owned(),
         ),
@@ -631,22 +637,22 @@ fn of_consul(service: &str) -> String {
 
 #[test]
 fn what_is_no_list_is_refused_with_what_would_be() {
-    const SHAPES: &str = "take a list of addresses or of groups of targets, what Consul answers to /v1/health/service, EndpointSlices of \
+    const SHAPES: &str = "write a list of addresses or of groups of targets, Consul's answer to /v1/health/service, EndpointSlices of \
                           Kubernetes, or a ClusterLoadAssignment of Envoy";
-    const OF_CONSUL: &str = "1:2: this is what Consul answers to /v1/catalog/service or /v1/agent/health (take the answer to \
+    const OF_CONSUL: &str = "1:2: this is Consul's answer to /v1/catalog/service or /v1/agent/health (use the answer to \
                              /v1/health/service, with nodes and checks)";
     const SOCKET: &str = "write \"socket_address\": {\"address\": \"10.0.0.1\", \"port_value\": 8080}";
     let cases = [
-        ("{}", format!("1:1: the file is an object that is no list of endpoints ({SHAPES})")),
+        ("{}", format!("1:1: the file is an object that is not a list of endpoints ({SHAPES})")),
         (
             "{\"kind\":\"Pod\"}",
-            "1:1: an object of the kind \"Pod\" is no list of endpoints (take kubectl get endpointslices -l \
+            "1:1: an object of kind \"Pod\" is not a list of endpoints (use the output of kubectl get endpointslices -l \
              kubernetes.io/service-name=NAME -o json)"
                 .to_owned(),
         ),
         (
             "{\"kind\":\"EndpointSlice\",\"cluster_name\":\"users\"}",
-            "1:1: the file is an object of Kubernetes and one of Envoy (write one of them)".to_owned(),
+            "1:1: the file is both a Kubernetes object and an Envoy object (write one of them)".to_owned(),
         ),
         ("{\"cluster_name\":\"users\"}", EMPTY.to_owned()),
         ("[\"10.0.0.1:1\"] [\"10.0.0.2:1\"]", "1:16: trailing characters (if it is YAML, let its name end in .yaml)".to_owned()),
@@ -654,7 +660,7 @@ fn what_is_no_list_is_refused_with_what_would_be() {
         ("[{\"AggregatedStatus\":\"passing\",\"Service\":{}}]", OF_CONSUL.to_owned()),
         (
             &of_consul("\"Service\":\"a\",\"Port\":1"),
-            "1:2: an instance without an address (write Service.Address)".to_owned(),
+            "1:2: an instance has no address (write Service.Address)".to_owned(),
         ),
         (
             &of_consul("\"Address\":\"users\""),
@@ -671,7 +677,7 @@ fn what_is_no_list_is_refused_with_what_would_be() {
         (
             "[{\"Node\":{\"Address\":\"10.0.0.1\"},\"Service\":{\"Service\":\"a\",\"Port\":1}},\n\
              {\"Node\":{},\"Service\":{\"Service\":\"b\"}}]",
-            "2:1: an instance of service \"b\", and the one on line 1 is of \"a\" (write the instances of one service)".to_owned(),
+            "2:1: an instance belongs to service \"b\", but the one on line 1 to \"a\" (write the instances of one service)".to_owned(),
         ),
         (
             "{\"resources\":[{},\n{}]}",
@@ -679,17 +685,17 @@ fn what_is_no_list_is_refused_with_what_would_be() {
         ),
         (
             "{\"resources\":[{\"@type\":\"type.googleapis.com/envoy.config.cluster.v3.Cluster\"}]}",
-            "1:15: a resource of the type \"type.googleapis.com/envoy.config.cluster.v3.Cluster\" (write \
+            "1:15: the resource has the type \"type.googleapis.com/envoy.config.cluster.v3.Cluster\" (write \
              \"type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment\")"
                 .to_owned(),
         ),
         (
             &of_envoy("{\"endpoint\":{\"address\":{\"pipe\":{\"path\":\"/x\"}}}}"),
-            format!("2:1: an endpoint without a socket_address with a port_value ({SOCKET})"),
+            format!("2:1: an endpoint has no socket_address with a port_value ({SOCKET})"),
         ),
         (
             &of_envoy("{\"load_balancing_weight\":-1}"),
-            "2:28: \"-1\" is no whole number below 2^32".to_owned(),
+            "2:28: \"-1\" is not a whole number below 2^32".to_owned(),
         ),
     ];
     for (text, expected) in cases {
@@ -700,7 +706,7 @@ fn what_is_no_list_is_refused_with_what_would_be() {
 #[test]
 fn yaml_that_json_cannot_say_is_refused() {
     let cases = [
-        ("- targets: [10.0.0.1:1]\n  targets: [10.0.0.2:1]\n", "2:3: key \"targets\" is there twice"),
+        ("- targets: [10.0.0.1:1]\n  targets: [10.0.0.2:1]\n", "2:3: key \"targets\" appears twice"),
         (
             "- targets: [10.0.0.1:1]\n  labels: !secret {a: b}\n",
             "2:11: tag \"!secret\" is not read (leave it out)",
@@ -717,7 +723,7 @@ fn yaml_that_json_cannot_say_is_refused() {
             "- targets: [10.0.0.1:1]\n\tlabels: {}\n",
             "2:2: tabs disallowed within this context (block indentation)",
         ),
-        ("- targets: &a [10.0.0.1:1, *a]\n", "1:28: an alias stands within what it names"),
+        ("- targets: &a [10.0.0.1:1, *a]\n", "1:28: an alias is inside the value that it names"),
         ("- targets: &t [10.0.0.1:1]\n- targets: *t\n", "2:12: address 10.0.0.1:1 is already on line 1"),
         ("- targets: *a\n", "1:12: while parsing node, found unknown anchor"),
         ("- ? [a]\n  : b\n", "1:5: a key must be a scalar (write a name)"),
@@ -780,22 +786,22 @@ fn what_repeats_or_nests_without_end_is_refused() {
     let tenfold = |(name, of): (&str, &str)| format!("{name}: &{name} [{}]\n", [of; 10].join(","));
     let laughs = [("a", "x"), ("b", "*a"), ("c", "*b"), ("d", "*c"), ("e", "*d"), ("f", "*e"), ("g", "*f")];
     let too_long =
-        "the file says more than 8388608 bytes, with what its aliases repeat (write fewer aliases)";
+        "the file is longer than 8388608 bytes once its aliases are expanded (write fewer aliases)";
     let cases = [
         (laughs.map(tenfold).concat(), format!("7:8: {too_long}")),
         (fill("-\n"), format!("1677723:2: {too_long}")),
         (
             format!("- [{}", &fill("1,")[4..]),
-            "1:262147: the file has more than 131072 commas and brackets (write it as JSON, or in lines)"
+            "1:262147: the file has more than 131072 commas and brackets (write it as JSON, or as block YAML)"
                 .to_owned(),
         ),
         (
             format!("- [{}", &fill("a:,")[6..]),
-            "1:393219: the file has more than 131072 commas and brackets (write it as JSON, or in lines)"
+            "1:393219: the file has more than 131072 commas and brackets (write it as JSON, or as block YAML)"
                 .to_owned(),
         ),
         (fill("- "), "1:129: more than 64 lists and mappings are nested".to_owned()),
-        (fill("a: &b c\n"), "2:1: key \"a\" is there twice".to_owned()),
+        (fill("a: &b c\n"), "2:1: key \"a\" appears twice".to_owned()),
         (format!("- {}", "[".repeat(100_000)), "1:258: recursion limit exceeded".to_owned()),
         (
             fill("[{\"a\":"),

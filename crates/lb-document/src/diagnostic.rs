@@ -239,7 +239,7 @@ impl<'t> DiagnosticCollector<'t> {
     /// All faults, in the order of the file.
     pub fn finish<T>(mut self, value: Option<T>) -> Result<T, Diagnostics> {
         if self.faults.is_empty() {
-            return Ok(value.expect("a reader that returns nothing has reported why"));
+            return Ok(value.expect("a reader without a result has reported a fault"));
         }
         self.faults.sort_by_key(|fault| fault.span.start);
         Err(Diagnostics { list: self.faults, left_off: self.left_off })

@@ -31,8 +31,8 @@ pub fn hosts(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<Strin
 fn read(item: &Item<'_>, named: &NameRule, report: &mut DiagnosticCollector<'_>) -> Vec<String> {
     let Some(items) = item.list(report) else { return Vec::new() };
     if items.len() > MAX_NAMES {
-        let message = format!("{} names {} {}s", item.name(), items.len(), named.what);
-        report.add(item.span(), message, format!("name {MAX_NAMES} at most"));
+        let message = format!("{} has {} {}s", item.name(), items.len(), named.what);
+        report.add(item.span(), message, format!("write at most {MAX_NAMES}"));
         return Vec::new();
     }
     let mut unique = Unique::default();

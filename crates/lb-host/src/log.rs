@@ -34,7 +34,7 @@ pub fn init(is_json: bool, colour: bool) {
         (false, false) => log.with_ansi(colour).finish().with(targets).init(),
     }
     for part in wrong {
-        warn!(part, "RUST_LOG has a part that is no level and no target with a level; ignored");
+        warn!(part, "ignoring a part of RUST_LOG that is neither a level nor TARGET=LEVEL");
     }
 }
 

@@ -34,13 +34,16 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
         match std::fs::symlink_metadata(path) {
             Ok(metadata) if metadata.file_type().is_socket() => {
                 if is_answered(path)? {
-                    let text = "another socklb answers there: stop it, or name another directory with --run";
+                    let text = "another socklb process answers on it: stop that process, or name another directory with --run";
                     return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
                 }
                 std::fs::remove_file(path)?;
             }
             Ok(_) => {
-                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "what lies there is not a socket"));
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "a file that is not a socket has this path",
+                ));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),

@@ -33,7 +33,7 @@ pub enum StoreError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
     /// The file is longer than the caller's limit, in bytes.
-    #[error("{} is larger than {} KiB, more than anything that is valid there needs", .0.display(), .1 >> 10)]
+    #[error("{} is larger than {} KiB, the limit for a valid file", .0.display(), .1 >> 10)]
     TooLarge(PathBuf, u64),
     /// The file cannot be written. The content that was stored before stays.
     #[error("cannot write {}", path.display())]
@@ -94,7 +94,7 @@ impl StateDirectory {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
-                let text = format!("another process writes in {} now", directory.display());
+                let text = format!("another process is writing in {}", directory.display());
                 return Err(fail(io::Error::new(io::ErrorKind::WouldBlock, text)));
             }
             Err(error) => return Err(fail(error.into())),
@@ -210,12 +210,12 @@ mod tests {
             set_mode(&store.path(path), bad);
             let error = error_of(store.read("load/factors", 9));
             assert!(
-                error.contains("may be written by others") && error.contains("--state"),
+                error.contains("is writable by other users") && error.contains("--state"),
                 "{path}: {error}"
             );
             if path != "load/factors" {
                 assert!(
-                    error_of(store.write("load/factors", &[b"other"])).contains("may be written by others")
+                    error_of(store.write("load/factors", &[b"other"])).contains("is writable by other users")
                 );
             }
             set_mode(&store.path(path), good);
@@ -288,6 +288,6 @@ mod tests {
         fs::remove_dir(store.path("factors.new")).unwrap();
         let lock = File::open(store.path("")).unwrap();
         rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
-        assert!(error_of(store.write("factors", &[b"other"])).contains("another process writes in"));
+        assert!(error_of(store.write("factors", &[b"other"])).contains("another process is writing in"));
     }
 }

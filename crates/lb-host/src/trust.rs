@@ -22,7 +22,7 @@ const STICKY: u32 = 0o1000;
 pub enum Untrusted {
     /// The directory belongs to another user, who could replace its content.
     #[error(
-        "{} belongs to user {owner}, who could replace what socklb keeps there: `chown {user} {}`, or name another \
+        "{} belongs to user {owner}, who could replace the files that socklb stores there: `chown {user} {}`, or name another \
          directory with {flag}",
         path.display(), path.display()
     )]
@@ -36,7 +36,7 @@ pub enum Untrusted {
     },
     /// Other users may write to the directory.
     #[error(
-        "{} may be written by others (mode {:04o}): `chmod go-w {}`, or name another directory with {flag}",
+        "{} is writable by other users (mode {:04o}): `chmod go-w {}`, or name another directory with {flag}",
         path.display(), mode & 0o7777, path.display()
     )]
     Writable {
@@ -53,7 +53,7 @@ pub enum Untrusted {
     StoredLink(PathBuf),
     /// The daemon runs as a user that is not trusted.
     #[error(
-        "the daemon at {} runs as user {user}, which is neither root nor the owner of {}: it is not believed",
+        "the daemon at {} runs as user {user}, which is neither root nor the owner of {}; its answers are not trusted",
         socket.display(), pins.display()
     )]
     Daemon {
@@ -64,7 +64,7 @@ pub enum Untrusted {
         pins: PathBuf,
     },
     /// The owner and mode cannot be read.
-    #[error("cannot tell whose {} is", path.display())]
+    #[error("cannot read the owner and mode of {}", path.display())]
     Unseen { path: PathBuf, source: io::Error },
 }
 
@@ -184,7 +184,7 @@ mod tests {
             let found = check_directory(&path, "--run").map_err(|error| error.to_string());
             let path = path.display();
             let refusal = format!(
-                "{path} may be written by others (mode {mode:04o}): `chmod go-w {path}`, or name another directory with \
+                "{path} is writable by other users (mode {mode:04o}): `chmod go-w {path}`, or name another directory with \
                  --run"
             );
             assert_eq!(found, if expected { Ok(()) } else { Err(refusal) });

@@ -145,7 +145,7 @@ async fn respond(
     let response = if request.body().is_end_stream() {
         TowerToHyperService::new(router).call(request).await?
     } else {
-        (StatusCode::PAYLOAD_TOO_LARGE, "a request has no body here").into_response()
+        (StatusCode::PAYLOAD_TOO_LARGE, "a request must not have a body").into_response()
     };
     if response.body().is_end_stream() {
         activity.enter(ConnectionPhase::Reading);

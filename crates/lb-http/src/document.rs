@@ -171,7 +171,7 @@ impl hyper::body::Body for DocumentBody {
         if let Self::Awaited(document, form) = &mut *self {
             let form = *form;
             let Ok(document) = ready!(Pin::new(document).poll(context)) else {
-                return Poll::Ready(Some(Err(io::Error::other("the answer could not be made"))));
+                return Poll::Ready(Some(Err(io::Error::other("the answer could not be produced"))));
             };
             *self = Self::Begun(Unpacked::of(document, form));
         }

@@ -88,7 +88,7 @@ pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize)
             accepted = listener.next(), if hall.has_room() => match accepted {
                 Ok(stream) => {
                     if pause.take().is_some() {
-                        info!("connections are accepted again");
+                        info!("accepting connections again");
                     }
                     let peer = L::peer(&stream);
                     hall.admit(stream, peer);
@@ -96,7 +96,7 @@ pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize)
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
                     if pause.is_none() {
-                        warn!(%error, "no connection can be accepted; trying again with a growing pause");
+                        warn!(%error, "cannot accept connections; retrying with a growing pause");
                     }
                     let next = pause.map_or(FIRST_PAUSE, |last: Duration| LONGEST_PAUSE.min(2 * last));
                     pause = Some(next);

@@ -33,9 +33,9 @@ const PLACE_SHOWN: usize = 200;
 /// Why a probe failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    #[error("its answer's head is longer than {} KiB", HEAD_BYTES >> 10)]
+    #[error("the head of the answer is longer than {} KiB", HEAD_BYTES >> 10)]
     LongHead,
-    #[error("it sends more than {MAX_INFORMATIONAL} informational answers (1xx)")]
+    #[error("the server sent more than {MAX_INFORMATIONAL} informational answers (1xx)")]
     Informational,
     /// There is no answer, or it is not HTTP.
     #[error(transparent)]
@@ -44,10 +44,10 @@ pub enum ProbeError {
     #[error(transparent)]
     Request(#[from] axum::http::Error),
     /// The answer's status is not from 200 to 299.
-    #[error("it answers {0}")]
+    #[error("the server answered {0}")]
     Status(StatusCode),
     /// The status of a redirect, and its target.
-    #[error("it answers {0}, to {1:?}, which is not followed")]
+    #[error("the server answered {0}, to {1:?}; redirects are not followed")]
     Redirect(StatusCode, String),
 }
 
@@ -178,14 +178,14 @@ mod tests {
             (b"HTTP/1.1 299 Odd\r\n\r\n", Ok(())),
             // The body never arrives, and the probe does not wait for it.
             (b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n", Ok(())),
-            (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", Err("it answers 503 Service Unavailable")),
+            (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", Err("the server answered 503 Service Unavailable")),
             (
                 b"HTTP/1.1 302 Found\r\nlocation: /login\r\n\r\n",
-                Err("it answers 302 Found, to \"/login\", which is not followed"),
+                Err("the server answered 302 Found, to \"/login\"; redirects are not followed"),
             ),
             (
                 b"HTTP/1.1 301 Moved Permanently\r\n\r\n",
-                Err("it answers 301 Moved Permanently, to \"nowhere\", which is not followed"),
+                Err("the server answered 301 Moved Permanently, to \"nowhere\"; redirects are not followed"),
             ),
             (b"", Err("connection closed before message completed")),
             (b"SSH-2.0-OpenSSH\r\n\r\n", Err("invalid HTTP version parsed")),

@@ -1,7 +1,7 @@
-//! The last good lists, stored on disk for a start without their files.
+//! The last good lists, stored on disk for a start at which endpoint files cannot be used.
 //!
-//! A list that was cut off is a shorter list, and a start with it would drop backends. So a stored
-//! list is used only if its end is intact.
+//! A stored list may have been truncated. A truncated list is a valid but shorter list, and a start
+//! with it would drop backends. So a stored list is used only if its end is intact.
 
 use std::io;
 use std::path::Path;
@@ -11,31 +11,31 @@ use lb_host::store::{StateDirectory, StoreError};
 
 use crate::source::{self, SourceError};
 
-/// The end of a list that was written whole. JSON needs no more than its last bracket.
+/// The end of a list that was written completely. In JSON, the closing bracket shows this.
 const END_OF_TOML: &[u8] = b"\n# socklb: the list is complete\n";
 
-/// The last line of a stored list.
+/// The bytes that are added to the end of a list when it is stored.
 fn end(text: &[u8]) -> &'static [u8] {
     if endpoints::is_json(text) { b"" } else { END_OF_TOML }
 }
 
-/// Whether the text of a stored list is whole.
+/// Whether the text of a stored list is complete.
 pub fn is_whole(text: &[u8]) -> bool {
     text.ends_with(end(text))
 }
 
-/// Reads a stored list, at a path two levels below the state's directory.
+/// Reads a stored list. Its path is two levels below the state directory.
 ///
 /// # Errors
-/// If it cannot be read whole, or other users may write to it or to the directory of the state.
+/// If it cannot be read completely, or other users may write to it or to the state directory.
 pub fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
     read_at_most(path, source::MAX_BYTES)
 }
 
-/// As [`read`], for a file of at most `most` bytes.
+/// Like [`read`], for a file of at most `most` bytes.
 ///
 /// # Errors
-/// As [`read`].
+/// The same as for [`read`].
 pub fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
     let (store, name) = place(path);
     match store.read(name, most) {
@@ -49,17 +49,17 @@ pub fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
     }
 }
 
-/// The store of a file, and the file's path in it.
+/// The state directory of a file, and the file's path in it.
 pub fn place(path: &Path) -> (StateDirectory, &Path) {
     let root = path.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
     (StateDirectory::at(root), path.strip_prefix(root).unwrap_or(path))
 }
 
-/// Stores a list. Fails if another process is storing a list in the directory; then the caller has
-/// to retry.
+/// Stores a list. Fails if another process is storing a list in the same directory; the caller has
+/// to retry then.
 ///
 /// # Errors
-/// If it cannot be written; the list that was stored before stays.
+/// If the list cannot be written. The list that was stored before stays.
 pub fn keep(path: &Path, text: &[u8]) -> Result<(), StoreError> {
     let end = end(text);
     let is_kept = |kept: Vec<u8>| kept.strip_suffix(end).is_some_and(|kept| kept == text);
@@ -70,7 +70,7 @@ pub fn keep(path: &Path, text: &[u8]) -> Result<(), StoreError> {
     store.write(name, &[text, end])
 }
 
-/// The content of a stored list with this text.
+/// The content of the stored file of a list with this text.
 #[cfg(test)]
 pub fn whole(text: &[u8]) -> Vec<u8> {
     [text, end(text)].concat()
@@ -99,7 +99,7 @@ mod tests {
         let json = folder.path().join("last-good/users.json");
         keep(&json, b"[]").unwrap();
         assert_eq!(fs::read(&json).unwrap(), b"[]");
-        // The text decides, not the name.
+        // The text decides on the format, not the name of the file.
         keep(&toml, b"[{}]").unwrap();
         assert_eq!(fs::read(&toml).unwrap(), b"[{}]");
         keep(&toml, b"list").unwrap();
@@ -135,8 +135,8 @@ mod tests {
             keep(&source.last_good, text.as_bytes()).unwrap();
             let kept = fs::read(&source.last_good).unwrap();
             assert_eq!(read(&source.last_good, &kept), Ok(list), "{text}");
-            // If a disk loses the end of it, the list is refused rather than shorter; only the last
-            // end of line may be missing.
+            // If a disk loses the end of the file, the list is rejected, not used as a shorter
+            // list. Only the last line feed may be missing.
             let end = String::from_utf8_lossy(&kept).trim_end().len();
             for cut in 0..end {
                 assert!(read(&source.last_good, &kept[..cut]).is_err(), "{cut} of {text}");
@@ -152,8 +152,8 @@ mod tests {
         keep(&path, b"list").unwrap();
         read(&path).unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("may be written by others"));
-        assert!(keep(&path, b"other").unwrap_err().to_string().contains("may be written by others"));
+        assert!(read(&path).unwrap_err().to_string().contains("is writable by other users"));
+        assert!(keep(&path, b"other").unwrap_err().to_string().contains("is writable by other users"));
         assert!(fs::read(&path).unwrap().starts_with(b"list"));
     }
 
@@ -174,7 +174,7 @@ mod tests {
                             Ok(()) => {}
                             Err(error) => {
                                 let error = crate::error::chain(&error);
-                                assert!(error.contains("another process writes in"), "{error}");
+                                assert!(error.contains("another process is writing in"), "{error}");
                             }
                         }
                         let kept = fs::read(path).unwrap();

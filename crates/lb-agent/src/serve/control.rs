@@ -200,8 +200,9 @@ fn optional(text: Option<String>) -> Result<Option<Name>, QueryRefusal> {
 }
 
 fn readiness_word(text: &str) -> Result<lb_report::wire::Readiness, QueryRefusal> {
-    let refused =
-        || QueryRefusal::Wrong(format!("{text:?} is not a readiness: write ready, lame-duck, down or unknown"));
+    let refused = || {
+        QueryRefusal::Wrong(format!("unknown readiness {text:?}: write ready, lame-duck, down or unknown"))
+    };
     readiness_of(text).ok_or_else(refused)
 }
 
@@ -209,7 +210,8 @@ impl Desk {
     /// Sends a request to the event loop, if this peer has permission.
     async fn take(&self, peer: PeerOfIt, verb: Result<Verb, QueryRefusal>) -> Response {
         let Some(Extension(peer)) = peer else {
-            return (StatusCode::FORBIDDEN, "the kernel did not report the user of this connection").into_response();
+            return (StatusCode::FORBIDDEN, "the kernel did not report the user of this connection")
+                .into_response();
         };
         if !self.may(&peer) {
             warn!(user = peer.user, process = peer.process, "refused a request: this user has no permission");

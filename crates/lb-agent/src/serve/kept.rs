@@ -181,10 +181,7 @@ impl Writer {
             let fault = result.as_ref().err().map(|error| chain(error));
             let mut known = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(error) = fault.as_ref().filter(|_| *known != fault) {
-                warn!(
-                    error,
-                    "cannot save the lame-duck list; an agent restart would lose it; retrying"
-                );
+                warn!(error, "cannot save the lame-duck list; an agent restart would lose it; retrying");
             }
             *known = fault;
             drop(known);

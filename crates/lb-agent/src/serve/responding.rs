@@ -240,12 +240,11 @@ impl Work for Attaching {
             Ok(more) => Some(format!(
                 "the interfaces of [xdp] have {more} addresses too many: the kernel answers at {MAX_ADDRESSES} at most"
             )),
-            Err(error) => Some(format!("cannot set the addresses at which the kernel answers: {}", chain(&error))),
+            Err(error) => Some(format!("cannot set the kernel's answering addresses: {}", chain(&error))),
         };
         let not_told = responder.set_stations(&named).err();
         let error = error.or_else(|| {
-            not_told
-                .map(|error| format!("cannot set the hardware addresses for the kernel's answers: {}", chain(&error)))
+            not_told.map(|error| format!("cannot set the kernel's hardware addresses: {}", chain(&error)))
         });
         let id = responder.id();
         Found { interfaces: attach_to(place, all, id, |to, modes| responder.attach(to, modes)), error }
@@ -265,7 +264,10 @@ impl Work for Attaching {
                     );
                 }
                 Err(why) => {
-                    warn!(interface = one.name, "only the agent's socket answers requests on this interface: {why}");
+                    warn!(
+                        interface = one.name,
+                        "only the agent's socket answers requests on this interface: {why}"
+                    );
                 }
             }
         }

@@ -251,7 +251,8 @@ fn has_a_key(configured: Option<&Keys<BackendKey>>, given: &Keys<BackendKey>) ->
 
 fn no_registration() -> QueryRefusal {
     QueryRefusal::Absent(
-        "there is no such registration: the agent has restarted, or the program did not renew it in time".to_owned(),
+        "there is no such registration: the agent has restarted, or the program did not renew it in time"
+            .to_owned(),
     )
 }
 

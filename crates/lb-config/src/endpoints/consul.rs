@@ -96,7 +96,7 @@ fn entry(
     // An instance without an address has the address of its node.
     let is_named = |raw: &&RawValue| !matches!(raw.get(), "\"\"" | "null");
     let Some(raw) = service.address.filter(is_named).or(node.address) else {
-        report.add_absent(value.span(), "an instance without an address", "write Service.Address".to_owned());
+        report.add_absent(value.span(), "an instance has no address", "write Service.Address".to_owned());
         return None;
     };
     let address = value.of_key("address", raw);

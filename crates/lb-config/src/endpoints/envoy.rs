@@ -140,7 +140,7 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::
     let number = whole(&text, u32::MAX);
     number
         .map(Some)
-        .ok_or_else(|| D::Error::custom(format!("{} is no whole number below 2^32", quote(&text))))
+        .ok_or_else(|| D::Error::custom(format!("{} is not a whole number below 2^32", quote(&text))))
 }
 
 /// A whole number up to `max`, which may be written as 7.0.
@@ -171,7 +171,7 @@ pub fn read(
     let (used, spare): (Vec<_>, Vec<_>) =
         groups.into_iter().partition(|(priority, _)| Some(*priority) == first);
     for entry in spare.iter().flat_map(|(_, found)| &found.entries) {
-        left_out.add("of a priority that comes later", shown(entry.0.address));
+        left_out.add("Envoy uses a higher priority first", shown(entry.0.address));
     }
     left_out.tell(notes);
     let used: Vec<WeightedLocality> = used.into_iter().map(|(_, found)| found).collect();
@@ -222,7 +222,7 @@ fn resource<'t>(root: &JsonValue<'t>, report: &mut DiagnosticCollector<'_>) -> O
     };
     let Resource { of_type } = resource.read(report)?;
     if of_type.rsplit('/').next() != Some(TYPE) {
-        let message = format!("a resource of the type {}", quote(&of_type));
+        let message = format!("the resource has the type {}", quote(&of_type));
         report.add(resource.span(), message, format!("write \"type.googleapis.com/{TYPE}\""));
         return None;
     }
@@ -239,7 +239,7 @@ fn endpoint(
     let address = endpoint.and_then(|endpoint| endpoint.address).and_then(|address| address.socket_address);
     let Some(SocketAddress { address: Some(raw), port_value: Some(port) }) = address else {
         let help = "write \"socket_address\": {\"address\": \"10.0.0.1\", \"port_value\": 8080}".to_owned();
-        report.add_absent(value.span(), "an endpoint without a socket_address with a port_value", help);
+        report.add_absent(value.span(), "an endpoint has no socket_address with a port_value", help);
         return None;
     };
     let Ok(port) = u16::try_from(port) else {
@@ -307,7 +307,7 @@ fn weighted(found: Vec<WeightedLocality>, notes: &mut Vec<String>) -> Vec<ListEn
     let is_whole = weights.iter().all(|(_, weight)| (weight - weight.round()).abs() < 1e-6);
     let scale = if is_whole && largest <= MOST { 1.0 } else { MOST / largest };
     if largest > MOST {
-        notes.push(format!("weights are scaled to {MOST}, the largest that there is"));
+        notes.push(format!("weights are scaled so that the largest is {MOST}, the maximum"));
     }
     let entry = |(entry, weight): (ListEntry, f64)| {
         let least = if weight > 0.0 { 1.0 } else { 0.0 };

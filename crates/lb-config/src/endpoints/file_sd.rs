@@ -65,7 +65,7 @@ pub fn groups(
     for (label, name) in LABELS.into_iter().enumerate() {
         if let Some(why) = why_ignored(&groups, label, report) {
             groups.iter_mut().for_each(|group| group.plain[label] = None);
-            notes.push(format!("label {name} is ignored: {why}; a label {PREFIX}{name} is heeded"));
+            notes.push(format!("label {name} is ignored: {why}; write a label {PREFIX}{name} instead"));
         }
     }
     groups.iter().flat_map(|group| group.entries(report)).collect()
@@ -98,15 +98,18 @@ fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &DiagnosticColl
         let mut labels = Labels::default();
         match (LABELS[label], group.targets.len(), labels.take(label, text)) {
             (_, _, Err((message, _))) => return Some(format!("{message} on line {}", report.line(span))),
-            ("index", 2.., Ok(())) => return Some(format!("{} is of {} targets", at(), group.targets.len())),
+            ("index", 2.., Ok(())) => return Some(format!("{} has {} targets", at(), group.targets.len())),
             ("index", _, Ok(())) if !indexes.insert(labels.index) => {
-                return Some(format!("{} is there twice", at()));
+                return Some(format!("{} appears twice", at()));
             }
             (_, _, Ok(())) => {}
         }
     }
     let (without, with) = without.zip(with).filter(|_| LABELS[label] == "index")?;
-    Some(format!("the target on line {} has none, and there is {with}", report.line(&without.span())))
+    Some(format!(
+        "the target on line {} has no such label, but there is {with}",
+        report.line(&without.span())
+    ))
 }
 
 impl<'t> TargetGroup<'t> {
@@ -342,7 +345,7 @@ mod tests {
         }
         let other = parse("{\"Node\": 1}").unwrap_err().to_string();
         assert!(
-            other.starts_with("targets:1:1: the file is an object that is no list of endpoints"),
+            other.starts_with("targets:1:1: the file is an object that is not a list of endpoints"),
             "{other}"
         );
         for toml in ["[[endpoint]]\naddress = '10.0.0.1:1'", "[ [ endpoint ] ]", "endpoint = []", "# [{"] {
@@ -362,7 +365,7 @@ mod tests {
                 "[{\n\"target\": [], \"targets\": []}]",
                 "2:1: unknown key \"target\" in a group (did you mean targets? known keys: targets, labels)",
             ),
-            ("[{\"targets\": [], \"targets\": []}]", "1:18: key \"targets\" is there twice"),
+            ("[{\"targets\": [], \"targets\": []}]", "1:18: key \"targets\" appears twice"),
             ("[\n{\"targets\": [],}]", "2:16: key must be a string"),
             ("[{\"targets\": [\"10.0.0.1:80\"]", "1:28: the file ends while parsing an object"),
             ("[] x", "1:4: trailing characters"),
@@ -416,7 +419,7 @@ mod tests {
         );
         check(
             "[{\"targets\": [\"10.0.0.1:1\"], \"labels\": {\"socklb_index\": \"1\"}},\n{\"targets\": [\"10.0.0.1:2\"]}]",
-            "e.json:2:14: endpoint 10.0.0.1:2 has no index, but the one on line 1 has (give every endpoint an index, \
+            "e.json:2:14: endpoint 10.0.0.1:2 has no index, but the endpoint on line 1 has one (give every endpoint an index, \
              or none)",
         );
     }
@@ -470,32 +473,32 @@ mod tests {
             (
                 [r#""state":"running","weight":"2""#, r#""state":"lame-duck","weight":"3""#],
                 [(by_address[0], 2, HEALTHY), (by_address[1], 3, HEALTHY)],
-                "label state is ignored: unknown state \"running\" on line 1; a label socklb_state is heeded",
+                "label state is ignored: unknown state \"running\" on line 1; write a label socklb_state instead",
             ),
             (
                 [r#""weight":"1.0""#, r#""weight":"2""#],
                 [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
-                "label weight is ignored: weight is \"1.0\" on line 1; a label socklb_weight is heeded",
+                "label weight is ignored: weight is \"1.0\" on line 1; write a label socklb_weight instead",
             ),
             (
                 [r#""index":"node-3""#, r#""index":"4""#],
                 [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
-                "label index is ignored: index is \"node-3\" on line 1; a label socklb_index is heeded",
+                "label index is ignored: index is \"node-3\" on line 1; write a label socklb_index instead",
             ),
             (
                 [r#""index":"4""#, r#""index":"4""#],
                 [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
-                "label index is ignored: \"4\" on line 2 is there twice; a label socklb_index is heeded",
+                "label index is ignored: \"4\" on line 2 appears twice; write a label socklb_index instead",
             ),
             (
                 [r#""index":"4""#, r#""index":"04""#],
                 [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
-                "label index is ignored: \"04\" on line 2 is there twice; a label socklb_index is heeded",
+                "label index is ignored: \"04\" on line 2 appears twice; write a label socklb_index instead",
             ),
             (
                 [r#""index":"4""#, ""],
                 [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
-                "label index is ignored: the target on line 2 has none, and there is \"4\" on line 1; a label socklb_index is heeded",
+                "label index is ignored: the target on line 2 has no such label, but there is \"4\" on line 1; write a label socklb_index instead",
             ),
         ];
         for (labels, expected, note) in cases {

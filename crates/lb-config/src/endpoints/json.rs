@@ -209,7 +209,7 @@ impl<'t> JsonValue<'t> {
             let key = Self { raw: key, ..*self };
             let name = key.text_of("a key", report)?;
             if !names.insert(name.clone()) {
-                report.add(key.span(), format!("key {} is there twice", quote(&name)), None);
+                report.add(key.span(), format!("key {} appears twice", quote(&name)), None);
             }
             members.push((JsonKey { name, span: key.span() }, Self { raw, ..*self }));
         }
@@ -234,8 +234,11 @@ impl<'t> JsonValue<'t> {
         let ip = text.parse().ok();
         if ip.is_none() {
             let is_name = text.bytes().any(|byte| byte.is_ascii_alphabetic()) && !text.contains(':');
-            let why =
-                if is_name { "is a host name, and names are not resolved yet" } else { "is no IP address" };
+            let why = if is_name {
+                "is a host name, and names are not resolved yet"
+            } else {
+                "is not an IP address"
+            };
             report.add(
                 self.span(),
                 format!("{} {} {why}", self.name, quote(&text)),

@@ -82,28 +82,28 @@ pub fn read(
     };
     let kind = marks.kind().filter(|kind| is_object || kind == slices::KIND);
     let entries = if kind.is_some() && marks.is_of_envoy() {
-        refuse("the file is an object of Kubernetes and one of Envoy".to_owned(), "write one of them")
+        refuse("the file is both a Kubernetes object and an Envoy object".to_owned(), "write one of them")
     } else if let Some(kind) = kind {
         return match &*kind {
             slices::KIND | "EndpointSliceList" | "List" => slices::read(root, reading, report, notes),
             kind => refuse(
-                format!("an object of the kind {} is no list of endpoints", quote(kind)),
-                "take kubectl get endpointslices -l kubernetes.io/service-name=NAME -o json",
+                format!("an object of kind {} is not a list of endpoints", quote(kind)),
+                "use the output of kubectl get endpointslices -l kubernetes.io/service-name=NAME -o json",
             ),
         };
     } else if is_object && marks.is_of_envoy() {
         envoy::read(root, marks.resources, report, notes)
     } else if is_object {
         refuse(
-            "the file is an object that is no list of endpoints".to_owned(),
-            "take a list of addresses or of groups of targets, what Consul answers to /v1/health/service, EndpointSlices of Kubernetes, \
+            "the file is an object that is not a list of endpoints".to_owned(),
+            "write a list of addresses or of groups of targets, Consul's answer to /v1/health/service, EndpointSlices of Kubernetes, \
              or a ClusterLoadAssignment of Envoy",
         )
     } else if marks.service && marks.node && !marks.targets {
         consul::read(root, report, notes)
     } else if marks.service_address || marks.aggregated_status {
-        let message = "this is what Consul answers to /v1/catalog/service or /v1/agent/health";
-        refuse(message.to_owned(), "take the answer to /v1/health/service, with nodes and checks")
+        let message = "this is Consul's answer to /v1/catalog/service or /v1/agent/health";
+        refuse(message.to_owned(), "use the answer to /v1/health/service, with nodes and checks")
     } else if first.kind() == "a string" {
         file_sd::addresses(&elements, report)
     } else {
@@ -171,7 +171,8 @@ impl OneService {
         let is_same = *first == service;
         if !is_same {
             let (name, first) = (quote(service), quote(first));
-            let message = format!("{} of service {name}, and the one on line {at} is of {first}", part.name);
+            let message =
+                format!("{} belongs to service {name}, but the one on line {at} to {first}", part.name);
             report.add(part.span(), message, help.to_owned());
         }
         is_same

@@ -130,7 +130,7 @@ pub fn read(
     let numbers: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
     if stems.len() > 1 || numbers.len() < entries.len() {
         if !numbers.is_empty() {
-            notes.push("host names give no indexes: they are not all those of one StatefulSet".to_owned());
+            notes.push("host names give no indexes: they do not all belong to one StatefulSet".to_owned());
         }
         entries.iter_mut().for_each(|entry| entry.index = Index::Absent);
     }
@@ -161,11 +161,11 @@ impl EndpointSliceReader<'_> {
         let version = slice.api_version.as_ref().or(self.version.as_ref());
         let help = || format!("write an {KIND} of {VERSION}");
         if kind != KIND {
-            report.add(value.span(), format!("an item of the kind {}", quote(kind)), help());
+            report.add(value.span(), format!("an item has the kind {}", quote(kind)), help());
             return None;
         }
         if let Some(version) = version.filter(|version| *version != VERSION) {
-            report.add(value.span(), format!("a slice of version {}", quote(version)), help());
+            report.add(value.span(), format!("a slice has the version {}", quote(version)), help());
             return None;
         }
         let ObjectMeta { name, namespace, labels } = slice.metadata.unwrap_or_default();
@@ -230,7 +230,7 @@ impl EndpointSliceReader<'_> {
                 let ports = meant.iter().map(|(port, name)| format!("{port} ({name})"));
                 let message = format!("a slice has the ports {}", some_of(ports));
                 let help =
-                    "write which is meant beside file, as in { file = \"users.json\", port_name = \"http\" }";
+                    "name one of them beside file, as in { file = \"users.json\", port_name = \"http\" }";
                 report.add(value.span(), message, help.to_owned());
             }
         }

@@ -100,7 +100,7 @@ fn a_list_without_indexes_is_refused_where_indexes_are_places() {
     let fault = check_indexes(&without, Some(Algorithm::Aperture), Path::new("e.toml")).unwrap_err();
     assert_eq!(
         fault.to_string(),
-        "e.toml:1:1: the endpoints have no indexes, and algorithm \"aperture\" goes by their places (give every endpoint an \
+        "e.toml:1:1: the endpoints have no indexes, which algorithm \"aperture\" needs (give every endpoint an \
          index, or write algorithm = \"rocksteadier\")"
     );
     assert_eq!(check_indexes(&without, Subset::All.needs_indexes(), Path::new("e.toml")), Ok(()));
@@ -184,7 +184,7 @@ fn a_bad_entry_names_the_value_and_what_is_right() {
          e.toml:4:10: weight is 70000 (write 0 to 65535)\n\
          e.toml:5:9: unknown state \"drain\" (did you mean lame-duck? write \"healthy\" or \"lame-duck\" or \"down\")\n\
          e.toml:6:8: zone must be a string, not a whole number\n\
-         e.toml:8:11: endpoint 10.0.0.1:0 has no index, but the one on line 3 has (give every endpoint an index, \
+         e.toml:8:11: endpoint 10.0.0.1:0 has no index, but the endpoint on line 3 has one (give every endpoint an index, \
          or none)\n\
          e.toml:8:11: address 10.0.0.1:0 is already on line 2\n\
          e.toml:8:11: 10.0.0.1:0 cannot be connected to: port 0\n\
@@ -215,7 +215,7 @@ fn entries_that_cannot_stand_together_name_both_lines() {
     );
     check(
         &of(&["address = '10.0.0.1:80'", "address = '10.0.0.2:80'\nindex = 1"]),
-        "e.toml:2:11: endpoint 10.0.0.1:80 has no index, but the one on line 5 has (give every endpoint an index, \
+        "e.toml:2:11: endpoint 10.0.0.1:80 has no index, but the endpoint on line 5 has one (give every endpoint an index, \
          or none)",
     );
     check(
@@ -282,7 +282,7 @@ fn a_file_at_its_limits_is_read_and_past_them_refused() {
     padded.push(' ');
     check(
         &padded,
-        "e.toml:1:1: the file is longer than 4194304 bytes (write it without blanks and without fields that are not read)",
+        "e.toml:1:1: the file is longer than 4194304 bytes (write it without blanks and without fields that socklb does not read)",
     );
 }
 

@@ -47,7 +47,7 @@ pub fn read(text: &str, report: &mut DiagnosticCollector<'_>) -> Option<Json> {
     let mut signs = text.bytes().enumerate().filter(|(_, byte)| b",[]{}?".contains(byte));
     if let Some((at, _)) = signs.nth(MAX_IN_BRACKETS) {
         let message = format!("the file has more than {MAX_IN_BRACKETS} commas and brackets");
-        report.add_syntax(at..at + 1, message, Some("write it as JSON, or in lines".to_owned()));
+        report.add_syntax(at..at + 1, message, Some("write it as JSON, or as block YAML".to_owned()));
         return None;
     }
     let offsets = ByteOffsets::of(text);
@@ -130,7 +130,7 @@ type Wrong = (String, Option<&'static str>);
 impl YamlToJson {
     fn write(&mut self, event: Event<'_>, at: Range<usize>) -> Result<(), Wrong> {
         let too_long = || {
-            let message = format!("the file says more than {MAX_BYTES} bytes, with what its aliases repeat");
+            let message = format!("the file is longer than {MAX_BYTES} bytes once its aliases are expanded");
             (message, Some("write fewer aliases"))
         };
         if self.json.text.len() > MAX_BYTES {
@@ -175,7 +175,7 @@ impl YamlToJson {
             Event::Alias(anchor) => {
                 let named = self.anchors.get(anchor).cloned().flatten();
                 let Some((places, text)) = named else {
-                    return Err(("an alias stands within what it names".to_owned(), None));
+                    return Err(("an alias is inside the value that it names".to_owned(), None));
                 };
                 // This also bounds a short text that aliases repeat without end.
                 if self.json.text.len() + text.len() > MAX_BYTES {
@@ -235,7 +235,7 @@ impl YamlToJson {
                 return Err(("merge keys (<<) are not read".to_owned(), Some("write the keys out")));
             }
             if !keys.insert(text.to_owned()) {
-                return Err((format!("key {} is there twice", quote(text)), None));
+                return Err((format!("key {} appears twice", quote(text)), None));
             }
             *is_value = true;
             if keys.len() > 1 {

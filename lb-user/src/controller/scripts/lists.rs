@@ -250,7 +250,7 @@ fn the_json_of_prometheus_is_read_and_what_is_another_programs_is_told() {
         stage.stop_faults();
         assert_eq!(stage.dialled(30), of(&[0, 2]));
         let note =
-            "label state is ignored: unknown state \"running\" on line 1; a label socklb_state is heeded";
+            "label state is ignored: unknown state \"running\" on line 1; write a label socklb_state instead";
         assert_eq!(notes(stage), [note]);
         stage.list_text(&group(r#""socklb_state": "lame-duck", "state": "running""#));
         stage.stop_faults();

@@ -65,7 +65,10 @@ impl RunDriver {
             }
             CommandPurpose::LameDuck if is_well => {}
             CommandPurpose::LameDuck => {
-                tracing::warn!(?status, "cannot notify the application that it is a lame duck: the command of --on-lame-duck failed");
+                tracing::warn!(
+                    ?status,
+                    "cannot notify the application that it is a lame duck: the command of --on-lame-duck failed"
+                );
             }
         }
     }
