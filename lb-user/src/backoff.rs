@@ -1,24 +1,25 @@
-//! The pauses before retries of a failed action: one second, then twice as long each time, up to a
-//! minute.
+//! The pauses before retries of a failed action: one second, then twice as long after each failure,
+//! up to a minute.
 //!
 //! A lasting fault (no free descriptor, a missing privilege) must neither fill the log nor load the
-//! kernel, and the action must succeed by itself once the fault is over. It reads no clock.
+//! kernel, and the action must succeed without an operator once the fault is over. This module
+//! reads no clock.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
 
 /// The pause after the first failure.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// The longest pause. This is also the longest time between the end of a fault and the retry that
+/// The longest pause, and so also the longest time from the end of a fault to the retry that
 /// succeeds.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// One action that is retried until it succeeds; `T` is a time of any clock.
+/// An action that is retried until it succeeds. `T` is a time of any clock.
 #[derive(Debug)]
 pub struct Backoff<T = Instant> {
-    /// The next attempt, and the pause before it; `None` after a success.
+    /// The time of the next attempt, and the pause before it; `None` after a success.
     next: Option<(T, Duration)>,
-    /// The error that was reported last.
+    /// The last error; `None` after a success.
     reported: Option<String>,
 }
 
@@ -49,7 +50,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Backoff<T> {
         self.reported.as_deref()
     }
 
-    /// Records a failure. Returns whether to report it: `false` if the last error was the same.
+    /// Records a failure. Returns whether the caller should report it: `false` if the last error
+    /// was the same.
     pub fn failed(&mut self, now: T, error: &str) -> bool {
         let pause = self.next.map_or(SHORTEST, |(_, pause)| (2 * pause).min(LONGEST));
         self.next = Some((now + pause, pause));

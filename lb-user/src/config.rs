@@ -1,5 +1,5 @@
-//! The configuration of this host: its file, and the environment of the process that reads it. The
-//! meaning of its text belongs to [`lb_config`].
+//! The configuration of this host: the file, and the environment of the process that reads it.
+//! [`lb_config`] parses the text.
 
 mod file;
 
@@ -11,13 +11,13 @@ use lb_report::keys::{Keys, ServiceKey};
 
 use crate::error::chain;
 
-/// The environment of this process on this host.
+/// The environment of this process, on this host.
 pub struct HostEnvironment;
 
 impl ProcessEnvironment for HostEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
-        // No variable has such a name. But getenv(3) of `A=B` would find a variable `A` whose value
-        // begins with `B=`.
+        // No environment variable can have such a name. But for `A=B`, getenv(3) would find a
+        // variable `A` whose value begins with `B=`.
         let is_name = !name.is_empty() && !name.contains(['=', '\0']);
         is_name.then(|| std::env::var_os(name)).flatten().map(|value| value.to_string_lossy().into_owned())
     }
@@ -59,7 +59,7 @@ pub mod tests {
         }
     }
 
-    /// Parses a configuration without an environment. Panics if it has faults.
+    /// Parses a configuration without an environment. Panics if the text has faults.
     pub fn good(text: &str) -> Config {
         let read = parse(text, Path::new("/etc/socklb/socklb.toml"), &Nothing);
         read.unwrap_or_else(|faults| panic!("{faults}\nin\n{text}"))

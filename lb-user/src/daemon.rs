@@ -1,10 +1,10 @@
-//! The daemon: a shell around the [`controller`](crate::controller). It waits for events and
-//! carries out effects; the controller makes all decisions.
+//! The daemon: a shell around the [`controller`](crate::controller). The controller makes all
+//! decisions; the shell waits for events and carries out effects.
 //!
 //! In reading order: the loop that waits for events (`event_loop`), the start and the end
 //! (`start`), watched directories (`watches`), work that takes time and runs beside the loop
-//! (`work`), files that may not answer (`file_io`), how lists (`lists`) and configurations
-//! (`loader`) are read, how clients are opened (`opener`), files on disk (`files`), and probes,
+//! (`work`), calls on files that may not answer (`file_io`), reading lists (`lists`) and
+//! configurations (`loader`), opening clients (`opener`), files on disk (`files`), and probes,
 //! reports and network interfaces (`network`, `receiving`).
 
 mod event_loop;
@@ -42,5 +42,5 @@ pub use self::watches::Watches;
 pub use self::work::Worker;
 use crate::config::Config;
 
-/// Reads the configuration again in the way that the command line requests.
+/// Reads the configuration again, with the options of the command line.
 pub type Reread = Arc<dyn Fn() -> Result<Config, ReadFailure> + Send + Sync>;

@@ -1,9 +1,9 @@
 //! The state that only the event loop has: the state of the configuration, faults of clients, and
 //! the counts of the last minute.
 //!
-//! The loop passes this state on as a value and continues. A thread beside the loop combines it
-//! with the maps into the status and the metrics, because reading the maps of many clients takes a
-//! second. It reads no map and no clock.
+//! The event loop passes this state to a thread as a value, and continues. The thread combines it
+//! with the content of the maps into the status and the metrics, because reading the maps of many
+//! clients takes a second. This module reads no map and no clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -32,82 +32,85 @@ pub struct Facts {
     pub started: SystemTime,
     pub reloads: Reloads,
     pub reports: ReportCounts,
-    /// Network interfaces on which the kernel should receive reports by itself.
+    /// The network interfaces on which the kernel should receive reports.
     pub interfaces: Vec<InterfaceStatus>,
-    /// Faults that the maps do not show.
+    /// The faults that the maps do not show.
     pub faults: Vec<Fault>,
     /// The client tasks that run.
     pub clients: Vec<ClientFacts>,
-    /// Names of client tasks that could not be started.
+    /// The names of client tasks that could not be started.
     pub unstarted: Vec<String>,
     /// Clients that are leaving.
     pub leaving: Vec<Pins>,
 }
 
-/// Datagrams since the daemon first requested reports; all zero if it has requested none.
+/// Counts of datagrams since the daemon first requested reports; all are zero if it has requested
+/// none.
 #[derive(Clone, Debug, Default)]
 pub struct ReportCounts {
     pub requests: u64,
     /// Requests that could not be sent.
     pub unsent: u64,
-    /// Received datagrams by result: each word of [`Refusal::NAMES`], and `believed`.
+    /// Received datagrams by result: the names in [`Refusal::NAMES`], and `believed`.
     pub datagrams: Vec<(&'static str, u64)>,
-    /// Datagrams that the kernel received before the daemon, since the maps of the host were made:
-    /// each word of [`Reception::NAMES`]. Empty if the kernel receives none.
+    /// Datagrams that the kernel's receiver program processed, since the host's maps were created,
+    /// by result: the names in [`Reception::NAMES`]. Empty if the kernel receives no reports.
     pub by_kernel: Vec<(&'static str, u64)>,
 }
 
-/// The configurations that were read since the daemon started.
+/// The reloads since the daemon started.
 #[derive(Clone, Copy, Debug)]
 pub struct Reloads {
-    /// How often a new configuration was put into force.
+    /// How often a new configuration was applied.
     pub taken_on: u64,
-    /// How often a configuration was rejected.
+    /// How often a configuration could not be used.
     pub refused: u64,
     pub in_force_since: SystemTime,
-    /// Whether the file cannot be used as it is now.
+    /// Whether the present configuration file cannot be used.
     pub is_faulty: bool,
 }
 
 /// The state of a client task that only the event loop has.
 #[derive(Debug)]
 pub struct ClientFacts {
-    /// Where its maps are pinned.
+    /// Its pins.
     pub pins: Pins,
-    /// Whether its pins were removed. Its maps then cannot be opened; [`Facts::faults`] reports
-    /// this.
+    /// Whether an operator has removed its pins. Then its maps cannot be opened; [`Facts::faults`]
+    /// reports this.
     pub is_unpinned: bool,
-    /// The cgroup that it is configured for.
+    /// The path of the cgroup that it is configured for.
     pub configured: PathBuf,
-    /// The cgroup at that path at the last check.
+    /// The cgroup that was at this path at the last check.
     pub cgroup: Option<PathBuf>,
-    /// The kernel's id of that cgroup, and its path; `None` if the programs are not attached to it.
+    /// The kernel's id of that cgroup, and the cgroup's path; `None` if the programs are not
+    /// attached to it.
     pub attached: Option<(u64, PathBuf)>,
-    /// Whether the programs are attached to the cgroup that the configured path names now.
+    /// Whether the programs are attached to the cgroup that is now at the configured path.
     pub is_attached: bool,
     /// The results of the passes over its flow records.
     pub reclaim: Reclaim,
-    /// Sources of endpoints by service name.
+    /// By service name: the source of the endpoints.
     pub sources: BTreeMap<String, SourceStatus>,
-    /// Services without ejection although it is configured, because the causes of failed flows are
-    /// unknown.
+    /// Services for which ejection is configured but cannot happen, because the programs do not see
+    /// why flows fail.
     pub without_causes: BTreeSet<String>,
     /// Services that are in panic.
     pub panics: BTreeSet<String>,
-    /// Endpoints that no task of the job uses, by service name; only services that have some.
+    /// By service name: the endpoints that no task of the job uses. Contains only services with
+    /// such endpoints.
     pub unused: BTreeMap<String, UnusedEndpoints>,
-    /// The lists in use, by service name.
+    /// By service name: the lists in use.
     pub lists: BTreeMap<String, Arc<EndpointList>>,
-    /// The time after which an unavailable member is replaced, by service name.
+    /// By service name: the time after which an unavailable member is replaced.
     pub replace_after: BTreeMap<String, Duration>,
-    /// For how long backends have been unavailable, by service name and address.
+    /// By service name and address: for how long backends have been unavailable.
     pub unavailable: BTreeMap<(String, SocketAddr), Duration>,
-    /// Results of the probes and reports of its backends, by service name and address.
+    /// By service name and address: the results of probes and reports.
     pub probes: BTreeMap<(String, SocketAddr), BackendHealth>,
-    /// What changes weights while lists stay the same, by service name.
+    /// By service name: the state of weights that change although the list does not.
     pub loads: BTreeMap<String, ServiceLoadStatus>,
-    /// Runs of its programs by hook; empty if the kernel has not counted them.
+    /// By hook: the runs of its programs; empty if the kernel has not counted them.
     pub runs: Vec<(&'static str, Runs)>,
-    /// Samples of its counters; `None` if no daemon has taken any.
+    /// The samples of its counters; `None` if there is no daemon that takes samples.
     pub lately: Option<Lately>,
 }

@@ -1,9 +1,9 @@
-//! Where endpoint lists come from: a file is always read, checked and delivered whole, never as a
-//! difference.
+//! The sources of endpoint lists. A file is always read, checked and delivered as a whole, never as
+//! a difference.
 //!
-//! The directory of a file is watched, so that a file that is renamed into place is found. A file
-//! that cannot be used is reported and changes nothing. The last good list is also stored on disk,
-//! for a start without the file.
+//! The directory of a file is watched, so that a file that is renamed into place is noticed. A file
+//! that cannot be used is reported, and changes nothing. The last good list is also stored on disk,
+//! for a start without a usable file.
 
 pub mod last_good;
 
@@ -30,22 +30,22 @@ use lb_document::diagnostic::Diagnostics;
 /// The size in bytes of the largest file that is read.
 pub const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
 
-/// The most threads that files may hold at the same time: one for each of 256 services, and 64 for
-/// files of an earlier configuration, the configuration itself, and stored lists.
+/// The most threads that calls on files may hold at the same time: one for each of 256 services,
+/// and 64 for files of an earlier configuration, the configuration itself, and stored lists.
 pub const MAX_THREADS: usize = 320;
 
 /// Why a call on a file returned no result in time.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoAnswer {
-    /// The file's file system holds a thread.
-    #[error("{} does not answer: its file system hangs or is very slow; looked at again as soon as it answers", .0.display())]
+    /// The file system of this file holds a thread.
+    #[error("{} does not answer: its file system hangs or is very slow; retrying as soon as it answers", .0.display())]
     Silent(PathBuf),
-    /// Other files hold all threads.
-    #[error("{} is not looked at: {MAX_THREADS} other files do not answer", .0.display())]
+    /// Calls on other files hold all threads.
+    #[error("{} is not checked: {MAX_THREADS} other files do not answer", .0.display())]
     NoThread(PathBuf),
 }
 
-/// Why reading a file gave no list.
+/// Why no list could be read from a file.
 #[derive(Debug, Error)]
 pub enum SourceError {
     #[error("cannot read {}", path.display())]
@@ -54,11 +54,11 @@ pub enum SourceError {
         #[source]
         source: io::Error,
     },
-    #[error("{} is larger than {} MiB, more than anything that is valid there needs", .0.display(), .1 >> 20)]
+    #[error("{} is larger than {} MiB, the largest size that is valid for this file", .0.display(), .1 >> 20)]
     TooLarge(PathBuf, u64),
-    #[error("{} kept changing while it was read: write it to another name and rename it into place", .0.display())]
+    #[error("{} changed during each read: write the file under another name and rename it into place", .0.display())]
     KeptChanging(PathBuf),
-    #[error("{} is cut off: it does not end as a list that was kept whole does", .0.display())]
+    #[error("{} is truncated: it does not have the end of a complete stored list", .0.display())]
     CutOff(PathBuf),
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
@@ -69,8 +69,8 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// The failure as the feed handles it. After an error of reading, such as a lack of descriptors
-    /// or memory, the same version of the file is retried. A missing file is found when it appears.
+    /// Converts the error for the feed. After a read error, such as a lack of descriptors or
+    /// memory, the same version of the file is read again. A missing file is read when it appears.
     pub fn into_failure(self) -> ReadFailure {
         let text = crate::error::chain(&self);
         match self {
@@ -88,7 +88,7 @@ impl SourceError {
     }
 }
 
-/// Distinguishes two versions of a file without reading it.
+/// Distinguishes versions of a file without reading the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     device: u64,
@@ -109,15 +109,16 @@ impl Stamp {
         }
     }
 
-    /// Whether any later change of the file would give it another stamp. Kernels before 6.13 stamp
-    /// files with the time of the last tick, so two changes within one tick look alike.
+    /// Whether any later change of the file would change its stamp. Kernels before 6.13 stamp files
+    /// with the time of the last tick, so two changes within one tick may give the same stamp.
     pub fn is_settled(self) -> bool {
         /// Two ticks of the slowest clock, 100 Hz.
         const TICKS: Duration = Duration::from_millis(20);
         let changed = Duration::from_secs(self.changed.0.cast_unsigned())
             + Duration::from_nanos(self.changed.1.cast_unsigned());
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // A clock that was set back must not make the file look unsettled for ever.
+        // If the clock was set back, the time of the change is in the future; the file counts as
+        // settled.
         now.checked_sub(changed).is_none_or(|age| age >= TICKS)
     }
 
@@ -126,13 +127,13 @@ impl Stamp {
         Version { stamp, is_settled: stamp.is_none_or(Self::is_settled) }
     }
 
-    /// A stamp that differs for each number.
+    /// A stamp that is different for each number.
     #[cfg(test)]
     pub fn numbered(number: u64) -> Self {
         Self { device: 0, inode: number, bytes: 0, modified: (0, 0), changed: (0, 0) }
     }
 
-    /// The stamp of the file at a path; `None` if no file is found there.
+    /// The stamp of the file at a path; `None` if there is no file.
     pub fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().as_ref().map(Self::of)
     }
@@ -141,7 +142,7 @@ impl Stamp {
 /// The version of a file that could not be read.
 pub const NO_VERSION: Version<Stamp> = Version { stamp: None, is_settled: true };
 
-/// Opens a file to find out whether its file system answers, and returns the version of the file.
+/// Opens a file to find out whether its file system answers. Returns the version of the file.
 pub fn answers(path: &Path) -> Version<Stamp> {
     let version = Stamp::version(Stamp::at(path));
     // Without this flag, opening a pipe would wait for a writer.
@@ -149,7 +150,7 @@ pub fn answers(path: &Path) -> Version<Stamp> {
     version
 }
 
-/// A file, and the service whose endpoints it holds.
+/// An endpoint file, and the service that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSource {
     pub file: ListFile,
@@ -157,17 +158,17 @@ pub struct FileSource {
     pub service: SocketAddr,
     /// The addresses of all services.
     pub services: Vec<SocketAddr>,
-    /// The algorithm for which the list must have indexes, if it must.
+    /// The algorithm that needs indexes in the list, if the service uses such an algorithm.
     pub needs_indexes: Option<Algorithm>,
-    /// Where the last good list is stored.
+    /// The file in which the last good list is stored.
     pub last_good: PathBuf,
 }
 
 impl FileSource {
-    /// The source of a service, which stores its last good list in the directory `state`. No
-    /// endpoint may have one of the addresses `services`, which are those of all services.
+    /// The endpoint file of a service. The last good list is stored below the directory `state`.
+    /// `services` are the addresses of all services; no endpoint may have one of them.
     pub fn new(service: &Service, file: ListFile, services: &[SocketAddr], state: &Path) -> Self {
-        // The ending distinguishes the files of two services. JSON and YAML are usually recognized
+        // The ending says in which format the stored list is; JSON and YAML are usually recognized
         // by their text.
         let kept = format!("{}.{}", service.name, endpoints::format_of(&file.path));
         let last_good = state.join("last-good").join(kept);
@@ -180,26 +181,26 @@ impl FileSource {
         }
     }
 
-    /// Reads the file; changes nothing. May take as long as its file system does.
+    /// Reads the endpoint file; changes nothing. Takes as long as the file's file system does.
     ///
     /// # Errors
-    /// If it cannot be read whole or is not a valid list.
+    /// If the file cannot be read completely, or is not a valid list.
     pub fn read(&self) -> Result<Contents, SourceError> {
         self.parse(&self.file.path, read_whole(&self.file.path)?)
     }
 
-    /// Reads the last good list; changes nothing.
+    /// Reads the stored last good list; changes nothing.
     ///
     /// # Errors
-    /// As [`FileSource::read`], and if another user may write to the directory of the state.
+    /// The same as for [`FileSource::read`], and if another user may write to the state directory.
     pub fn stored(&self) -> Result<Contents, SourceError> {
         self.parse(&self.last_good, last_good::read(&self.last_good)?)
     }
 
-    /// The list in a text that was read from `path`: the file, or its last good list.
+    /// Parses a text that was read from `path`: the endpoint file, or the stored last good list.
     ///
     /// # Errors
-    /// If it is not valid under this configuration, or the last good list is not whole.
+    /// If it is not valid under this configuration, or the stored list is not complete.
     pub fn parse(&self, path: &Path, text: Vec<u8>) -> Result<Contents, SourceError> {
         if path == self.last_good && !last_good::is_whole(&text) {
             return Err(SourceError::CutOff(path.to_owned()));
@@ -212,12 +213,11 @@ impl FileSource {
     }
 }
 
-/// The content of a valid file: its list, without any task's assignment yet, and the text that it
-/// was read from.
+/// The content of a valid file: the list, without assignments yet, and the text.
 #[derive(Clone, Debug)]
 pub struct Contents {
     pub assignments: Assignments,
-    /// What is ignored in the text, and why.
+    /// The parts of the text that are ignored, with reasons.
     pub notes: Arc<[String]>,
     /// The text of the file; empty once it is stored.
     pub text: Arc<[u8]>,
@@ -237,11 +237,11 @@ impl List for Contents {
     }
 }
 
-/// Reads the list of a file. `service` is the address of the file's service, if it is known;
+/// Reads the list in a file. `service` is the address of the file's service, if it is known;
 /// `services` are the addresses of all services.
 ///
 /// # Errors
-/// If the file cannot be read whole or is not a valid list.
+/// If the file cannot be read completely, or is not a valid list.
 pub fn read_list(
     file: &ListFile,
     service: Option<SocketAddr>,
@@ -250,17 +250,18 @@ pub fn read_list(
     Ok(file.parse(&read_whole(&file.path)?, service, services)?)
 }
 
-/// Reads a file whole, and reads it again if it changes during the reading.
+/// Reads a whole file. If it changes while it is read, reads it again.
 ///
 /// # Errors
-/// If it cannot be read, is too large, changes during each reading, or is no regular file.
+/// If it cannot be read, is too large, changes during each read, or is not a regular file.
 pub fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
     read_at_most(path, MAX_BYTES)
 }
 
-/// As [`read_whole`], for a file of at most `most` bytes.
+/// Like [`read_whole`], for a file of at most `most` bytes.
 fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
-    /// A writer that needs longer than this many readings does not rename into place.
+    /// The most reads. If a file changes during each of them, its writer does not rename it into
+    /// place.
     const ATTEMPTS: usize = 3;
     let fail = |source| SourceError::Read { path: path.to_owned(), source };
     for _ in 0..ATTEMPTS {
@@ -269,8 +270,8 @@ fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
             return Err(SourceError::TooLarge(path.to_owned(), most));
         }
         let mut text = Vec::new();
-        // One byte more than allowed, so that a file that grows during the reading is detected
-        // rather than cut.
+        // One byte more than allowed, so that a file that grows during the read is rejected, not
+        // truncated.
         file.by_ref().take(most + 1).read_to_end(&mut text).map_err(fail)?;
         let after = file.metadata().map_err(fail)?;
         if Stamp::of(&before) == Stamp::of(&after) && after.size() == text.len() as u64 {
@@ -280,7 +281,7 @@ fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
     Err(SourceError::KeptChanging(path.to_owned()))
 }
 
-/// The directory that has to be watched for a file.
+/// The directory to watch for changes of a file.
 pub fn directory_of(file: &Path) -> PathBuf {
     match file.parent() {
         Some(directory) if directory != Path::new("") => directory.to_owned(),

@@ -253,7 +253,7 @@ fn a_daemon_without_watches_looks_once_a_second() {
         stage::daemon::refuse(command, libc::SYS_inotify_init1, libc::EMFILE);
     });
     eventually("all is well", || (status(&fixture), daemon.log()), |((code, _), _)| *code == Some(0));
-    assert!(daemon.log().contains("cannot be watched (inotify)"), "{}", daemon.log());
+    assert!(daemon.log().contains("cannot watch directories (inotify)"), "{}", daemon.log());
     fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
     eventually("the list is taken on", || addresses(&fixture), |found| *found == ["127.0.0.1:8002"]);
     fixture.cgroup.remove();

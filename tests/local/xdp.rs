@@ -154,7 +154,7 @@ fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
     look(|| modes(&fixture)["absent0"].clone()).becomes("socket");
     let faults = || fixture.setup.faults().join("\n");
     eventually("it is named", faults, |faults| {
-        faults.contains("interface absent0: reports that come there are not")
+        faults.contains("interface absent0: the kernel does not receive reports there")
     });
     fixture.stop();
     let output = fixture.setup.run(&["detach", "--all"]);

@@ -110,7 +110,7 @@ fn a_port_that_is_taken_keeps_the_daemon_from_starting_and_says_so() {
     assert_eq!(code, Some(1));
     assert!(
         text.contains(&format!(
-            "listen on {LISTEN}, which [metrics] in the configuration names: Address already in use"
+            "listen on {LISTEN} ([metrics] listen): Address already in use"
         )),
         "{text}"
     );

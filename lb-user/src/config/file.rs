@@ -1,5 +1,4 @@
-//! Reads the configuration file, either completely or only its `[paths]`. The meaning of its text
-//! belongs to [`lb_config`].
+//! Reads the configuration file: all of it, or only its `[paths]`. [`lb_config`] parses the text.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,22 +10,22 @@ use thiserror::Error;
 use lb_config::{Config, MAX_FILE_BYTES, NamedFile, Paths, ProcessEnvironment, parse_paths, parse_with};
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, utf8};
 
-/// The path of the configuration, unless `--config` names another.
+/// The path of the configuration file if `--config` does not name another.
 pub const DEFAULT_PATH: &str = "/etc/socklb/socklb.toml";
 
-/// Why there is no configuration.
+/// Why the configuration cannot be used.
 #[derive(Debug, Error)]
 pub enum ConfigFileError {
     #[error("read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
     /// There is no file at the default path.
     #[error(
-        "there is no configuration at {DEFAULT_PATH}, and --config names no other: the package has an example, \
+        "there is no configuration at {DEFAULT_PATH}, and --config names no other file: the package has an example, \
          /usr/share/doc/socklb/examples/socklb.toml, which is packaging/examples/socklb.toml in the repository"
     )]
     None,
-    /// The file is longer than any configuration.
-    #[error("read {}: longer than {MAX_FILE_BYTES} bytes, which no configuration is", path.display())]
+    /// The file is longer than a configuration may be.
+    #[error("read {}: longer than {MAX_FILE_BYTES} bytes, the largest size of a configuration", path.display())]
     TooLong { path: PathBuf },
     /// The file was read and has faults.
     #[error(transparent)]
@@ -36,28 +35,28 @@ pub enum ConfigFileError {
 /// Reads the configuration file at `path`.
 ///
 /// # Errors
-/// If the file cannot be read, or has faults; the error has all of them.
+/// If the file cannot be read, or has faults. The error contains all faults.
 pub fn read(path: &Path, env: &dyn ProcessEnvironment) -> Result<Config, ConfigFileError> {
     read_with(path, env, |_, _, _| ())
 }
 
 /// Reads only `[paths]` of the configuration file at `path`, for commands that need nothing else.
-/// Other faults of the file are ignored.
+/// Ignores faults elsewhere in the file.
 ///
 /// # Errors
 /// If the file cannot be read, or this table has faults. If the text cannot be parsed and the table
-/// cannot be found, the error has the faults of the text.
+/// cannot be found, the error contains the faults of the text.
 pub fn read_paths(path: &Path) -> Result<Paths, ConfigFileError> {
     let bytes = read_file(path)?;
     Ok(parse_paths(utf8(&bytes, path)?, path)?)
 }
 
-/// Like [`read`]. It also passes to `look` the endpoint files that the text names, even if the text
-/// has other faults, and the addresses of all services. Faults that `look` reports count as faults
+/// Like [`read`]. Also calls `look` with the endpoint files that the text names, even if the text
+/// has faults, and with the addresses of all services. Faults that `look` reports count as faults
 /// of the configuration.
 ///
 /// # Errors
-/// If the file cannot be read, or has faults; the error has all of them.
+/// If the file cannot be read, or has faults. The error contains all faults.
 pub fn read_with(
     path: &Path,
     env: &dyn ProcessEnvironment,

@@ -82,7 +82,8 @@ pub struct ClientTask {
     attach_error: Option<String>,
     /// When attaching is retried.
     attaching: Backoff,
-    /// Whether any backend was ejected, or had failures, when the programs' verdicts were last read.
+    /// Whether any backend was ejected, or had failures, when the programs' verdicts were last
+    /// read.
     has_verdicts: bool,
     /// Whether the last check found links to cgroups that the client has left.
     has_old_links: bool,

@@ -1,5 +1,5 @@
-//! The one event loop: its threads, the signals, and the wait for the next event. No other file
-//! reads the clock of the events (`Instant::now`).
+//! The event loop: its threads, the signals, and the wait for the next event. No other file reads
+//! the clock of events (`Instant::now`).
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::num::NonZero;
@@ -26,40 +26,40 @@ use lb_host::notify::Notifier;
 use lb_host::watch::Watch;
 use lb_kernel::{Features, Kernel as _, Linux};
 
-/// Threads for work beside the loop that may block. Each use has a limit of its own, and this is
-/// the sum of the limits, so that no use waits for another: files that may not answer; computing
-/// what client tasks use of a list, one thread for each of 256 services; and 64 for a wait for
+/// The number of threads for blocking work beside the loop. Each kind of work has a limit of its
+/// own, and this is the sum, so that no kind waits for another: calls on files that may not answer;
+/// computing assignments, one thread for each of 256 services; and 64 threads for a wait for
 /// readers, a pass over flow records, a search for network namespaces, opening clients, and writing
 /// pages and answers.
 const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 
-/// Runs until SIGTERM or SIGINT, with a configuration whose file had `stamp` when it was read. The
-/// maps, programs and links that the daemon has put into the kernel stay there.
+/// Runs the daemon until SIGTERM or SIGINT. `stamp` is the stamp that the configuration's file had
+/// when it was read. At the end, maps, programs and links stay in the kernel.
 ///
 /// # Errors
-/// If the daemon cannot start. Once it is ready, it returns no error.
+/// If the daemon cannot start. Once it is ready, it does not fail.
 pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
     crate::memory::give_back_what_is_freed();
     let runtime = runtime()?;
-    // A thread that panics beside the loop would never report back, and the loop would wait for it.
-    // The process ends instead and is started again, which no connect notices.
+    // If a thread beside the loop panicked, its result would never arrive, and the loop would wait
+    // for it. So the process ends instead, and is started again; connects are not affected.
     let tell_panic = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         tell_panic(panic);
         std::process::abort();
     }));
     let result = runtime.block_on(turn(config, stamp, reread));
-    // A file system that does not answer must not prevent the daemon from ending.
+    // A file system that does not answer must not keep the daemon from ending.
     runtime.shutdown_timeout(TICK);
     result
 }
 
-/// The loop runs in this thread, and one other thread serves the socket and the port for metrics.
-/// Work that may block runs on further threads.
+/// The event loop runs on this thread. One other thread serves the socket and the metrics port, and
+/// blocking work runs on further threads.
 ///
 /// # Errors
-/// If the kernel refuses a descriptor or a thread. In some of these cases tokio panics, in the
-/// parts that it sets up once per process.
+/// If the kernel refuses a descriptor or a thread. For the parts that tokio sets up once per
+/// process, tokio panics in this case; the panic becomes an error.
 fn runtime() -> Result<Runtime> {
     let build = || {
         tokio::runtime::Builder::new_multi_thread()
@@ -69,19 +69,19 @@ fn runtime() -> Result<Runtime> {
             .build()
     };
     let tell_panic = std::panic::take_hook();
-    // The message of the panic becomes an error.
+    // The hook prints nothing: the message of the panic becomes an error.
     std::panic::set_hook(Box::new(|_| {}));
     let built = std::panic::catch_unwind(build);
     std::panic::set_hook(tell_panic);
     let built = built.map_err(|panic| {
-        let said = panic.downcast_ref::<String>().map_or("no reason is known", String::as_str);
+        let said = panic.downcast_ref::<String>().map_or("unknown reason", String::as_str);
         anyhow!("{said}")
     });
     built.and_then(|built| Ok(built?)).context("start the event loop")
 }
 
 async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
-    // Before any change: a signal during the start must not leave it half done.
+    // Signals are caught before any change, so that a signal cannot interrupt a start half-way.
     let mut stop =
         Stop { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let mut hangup = signal(SignalKind::hangup())?;
@@ -90,7 +90,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     let features = start::check_host(&config)?;
     let mut listeners = Listeners::bind(&config, queries)?;
     let watch = Watch::new().unwrap_or_else(|error| {
-        warn!(%error, "directories cannot be watched (inotify); looking once a second instead");
+        warn!(%error, "cannot watch directories (inotify); checking once a second instead");
         Watch::none()
     });
     let watches = Watches::of(&watch);
@@ -142,12 +142,12 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     let Shell { notifier, events, .. } = shell;
     start::stop(controller, &stopping, notifier, listeners, events, inbox).await;
     if result.is_ok() {
-        info!("stopped; connects go on with the tables as they are");
+        info!("stopped; connects continue with the present tables");
     }
     result
 }
 
-/// The constants of the controller on this host.
+/// The fixed values of the controller on this host.
 fn environment(features: Features) -> Environment {
     let [jitter, ..] = RandomState::new().hash_one(()).to_le_bytes();
     Environment {
@@ -164,11 +164,12 @@ fn environment(features: Features) -> Environment {
     }
 }
 
-/// The means to carry out effects.
+/// Everything that is needed to carry out effects.
 struct Shell {
     watch: Watch,
     watches: Watches,
-    /// Whether directories were watched but `Event::Watched` has not been sent yet.
+    /// Whether directories were watched and `Event::Watched` is still to be passed to the
+    /// controller.
     is_watched: bool,
     notifier: Notifier,
     worker: Worker,
@@ -193,7 +194,7 @@ impl Shell {
                     let (worker, events) = (self.worker.clone(), self.events.clone());
                     tokio::spawn(async move {
                         let event = worker.carry_out(*work).await;
-                        // The loop is gone only when the daemon stops.
+                        // Fails only when the daemon is stopping: then the receiver is gone.
                         let _ = events.send(event).await;
                     });
                 }
@@ -202,12 +203,12 @@ impl Shell {
     }
 }
 
-/// The shortest time between two turns in which the loop applies results of probes and reports. Any
-/// holder of a backend's key can make its reports change all the time; with this pause they take
-/// part of the loop's time, but not all of it. Connects avoid a lame duck without the loop.
+/// The shortest time between two turns in which the loop applies results of probes and reports. The
+/// holder of a backend's key can make the backend's reports change all the time; because of this
+/// pause, they do not take all of the loop's time. Connects avoid a lame duck without the loop.
 const HEARD_EVERY: Duration = Duration::from_millis(5);
 
-/// Waits for news, and at least [`HEARD_EVERY`] after the last news.
+/// Waits for news, and until [`HEARD_EVERY`] has passed since the last news.
 async fn heard(news: &Notify, last: Option<Instant>) {
     if let Some(last) = last {
         tokio::time::sleep_until((last + HEARD_EVERY).into()).await;
@@ -215,7 +216,7 @@ async fn heard(news: &Notify, last: Option<Instant>) {
     news.notified().await;
 }
 
-/// Returns at once if ready, otherwise never.
+/// Returns at once if `is_ready`, otherwise never.
 async fn ready_if(is_ready: bool) {
     if !is_ready {
         std::future::pending::<()>().await;

@@ -1,8 +1,9 @@
 //! System calls on files whose file system may not answer, on threads beside the loop.
 //!
-//! If an NFS or FUSE server is gone, it holds a thread for an unlimited time, even in stat(2), and
-//! nothing can release the thread. So there is at most one thread per file, and [`MAX_THREADS`] in
-//! all. A caller gives up after a while, and other files are not delayed.
+//! If an NFS or FUSE server is gone, a system call on its files, even stat(2), may hold its thread
+//! for an unlimited time. Nothing can release the thread. So there is at most one thread per file,
+//! and [`MAX_THREADS`] in all. A caller stops waiting after a while, and other files are not
+//! delayed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,14 +14,14 @@ use tokio::sync::{Mutex as Turn, OwnedMutexGuard, Semaphore};
 
 use crate::source::{MAX_THREADS, NoAnswer};
 
-/// How long a caller waits for a file.
+/// How long callers wait for a call on a file.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Cheap to clone.
 #[derive(Clone)]
 pub struct FileIo {
     threads: Arc<Semaphore>,
-    /// The lock of each file, which the thread that works on the file holds.
+    /// A lock for each file. The thread that works on the file holds the lock.
     turns: Arc<Mutex<BTreeMap<PathBuf, Arc<Turn<()>>>>>,
 }
 
@@ -29,11 +30,11 @@ impl FileIo {
         Self { threads: Arc::new(Semaphore::new(MAX_THREADS)), turns: Arc::default() }
     }
 
-    /// Does `work` on a file that may not answer, and waits at most `patience` for it. Work that
-    /// hangs continues, and until it ends no other work is done on the file.
+    /// Runs `work` on a file that may not answer, and waits at most `patience` for it. Work that
+    /// takes longer continues, and no other work on the file begins until it ends.
     ///
     /// # Errors
-    /// If it takes longer than `patience`.
+    /// If the work takes longer than `patience`.
     pub async fn run<T: Send + 'static>(
         &self,
         file: &Path,
@@ -43,7 +44,7 @@ impl FileIo {
         let turn = self.turn(file);
         let done = async {
             let turn: OwnedMutexGuard<()> = turn.clone().lock_owned().await;
-            let thread = self.threads.clone().acquire_owned().await.expect("it is never closed");
+            let thread = self.threads.clone().acquire_owned().await.expect("the semaphore is never closed");
             let work = move || {
                 let result = work();
                 drop((turn, thread));
@@ -53,7 +54,7 @@ impl FileIo {
         };
         match tokio::time::timeout(patience, done).await {
             Ok(result) => Ok(result),
-            // No thread works on this file, so `work` waited only for a free thread.
+            // No thread works on this file, so `work` has waited only for a free thread.
             Err(_) if turn.try_lock().is_ok() && self.threads.available_permits() == 0 => {
                 Err(NoAnswer::NoThread(file.to_owned()))
             }
@@ -63,7 +64,7 @@ impl FileIo {
 
     fn turn(&self, file: &Path) -> Arc<Turn<()>> {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        // Locks that no caller holds or waits for are removed.
+        // Removes the locks that no caller holds or waits for.
         turns.retain(|_, turn| Arc::strong_count(turn) > 1);
         turns.entry(file.to_owned()).or_default().clone()
     }
@@ -84,19 +85,18 @@ mod tests {
         let short = Duration::from_millis(20);
         assert_eq!(io.run(hung, short, work).await, Err(NoAnswer::Silent(hung.to_owned())));
         assert_eq!(io.run(other, PATIENCE, || 1).await, Ok(1));
-        // No other work is done on it in the meantime.
+        // While the first work hangs, no other work is done on the file.
         assert_eq!(io.run(hung, short, || true).await, Err(NoAnswer::Silent(hung.to_owned())));
         answer.send(()).unwrap();
         assert_eq!(io.run(hung, PATIENCE, || 2).await, Ok(2));
-        // The thread that was held unlocks the file a moment before it drops its reference to the
-        // lock.
+        // The thread unlocks the file a moment before it drops its reference to the lock.
         let gone = async {
             while io.turns.lock().unwrap().contains_key(hung) {
                 io.turn(other);
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), gone).await.expect("nothing is left of it");
+        tokio::time::timeout(Duration::from_secs(60), gone).await.expect("the lock is removed");
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! Files on disk: endpoint lists, and the files that later starts need.
+//! Files on disk: endpoint lists, and the files that are stored for later starts.
 
 use std::io;
 use std::path::Path;
@@ -12,31 +12,31 @@ use crate::source::{self, SourceError, Stamp, last_good};
 
 /// The files of a host. Each call may take as long as the file system does.
 pub trait Files: Send + Sync {
-    /// The stamp of the file at a path; `None` if no file is found there.
+    /// The stamp of the file at a path; `None` if there is no file.
     fn stamp(&self, path: &Path) -> Option<Stamp>;
 
-    /// The version of the file at a path. The file is opened as well, because some file systems
-    /// answer stat(2) from a cache.
+    /// The version of the file at a path. Also opens the file, because some file systems answer
+    /// stat(2) from a cache.
     fn version(&self, path: &Path) -> Version<Stamp>;
 
     /// Reads an endpoint file.
     ///
     /// # Errors
-    /// As [`source::read_whole`].
+    /// See [`source::read_whole`].
     fn read(&self, path: &Path) -> Result<Vec<u8>, SourceError>;
 
-    /// Reads a file that an earlier daemon has stored, of at most `most` bytes.
+    /// Reads a file that an earlier daemon stored, if it has at most `most` bytes.
     ///
     /// # Errors
-    /// As [`last_good::read_at_most`].
+    /// See [`last_good::read_at_most`].
     fn read_stored(&self, path: &Path, most: u64) -> Result<Vec<u8>, SourceError>;
 
     /// # Errors
-    /// If it cannot be renamed; then it stays where it is.
+    /// If the file cannot be renamed. It then stays where it is.
     fn rename_stored(&self, path: &Path, to: &Path) -> Result<(), StoreError>;
 
     /// # Errors
-    /// As [`last_good::keep`].
+    /// See [`last_good::keep`].
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError>;
 }
 
@@ -70,7 +70,7 @@ impl Files for HostFiles {
     }
 }
 
-/// Stores files, and returns those that could not be stored.
+/// Stores files. Returns the files that could not be stored.
 pub fn store_all(disk: &dyn Files, files: StateFiles) -> StoreFailures {
     let mut stored = StoreFailures::default();
     for (path, text) in files {
@@ -82,7 +82,7 @@ pub fn store_all(disk: &dyn Files, files: StateFiles) -> StoreFailures {
     stored
 }
 
-/// Reads the loads that an earlier daemon had learnt. A file that cannot be parsed is put aside.
+/// Reads the learnt weights that an earlier daemon stored. A file that cannot be parsed is renamed.
 pub fn read_learnt(disk: &dyn Files, path: &Path) -> LearntFile {
     let parsed = match disk.read_stored(path, MAX_LEARNT_BYTES) {
         Ok(text) => StoredLoads::parse(&text),
@@ -98,7 +98,7 @@ pub fn read_learnt(disk: &dyn Files, path: &Path) -> LearntFile {
             let aside = path.with_extension("json.not-understood");
             if let Err(error) = disk.rename_stored(path, &aside) {
                 return LearntFile::Unread(format!(
-                    "{why}; it cannot be put aside as {}: {}",
+                    "{why}; the file cannot be renamed to {}: {}",
                     aside.display(),
                     crate::error::chain(&error)
                 ));
@@ -106,8 +106,8 @@ pub fn read_learnt(disk: &dyn Files, path: &Path) -> LearntFile {
             warn!(
                 aside = %aside.display(),
                 why,
-                "what was learnt of loads, and what an operator has said of it, cannot be understood: it is put aside, weights begin as \
-                 structural ones, and follow load as configured"
+                "the file of learnt weights and operators' switches cannot be parsed; it was renamed; services start with their \
+                 structural weights, and follow load as configured"
             );
             LearntFile::Nothing
         }
@@ -129,14 +129,14 @@ mod tests {
         assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Nothing));
         let aside = file.with_file_name("factors.json.not-understood");
         assert!(!file.exists() && std::fs::read(aside).unwrap() == b"{\"schema\":1,");
-        // A file that cannot be put aside is not overwritten.
+        // A file that cannot be renamed is not overwritten.
         std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::write(&file, "{\"schema\":2}").unwrap();
         let LearntFile::Unread(why) = read_learnt(&HostFiles, &file) else { panic!("it is there") };
-        assert!(why.contains("its schema is 2") && why.contains("cannot be put aside"), "{why}");
+        assert!(why.contains("its schema is 2") && why.contains("cannot be renamed"), "{why}");
         std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
-        // A file that is too long does not prevent later ones from being stored either.
+        // If a file is too long, it is renamed as well, so that later files can be stored.
         std::fs::File::create(&file).unwrap().set_len(MAX_LEARNT_BYTES + 1).unwrap();
         assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();

@@ -1,5 +1,5 @@
-//! Reads endpoint lists beside the loop: any number of files that may not answer, but few texts in
-//! memory at a time.
+//! Reads endpoint lists beside the loop. Any number of files may fail to answer, and only a few
+//! texts are in memory at the same time.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use super::files::Files;
 use crate::controller::{self, FirstRead, ListPurpose};
 use crate::source::{Contents, FileSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp};
 
-/// The most texts that are in memory at the same time to be parsed, each of up to 4 MiB.
+/// The most texts that are in memory for parsing at the same time. Each has up to 4 MiB.
 const TEXTS: usize = 4;
 
 /// Cheap to clone.
@@ -24,7 +24,7 @@ pub struct ListReader {
     pub io: FileIo,
     pub files: Arc<dyn Files>,
     texts: Arc<Semaphore>,
-    /// One text is parsed at a time, because the result may take more memory than the text.
+    /// Only one text is parsed at a time, because the result may need more memory than the text.
     parsing: Arc<Mutex<()>>,
 }
 
@@ -33,7 +33,7 @@ impl ListReader {
         Self { io: FileIo::new(), files, texts: Arc::new(Semaphore::new(TEXTS)), parsing: Arc::default() }
     }
 
-    /// Reads the file unless it still has the `known` version, and completes its assignments.
+    /// Reads the file unless its version is still `known`, and completes its assignments.
     pub async fn read(
         &self,
         source: &FileSource,
@@ -49,8 +49,8 @@ impl ListReader {
         (version, Some(result))
     }
 
-    /// Reads the file as a start does: if it cannot be used, the last good list is read instead, if
-    /// there is one and `wants_last_good` is set. Waits at most `patience` for each of the two.
+    /// Reads the file for a start. If it cannot be used, reads the stored last good list instead,
+    /// if there is one and `wants_last_good` is set. Waits at most `patience` for each of the two.
     pub async fn read_first(
         &self,
         source: &FileSource,
@@ -81,10 +81,10 @@ impl ListReader {
         purpose: ListPurpose,
         patience: Duration,
     ) -> Result<Contents, SourceError> {
-        let permit = self.texts.clone().acquire_owned().await.expect("it is never closed");
+        let permit = self.texts.clone().acquire_owned().await.expect("the semaphore is never closed");
         let (files, file, is_stored) = (Arc::clone(&self.files), path.to_owned(), path == source.last_good);
         let read = move || if is_stored { files.read_stored(&file, MAX_BYTES) } else { files.read(&file) };
-        // If the file stops answering here, the permit is released.
+        // If the file does not answer, this returns and releases the permit.
         let text = self.io.run(path, patience, read).await??;
         let (source, path, parsing) = (source.clone(), path.to_owned(), self.parsing.clone());
         let parse = move || {
@@ -92,7 +92,7 @@ impl ListReader {
             let parsed = source.parse(&path, text);
             drop((turn, permit));
             let mut contents = parsed?;
-            // May take seconds for the largest jobs.
+            // This may take seconds for the largest jobs.
             controller::complete(&mut contents.assignments, &purpose.consumers, purpose.before.as_ref());
             Ok(contents)
         };

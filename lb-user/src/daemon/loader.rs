@@ -1,8 +1,8 @@
 //! Reads a configuration and all files that it names, and opens its clients. This runs beside the
-//! loop, which applies all of it in one turn.
+//! loop, which then applies everything in one turn.
 //!
-//! A file that does not answer is given up after a while. A file that cannot be used is reported,
-//! and its earlier content stays in force.
+//! If a file does not answer, the loader stops waiting for it after a while. A file that cannot be
+//! used is reported, and its earlier content stays in force.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub struct Loader {
 
 impl Loader {
     pub async fn load(self, request: LoadRequest) -> Loaded {
-        /// How long a start waits for a file before it uses the list of an earlier run.
+        /// How long a start waits for a file before it uses the stored last good list.
         const AT_A_START: Duration = Duration::from_secs(2);
         let LoadRequest { load, begun, running, before, statics, is_asked, opener, there } = request;
         let is_start = matches!(load, ConfigLoad::Given(_));
@@ -50,17 +50,17 @@ impl Loader {
                 None
             },
         };
-        // An equal configuration is not applied, and opens no client whose pins were removed by
-        // hand.
+        // A configuration that equals the running one is not applied, and does not open clients
+        // whose pins an operator has removed.
         if let Ok(config) = &loaded.config
             && (is_wanted || *config != running)
         {
-            // The directory where lists are stored cannot change while running.
+            // The directory in which lists are stored cannot change while the daemon runs.
             let config = Config { paths: running.paths.clone(), ..config.clone() };
             loaded.files = self.read_files(&config, &before, patience).await;
             let open = move || {
                 let statics = assignments::statics(&config.clients, &statics);
-                // Loading programs takes tens of milliseconds per client.
+                // This takes tens of milliseconds per client, to load the programs.
                 let absent = config.clients.into_iter().filter(|client| !there.contains(&client.name));
                 (statics, opener.open_all(absent))
             };
@@ -70,10 +70,11 @@ impl Loader {
     }
 
     async fn reread(&self) -> (Option<Version<Stamp>>, Result<Config, ReadFailure>) {
-        /// A large configuration takes longer to parse than to read.
+        /// Longer than `PATIENCE`, because a large configuration takes longer to parse than to
+        /// read.
         const TO_READ: Duration = Duration::from_secs(10);
         let reread = self.reread.clone();
-        // Taken before the file is read, so that a change from here on is detected.
+        // The version is taken before the file is read, so that any later change is detected.
         let version = self.lists.version(&self.file, PATIENCE).await;
         let config = match &version {
             Ok(_) => self.lists.io.run(&self.file, TO_READ, move || reread()).await,
@@ -86,8 +87,8 @@ impl Loader {
         (Some(version.unwrap_or(NO_VERSION)), config)
     }
 
-    /// Reads the files that a configuration names, all at the same time: one that does not answer
-    /// delays no other.
+    /// Reads all files that a configuration names at the same time, so that a file that does not
+    /// answer does not delay others.
     async fn read_files(
         &self,
         config: &Config,
@@ -108,7 +109,7 @@ impl Loader {
     }
 }
 
-/// Reads a file that a configuration names, and computes what its clients use of the list.
+/// Reads a file that a configuration names, and computes the assignments of its list.
 async fn read(
     lists: ListReader,
     service: String,
@@ -116,7 +117,7 @@ async fn read(
     purpose: ListPurpose,
     patience: Duration,
 ) -> Reading {
-    // A list in force is better than one of an earlier run.
+    // A list in force is newer than the stored last good list.
     let wants_last_good = purpose.before.is_none();
     let first = lists.read_first(&source, purpose.clone(), wants_last_good, patience).await;
     let mut in_force = None;

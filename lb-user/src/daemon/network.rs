@@ -1,4 +1,4 @@
-//! The network of this host: connect probes, reports, and the programs of network interfaces.
+//! The network of this host: connect probes, reports, and programs on network interfaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -30,7 +30,7 @@ pub struct HostNetwork {
 }
 
 impl HostNetwork {
-    /// Starts with no targets and no listener. `news` is notified when the health of a backend
+    /// A network without targets and listener. `news` is notified when the health of a backend
     /// changes.
     pub fn new(news: Arc<Notify>, pins: PathBuf, features: Features) -> Self {
         let probes = Probes::new(Arc::clone(&news));

@@ -1,5 +1,5 @@
-//! Opens clients: locks their pins, adopts or creates their maps, and loads their programs, which
-//! takes tens of milliseconds each. Several clients share one wait for readers.
+//! Opens clients: locks their pins, adopts or creates their maps, and loads their programs. Loading
+//! takes tens of milliseconds per client. All clients share one wait for readers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
@@ -13,8 +13,9 @@ use crate::controller::{
     ClientOpener, ClientTask, ClientTaskError, Leaving, OpenRequest, Opened, Tried, lock_other_versions,
 };
 
-/// Opens clients with the lists in force. May block as long as [`ClientOpener::open_all`], plus
-/// seconds to compute the lists of the largest jobs.
+/// Opens the clients that do not run, and computes the assignments of the lists in force. May block
+/// as long as [`ClientOpener::open_all`], plus seconds to compute the assignments of the largest
+/// jobs.
 pub fn open(request: OpenRequest) -> Tried {
     let OpenRequest { clients, there, statics, in_force, opener } = request;
     let mut by_service = assignments::statics(&clients, &statics);
@@ -28,16 +29,18 @@ pub fn open(request: OpenRequest) -> Tried {
 }
 
 impl ClientOpener {
-    /// Opens a client, and locks the pins that other versions have of it.
+    /// Opens a client, and locks the pins that other versions have created for it.
     fn open(&self, client: ClientConfig) -> Result<(ClientTask, Vec<Leaving>)> {
         let kernel = &*self.environment.kernel;
-        // A successor waits for the locks of clients that are open already.
+        // While the daemon is stopping, another client must not be opened: a successor waits for
+        // the locks.
         ensure!(!self.environment.stopping.load(Ordering::Relaxed), "the daemon is stopping");
         // Locked before any change, because a socklb of another version may be running.
         let others = lock_other_versions(kernel, &self.pins, &client.name, &self.leaving)?;
         match self.open_here(client) {
             Ok(client_task) => Ok((client_task, others)),
-            // Not wrapped, so that its kind is found among the causes: the remedy depends on it.
+            // Not wrapped in `ClientTaskError`: the remedy depends on the kind of the error, which
+            // is searched for among the causes.
             Err(ClientTaskError::Datapath(error)) => Err(error.into()),
             Err(error) => Err(error.into()),
         }
@@ -46,8 +49,8 @@ impl ClientOpener {
     fn open_here(&self, client: ClientConfig) -> Result<ClientTask, ClientTaskError> {
         let kernel = &*self.environment.kernel;
         let path = kernel.mount()?.join(&client.cgroup);
-        // A path that can never be a cgroup is an error now; one that does not exist yet is waited
-        // for.
+        // A path that can never be a cgroup is an error now. If the path does not exist yet, the
+        // client waits for it.
         match kernel.cgroup(&path) {
             Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
             Err(error) => return Err(error.into()),
@@ -57,8 +60,8 @@ impl ClientOpener {
         ClientTask::open(client, pins, kernel, self.limits, &self.environment, self.now)
     }
 
-    /// Opens several clients, on all CPUs at once: nearly all of the time is the kernel's verifier.
-    /// May block for tens of milliseconds per client.
+    /// Opens several clients on several threads at once: the kernel's verifier takes nearly all of
+    /// the time. May block for tens of milliseconds per client.
     pub fn open_all(&self, clients: impl IntoIterator<Item = ClientConfig>) -> Vec<Opened> {
         let clients: Vec<ClientConfig> = clients.into_iter().collect();
         let open =
@@ -76,8 +79,8 @@ impl ClientOpener {
         if adopted.is_empty() {
             return opened;
         }
-        // A daemon that was killed may have replaced tables just now: its old tables must not be
-        // overwritten while a program reads them.
+        // An earlier daemon may have been killed just after it replaced tables. Its old tables must
+        // not be overwritten while a program reads them.
         let waited = self.environment.kernel.wait_for_readers().map_err(|error| crate::error::chain(&error));
         for Opened { client, result } in &mut opened {
             let (true, Ok((client_task, _))) = (adopted.contains(&client.name), &mut *result) else {
@@ -86,8 +89,8 @@ impl ClientOpener {
             match &waited {
                 Ok(()) => {
                     client_task.after_wait();
-                    // Before lists are delivered: they may need the slots of backends whose last
-                    // flow ended in the meantime.
+                    // Done before lists are delivered: they may need the slots of backends whose
+                    // last flow has ended in the meantime.
                     client_task.free_idle(self.now);
                 }
                 Err(error) => *result = Err(anyhow!(error.clone())),
@@ -97,9 +100,9 @@ impl ClientOpener {
     }
 }
 
-/// Calls `of` for each thing, on this thread and others, at most `threads` in all. If the kernel
-/// refuses a thread, as at a limit of tasks, the existing ones do its part. Results are in the
-/// order of the things.
+/// Calls `of` for each thing, on at most `threads` threads including this one. If the kernel
+/// refuses to start a thread, for example at a limit of tasks, the existing threads do its part.
+/// The results are in the order of the things.
 fn on_threads<T: Sync, R: Send>(
     threads: usize,
     builder: fn() -> Builder,
@@ -116,7 +119,7 @@ fn on_threads<T: Sync, R: Send>(
         let others = 1..threads.min(things.len());
         let others: Vec<_> = others.map_while(|_| builder().spawn_scoped(scope, work).ok()).collect();
         let mut results = work();
-        results.extend(others.into_iter().flat_map(|thread| thread.join().expect("no thread panics")));
+        results.extend(others.into_iter().flat_map(|thread| thread.join().expect("a thread does not panic")));
         results
     });
     results.sort_by_key(|(number, _)| *number);
@@ -129,7 +132,7 @@ mod tests {
 
     #[test]
     fn results_are_in_the_order_of_things_even_if_no_thread_can_be_started() {
-        // No kernel has memory for such a stack.
+        // No kernel has memory for a stack of this size.
         let refused = || Builder::new().stack_size(1 << 60);
         assert!(refused().spawn(|| ()).is_err());
         for count in [0, 1, 2, 63, 64] {

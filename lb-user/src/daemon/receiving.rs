@@ -1,6 +1,7 @@
-//! Reports that the kernel receives by itself, on the network interfaces that the configuration
-//! names, so that connects obey them even while the daemon does not run. Everywhere else the
-//! daemon's socket receives them, by the same rules. Attached programs outlive the daemon.
+//! The reception of reports by the kernel, on the network interfaces that the configuration names,
+//! so that connects take reports into account even while the daemon does not run. On other
+//! interfaces only the daemon's socket receives reports, by the same rules. Attached programs
+//! outlive the daemon.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,26 +17,25 @@ use tracing::{info, warn};
 use crate::controller::ReceiveAt;
 use crate::error::chain;
 
-/// How reports are received on the interfaces of the configuration, and the thread that manages
-/// that.
+/// How reports are received on the interfaces of the configuration, and the thread that manages the
+/// programs there.
 #[derive(Default)]
 pub struct Receiving {
     follower: Option<Follower<ReceiverWork>>,
     wanted: Option<ReceiveAt>,
-    /// Why there is no thread.
+    /// Why there is no thread, if it could not be started.
     error: Option<String>,
 }
 
 impl Receiving {
-    /// Makes the kernel receive reports as `wanted` describes from now on, and nowhere else.
-    /// Returns quickly.
+    /// Makes the kernel receive reports as `wanted` describes, and nowhere else. Does not block.
     pub fn want(&mut self, wanted: Option<ReceiveAt>, pins: &Path, features: Features) {
         let is_same = match (&self.wanted, &wanted) {
             (Some(before), Some(now)) => is_same(before, now),
             (None, None) => true,
             _ => false,
         };
-        // An earlier daemon may have left attachments that are no longer wanted.
+        // An earlier daemon may have left attached programs that are no longer wanted.
         let is_idle = self.follower.is_none() && wanted.is_none() && self.error.is_none();
         if is_same
             && (self.follower.is_some()
@@ -48,7 +48,7 @@ impl Receiving {
             None => match Follower::start(ReceiverWork::new(pins, features), wanted.clone()) {
                 Ok(follower) => (self.follower, self.error) = (Some(follower), None),
                 Err(error) => {
-                    self.error = Some(format!("cannot follow network interfaces: {error}"));
+                    self.error = Some(format!("cannot watch network interfaces: {error}"));
                     return;
                 }
             },
@@ -60,7 +60,7 @@ impl Receiving {
         self.follower.as_ref().map(Follower::found).unwrap_or_default()
     }
 
-    /// How reports are received on the interfaces of the configuration.
+    /// How reports are received on each interface of the configuration.
     pub fn interfaces(&self) -> Vec<status::InterfaceStatus> {
         let interfaces = self.found().interfaces.into_iter().map(|one| status::InterfaceStatus {
             mode: one.mode().to_owned(),
@@ -76,7 +76,7 @@ impl Receiving {
         faults.extend(error);
         let by_socket = interfaces.into_iter().filter_map(|one| {
             Some(format!(
-                "interface {}: reports that come there are not taken in by the kernel: {}; the daemon takes them in while it runs",
+                "interface {}: the kernel does not receive reports there: {}; the daemon's socket receives them while the daemon runs",
                 one.name,
                 one.attached.err()?
             ))
@@ -92,11 +92,11 @@ fn is_same(one: &ReceiveAt, other: &ReceiveAt) -> bool {
             == (other.address, &other.place, other.passes_unbelieved)
 }
 
-/// The work of the thread that follows interfaces, for reports.
+/// The work of the thread that watches interfaces, for reports.
 struct ReceiverWork {
     pins: PathBuf,
     features: Features,
-    /// The loaded program, and the port for which it was loaded.
+    /// The loaded program, and the port that it was loaded for.
     program: Option<(u16, Receiver)>,
 }
 
@@ -110,32 +110,37 @@ impl Work for ReceiverWork {
         match receiver::detach_others(&self.pins, &indexes) {
             Ok(left) => {
                 for attachment in left {
-                    info!(interface = attachment.interface, "the kernel takes no more reports in there");
+                    info!(
+                        interface = attachment.interface,
+                        "the kernel no longer receives reports on this interface"
+                    );
                 }
             }
             Err(error) => {
-                found.error = Some(format!("the program for reports cannot be detached: {}", chain(&error)));
+                found.error =
+                    Some(format!("cannot detach the program that receives reports: {}", chain(&error)));
             }
         }
         let Some(wanted) = wanted else { return found };
         let taken = wanted.maps.take_over();
         if let Err(error) = &taken {
-            found.error = Some(format!("links of another version cannot be taken over: {}", chain(error)));
+            found.error = Some(format!("cannot take over the links of another version: {}", chain(error)));
         }
-        // Addresses first, because the program passes on datagrams to any other address.
+        // The addresses are set first: the program passes datagrams to other addresses on without
+        // looking at them.
         if let Err(error) = listen(wanted, all) {
             found.error = Some(error);
         }
         found.interfaces = match self.load(wanted) {
             Ok(program) => attach_to(&wanted.place, all, program.id(), |to, modes| program.attach(to, modes)),
             Err(error) => {
-                // The other version's program would continue to judge by its own maps, and would
-                // drop the reports that this daemon requests.
+                // The other version's program would continue to judge reports by its own maps, and
+                // would drop the reports that this daemon requests.
                 if taken.is_ok_and(|taken| taken)
                     && let Err(error) = receiver::detach_others(&self.pins, &BTreeSet::new())
                 {
                     found.error =
-                        Some(format!("another version's program cannot be detached: {}", chain(&error)));
+                        Some(format!("cannot detach the program of another version: {}", chain(&error)));
                 }
                 wanted.place.refused(all, &chain(&error))
             }
@@ -153,7 +158,7 @@ impl Work for ReceiverWork {
                     info!(interface = one.name, mode = mode.name(), "the kernel receives reports");
                 }
                 Err(why) => {
-                    warn!(interface = one.name, "reports are taken in by the daemon's socket alone: {why}");
+                    warn!(interface = one.name, "only the daemon's socket receives reports: {why}");
                 }
             }
         }
@@ -165,7 +170,7 @@ impl ReceiverWork {
         Self { pins: pins.to_owned(), features, program: None }
     }
 
-    /// The program for this port.
+    /// Loads the program for this port, unless it is loaded.
     fn load(&mut self, wanted: &ReceiveAt) -> Result<&Receiver, DatapathError> {
         let port = wanted.address.port();
         let loaded = match self.program.take().filter(|(of, _)| *of == port) {
@@ -176,16 +181,18 @@ impl ReceiverWork {
     }
 }
 
-/// Publishes to the program where the daemon listens.
+/// Publishes to the program the addresses at which the daemon listens.
 fn listen(wanted: &ReceiveAt, all: &[Interface]) -> Result<(), String> {
     let addresses = addresses_of(wanted.address.ip(), &wanted.place.interfaces, all);
     let listener = Listener { passes_unbelieved: wanted.passes_unbelieved.into() };
     match wanted.maps.set_listeners(&addresses, listener) {
         Ok(0) => Ok(()),
         Ok(more) => Err(format!(
-            "this host has {more} addresses more than the {MAX_LISTENERS} at which the kernel takes reports in, those of the interfaces of \
-             `xdp` first: name one with `listen` of [reports]"
+            "this host has {more} addresses more than the {MAX_LISTENERS} at which the kernel can receive reports; addresses of interfaces in \
+             `xdp` come first: choose one address with `listen` in [reports]"
         )),
-        Err(error) => Err(format!("the kernel cannot be told where reports come in: {}", chain(&error))),
+        Err(error) => {
+            Err(format!("cannot publish the addresses that receive reports to the kernel: {}", chain(&error)))
+        }
     }
 }

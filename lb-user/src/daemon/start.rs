@@ -1,7 +1,7 @@
-//! How the daemon starts and ends.
+//! The start and the end of the daemon.
 //!
-//! It starts only if the host has no fault. When it ends, it releases everything that a successor
-//! needs before it waits for anything.
+//! The daemon starts only if the host has what socklb needs. When it ends, it first releases
+//! everything that a successor needs, before it waits for anything.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,10 +23,11 @@ use crate::controller::{Controller, Event};
 use crate::descriptors;
 use crate::metrics;
 
-/// Checks the host, independently of the clients: the kernel's features, cgroup2 and the bpffs.
+/// Checks whether the host can run socklb, whatever its clients: features of the kernel, cgroup2,
+/// bpffs.
 ///
 /// # Errors
-/// If socklb cannot run here, or not as this user.
+/// If socklb cannot run on this host, or not as this user.
 pub fn check_host(config: &Config) -> Result<Features> {
     if let Some(warning) = lb_kernel::namespace_warning() {
         warn!("{warning}");
@@ -39,24 +40,26 @@ pub fn check_host(config: &Config) -> Result<Features> {
     Ok(features)
 }
 
-/// The socket, and the port for metrics if one is configured. Both are bound before any change in
-/// the kernel, so that a failure to bind changes nothing. They accept once the daemon can answer.
+/// The daemon's socket, and the metrics port if one is configured. Both are bound before any change
+/// in the kernel, so that a failure to bind changes nothing. They accept connections once the
+/// daemon can answer.
 pub struct Listeners {
     path: PathBuf,
     queries: mpsc::Sender<ControllerQuery>,
-    /// The group whose members may send commands that change state.
+    /// The group whose members may send commands that change state, besides root and the daemon's
+    /// user.
     admins: Option<u32>,
     bound: Option<(api::Bound, Option<TcpListener>)>,
-    /// The names that requests may use for the port for metrics.
+    /// The names that requests to the metrics port may contain.
     metrics: Metrics,
     servers: Vec<JoinHandle<()>>,
-    /// The most connections at a time, for each of the two.
+    /// The most simultaneous connections, of each of the two.
     connections: usize,
 }
 
 impl Listeners {
     /// # Errors
-    /// If another process has the socket or the port, or the directory of the socket cannot be
+    /// If another process uses the socket or the port, or the directory of the socket cannot be
     /// written or is not trusted.
     pub fn bind(config: &Config, queries: mpsc::Sender<ControllerQuery>) -> Result<Self> {
         let (limit, clients) = (descriptors::raise(), config.clients.len() as u64);
@@ -68,19 +71,19 @@ impl Listeners {
         let admins = config.admins.as_deref().map(group_number).transpose()?;
         let bound = api::bind(&config.paths.run, admins)
             .with_context(|| format!("create the socket {}", path.display()))?;
-        let port = config.metrics.listen.map(|port| {
-            metrics::bind(port)
-                .with_context(|| format!("listen on {port}, which [metrics] in the configuration names"))
-        });
+        let port = config
+            .metrics
+            .listen
+            .map(|port| metrics::bind(port).with_context(|| format!("listen on {port} ([metrics] listen)")));
         let bound = Some((bound, port.transpose()?));
         let metrics = config.metrics.clone();
         Ok(Self { path, queries, admins, bound, metrics, servers: Vec::new(), connections })
     }
 
-    /// Begins to accept. Returns `false` if an earlier call has done so.
+    /// Starts to accept connections. Returns `false` if an earlier call has done so.
     ///
     /// # Errors
-    /// If the socket cannot be given its path.
+    /// If the socket cannot be renamed to its path.
     pub fn open(&mut self) -> Result<bool> {
         let Some((bound, port)) = self.bound.take() else { return Ok(false) };
         let listener = bound.show().with_context(|| format!("create the socket {}", self.path.display()))?;
@@ -94,10 +97,10 @@ impl Listeners {
         Ok(true)
     }
 
-    /// Stops accepting, and frees the socket and the port for a successor.
+    /// Stops accepting connections, and frees the socket and the port for a successor.
     async fn close(self) {
-        // Removed before the listener is closed: until then no other daemon can have put its socket
-        // at the path.
+        // The path is removed before the listener is closed: until the listener is closed, no other
+        // daemon can have put its own socket there.
         if self.bound.is_none() {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -113,13 +116,13 @@ impl Listeners {
 fn group_number(name: &str) -> Result<u32> {
     let number = peer::group_number(name).with_context(|| format!("look up the group {name} of [admin]"))?;
     number.with_context(|| {
-        format!("[admin] names the group {name}, and there is none (groupadd {name}, or leave it out)")
+        format!("[admin] names the group {name}, which does not exist (create it with `groupadd {name}`, or remove it from [admin])")
     })
 }
 
-/// Releases, within seconds and whatever hangs, everything that a successor needs: the sockets, the
-/// locks of all clients, and the state at the service manager. Threads in a hanging file system may
-/// hold the process and its descriptors for longer.
+/// Releases everything that a successor needs within seconds, whatever hangs: the sockets, the
+/// locks of all clients, and the state at the service manager. Threads in a file system that does
+/// not answer may still hold the process and its descriptors for longer.
 pub async fn stop(
     controller: Controller,
     stopping: &AtomicBool,
@@ -128,7 +131,8 @@ pub async fn stop(
     events: mpsc::Sender<Event>,
     mut inbox: mpsc::Receiver<Event>,
 ) {
-    /// A client that is being opened holds its lock for tens of milliseconds.
+    /// How long to wait for clients that are being opened. Each holds its lock for tens of
+    /// milliseconds.
     const PATIENCE: Duration = Duration::from_secs(1);
     stopping.store(true, Ordering::Relaxed);
     notifier.stopping();

@@ -1,6 +1,7 @@
-//! Watched directories: where cgroups appear, and where files lie.
+//! Watches on directories in which cgroups appear or files lie.
 //!
-//! A watch can fail, and can be lost without notice, so everything is also checked once a second.
+//! A watch can fail, and can be lost without notice, so the controller also checks everything once
+//! a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,9 +16,9 @@ pub struct Watches(Arc<Mutex<WatchState>>);
 
 #[derive(Default)]
 struct WatchState {
-    /// `None` if there is no inotify instance.
+    /// `None` if an inotify instance could not be created.
     watcher: Option<Watcher>,
-    /// Directories that were already reported as not watchable.
+    /// The directories for which a failure to watch was logged.
     unwatched: BTreeSet<PathBuf>,
 }
 
@@ -36,30 +37,32 @@ impl Watches {
         self.with(|state| state.watcher.clone())
     }
 
-    /// Watches a directory. May take as long as its file system does.
+    /// Watches a directory. Takes as long as the directory's file system does.
     pub fn add(&self, directory: &Path) {
         if let Some(Err(error)) = self.watcher().map(|watcher| watcher.add(directory)) {
             self.report(directory, &error.to_string());
         }
     }
 
-    /// Creates an inotify instance if there is none. Returns it if it is new.
+    /// Creates an inotify instance if there is none. Returns the instance only if it was created
+    /// now.
     pub fn open_again(&self) -> Option<Watch> {
         if self.watcher().is_some() {
             return None;
         }
         let watch = Watch::new().ok()?;
-        info!("directories are watched");
+        info!("directories are watched now");
         self.with(|state| state.watcher = watch.watcher());
         Some(watch)
     }
 
     /// Watches for cgroups to appear, and removes the watches that are no longer needed.
-    /// `directories` are those of files; they are watched when their files are checked.
+    /// `directories` are the directories of files; other calls watch them, when their files are
+    /// checked.
     pub fn watch(&self, cgroups: &[PathBuf], mut directories: BTreeSet<PathBuf>) {
         let Some(watcher) = self.watcher() else { return };
         let mut failed = BTreeMap::new();
-        // Most cgroups lie side by side, so one search per directory is enough.
+        // Most cgroups have a common parent, so one search per parent is enough.
         let one_of_each: BTreeMap<_, _> = cgroups.iter().map(|path| (path.parent(), path)).collect();
         for path in one_of_each.into_values() {
             match watcher.add_nearest(path) {
@@ -73,15 +76,15 @@ impl Watches {
         for (path, error) in failed {
             self.report(&path, &error);
         }
-        // Beside the loop, because a file system that does not answer may delay the removal of a
-        // watch.
+        // Runs beside the loop, because a file system that does not answer may delay the removal of
+        // a watch.
         tokio::task::spawn_blocking(move || watcher.keep_only(&directories));
     }
 
-    /// Logs once that a directory cannot be watched.
+    /// Logs, once per path, that it cannot be watched.
     fn report(&self, path: &Path, error: &str) {
         if self.with(|state| state.unwatched.insert(path.to_owned())) {
-            warn!(path = %path.display(), error, "cannot watch; looking once a second instead");
+            warn!(path = %path.display(), error, "cannot watch the path; checking it once a second instead");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Work that takes time runs beside the loop; each result becomes an event.
+//! Work that takes time and runs beside the loop. Each result becomes an event.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::controller::{
 };
 use crate::source::{NoAnswer, Stamp, directory_of};
 
-/// How long storing may take: all files are written and synchronized one by one.
+/// The longest time to wait until files are stored. They are written and synchronized one by one.
 const TO_STORE: Duration = Duration::from_secs(10);
 
-/// Processes that have begun a flow within this time count as those of the client.
+/// A process counts as the client's if it has begun a flow within this time.
 const RECENT: Duration = Duration::from_mins(1);
 
 /// Cheap to clone.
@@ -32,15 +32,15 @@ pub struct Worker {
     /// The configuration file.
     file: PathBuf,
     reread: Reread,
-    /// The directory where the files for later starts are stored.
+    /// The directory in which files for later starts are stored.
     state: PathBuf,
     kernel: Arc<dyn Kernel>,
     knows_mptcp: bool,
 }
 
 impl Worker {
-    /// `state`: the directory of the files for later starts. `knows_mptcp`: whether paths of MPTCP
-    /// sockets have no records.
+    /// `state` is the directory of the files for later starts. `knows_mptcp`: whether paths of
+    /// MPTCP sockets have no flow records.
     pub fn new(
         files: Arc<dyn Files>,
         file: PathBuf,
@@ -53,8 +53,8 @@ impl Worker {
         Self { lists: ListReader::new(files), watches, file, reread, state, kernel, knows_mptcp }
     }
 
-    /// Does the work. Calls that may block run on threads of their own; a file that does not answer
-    /// is given up after a while.
+    /// Does the work. Calls that may block run on threads of their own. If a file does not answer,
+    /// its part of the work ends with an error after a while.
     pub async fn carry_out(self, work: BackgroundWork) -> Event {
         match work {
             BackgroundWork::Look { service, source } => {
@@ -105,12 +105,12 @@ impl Worker {
         }
     }
 
-    /// Reads the stamp of a file, and watches its directory.
+    /// Reads the stamp of a file, and watches the file's directory.
     async fn look(&self, path: &Path) -> Result<Option<Stamp>, NoAnswer> {
         let (file, watches) = (path.to_owned(), self.watches.clone());
         let files = Arc::clone(&self.lists.files);
         let look = move || {
-            // Watched first, so that a change from here on is an event of its own.
+            // The watch comes first, so that it reports any change after the stamp was read.
             watches.add(&directory_of(&file));
             files.stamp(&file)
         };
@@ -126,7 +126,7 @@ impl Worker {
     }
 }
 
-/// Reads the loads that an earlier daemon had learnt.
+/// Reads the learnt weights that an earlier daemon stored.
 pub async fn read_learnt(lists: &ListReader, state: &Path) -> LearntFile {
     let path = learnt_path(state);
     let (disk, file) = (Arc::clone(&lists.files), path.clone());

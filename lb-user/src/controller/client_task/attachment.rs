@@ -1,9 +1,9 @@
-//! Where a client task is attached: at the cgroup that its path names now, and at earlier ones
+//! The attachment of a client task: to the cgroup that is now at its path, and to earlier cgroups
 //! until their flows have ended.
 //!
-//! A cgroup may be created again at the same path, and a client may be configured for another one.
-//! The programs attach to the new cgroup first; old links go once no flow is open that may have
-//! begun at them. It reads no clock.
+//! A cgroup may be removed and created again at the same path, and a client may be configured for
+//! another cgroup. The programs are first attached to the new cgroup. Old links are removed once no
+//! flow is open that may have begun at them. This module reads no clock.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use lb_kernel::{Cgroup, ClientKernel, DatapathError};
 
 use super::ClientTask;
 
-/// Links to a cgroup that still exists are checked at this interval. Only an operator removes them,
+/// How often links to a cgroup that still exists are checked. Only an operator removes such links,
 /// and each check takes three system calls.
 const LINKS: Duration = Duration::from_secs(10);
 
-/// What became of a client's attachment when its cgroup was checked.
+/// The result of a check of a client's cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Followed {
-    /// The programs are where they were.
+    /// The attachment did not change.
     Unchanged,
-    /// The programs were attached, to another cgroup or again.
+    /// The programs were attached, to another cgroup or again to the same.
     Attached,
     /// The cgroup is gone.
     Lost,
@@ -34,9 +34,9 @@ impl ClientTask {
         self.datapath.kernel()
     }
 
-    /// Replaces the attached programs with this build's, or attaches these: from now on the
-    /// cgroup's connects are balanced. Without a cgroup there is nothing to attach to yet. On other
-    /// cgroups the programs stay until [`ClientTask::leave_other_cgroups`].
+    /// Attaches this build's programs to the client's cgroup, or replaces programs that are
+    /// attached there. From now on the cgroup's connects are balanced. If there is no cgroup yet,
+    /// does nothing. Programs on other cgroups stay until [`ClientTask::leave_other_cgroups`].
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -56,14 +56,14 @@ impl ClientTask {
         result
     }
 
-    /// Attaches again if the programs are not attached to the cgroup that the configured path names
-    /// now: a restarted service has a new cgroup at its old path, links can be removed by hand, and
-    /// an attachment may have been interrupted. After a failure nothing is done until a retry is
-    /// due.
+    /// Attaches the programs if they are not attached to the cgroup that is now at the configured
+    /// path: a restarted service has a new cgroup at its old path, an operator may have removed
+    /// links, and an earlier attachment may have been interrupted. After a failure, does nothing
+    /// until a retry is due.
     ///
     /// # Errors
-    /// If the kernel refuses, or the attachment cannot be read; then everything stays as it was.
-    /// The `bool` is `true` if the error differs from the one before.
+    /// If the kernel refuses, or the attachment cannot be read. Then nothing changes. The `bool` is
+    /// `true` if the error differs from the last one.
     pub fn follow_cgroup(&mut self, now: Instant) -> Result<Followed, (DatapathError, bool)> {
         if self.is_unpinned || self.first_look.is_some() || !self.attaching.is_due(now) {
             return Ok(Followed::Unchanged);
@@ -88,7 +88,7 @@ impl ClientTask {
             return Ok(Followed::Unchanged);
         }
         let there = self.cgroup_there()?;
-        // Links of an earlier daemon also receive the programs of this one.
+        // Links that an earlier daemon created receive this daemon's programs.
         self.links_seen = None;
         if let Some(there) = there
             && self.kernel().is_fully_attached(there.id)?
@@ -102,19 +102,18 @@ impl ClientTask {
         if self.look_for_pins()? { self.attach() } else { Ok(Followed::Unpinned) }
     }
 
-    /// Something has changed at the client's cgroup: the next check of it need not wait for its
-    /// pause.
+    /// Notes that the client's cgroup has changed: the next check happens without a pause.
     pub fn cgroup_changed(&mut self) {
         self.links_seen = None;
         self.attaching.retry_now();
     }
 
-    /// Checks whether the client's pins are still those that this client task works on. If the
-    /// whole directory was removed, an operator wants the client gone: it stays gone until another
-    /// client task is opened for it.
+    /// Checks whether the client's pins still exist. If the whole directory was removed, an
+    /// operator wants the client removed: it stays removed until another client task is opened for
+    /// it.
     ///
     /// # Errors
-    /// If that cannot be determined.
+    /// If this cannot be determined.
     pub fn look_for_pins(&mut self) -> Result<bool, DatapathError> {
         if !self.is_unpinned && !self.kernel().is_pinned()? {
             self.is_unpinned = true;
@@ -130,12 +129,13 @@ impl ClientTask {
     }
 
     /// Leaves cgroups that are no longer the client's: stops flows from beginning there, and
-    /// detaches once no flow is open that may have begun there. Call this only once the client that
-    /// takes over a cgroup is attached there. After a failure nothing is done until a retry is due.
+    /// detaches once no flow is open that may have begun there. If another client takes over such a
+    /// cgroup, call this only after that client is attached to it. After a failure, does nothing
+    /// until a retry is due.
     ///
     /// # Errors
-    /// If a link cannot be read or removed. The `bool` is `true` if the error differs from the one
-    /// before.
+    /// If a link cannot be read or removed. The `bool` is `true` if the error differs from the last
+    /// one.
     pub fn leave_other_cgroups(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
         if !self.leaving.is_due(now) || !self.has_moved && !self.has_old_links {
             return Ok(());
@@ -159,7 +159,7 @@ impl ClientTask {
         self.has_moved
     }
 
-    /// Ids of cgroups other than the client's in which its flows still begin.
+    /// The ids of cgroups in which the client's flows still begin, other than its own cgroup.
     ///
     /// # Errors
     /// If the links cannot be read.
@@ -169,9 +169,9 @@ impl ClientTask {
         Ok(cgroups)
     }
 
-    /// While there is no cgroup at the client's path, links to a cgroup that was removed there
-    /// stay, because sockets that were made in it may still dial. A cgroup at another path is no
-    /// longer the client's, and its links go.
+    /// If there is no cgroup at the client's path, links to a cgroup that was removed from this
+    /// path stay, because sockets that were created in that cgroup may still connect. Links to a
+    /// cgroup at another path are retired.
     fn retire_other_links(&self) -> Result<(), DatapathError> {
         match &self.cgroup {
             Some(cgroup) => self.kernel().leave_other_cgroups(cgroup.id),
@@ -181,7 +181,7 @@ impl ClientTask {
 
     fn remove_other_links(&mut self) -> Result<(), DatapathError> {
         let Some(cgroup) = &self.cgroup else { return Ok(()) };
-        // Only this daemon makes links, so no old link can appear until the client moves.
+        // Only this daemon creates links, so no old link can appear until the client moves again.
         self.has_old_links = self.kernel().has_old_links(cgroup.id)?;
         if !self.has_old_links || self.open_flows() > 0 {
             return Ok(());
@@ -189,11 +189,11 @@ impl ClientTask {
         self.kernel().remove_old_links(cgroup.id)
     }
 
-    /// Whether the programs of this client task are attached to the cgroup that the configured path
-    /// names now.
+    /// Whether this client task's programs are attached to the cgroup that is now at the configured
+    /// path.
     ///
     /// # Errors
-    /// If that cannot be determined, in which case the programs may or may not be attached.
+    /// If this cannot be determined. The programs may or may not be attached.
     pub fn is_effective(&self) -> Result<bool, DatapathError> {
         match self.cgroup_there()? {
             Some(there) => self.kernel().is_fully_attached(there.id),
@@ -201,7 +201,7 @@ impl ClientTask {
         }
     }
 
-    /// The cgroup that the configured path names now, if there is one.
+    /// The cgroup that is now at the configured path, if there is one.
     fn cgroup_there(&self) -> Result<Option<Cgroup>, DatapathError> {
         match self.kernel().cgroup(&self.path) {
             Ok(now) => Ok(Some(now)),
@@ -213,17 +213,17 @@ impl ClientTask {
     /// Whether the client's connects are balanced in the cgroup with this id.
     ///
     /// # Errors
-    /// If that cannot be determined.
+    /// If this cannot be determined.
     pub fn covers(&self, cgroup: u64) -> Result<bool, DatapathError> {
         self.kernel().is_balanced(cgroup)
     }
 
-    /// Whether there is a cgroup at its path; `false` as well if that cannot be determined.
+    /// Whether there is a cgroup at the client's path; `false` also if this cannot be determined.
     pub fn has_cgroup(&self) -> bool {
         self.cgroup_there().is_ok_and(|there| there.is_some())
     }
 
-    /// Full path of its cgroup, whether or not it exists.
+    /// The full path of the client's cgroup, which may not exist.
     pub fn path(&self) -> &Path {
         &self.path
     }

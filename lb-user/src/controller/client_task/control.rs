@@ -1,6 +1,6 @@
-//! The weights of a client task that change while its lists stay: with load, and in slow start. The
-//! state of each row goes to its [`Control`], and the factors that this returns become a fact for
-//! the balancer.
+//! The weights of a client task that change although its lists do not: with load, and in slow
+//! start. Each service's [`Control`] receives the state of the row and returns factors, which
+//! become a fact for the balancer.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,25 +23,25 @@ use lb_view::load;
 
 use super::ClientTask;
 
-/// The control of one service, and the counts for it.
+/// The control of one service, with the counts that it needs.
 pub struct Controlled {
     control: Control,
     lives: Lives,
     activity: Activity,
-    /// Flows that had begun at the last tick; `None` before the first.
+    /// The number of flows that had begun until the last tick; `None` before the first tick.
     begun: Option<u64>,
     counted: ByAddress<BackendFlows>,
     /// The state of the row at the last tick.
     look: Look,
-    /// When the last tick was, by the clock of reports.
+    /// When the last tick was, by CLOCK_MONOTONIC.
     looked: Duration,
-    /// How many tables were made for the control.
+    /// How many tables were built because of the control.
     tables: u64,
-    /// Whether an operator has set the switch since this daemon has the service.
+    /// Whether an operator has set the switch since this daemon first had the service.
     is_said: bool,
 }
 
-/// Flows to one backend, as of the last count.
+/// The flows to one backend, as of the last count.
 struct BackendFlows {
     at: BackendRef,
     begun: u64,
@@ -49,7 +49,7 @@ struct BackendFlows {
     of_late: OfLate,
 }
 
-/// Failed flows are counted every this many ticks, because a count reads half a kilobyte per
+/// The number of ticks between two counts of failed flows. Each count reads half a kilobyte per
 /// backend and CPU.
 const COUNTED_TICKS: u32 = 5;
 
@@ -70,8 +70,8 @@ impl Controlled {
 }
 
 impl ClientTask {
-    /// Creates the controls that the configuration requires. `learnt` returns what was learnt for a
-    /// service before, and how long ago.
+    /// Creates the controls that the configuration requires. For a service, `learnt` returns the
+    /// stored learnt weights and their age.
     pub fn make_controls(
         &mut self,
         learnt: impl Fn(&str) -> Option<(LearntWeights, Duration)>,
@@ -100,15 +100,15 @@ impl ClientTask {
                     new
                 }
             };
-            // A new balancer has no factors.
+            // A new balancer has no factors yet.
             self.apply_factors(position, controlled.control.in_force().clone(), now);
             self.controls.push(Some((name, controlled)));
         }
     }
 
-    /// Applies what was learnt before, if the file could not be read in time. A switch that an
-    /// operator has set in the meantime holds. So do factors learnt in the meantime, because they
-    /// describe the present, unless the file has the weights frozen or the law switched off.
+    /// Applies stored learnt weights that could not be read at the start. A switch that an operator
+    /// has set in the meantime has precedence. So do factors that were learnt in the meantime,
+    /// because they are newer, unless the stored switch freezes the weights or turns the law off.
     pub fn adopt_late(&mut self, learnt: impl Fn(&str) -> Option<(LearntWeights, Duration)>, now: Instant) {
         for position in 0..self.controls.len() {
             let Some((name, controlled)) = &mut self.controls[position] else { continue };
@@ -123,9 +123,10 @@ impl ClientTask {
         }
     }
 
-    /// Runs the laws on the current reports and counts, one tick after the last time. Returns the
-    /// proposals that are worth a table, by position. `heard` returns the report of a member of the
-    /// table of the service at a position. `tick`: the number of this tick.
+    /// Runs the control laws on the current reports and counts, once per tick. Returns, by
+    /// position, the proposals that are worth a new table. `heard` returns the report of a member,
+    /// by the position of the service and the position of the member in its table. `tick` is the
+    /// number of this tick.
     pub fn tick_controls(
         &mut self,
         tick: u32,
@@ -159,8 +160,8 @@ impl ClientTask {
         proposals
     }
 
-    /// If slow start is configured, begins that of members that are new or available again, and
-    /// ends that of members that are no longer available.
+    /// If slow start is configured, begins it for members that are new or available again, and ends
+    /// it for members that are no longer available.
     pub fn start_slowly(&mut self, now: Instant) {
         let at = self.clock.monotonic(now);
         let mut controls = std::mem::take(&mut self.controls);
@@ -178,7 +179,7 @@ impl ClientTask {
         self.controls = controls;
     }
 
-    /// The table of the service at a position follows these factors from now on.
+    /// Makes the table of the service at this position follow these factors.
     pub fn publish_factors(&mut self, position: usize, factors: Factors, now: Instant) {
         let is_new = self.apply_factors(position, factors.clone(), now);
         if let Some(Some((_, controlled))) = self.controls.get_mut(position) {
@@ -187,11 +188,12 @@ impl ClientTask {
         }
     }
 
-    /// Returns whether the table changed. If the maps otherwise match the plan, the table is
-    /// written to them at once: a plan would repeat all other services and backends, and following
-    /// load makes many tables.
+    /// Applies factors to a table. Returns whether the table changed. If the maps match the rest of
+    /// the plan, the table is written to them at once: making a plan would repeat all other
+    /// services and backends, and following load makes many tables.
     fn apply_factors(&mut self, position: usize, factors: Factors, now: Instant) -> bool {
-        let is_new = self.balancer.handle(now, Fact::Factors(position, factors)).expect("it takes no room");
+        let is_new =
+            self.balancer.handle(now, Fact::Factors(position, factors)).expect("factors need no room");
         if !is_new {
             return false;
         }
@@ -238,8 +240,8 @@ impl ClientTask {
         })
     }
 
-    /// Counts the flows of each service with a law that have begun since the last tick, and those
-    /// that are open.
+    /// For each service with a control, counts the flows that have begun since the last tick, and
+    /// the flows that are open.
     fn count_begun(&self, controls: &mut [Option<(String, Controlled)>]) {
         let tables = self.datapath.tables();
         let mut followed: Vec<(ServiceIndex, &mut Controlled)> = Vec::new();
@@ -252,7 +254,7 @@ impl ClientTask {
         }
         followed.sort_by_key(|(index, _)| *index);
         let indexes: Vec<ServiceIndex> = followed.iter().map(|(index, _)| *index).collect();
-        // After a read error the next tick reads again; `sample` logs the error.
+        // If the read fails, the next tick reads again; `sample` logs the error.
         let Ok(outcomes) = tables.outcomes_of(&indexes) else { return };
         for ((_, controlled), outcomes) in followed.into_iter().zip(outcomes) {
             let begun = flows_begun(&outcomes);
@@ -266,7 +268,7 @@ impl ClientTask {
         }
     }
 
-    /// Counts the failed flows and all flows to each member of a service with a law.
+    /// For each member of a service with a law, counts the failed flows and all flows.
     fn count_failed(&self, controls: &mut [Option<(String, Controlled)>]) {
         let mut slots: BTreeMap<Slot, (usize, SocketAddr, BackendRef)> = BTreeMap::new();
         for (position, controlled) in controls.iter().enumerate() {
@@ -305,8 +307,8 @@ impl ClientTask {
         });
     }
 
-    /// Sets the switch of a service's law as an operator requests. Returns the switch before;
-    /// `None` if the service has no law here.
+    /// Sets the switch of a service's law, as an operator has requested. Returns the earlier
+    /// switch; `None` if the service has no law here.
     pub fn switch_control(&mut self, service: &str, switch: Switch) -> Option<Switch> {
         let mut controls = self.controls.iter_mut().flatten();
         let (_, controlled) = controls
@@ -317,7 +319,7 @@ impl ClientTask {
         Some(before)
     }
 
-    /// The learnt weights that are stored for the next daemon, by service name.
+    /// By service name: the learnt weights, to be stored for the next daemon.
     pub fn learnt(&self, now: Instant) -> impl Iterator<Item = (&str, LearntWeights)> {
         let now = self.clock.monotonic(now);
         self.controls.iter().flatten().filter_map(move |(name, controlled)| {
@@ -327,14 +329,14 @@ impl ClientTask {
         })
     }
 
-    /// Whether a member has begun or ended a slow start by becoming available or unavailable since
-    /// the last call.
+    /// Whether a member has begun or ended a slow start since the last call because it became
+    /// available or unavailable.
     pub fn take_slow_starts_changed(&mut self) -> bool {
         let controls = self.controls.iter_mut().flatten();
         controls.fold(false, |any, (_, controlled)| controlled.control.take_slow_starts_changed() || any)
     }
 
-    /// What status shows of weights that change, by service name.
+    /// By service name: the part of status that shows weights that change.
     pub fn loads(&self) -> BTreeMap<String, load::ServiceLoadStatus> {
         let controls = self.controls.iter().flatten();
         controls.map(|(name, controlled)| (name.clone(), controlled.view())).collect()
@@ -375,16 +377,16 @@ impl Controlled {
     }
 }
 
-/// Whether a member takes new flows as far as is known.
+/// Whether a member accepts new flows, as far as is known.
 fn is_available(row: &Row, address: SocketAddr) -> bool {
-    // The usual case: if all members are healthy, nothing is looked up.
+    // The usual case needs no lookup: all members are healthy.
     if !row.is_unsettled() && row.available.1 > 0 {
         return true;
     }
     row.usable.get(&address).is_none_or(|(_, health)| *health == Health::Healthy)
 }
 
-/// How many calls have begun a flow that is counted while it is open.
+/// The number of calls that have begun a flow that is counted while it is open.
 pub(super) fn flows_begun(outcomes: &Outcomes) -> u64 {
     let begins_a_flow =
         |outcome: &Outcome| outcome.is_balanced() && !matches!(outcome, Outcome::Reused | Outcome::Untracked);

@@ -1,7 +1,7 @@
-//! Recent counts of a client task's programs, from regular samples of its counters.
+//! The recent counts of a client task's programs, from regular samples of their counters.
 //!
-//! Counters only grow; the counts of the last minute are the difference of two samples. It reads no
-//! clock.
+//! Counters only grow; the counts of the last minute are the difference of two samples. This module
+//! reads no clock.
 
 use std::time::Instant;
 
@@ -12,11 +12,10 @@ use super::ClientTask;
 use crate::window::{Sample, Window};
 
 impl ClientTask {
-    /// Samples the counts of every slot if that is due, for the counts of the last minute.
+    /// Samples the counts of every slot, if a sample is due.
     ///
     /// # Errors
-    /// If the kernel refuses a lookup. The `bool` is `true` if the error differs from the one
-    /// before.
+    /// If the kernel refuses a lookup. The `bool` is `true` if the error differs from the last one.
     pub fn sample(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
         if !self.window.is_due(now) || !self.counting.is_due(now) {
             return Ok(());
@@ -37,7 +36,7 @@ impl ClientTask {
         let (tables, backends) = (self.datapath.tables(), &self.datapath.applied().backends);
         let slots: Vec<Slot> = backends.keys().copied().collect();
         let at = |slot: Slot| BackendRef { slot, generation: backends[&slot].generation };
-        // Chosen first, then the open flows: a flow is counted in this order.
+        // The chosen flows are read before the open flows, because a flow is counted in this order.
         let chosen = tables.chosen(&slots)?;
         let has_changed = |(slot, chosen): &(&Slot, u64)| {
             tables.active(**slot) != 0 || !self.window.is_settled(at(**slot), *chosen)
@@ -64,8 +63,8 @@ impl ClientTask {
         Ok(())
     }
 
-    /// How many connects were refused because all backends were at their limit, for the services
-    /// that have a limit.
+    /// For each service with a limit: how many connects were refused because all backends had
+    /// reached the limit.
     fn limited(&self) -> Result<Vec<(ServiceIndex, u64)>, DatapathError> {
         let services = self.datapath.applied().services.iter();
         let limited = services.filter(|(_, service)| service.rules.active_limit != 0);

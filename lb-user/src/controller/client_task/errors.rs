@@ -1,5 +1,5 @@
-//! Errors of backends that count as load, for the policies that compare load: errors that backends
-//! report are added to those that the kernel programs see, and
+//! Errors of backends that count as load, for the policies that compare load. The errors that
+//! backends report are added to the errors that the kernel programs see.
 //! [`error_load`](lb_core::control::error_load) decides how much they weigh.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,24 +16,26 @@ use lb_core::service::{Policy, Service};
 use super::ClientTask;
 use super::control::flows_begun;
 
-/// When errors were last weighed, and how many connects each service with errors had had by then.
+/// The time at which errors were last weighed, and the number of connects that each service with
+/// errors had had until then.
 #[derive(Debug, Default)]
 pub struct ErrorLook {
     at: Option<Instant>,
     connects: BTreeMap<ServiceIndex, u64>,
 }
 
-/// What is read of a service whose errors count as load.
+/// The data of a service whose errors count as load.
 struct ServiceLoad {
     index: ServiceIndex,
     policy: Policy,
     /// The half-life of errors.
     decay: Duration,
-    /// The members of its table, each with whether anything is left of its errors.
+    /// The members of its table: slot, load, and whether any errors are left.
     members: Vec<(Slot, MemberLoad, bool)>,
     /// The base-2 logarithm of the number of entries of the table.
     length_log2: u8,
-    /// The most open flows of a member per share, as the kernel programs receive it.
+    /// The largest number of open flows per share of any member, in the form that the kernel
+    /// programs receive.
     peak_flows: u64,
 }
 
@@ -43,7 +45,7 @@ impl ServiceLoad {
     }
 }
 
-/// The half-life of a service's errors; `None` if they do not count as load.
+/// The half-life of a service's errors; `None` if errors do not count as load.
 pub fn error_decay(service: &Service) -> Option<Duration> {
     service.error_decay.filter(|_| service.policy.counts_errors())
 }
@@ -71,8 +73,8 @@ impl ClientTask {
         loads
     }
 
-    /// Publishes each service's most open flows per share to the kernel programs. Call this
-    /// whenever tables have changed.
+    /// Publishes to the kernel programs, for each service, the largest number of open flows per
+    /// share of any member. Call this whenever tables have changed.
     pub(super) fn publish_peak_flows(&mut self) {
         self.set_peak_flows(&self.service_loads());
     }
@@ -83,9 +85,9 @@ impl ClientTask {
         }
     }
 
-    /// Publishes each service's most open flows per share to the kernel programs, limits each
-    /// backend's errors to the equivalent of that many flows, and delays their halving while few
-    /// connects come. Call this each tick.
+    /// Publishes the largest number of open flows per share to the kernel programs, for each
+    /// service. Limits each backend's errors to the equivalent of that number of flows, and delays
+    /// their halving while there are few connects. Call this each tick.
     pub fn weigh_errors(&mut self, now: Instant) {
         let last = self.errors_seen.at.replace(now);
         let elapsed = last.map_or(TICK, |last| now.saturating_duration_since(last));
@@ -94,18 +96,19 @@ impl ClientTask {
         loads.retain(ServiceLoad::has_errors);
         let before = std::mem::take(&mut self.errors_seen.connects);
         let indexes: Vec<ServiceIndex> = loads.iter().map(|service| service.index).collect();
-        // After a read error the next tick reads again; `sample` logs the error.
+        // If the read fails, the next tick reads again; `sample` logs the error.
         let Ok(outcomes) = self.datapath.tables().outcomes_of(&indexes) else { return };
         let reported: BTreeSet<Slot> = self.reported_errors.keys().map(|at| at.slot).collect();
         for (service, outcomes) in loads.into_iter().zip(outcomes) {
             let ServiceLoad { index, policy, decay, members, length_log2, peak_flows } = service;
             let connects = flows_begun(&outcomes);
-            // If a service had no errors at the last tick, its connects until then are unknown.
+            // If a service had no errors at the last tick, its number of connects at that time is
+            // unknown.
             let new = before.get(&index).map_or(0, |before| connects.saturating_sub(*before));
             let all = members.iter().map(|(_, load, _)| load.share(policy)).sum();
             for (slot, load, _) in members.iter().filter(|(.., has_errors)| *has_errors) {
-                // Reported errors count by the backend's share of requests, whatever flows others
-                // have open.
+                // Reported errors count according to the backend's share of requests, however many
+                // flows are open.
                 if !reported.contains(slot) {
                     let most = most_errors(peak_of(policy as u8, peak_flows, load.entries, length_log2));
                     self.datapath.limit_errors(*slot, most);
@@ -119,8 +122,8 @@ impl ClientTask {
         }
     }
 
-    /// Adds the errors that backends report to their recent errors, for the services whose policy
-    /// counts these as load. Call this each tick. `heard`: as for [`ClientTask::tick_controls`].
+    /// Adds the errors that backends report to their recent errors, for services whose policy
+    /// counts errors as load. Call this each tick. For `heard`, see [`ClientTask::tick_controls`].
     pub fn count_reported_errors(&mut self, heard: impl Fn(usize, usize) -> Option<Heard>, now: Instant) {
         let now = self.clock.monotonic(now);
         let mut shares: BTreeMap<Slot, (BackendRef, f64)> = BTreeMap::new();
@@ -136,7 +139,7 @@ impl ClientTask {
             }
         }
         let slots: Vec<Slot> = shares.keys().copied().collect();
-        // After a read error the next tick reads again; `sample` logs the error.
+        // If the read fails, the next tick reads again; `sample` logs the error.
         let Ok(chosen) = self.datapath.tables().chosen(&slots) else { return };
         let mut before = std::mem::take(&mut self.reported_errors);
         for ((at, share), chosen) in shares.into_values().zip(chosen) {

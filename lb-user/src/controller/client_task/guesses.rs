@@ -1,5 +1,5 @@
-//! Backends that fail the daemon's probes while the client is in another network namespace: the
-//! failure is a guess until the client's own connections refute it.
+//! Guesses: backends that fail the daemon's probes although the client is in another network
+//! namespace. Such a failure is a guess until the client's own connections refute it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,19 +12,19 @@ use lb_core::slots::Identity;
 
 use super::ClientTask;
 
-/// A backend that fails probes.
+/// A backend that fails probes, as seen from another network namespace.
 #[derive(Debug, Default)]
 pub struct Guess {
-    /// The backend, and how many connections the client had established to it, when the guess
-    /// ejected it; `None` before it has a slot.
+    /// The backend when this guess ejected it, and how many connections the client had established
+    /// to it until then; `None` before the backend has a slot.
     ejected: Option<(BackendRef, u64)>,
-    /// Whether the client has established a connection since then. This stays so until a probe
-    /// succeeds: if the backend fails later, the client's own connects eject it.
+    /// Whether the client has established a connection since then. Once set, this stays until a
+    /// probe succeeds. If the backend fails later, the client's own connects eject it.
     is_refuted: bool,
 }
 
 impl ClientTask {
-    /// Applies the results of connect probes of the backends of the service at this position.
+    /// Applies the results of connect probes to the backends of the service at this position.
     pub fn apply_findings(
         &mut self,
         position: usize,
@@ -45,7 +45,7 @@ impl ClientTask {
         self.hear(position, Who::Probe, said, now);
     }
 
-    /// The health of a backend for this client, if probes have found `found`.
+    /// The health that this client sees if the probes have found `found`.
     fn seen(&self, identity: Identity, found: Health) -> Health {
         let is_refuted = self.guesses.get(&identity).is_some_and(|guess| guess.is_refuted);
         seen_from(found, self.is_elsewhere(), is_refuted)
@@ -55,10 +55,10 @@ impl ClientTask {
         self.balancer.services().nth(position).map(|(_, index, _)| index)
     }
 
-    /// Ejects backends for new guesses, so that the kernel programs try them, and notes which
-    /// guesses connections have refuted; the next look at probes applies that. Does nothing until
-    /// the maps match the plan, because until then connects may have no other backend than those to
-    /// be ejected.
+    /// Ejects backends for new guesses, so that the kernel programs try them. Marks the guesses
+    /// that connections have refuted; the next reading of probe results applies this. Does nothing
+    /// until the maps match the plan, because connects may still have no backend other than those
+    /// to be ejected.
     pub fn judge_guesses(&mut self) {
         if self.guesses.is_empty() || !self.is_settled() {
             return;

@@ -1,9 +1,9 @@
-//! What the kernel programs of a client task find of its backends: how the controller applies and
-//! logs their verdicts.
+//! The verdicts of a client task's kernel programs on its backends: how the controller applies and
+//! logs them.
 //!
-//! The programs eject and readmit backends by themselves. The controller reads their verdicts
-//! because tables depend on them, and logs one line for each change. The lines come from counters,
-//! so that an ejection which begins and ends between two looks is logged as well.
+//! The programs eject and readmit backends without the controller. The controller reads their
+//! verdicts because tables depend on them, and logs one line for each change. It compares counters,
+//! so it also logs an ejection that begins and ends between two readings.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
@@ -28,28 +28,28 @@ use crate::controller::probing::{ProbeCandidate, connect_target};
 use crate::probes::probed;
 use crate::status;
 
-/// Lines per client task and call; one more line counts the rest.
+/// The most lines per client task and call. One more line gives the number of the rest.
 const MOST_LINES: usize = 8;
 
-/// What the log last showed of each backend and of panics, and the early trials of backends that
-/// have returned.
+/// The health and panics that the log last showed, and the early trials of backends that have
+/// returned.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// Whether any health may have changed since the last log lines.
+    /// Whether the health of any backend may have changed since it was last logged.
     pub is_stale: bool,
-    /// The health that was logged last and the witness that had found it, by service position and
-    /// address.
+    /// By service position and address: the health that was logged last, and the witness that found
+    /// it.
     health: BTreeMap<(usize, SocketAddr), (Health, Option<Who>)>,
     backends: BTreeMap<BackendRef, ToldOfBackend>,
-    /// Ejected backends that are to be tried before their time; `tried` holds when that was last
-    /// done.
+    /// The ejected backends that should be tried early. `tried`: when each backend was last tried
+    /// early.
     returned: BTreeSet<BackendRef>,
     tried: BTreeMap<BackendRef, Instant>,
     panics: BTreeSet<String>,
 }
 
 impl Told {
-    /// What an earlier daemon has logged, as the maps show it.
+    /// The state that an earlier daemon has logged, according to the maps.
     pub fn adopted(balancer: &Balancer, datapath: &Datapath) -> Self {
         let positions: BTreeMap<ServiceIndex, usize> =
             balancer.services().enumerate().map(|(position, (_, index, _))| (index, position)).collect();
@@ -62,20 +62,20 @@ impl Told {
     }
 }
 
-/// The shortest time between two checks of whether backends serve.
+/// The shortest time between two checks of whether a service's backends serve.
 const EVERY: Duration = Duration::from_millis(900);
 
-/// Whether a service with too few available backends serves.
+/// For a service with too few available backends: the data that shows whether it still serves.
 #[derive(Debug, Default)]
 pub struct Serving {
     looked_at: Option<Instant>,
-    /// How many connections to each backend had been established at the last look.
+    /// At the last check: how many connections had been established to each backend.
     established: BTreeMap<BackendRef, u64>,
     /// When any of these counts last grew.
     grown_at: Option<Instant>,
 }
 
-/// The ejections and readmissions of a backend at the last look, and whether it was ejected then.
+/// At the last reading: a backend's ejections and readmissions, and whether it was ejected.
 #[derive(Clone, Copy, Debug)]
 struct ToldOfBackend {
     ejections: u64,
@@ -83,7 +83,7 @@ struct ToldOfBackend {
     is_ejected: bool,
 }
 
-/// A backend that was ejected and came back between two looks.
+/// A backend that was ejected and readmitted between two readings.
 struct Line {
     service: String,
     backend: SocketAddr,
@@ -91,10 +91,11 @@ struct Line {
     readmissions: u64,
 }
 
-/// Why a backend is healthy again, by the witness that had found it unhealthy.
+/// The reason to log for a recovery. It depends on the witness that had found the backend
+/// unhealthy.
 const fn recovery(before: Option<Who>) -> &'static str {
     match before {
-        Some(Who::Kernel) => "no longer ejected",
+        Some(Who::Kernel) => "readmitted",
         Some(Who::Probe) => "probes succeed",
         Some(Who::Report) => "no report against it",
         Some(Who::Source) => "list: healthy",
@@ -102,7 +103,7 @@ const fn recovery(before: Option<Who>) -> &'static str {
     }
 }
 
-/// Whether the programs see why flows fail. If they do not, they know nothing of backends.
+/// Whether the programs see why flows fail. If not, they cannot judge backends.
 pub fn knows_causes(accounting: Accounting, features: Features) -> bool {
     match accounting {
         Accounting::Full => features.socket_errors,
@@ -112,7 +113,7 @@ pub fn knows_causes(accounting: Accounting, features: Features) -> bool {
 
 impl ClientTask {
     /// Applies the verdicts of the programs, and the passing of time. The next
-    /// [`ClientTask::settle`] carries out what follows.
+    /// [`ClientTask::settle`] carries out the resulting plan.
     pub fn hear_kernel(&mut self, now: Instant) {
         let verdicts = self.datapath.tables().kernel_verdicts(&self.datapath.applied().backends);
         self.has_verdicts = !verdicts.is_empty();
@@ -128,15 +129,15 @@ impl ClientTask {
     }
 
     fn take_in(&mut self, fact: Fact, now: Instant) {
-        if self.balancer.handle(now, fact).expect("it takes no room") {
+        if self.balancer.handle(now, fact).expect("this fact needs no room") {
             self.settled = None;
         }
     }
 
-    /// Finds the services that have too few available backends but still serve: a backend has
-    /// established connections within the time of a first ejection. Call this before a service's
-    /// changes are carried out, so that one fact that arrives alone does not start panic. Counters
-    /// that cannot be read are read again a second later.
+    /// Finds the services that have too few available backends but still serve: within the duration
+    /// of a first ejection, a backend has established connections. Call this before a service's
+    /// changes are carried out, so that a single fact does not start panic. If counters cannot be
+    /// read, the check is repeated about a second later.
     pub fn look_who_serves(&mut self, now: Instant) {
         /// The most backends that are checked per service.
         const LOOKS: usize = 256;
@@ -166,7 +167,7 @@ impl ClientTask {
                 let at = BackendRef { slot, generation: backend.generation };
                 let new = || window.established(at).map_or(0, u64::from);
                 let before = serving.established.entry(at).or_insert_with(new);
-                // A sample holds only the low half of the count.
+                // A sample in the window holds only the low 32 bits of the count.
                 let low = |count: u64| count & u64::from(u32::MAX);
                 if low(std::mem::replace(before, counts.sums.established)) != low(counts.sums.established) {
                     serving.grown_at = Some(now);
@@ -194,16 +195,16 @@ impl ClientTask {
         self.take_in(Fact::Said(position, who, said), now);
     }
 
-    /// Notes that the agents of these backends of the service at this position have restarted, so
-    /// that ejected ones return.
+    /// Notes that the agents of these backends, of the service at this position, have restarted: if
+    /// such a backend is ejected, it is tried early.
     pub fn note_restarts(&mut self, position: usize, has_restarted: impl Fn(SocketAddr) -> bool) {
         self.balancer.note_returns(position, has_restarted);
     }
 
-    /// Makes the next connect the trial of each ejected backend that has returned: a probe or its
-    /// own report shows it healthy again, or its agent has restarted. This happens at most once per
-    /// backend within the time of a first ejection. Call this only when the maps match the plan,
-    /// because no backend may be tried before.
+    /// Makes the next connect the trial of each ejected backend that has returned: a probe or the
+    /// backend's own report shows that it is healthy again, or its agent has restarted. This
+    /// happens at most once per backend within the duration of a first ejection. Call this only
+    /// when the maps match the plan; no backend may be tried before.
     pub fn try_returned(&mut self, now: Instant) {
         let backends = &self.datapath.applied().backends;
         let at = |slot: Slot| {
@@ -240,26 +241,26 @@ impl ClientTask {
         self.standing(position, address).is_some_and(BackendEvidence::is_down_by_report)
     }
 
-    /// Whether only the probes of an earlier daemon show that the backend is healthy.
+    /// Whether an earlier daemon's probes are the only evidence that the backend is healthy.
     pub fn is_taken_over_well(&self, position: usize, address: SocketAddr) -> bool {
         self.standing(position, address).is_some_and(BackendEvidence::is_taken_over_well)
     }
 
-    /// Applies the ids of all backends that report to the services that request reports. Before any
-    /// backend is polled `ids` is `None`, and these services retain the ids that they have.
+    /// Gives the ids of reporting backends to the services that request reports. `ids` is `None`
+    /// until a backend is polled; then these services retain the ids that they have.
     pub fn take_report_ids(&mut self, ids: Option<&ReportIdMap>, now: Instant) {
         let none = ReportIdMap::default();
         for (position, configured) in self.client.services.iter().enumerate() {
             let heeds = configured.probe.as_ref().is_some_and(ProbeConfig::is_by_report);
             let Some(ids) = (if heeds { ids } else { Some(&none) }) else { continue };
             let fact = Fact::Reports(position, Arc::clone(ids));
-            if self.balancer.handle(now, fact).expect("it takes no room") {
+            if self.balancer.handle(now, fact).expect("this fact needs no room") {
                 self.settled = None;
             }
         }
     }
 
-    /// The backends that the service at this position uses, or would use next.
+    /// The backends that the service at this position uses, and those that it would use next.
     pub fn candidates(&self, position: usize) -> Vec<ProbeCandidate> {
         let Some((_, index, Some((_, membership)))) = self.balancer.services().nth(position) else {
             return Vec::new();
@@ -278,7 +279,8 @@ impl ClientTask {
         let of_row = self.balancer.row(position).map(|row| &row.usable);
         let is_of_row = |address: &SocketAddr| of_row.is_some_and(|row| row.contains_key(address));
         let probed = probed(membership, |address| is_of_row(&address));
-        // Weights follow the load of the whole row, including members that receive little.
+        // If weights follow load, the load of all members of the row is needed, including members
+        // with few connects.
         let follows_load = self.client.services[position].service.control.law.is_some() && !active.is_empty();
         let endpoints = probed.map(|member| &member.endpoint);
         let mut candidates: Vec<ProbeCandidate> = endpoints
@@ -292,8 +294,8 @@ impl ClientTask {
         candidates
     }
 
-    /// Readmits a service's backend if it is ejected. Returns whether it was; `None` if this client
-    /// has no such backend.
+    /// Readmits a service's backend if it is ejected. Returns whether it was ejected; `None` if
+    /// this client has no such backend.
     pub fn readmit(&mut self, service: &str, address: SocketAddr) -> Option<bool> {
         let plan = self.datapath.applied();
         let (index, _) = plan.services.iter().find(|(_, known)| known.open && known.name == service)?;
@@ -303,13 +305,13 @@ impl ClientTask {
         Some(self.datapath.readmit(slot))
     }
 
-    /// Whether the maps match the plan, so that nothing is to be carried out.
+    /// Whether the maps match the plan, so that nothing is left to be carried out.
     pub fn is_settled(&self) -> bool {
         self.settled.is_some()
     }
 
-    /// Logs each backend whose health has changed since the last call: one line each for the first
-    /// `MOST_LINES`, and one for all others.
+    /// Logs each backend whose health has changed since the last call: a line for each of the first
+    /// `MOST_LINES` backends, and one line for all others.
     pub fn log_health(&mut self, network: &dyn Network) {
         if !std::mem::take(&mut self.told.is_stale) {
             return;
@@ -360,12 +362,12 @@ impl ClientTask {
             }
         }
         if lines > MOST_LINES {
-            warn!(client = %self.client.name, backends = lines - MOST_LINES, "health of more backends changed");
+            warn!(client = %self.client.name, backends = lines - MOST_LINES, "the health of more backends changed");
         }
         self.told.health = logged;
     }
 
-    /// Logs the backends that were ejected and came back since the last call, and the services in
+    /// Logs the backends that were ejected and readmitted since the last call, and the services in
     /// which panic began or ended.
     ///
     /// # Errors
@@ -374,10 +376,10 @@ impl ClientTask {
         let lines = self.new_lines()?;
         for Line { service, backend, ejections, readmissions } in lines.iter().take(MOST_LINES) {
             let client = &self.client.name;
-            warn!(%client, %service, %backend, ejections, readmissions, "backend was ejected and came back");
+            warn!(%client, %service, %backend, ejections, readmissions, "the backend was ejected and readmitted");
         }
         if lines.len() > MOST_LINES {
-            warn!(client = %self.client.name, backends = lines.len() - MOST_LINES, "more backends were ejected and came back");
+            warn!(client = %self.client.name, backends = lines.len() - MOST_LINES, "more backends were ejected and readmitted");
         }
         for position in 0..self.client.services.len() {
             let Some(row) = self.balancer.row(position) else { continue };
@@ -391,7 +393,7 @@ impl ClientTask {
                 warn!(client = %self.client.name, %service, available, members, "panic: too few backends are available, so ejected ones are chosen unless a lame duck serves");
             } else {
                 self.told.panics.remove(service);
-                info!(client = %self.client.name, %service, available, members, "panic is over");
+                info!(client = %self.client.name, %service, available, members, "panic has ended");
             }
         }
         Ok(())
@@ -403,8 +405,8 @@ impl ClientTask {
         services.map(|service| (service.name.clone(), service.health.replace_after)).collect()
     }
 
-    /// Services for which ejection is configured but no backend is ejected, because the programs do
-    /// not see why flows fail.
+    /// By name: the services for which ejection is configured but cannot happen, because the
+    /// programs do not see why flows fail.
     pub fn without_causes(&self) -> BTreeSet<String> {
         let services = self.client.services.iter().map(|configured| &configured.service);
         let asked = services.filter(|service| service.ejection.is_some());
@@ -419,7 +421,7 @@ impl ClientTask {
         panics.map(|(_, (service, ..))| service.name.clone()).collect()
     }
 
-    /// Endpoints that no task of the job uses, by service name.
+    /// By service name: the endpoints that no task of the job uses.
     pub fn unused(&self) -> BTreeMap<String, UnusedEndpoints> {
         let unused = self.balancer.services().filter_map(|(service, _, in_use)| {
             let (_, membership) = in_use?;
@@ -428,7 +430,7 @@ impl ClientTask {
         unused.collect()
     }
 
-    /// The lists in use, by service name.
+    /// By service name: the lists in use.
     pub fn lists(&self) -> BTreeMap<String, Arc<EndpointList>> {
         let services = self.client.services.iter().enumerate();
         let lists = services.filter_map(|(position, configured)| {
@@ -437,7 +439,7 @@ impl ClientTask {
         lists.collect()
     }
 
-    /// For how long backends have been unavailable, by service name and address.
+    /// By service name and address: for how long backends have been unavailable.
     pub fn unavailable(&self, now: Instant) -> BTreeMap<(String, SocketAddr), Duration> {
         let names: BTreeMap<ServiceIndex, &str> =
             self.balancer.services().map(|(service, index, _)| (index, service.name.as_str())).collect();
@@ -465,7 +467,8 @@ impl ClientTask {
         for (&slot, backend) in &applied.backends {
             let at = BackendRef { slot, generation: backend.generation };
             let known = self.told.backends.get(&at).copied();
-            // Counters are read only for backends that have or had a bad verdict.
+            // Counters are read only for backends that have a verdict now or had one at the last
+            // reading.
             if known.is_none() && !verdicts.contains_key(&slot) {
                 continue;
             }
@@ -478,8 +481,8 @@ impl ClientTask {
                 is_ejected: false,
                 ..now
             });
-            // A change of `is_ejected` is logged as a change of health. A backend that stays
-            // ejected after a failed trial is not logged.
+            // `log_health` logs a change of `is_ejected`. A backend that stays ejected after a
+            // failed trial is not logged.
             let has_changed = is_ejected != before.is_ejected;
             let has_flapped = !has_changed
                 && (now.readmissions != before.readmissions
@@ -495,7 +498,7 @@ impl ClientTask {
             }
             // Trials that fail in the meantime are counted in the line that logs the return.
             let ejections = if has_changed || has_flapped { now.ejections } else { before.ejections };
-            // A backend that is healthy again is not read any more.
+            // The counters of a backend that is healthy again are not read any more.
             if verdicts.contains_key(&slot) {
                 told.insert(at, ToldOfBackend { ejections, ..now });
             }

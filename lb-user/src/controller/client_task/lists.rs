@@ -1,5 +1,5 @@
-//! The endpoint lists of a client task's services: what the task uses of each becomes a fact for
-//! its balancer.
+//! Turns the endpoint lists of a client task's services into facts for its balancer: for each list,
+//! the task's assignment.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,10 +11,10 @@ use crate::assignments::{Assignments, AssignmentsByService};
 use crate::config::EndpointSource;
 
 impl ClientTask {
-    /// Applies the lists that the configuration itself holds.
+    /// Applies the lists in the configuration itself.
     ///
     /// # Errors
-    /// The first list that does not fit; the others are applied all the same.
+    /// The error of the first list that does not fit. The other lists are applied all the same.
     pub fn deliver_static(
         &mut self,
         by_service: &AssignmentsByService,
@@ -25,8 +25,8 @@ impl ClientTask {
         for position in 0..self.client.services.len() {
             let configured = &self.client.services[position];
             let name = configured.service.name.clone();
-            // A client that stays with an earlier configuration, because it cannot have this one,
-            // retains its lists as well.
+            // If the client could not apply the present configuration, it still has an earlier one,
+            // and retains the lists of that one.
             let Some(assignments) =
                 by_service.get(&name).filter(|_| matches!(configured.source, EndpointSource::Static(_)))
             else {
@@ -40,22 +40,22 @@ impl ClientTask {
         result
     }
 
-    /// Why a list that the configuration holds was refused, by service name.
+    /// By service name: why a list in the configuration itself was refused.
     pub fn refused_static(&self) -> &BTreeMap<String, String> {
         &self.refused_static
     }
 
-    /// The index of the service of this name among this client's services.
+    /// The position of the service with this name among the client's services.
     pub fn position(&self, service: &str) -> Option<usize> {
         self.client.services.iter().position(|configured| configured.service.name == service)
     }
 
-    /// Applies a new list for the service at `position` of this client's services. Returns `false`
-    /// if what this task uses of the list is not computed yet. A list equal to the one before costs
+    /// Applies a new list for the service at this position. Returns `false` if the task's
+    /// assignment of the list is not computed yet. If the list equals the earlier one, this costs
     /// nothing.
     ///
     /// # Errors
-    /// If it does not fit; the one before stays in force.
+    /// If it does not fit. The earlier list stays in force.
     pub fn deliver(
         &mut self,
         position: usize,

@@ -1,6 +1,6 @@
-//! Which flows' evidence counts: the network namespace of a client's processes, and whether several
-//! of these begin flows. The daemon finds both by searches beside the loop, and publishes them to
-//! the programs.
+//! Determines which flows may provide evidence on backends, by the network namespace of the
+//! client's processes, and whether several processes begin flows. The daemon searches for both
+//! beside the loop, and publishes the results to the programs.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,38 +13,38 @@ use super::ClientTask;
 
 /// The time between two searches.
 const EVERY: Duration = Duration::from_secs(10);
-/// The time from a search that found another namespace, or no process, to the next: a service
-/// manager first starts a process and then moves it into its namespace.
+/// The time to the next search if a search found no process, or another namespace than before: a
+/// service manager first starts a process and then moves it into its namespace.
 const SOON: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Searches {
-    /// The cgroup of the last search, and when the next is due.
+    /// The cgroup of the last search, and when the next search is due.
     last: Option<(Option<u64>, Instant)>,
-    /// Whether flows may have begun since their records were read.
+    /// Whether flows may have begun since the flow records were last read.
     has_new_flows: bool,
 }
 
 impl Default for Searches {
-    /// Nothing has been searched yet, and flows may have begun under an earlier daemon.
+    /// No search has been made yet, and flows may have begun under an earlier daemon.
     fn default() -> Self {
         Self { last: None, has_new_flows: true }
     }
 }
 
-/// A search that is to be carried out.
+/// A search that is to be made.
 pub struct Search {
     /// The path of the client's cgroup.
     pub path: PathBuf,
-    /// The namespace found so far.
+    /// The namespace that is known so far.
     pub known: Option<ClientNamespace>,
     /// The pins of the flow records, if these are to be read.
     pub records: Option<Pins>,
 }
 
 impl ClientTask {
-    /// Whether a search is due: at the start, when the cgroup is not that of the last search, and
-    /// some time after each search.
+    /// Whether a search is due: at the start, when the client has another cgroup than at the last
+    /// search, and some time after each search.
     pub fn is_search_due(&self, now: Instant) -> bool {
         let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.id);
         self.search.last.is_none_or(|(last, due)| last != cgroup || due <= now)
@@ -61,13 +61,13 @@ impl ClientTask {
         self.search.has_new_flows = true;
     }
 
-    /// Forgets the results for another cgroup.
+    /// Discards the results, because the client has another cgroup now.
     pub(super) fn forget_namespace(&mut self) {
         (self.namespace, self.search) = (None, Searches::default());
     }
 
-    /// Applies the result of a search. If it found no process, the namespace before stays, because
-    /// nothing connects.
+    /// Applies the result of a search. If the search found no process, the earlier namespace stays,
+    /// because nothing connects.
     pub fn search_ended(
         &mut self,
         found: io::Result<Option<ClientNamespace>>,
@@ -76,8 +76,8 @@ impl ClientTask {
     ) {
         self.recorded = recorded.unwrap_or(self.recorded);
         let has_process = !matches!(found, Ok(None));
-        // While a client restarts, records of its old and its new process both look current until
-        // the new one runs.
+        // While a client restarts, the records of its old and its new process both look current
+        // until the new process runs.
         self.search.has_new_flows |= !has_process && self.recorded.are_several;
         let namespace = found.map_or(None, |found| found.or(self.namespace));
         let is_same = match (&self.namespace, &namespace) {
@@ -90,7 +90,7 @@ impl ClientTask {
             *due = now + SOON;
         }
         if is_same {
-            // Only the process by which the namespace was found may have changed.
+            // The process through which the namespace was found may have changed.
             self.namespace = namespace;
         } else {
             self.namespace_found(namespace);
@@ -98,9 +98,9 @@ impl ClientTask {
         self.publish_evidence_scope();
     }
 
-    /// Publishes to the programs which flows' evidence counts: those of the namespace that was
-    /// found; else, if it may not be read, of the one in flow records; and until one is known, of
-    /// the daemon's. Also needed for each new service.
+    /// Publishes to the programs which flows may provide evidence: flows of the namespace that was
+    /// found; if that may not be read, of the namespace in flow records; if none is known, of the
+    /// daemon's namespace. This is also needed for each new service.
     pub(super) fn publish_evidence_scope(&mut self) {
         let RecordedProcesses { are_several, namespace } = self.recorded;
         let found = self.namespace.and_then(|found| found.cookie);
@@ -108,23 +108,26 @@ impl ClientTask {
         self.datapath.set_evidence_scope(found.or(namespace).or(own), are_several);
     }
 
-    /// Stores a namespace that differs from the one before, and applies the consequences. `None`:
-    /// it may not be read.
+    /// Stores a namespace that differs from the earlier one, and applies the consequences. It is
+    /// `None` if it may not be read.
     fn namespace_found(&mut self, namespace: Option<ClientNamespace>) {
         let was_elsewhere = self.is_elsewhere();
         self.namespace = namespace;
         let (client, pid) = (&self.client.name, self.namespace.map(|namespace| namespace.pid()));
         match (was_elsewhere, self.is_elsewhere()) {
-            (false, true) => info!(%client, pid, "the client is in another network namespace"),
-            (true, false) => info!(%client, pid, "the client is in the daemon's network namespace"),
+            (false, true) => {
+                info!(%client, pid, "the client's processes are in another network namespace than the daemon")
+            }
+            (true, false) => {
+                info!(%client, pid, "the client's processes are in the daemon's network namespace")
+            }
             (false, false) | (true, true) => return,
         }
-        // From now on failed probes have another meaning.
+        // From now on, failed probes have another meaning, so their results are applied again.
         self.probes_heard = None;
     }
 
-    /// Whether the client's processes are in another network namespace than the daemon, as far as
-    /// that is known.
+    /// Whether the client's processes are known to be in another network namespace than the daemon.
     pub fn is_elsewhere(&self) -> bool {
         self.namespace.is_some_and(|namespace| !namespace.is_ours)
     }

@@ -1,6 +1,6 @@
-//! Subsets whose size follows this client task's open flows: they are checked once a second, and
-//! grow or shrink by one backend at a time along the task's own order. The order was computed
-//! beside the loop; here it is only cut at another place.
+//! Subsets whose size follows the client task's open flows. The sizes are checked once a second; a
+//! subset grows or shrinks by one backend at a time along the task's own order of endpoints. The
+//! order was computed beside the loop; the loop only cuts it at another place.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use lb_core::service::{Size, Subset};
 use super::ClientTask;
 use crate::assignments::Assignment;
 
-/// The size of one service's subset, and the assignment that it is cut from.
+/// The size of one service's subset, and the assignment that the subset is cut from.
 pub struct FollowedSize {
     band: LoadBand,
     size: BandedSize,
@@ -21,9 +21,9 @@ pub struct FollowedSize {
 }
 
 impl ClientTask {
-    /// Creates the sizes of the services whose subset is configured to follow load. A size with
-    /// an unchanged band is retained. A new one continues from the size in the kernel's tables,
-    /// if there is one.
+    /// Creates the sizes of the services whose subset is configured to follow load. If a service's
+    /// band is unchanged, its size is retained. A new size continues from the size in the kernel's
+    /// tables, if there is one.
     pub fn make_sizes(&mut self) {
         let mut before: BTreeMap<String, FollowedSize> =
             std::mem::take(&mut self.sizes).into_iter().flatten().collect();
@@ -45,8 +45,8 @@ impl ClientTask {
         }
     }
 
-    /// The fact of a new assignment; if the size follows load, with as many members as the size is
-    /// now.
+    /// The fact of a new assignment. If the size follows load, it contains the present number of
+    /// members.
     pub(super) fn sized(&mut self, position: usize, assignment: Assignment) -> Fact {
         match self.sizes.get_mut(position) {
             Some(Some((_, followed))) => {
@@ -58,10 +58,10 @@ impl ClientTask {
         }
     }
 
-    /// Adapts the subsets that follow load to the current numbers of open flows.
+    /// Adapts the sizes of subsets that follow load to the present numbers of open flows.
     ///
     /// # Errors
-    /// The first subset that would not fit; it stays as it is.
+    /// The error of the first subset that would not fit; that subset is unchanged.
     pub fn follow_flows(&mut self, now: Instant) -> Result<(), UnusableList> {
         if self.sizes.iter().all(Option::is_none) {
             return Ok(());
@@ -91,7 +91,8 @@ impl ClientTask {
         result
     }
 
-    /// Open flows to all backends of a service, including those that have left its table.
+    /// The number of open flows to all backends of a service, including backends that are no longer
+    /// in its table.
     fn open_flows_of(&self, position: usize) -> u32 {
         let Some((_, index, _)) = self.balancer.services().nth(position) else { return 0 };
         let tables = self.datapath.tables();
