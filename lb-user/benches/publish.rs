@@ -1,11 +1,11 @@
-//! The time from a plan in memory until the next connect sees a completely new table of 4,096
-//! entries.
+//! Measures the time from a plan in memory until the next connect sees a completely new table of
+//! 4,096 entries.
 //!
-//! Two plans with 128 backends each, none in common, take turns. The time covers the change of the
-//! maps to the other plan: finding the differences, writing 128 slots and 4,096 entries, and
-//! switching the table. Then one connect must reach a backend of the new plan. The time does not
-//! include waiting for readers of the old table: that happens beside it, and no publication needs
-//! it while there is room.
+//! Two plans with 128 backends each, none in common, alternate. The measured time is that of
+//! changing the maps to the other plan: finding the differences, writing 128 slots and 4,096
+//! entries, and switching the table. Then one connect must reach a backend of the new plan. The
+//! wait for readers of the old table is not included: it happens beside this, and no publication
+//! needs it while there is room for a new table.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,7 +30,7 @@ const ROUNDS: usize = 300;
 const BACKENDS: u32 = 128;
 const ENTRIES: u32 = 4096;
 const PORT: u16 = 19_500;
-/// No interface in this namespace has the address, so a connect that is not balanced fails.
+/// No interface in this namespace has this address, so a connect that is not balanced fails.
 const SERVICE: &str = "10.96.0.10:80";
 
 fn main() {
@@ -98,7 +98,7 @@ fn measure(folder: &Path, cgroup: &Path) {
     }
 }
 
-/// A plan with the backends 127.0.`net`.x in slots from `first` on.
+/// A plan with the backends 127.0.`net`.x, in slots from `first` on.
 fn plan(net: u8, first: u32) -> Plan {
     let counts = apportion(&vec![1; BACKENDS as usize], ENTRIES);
     let slot = |i: u32| Slot::new(first + i).expect("few slots");

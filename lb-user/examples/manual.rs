@@ -1,8 +1,8 @@
-//! Writes the files that the package generates from the command lines and the configurations: a
+//! Writes the files that the package generates from the command lines and the configuration keys: a
 //! manual page for each command and each file, and completions for three shells.
 //!
 //! It is an example, so that the program itself contains neither the writers nor a hidden command.
-//! It reads only the definitions of commands and keys, so a page cannot differ from the program.
+//! It reads only the definitions of commands and keys, so its pages cannot differ from the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use lb_user::cli::Cli;
 use lb_user::config::{keys, reference};
 use roff::{Inline, Roff, bold, roman};
 
-/// The sections of the overview that do not come from the commands. They match
+/// The sections of the overview page that do not come from the commands. They must match
 /// docs/reference/files-and-exit-codes.md.
 const FILES: &str = r#".SH FILES
 .TP
@@ -60,8 +60,8 @@ fn main() -> Result<()> {
     write_program(&folder, lb_sim::command(), about, "", &[".BR socklb (1)"])
 }
 
-/// Writes the completions of a program, a page for each of its commands, and its own page with the
-/// sections `more` and a list of related pages.
+/// Writes the completions of a program, a page for each of its commands, and a page for the program
+/// itself, with the sections `more` and a list of related pages.
 fn write_program(
     folder: &Path,
     program: Command,
@@ -75,12 +75,12 @@ fn write_program(
             .with_context(|| format!("write the completions for {shell}"))?;
     }
     let mut program = program.disable_help_subcommand(true).about(about);
-    // Gives every command its full name and the options that all share.
+    // Gives every command its full name and the global options.
     program.build();
     let mut pages = Vec::new();
     for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
         let name = format!("{of}-{}", command.get_name());
-        // A command with nested commands refers to their pages.
+        // The page of a command with subcommands refers to their pages.
         let nested = command.get_subcommands().filter(|nested| nested.get_name() != "help");
         let mut others = vec![format!(".BR {of} (1)")];
         for nested in nested {
@@ -98,13 +98,13 @@ fn write_program(
 /// Writes a page, with the sections `more` at its end.
 fn write(folder: &Path, command: Command, name: &str, more: &str) -> Result<()> {
     let path = folder.join(format!("{name}.1"));
-    // clap_mangen shows neither the `--` before such an argument nor that it may repeat.
+    // For such an argument, clap_mangen shows neither the `--` before it nor that it may repeat.
     let last = command.get_positionals().find(|argument| argument.is_last_set());
     let last = last.map(|argument| format!("<\\fI{}\\fR>", argument.get_id().as_str().to_uppercase()));
     let mut page = Vec::new();
     Man::new(command).title(name).render(&mut page)?;
     let page = String::from_utf8(page)?;
-    // clap_mangen leaves an empty date out, and the next field would take its place.
+    // clap_mangen omits an empty date, and the next field would take its place.
     let title = format!(".TH {name} 1 \"\" \"socklb {}\" \"socklb\"", env!("CARGO_PKG_VERSION"));
     let lines = page.lines().map(|line| if line.starts_with(".TH ") { title.as_str() } else { line });
     let page: Vec<&str> = lines.chain(more.lines()).collect();

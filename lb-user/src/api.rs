@@ -1,8 +1,8 @@
-//! The daemon's Unix socket: HTTP/1.1 with JSON, so that `curl --unix-socket` can read everything
-//! that the commands read.
+//! The daemon's Unix socket. It serves HTTP/1.1 with JSON, so that `curl --unix-socket` can read
+//! everything that the commands read.
 //!
 //! Handlers have no state of their own: they query the event loop, and for the status they read the
-//! maps beside the loop. This file has the server's side; `client` has the side of the commands.
+//! maps on another thread. This file has the server's side; `client` has the commands' side.
 
 mod client;
 
@@ -40,7 +40,7 @@ use lb_view::explanation::Explanation;
 use lb_view::load::Switched;
 use lb_view::readmission::Readmission;
 
-/// The channel for the answer to a query.
+/// The channel by which the event loop answers a query.
 #[derive(Debug)]
 pub struct Reply<T>(oneshot::Sender<T>);
 
@@ -51,7 +51,7 @@ impl<T> Reply<T> {
         (Self(answer), arrives)
     }
 
-    /// Sends the answer. If the requester has given up, the answer is discarded.
+    /// Sends the answer. If the requester has given up, discards it.
     pub fn send(self, answer: T) {
         let _ = self.0.send(answer);
     }
@@ -64,16 +64,16 @@ impl<T> Reply<T> {
 
 #[derive(Debug)]
 pub enum ControllerQuery {
-    /// The state that the maps do not hold.
+    /// The state that the maps do not contain.
     Facts(Reply<Facts>),
     /// The names of the client tasks that run.
     Clients(Reply<Vec<String>>),
     /// The configuration in force.
     Configured(Reply<Configured>),
-    /// Why a client uses its backends. Each query covers one service of one client, because an
-    /// explanation may take long.
+    /// Why a client uses its backends. Each query covers one service of one client, because
+    /// computing an explanation may take long.
     Explain { service: String, client: String, answer: Reply<Vec<Explanation>> },
-    /// Lifts the ejection of a backend, for one client task or for all that have it. The peer's
+    /// Readmits a backend, for one client task or for all that have the backend. The peer's
     /// permission has been checked.
     Readmit {
         service: String,
@@ -82,8 +82,8 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Readmission>,
     },
-    /// Switches the control of a service, for one client task or for all that have the service. The
-    /// peer's permission has been checked.
+    /// Sets the switch of a service's control law, for one client task or for all that have the
+    /// service. The peer's permission has been checked.
     SwitchLoad {
         service: String,
         switch: Switch,
@@ -91,12 +91,12 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Switched>,
     },
-    /// The answer is due when a client's programs are attached to one of these cgroups.
+    /// Answered when a client's programs are attached to one of these cgroups.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
 }
 
 /// The most cgroups that one query may name: the cgroup of the process and those above it. Each
-/// costs the loop a system call at every check, and no host nests cgroups this deep.
+/// cgroup costs the event loop a system call at every check, and no host nests cgroups this deep.
 const CGROUPS: usize = 64;
 
 /// The name of the socket in its directory.
@@ -107,19 +107,20 @@ pub fn socket(run: &Path) -> PathBuf {
     run.join(SOCKET)
 }
 
-/// Binds the socket, under another name until it is ready. See [`lb_host::socket::bind`].
+/// Binds the socket under a temporary name, until it is ready. See [`lb_host::socket::bind`].
 ///
 /// # Errors
-/// If its path cannot be used.
+/// If the path cannot be used.
 pub fn bind(run: &Path, admins: Option<u32>) -> std::io::Result<Bound> {
     lb_host::socket::bind(run, SOCKET, admins)
 }
 
-/// Requests that may wait for a cgroup to be covered at a time: half of the socket's connections,
-/// so that other requests find a free one.
+/// The most requests that may wait for a cgroup to be covered: half of the socket's connections, so
+/// that other requests find a free connection.
 const WAITERS: usize = 32;
 
-/// How long such a request waits. socklb's own commands send a new request every second.
+/// The longest time that such a request waits. socklb's own commands send a new request every
+/// second.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// The state of the handlers.
@@ -127,11 +128,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 struct Queries {
     queries: mpsc::Sender<ControllerQuery>,
     status: Rounds,
-    /// One explanation is made at a time, because that of a large service may use some hundred
-    /// megabytes.
+    /// Only one explanation is made at a time, because that of a large service may need some
+    /// hundred megabytes.
     explaining: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
-    /// The group that may write, besides root and the daemon's own user.
+    /// The group whose members may send requests that change state, besides root and the daemon's
+    /// user.
     admins: Option<u32>,
 }
 
@@ -162,9 +164,9 @@ fn json(value: &impl Serialize) -> std::io::Result<CompressedDocument> {
     writer.finish()
 }
 
-/// The answer begins as soon as the event loop has shown that it responds. The status of many
-/// clients takes a second to make; without this early sign a command would treat the daemon as
-/// hung.
+/// The answer begins as soon as the event loop has responded once. For many clients it takes a
+/// second to make the status; without this early beginning, a command would conclude that the
+/// daemon hangs.
 async fn status(State(desk): State<Queries>, headers: HeaderMap) -> Response {
     match ask(&desk.queries, ControllerQuery::Clients).await {
         Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
@@ -200,7 +202,7 @@ async fn explain(
     }
 }
 
-/// Queries the loop once per client, so that it handles other events in between.
+/// Queries the event loop once per client, so that the loop handles other events in between.
 async fn explanations(
     queries: &mpsc::Sender<ControllerQuery>,
     service: &str,
@@ -226,8 +228,8 @@ struct Ejected {
     client: Option<String>,
 }
 
-/// Lifts an ejection. A user that may read may not write: only root, the daemon's own user and the
-/// members of one group may.
+/// Readmits a backend. A user who may read need not have this permission: only root, the daemon's
+/// user and the members of one group have it.
 async fn readmit(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -253,20 +255,20 @@ struct To {
     client: Option<String>,
 }
 
-/// Switches the control of a service.
+/// Sets the switch of a service's control law.
 async fn switch_load(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
     UrlQuery(To { switch, client }): UrlQuery<To>,
 ) -> Response {
-    let who = match who_may_write(peer, &desk, &service, "switch what follows load") {
+    let who = match who_may_write(peer, &desk, &service, "switch the weights that follow load") {
         Ok(who) => who,
         Err(refused) => return refused.into_response(),
     };
     let Some(switch) = Switch::ALL.into_iter().find(|known| known.name() == switch) else {
         let names = Switch::ALL.map(Switch::name).join(", ");
-        return (StatusCode::BAD_REQUEST, format!("switch: one of {names} is wanted")).into_response();
+        return (StatusCode::BAD_REQUEST, format!("switch: must be one of {names}")).into_response();
     };
     match ask(&desk.queries, |answer| ControllerQuery::SwitchLoad { service, switch, client, who, answer })
         .await
@@ -276,8 +278,8 @@ async fn switch_load(
     }
 }
 
-/// The credentials of the peer if it may write. If it may not, `what` (the refused action) is
-/// logged.
+/// Returns the credentials of the peer if it may send requests that change state. If it may not,
+/// logs the refused action (`what`).
 fn who_may_write(
     peer: Option<Extension<PeerCredentials>>,
     desk: &Queries,
@@ -285,12 +287,18 @@ fn who_may_write(
     what: &str,
 ) -> Result<PeerCredentials, (StatusCode, String)> {
     let Some(Extension(who)) = peer else {
-        return Err((StatusCode::FORBIDDEN, "it cannot be told who asks".to_owned()));
+        return Err((StatusCode::FORBIDDEN, "the user of the request is unknown".to_owned()));
     };
     if may_write(&who, desk.admins) {
         return Ok(who);
     }
-    warn!(user = who.user, process = who.process, ?service, what, "refused to change anything");
+    warn!(
+        user = who.user,
+        process = who.process,
+        ?service,
+        what,
+        "refused a change: the user has no permission"
+    );
     let group = match desk.admins {
         Some(group) => format!("the members of group {group} ([admin] group)"),
         None => "the members of a group that [admin] group names".to_owned(),
@@ -298,7 +306,7 @@ fn who_may_write(
     let (user, own) = (who.user, own_user());
     Err((
         StatusCode::FORBIDDEN,
-        format!("user {user} may not: root may, user {own} (the daemon's), and {group}"),
+        format!("user {user} has no permission: only root, user {own} (the daemon's), and {group} have it"),
     ))
 }
 
@@ -312,29 +320,29 @@ struct Cgroups {
     cgroups: String,
 }
 
-/// Answers once the client's programs cover one of the cgroups. After [`LONGEST_WAIT`] it answers
-/// that they do not cover it yet.
+/// Answers when the client's programs cover one of the cgroups; after [`LONGEST_WAIT`], answers
+/// that they do not cover any yet.
 async fn cover(
     State(desk): State<Queries>,
     UrlPath(client): UrlPath<String>,
     UrlQuery(Cgroups { cgroups }): UrlQuery<Cgroups>,
 ) -> Response {
     let Ok(cgroups) = cgroups.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>() else {
-        return (StatusCode::BAD_REQUEST, "cgroups: ids with commas between are wanted").into_response();
+        return (StatusCode::BAD_REQUEST, "cgroups: must be ids, separated by commas").into_response();
     };
     if cgroups.len() > CGROUPS {
         let text = format!("cgroups: at most {CGROUPS} ids, not {}", cgroups.len());
         return (StatusCode::BAD_REQUEST, text).into_response();
     }
     let Ok(_waiting) = desk.waiting.try_acquire() else {
-        let text = format!("{WAITERS} others are waiting for cgroups to be covered: ask again");
+        let text = format!("{WAITERS} other requests are waiting for cgroups to be covered; retry");
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
     let asked = ask(&desk.queries, |answer| ControllerQuery::Cover { client, cgroups, answer });
     match tokio::time::timeout(LONGEST_WAIT, asked).await {
         Ok(Some(coverage)) => Json(coverage).into_response(),
         Ok(None) => stopping(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "not covered yet: ask again").into_response(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "not covered yet; retry").into_response(),
     }
 }
 

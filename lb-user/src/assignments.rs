@@ -1,9 +1,10 @@
-//! An endpoint list with the assignments of this host's client tasks.
+//! An endpoint list, with the assignments of the client tasks on this host.
 //!
-//! Shares come from the subsets of the whole job, which takes long to compute for a large job. So
-//! assignments are completed beside the event loop, which only applies them. An assignment is found
-//! by the service and the task that it was computed for, so that a late result cannot be applied to
-//! another configuration. This file starts no thread and reads no file.
+//! The shares of one task depend on the subsets of the whole job, which take long to compute for a
+//! large job. So assignments are computed beside the event loop, and the loop only applies them. An
+//! assignment is looked up by the service and the task that it was computed for, so that a late
+//! result cannot be applied to another configuration. This module starts no thread and reads no
+//! file.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,16 +16,16 @@ use lb_core::service::{Service, Task};
 
 use crate::config::{ClientConfig, EndpointSource};
 
-/// A client task that dials a service: everything that its membership depends on, besides the list.
+/// A client task that dials a service. Its membership depends only on these fields and the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consumer {
-    /// The first field, because most consumers differ in it.
+    /// The first field, because comparisons of consumers usually end there.
     pub task: Task,
-    /// The service as the task sees it.
+    /// The service with the task's settings.
     pub service: Service,
 }
 
-/// A list and its membership for one task. Cheap to clone.
+/// A list, and one task's membership in it. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
     list: Arc<EndpointList>,
@@ -40,25 +41,25 @@ impl Assignment {
         &self.membership
     }
 
-    /// The largest number of members, if that number follows load.
+    /// The largest number of members, if their number follows load.
     pub fn most(&self) -> usize {
         self.membership.members.len() + self.membership.reserve.len()
     }
 
-    /// The same with `size` members, if the number follows load.
+    /// The same assignment with `size` members, if their number follows load.
     #[must_use]
     pub fn resized(&self, size: u32) -> Self {
         Self { list: Arc::clone(&self.list), membership: Arc::new(self.membership.resized(size)) }
     }
 
-    /// The fact for the task's balancer; `position` is that of the service in the task's
-    /// configuration.
+    /// Returns the fact for the task's balancer. `position` is the position of the service in the
+    /// task's configuration.
     pub fn fact(self, position: usize) -> Fact {
         Fact::Endpoints(position, self.list, self.membership)
     }
 }
 
-/// The tasks among `clients` that dial the service of this name.
+/// The tasks among `clients` that dial the service with this name.
 pub fn consumers<'c>(clients: impl IntoIterator<Item = &'c ClientConfig>, service: &str) -> Vec<Consumer> {
     let consumer = |client: &ClientConfig| {
         let mut services = client.services.iter();
@@ -68,7 +69,7 @@ pub fn consumers<'c>(clients: impl IntoIterator<Item = &'c ClientConfig>, servic
     clients.into_iter().filter_map(consumer).collect()
 }
 
-/// A list, and its memberships for the tasks that were requested. Cheap to clone.
+/// A list, and its memberships for the tasks that have requested them. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Assignments {
     list: Arc<EndpointList>,
@@ -79,7 +80,7 @@ pub struct Assignments {
 pub type AssignmentsByService = BTreeMap<String, Assignments>;
 
 impl Assignments {
-    /// A list without any task's assignment yet.
+    /// A list without assignments yet.
     pub fn new(list: EndpointList) -> Self {
         Self { list: Arc::new(list), memberships: Vec::new() }
     }
@@ -88,8 +89,8 @@ impl Assignments {
         &self.list
     }
 
-    /// Whether the list is the same object as that of the other assignments, not only equal: it was
-    /// read once for both, or one took it from the other (see [`Self::follow`]).
+    /// Whether both have the same list object, not only equal lists: the list was read once for
+    /// both, or one took it from the other (see [`Self::follow`]).
     pub fn is_of_the_same_reading(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.list, &other.list)
     }
@@ -107,8 +108,8 @@ impl Assignments {
         memberships.find(|(other, _)| other == consumer).map(|(_, membership)| &**membership)
     }
 
-    /// Takes the list and the memberships of the assignments before, if the list that was read now
-    /// is equal. Both then share one list, which need not be compared again.
+    /// If the earlier assignments have an equal list, reuses their list and memberships. Both then
+    /// share one list object, which need not be compared again.
     pub fn follow(&mut self, before: &Self) {
         if self.list == before.list {
             self.list = before.list.clone();
@@ -116,7 +117,7 @@ impl Assignments {
         }
     }
 
-    /// Adds the memberships of other assignments, if their list is equal.
+    /// Adds the memberships of other assignments, if the lists are equal.
     pub fn take_over(&mut self, other: &Self) {
         if Arc::ptr_eq(&self.list, &other.list) || self.list == other.list {
             let unknown =
@@ -126,12 +127,12 @@ impl Assignments {
         }
     }
 
-    /// Computes the missing memberships of these tasks, and drops those of all others. May take
-    /// seconds for the largest jobs. Results that tasks of one job have in common are computed
-    /// once.
+    /// Computes the missing memberships of these tasks, and drops the memberships of all other
+    /// tasks. May take seconds for the largest jobs. Results that tasks of one job share are
+    /// computed once.
     pub fn complete(&mut self, consumers: &[Consumer]) {
-        /// One job at a time, over all threads: each may take two hundred megabytes and a whole
-        /// CPU.
+        /// One large job at a time, over all threads: each may need two hundred megabytes and a
+        /// whole CPU.
         static TURN: Mutex<()> = Mutex::new(());
         self.memberships.retain(|(consumer, _)| consumers.contains(consumer));
         let mut missing: Vec<&Consumer> = Vec::new();
@@ -140,12 +141,12 @@ impl Assignments {
                 missing.push(consumer);
             }
         }
-        // Bound: each turn removes the first.
+        // Bound: each turn removes at least the first task.
         while let Some(first) = missing.first().copied() {
             let is_of_the_same_job =
                 |other: &&Consumer| other.service == first.service && other.task.count == first.task.count;
-            // The only task of a job needs no subset of another task, and does not wait for other
-            // jobs.
+            // The only task of a job does not depend on the subsets of other tasks, and need not
+            // wait for other jobs.
             let is_large = first.task.count > 1;
             let _turn = is_large.then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
             let job = Memberships::new(&first.service, first.task.count, &self.list);
@@ -160,8 +161,8 @@ impl Assignments {
     }
 }
 
-/// The assignments of the lists that the configuration itself holds, for the tasks of these
-/// clients. Memberships in `before` are reused if their lists are equal.
+/// The assignments of the lists in the configuration itself, for the tasks of these clients. Reuses
+/// memberships in `before` if the lists are equal.
 pub fn statics(clients: &[ClientConfig], before: &AssignmentsByService) -> AssignmentsByService {
     let mut by_service = AssignmentsByService::new();
     for configured in clients.iter().flat_map(|client| &client.services) {
@@ -248,7 +249,7 @@ mod tests {
         };
         assert_eq!([0, 1, 2].map(|index| at(&after, index)), [None, Some(0), Some(1)]);
         assert!(Arc::ptr_eq(&after.memberships[0].1, &before.memberships[1].1), "it was not computed again");
-        // A different list has no memberships yet.
+        // Assignments with a different list have no memberships yet.
         let mut longer = Assignments::new(list(8));
         longer.take_over(&before);
         assert!(longer.memberships.is_empty());

@@ -1,5 +1,6 @@
-//! Compares a configuration with the running one. The running side comes from the daemon or the
-//! pinned maps; the other side is what a daemon with the new file would decide. It changes nothing.
+//! Compares a configuration with the running one. The running side comes from the daemon or from
+//! the pinned maps; the other side is computed as a daemon with the new file would do it. Changes
+//! nothing.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,7 @@ use crate::{dry_run, status};
 /// The running configuration, as far as it is known.
 struct RunningState {
     configured: Configured,
-    /// Whether `configured` is the daemon's own and has all keys.
+    /// Whether `configured` comes from the daemon, and so has all keys.
     is_whole: bool,
     status: StatusDocument,
 }
@@ -32,7 +33,7 @@ impl RunningState {
                 Answer::Given(configured @ Configured { schema: KEYS_SCHEMA, .. }) => {
                     return Ok(Self { configured, is_whole: true, status });
                 }
-                // A daemon of another version may name keys differently.
+                // A daemon of another version may have other names for keys.
                 Answer::Given(_) => {
                     return Ok(Self { configured: from_pins(&paths.pins)?, is_whole: false, status });
                 }
@@ -52,12 +53,12 @@ impl RunningState {
         Ok(Self { configured: from_pins(&paths.pins)?, is_whole: false, status })
     }
 
-    /// The shares that a client task gives to the backends of a service; empty if it does not dial
-    /// the service.
+    /// The shares that a client task gives to the backends of a service; empty if the task does not
+    /// dial the service.
     fn parts(&self, client: &str, service: &str) -> BackendShares {
         let service = self.status.client(client).and_then(|client| client.service(service));
         let Some(service) = service.filter(|service| service.open) else { return BackendShares::default() };
-        // A leaving backend has no share, before or after.
+        // A leaving backend has no share, now or in the new configuration.
         let stays = service.backends.iter().filter(|backend| !backend.is_leaving());
         let part = |backend: &lb_view::backend::BackendStatus| {
             let (share, weight, active) = (backend.share_wanted, backend.weight, backend.active);
@@ -66,7 +67,7 @@ impl RunningState {
         BackendShares { entries: service.table_entries, backends: stays.map(part).collect() }
     }
 
-    /// The number of open flows of all clients and services for which `is_meant` returns `true`.
+    /// The number of open flows of the clients and services for which `is_meant` returns `true`.
     fn active(&self, is_meant: impl Fn(&str, &str) -> bool) -> u64 {
         let services =
             self.status.clients.iter().flat_map(|client| {
@@ -76,8 +77,8 @@ impl RunningState {
         meant.flat_map(|(_, service)| &service.backends).map(|backend| backend.active).sum()
     }
 
-    /// The changes that cannot be made while the daemon runs. Without the daemon's own keys only
-    /// the limits of the maps are checked.
+    /// The changes that cannot be made while the daemon runs. If the daemon's keys are not known,
+    /// only the limits of the maps are checked.
     fn unchangeable(&self, config: &Config, paths: &Paths) -> Vec<String> {
         if self.is_whole {
             let clients: Vec<&str> = self.configured.clients.keys().map(String::as_str).collect();
@@ -96,11 +97,11 @@ impl RunningState {
     }
 }
 
-/// Compares a configuration with what runs at `paths`. `by_service` has the lists of the
-/// configuration.
+/// Compares a configuration with the one that runs at `paths`. `by_service` has the lists of the
+/// new configuration.
 ///
 /// # Errors
-/// If nothing runs there, or it cannot be read.
+/// If nothing runs there, or the running configuration cannot be read.
 pub fn compare(
     config: &Config,
     by_service: &AssignmentsByService,
@@ -128,7 +129,7 @@ pub fn compare(
     })
 }
 
-/// The shares that change, by client and service.
+/// By client and service: the shares that change.
 fn shares(
     running: &RunningState,
     config: &Config,
@@ -150,7 +151,7 @@ fn shares(
             tell(&client.name, &service, &after);
         }
     }
-    // Services that exist only on the running side.
+    // Services that exist only in the running configuration.
     for client in &running.status.clients {
         for service in &client.services {
             tell(&client.name, &service.name, &BackendShares::default());

@@ -1,5 +1,5 @@
-//! A configuration as names and values, for comparison with another one. The values come from the
-//! file that was read, or from the pinned maps.
+//! A configuration as keys and values, for comparison with another configuration. The values come
+//! from a configuration file that was read, or from the pinned maps.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -55,7 +55,7 @@ fn of_client(client: &ClientConfig) -> Keys {
     ])
 }
 
-/// The seed is no key, because it follows from the names of job and service.
+/// The seed is not a key, because it follows from the names of the job and the service.
 fn of_service(configured: &ClientService) -> Keys {
     let Service {
         name: _,
@@ -89,7 +89,7 @@ fn of_service(configured: &ClientService) -> Keys {
     all.extend(load_keys(*control));
     all.extend(subset_keys(*subset));
     all.extend(source_keys(&configured.source));
-    // The keys that only this protocol has.
+    // Keys of one protocol only.
     match protocol {
         Protocol::Tcp => {
             all.extend(keys([
@@ -136,7 +136,7 @@ fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
     let Some(ProbeConfig { kind, port, interval }) = probe else { return all };
     all.extend(keys([("health.interval", in_units(*interval)), ("health.port", or_none(*port))]));
     match kind {
-        // Only the numbers of the secret keys appear.
+        // Only the numbers of secret keys are shown.
         ProbeKind::Report { keys: known, idle_interval } => {
             let ids: Vec<String> = known.all().iter().map(|key| key.id.to_string()).collect();
             all.extend(keys([
@@ -199,7 +199,7 @@ fn source_keys(source: &EndpointSource) -> Keys {
     }
 }
 
-/// The values of an endpoint in a list, except its address.
+/// The values of an endpoint in a list, without its address.
 pub fn endpoint_keys(endpoint: &Endpoint) -> Keys {
     let Endpoint { address: _, index, weight, state, zone, agent } = endpoint;
     keys([
@@ -243,8 +243,8 @@ fn host(config: &Config) -> Keys {
     ])
 }
 
-/// The configuration that the pinned maps contain. They have fewer keys, because the kernel needs
-/// only some.
+/// The configuration that the pinned maps contain. It has fewer keys, because the kernel needs only
+/// some.
 ///
 /// # Errors
 /// If the maps cannot be read.

@@ -1,62 +1,64 @@
-//! The daemon's budget of file descriptors. Its own work comes first; connections get the rest, so
-//! that its own work never runs out of descriptors.
+//! The daemon's budget of file descriptors. Connections get only the descriptors that the daemon's
+//! own work does not need, so that this work never lacks descriptors.
 //!
 //! Other processes can make the daemon open only a limited number of descriptors: the connections
-//! of two listeners. The daemon's own work needs the rest: a constant number, and a number for each
-//! client. `docs/reference/limits.md` has the arithmetic for operators.
+//! of two listeners. The daemon's own work needs a constant number, and a number for each client.
+//! `docs/reference/limits.md` has the arithmetic for operators.
 
 use crate::probes::MAX_UNDER_WAY;
 use lb_view::text::counted;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// For one client: maps, programs, cgroup. A reload briefly needs twice as many, while it opens the
-/// replacements.
+/// The descriptors of one client: maps, programs, cgroup. A reload needs twice as many for a short
+/// time, while it opens the replacements.
 pub const OF_CLIENT: u64 = 20;
-/// For the daemon itself: sockets, signals and watches (64), the maps of one client for each of the
-/// three documents that may be made at a time (64), endpoint files that do not answer (320, the
-/// number of threads for them), probes by connection that are under way (256), and for reports a
-/// socket, an event and the host's maps (at most 8).
+/// The descriptors of the daemon itself: sockets, signals and watches (64), the maps of one client
+/// for each of the three documents that may be made at the same time (64), endpoint files that do
+/// not answer (320, the number of threads for them), connect probes that are under way (256), and
+/// for reports a socket, an event and the host's maps (at most 8).
 pub const OF_DAEMON: u64 = 448 + MAX_UNDER_WAY as u64 + 8;
-/// Connections per listener.
+/// The most connections per listener.
 pub const CONNECTIONS: u64 = 64;
-/// The minimum of connections per listener, if descriptors are scarce.
+/// The number of connections per listener that are accepted even if descriptors are scarce.
 const FEWEST_CONNECTIONS: u64 = 4;
-/// The socket and the port for metrics. Each briefly accepts one connection more than its limit.
+/// The socket and the metrics port. Each accepts one connection more than its limit for a short
+/// time.
 const LISTENERS: u64 = 2;
 
-/// The most descriptors that the daemon uses with this many clients, connections included.
+/// The most descriptors that the daemon uses with this number of clients, including connections.
 pub const fn wanted(clients: u64) -> u64 {
     own(clients) + LISTENERS * (CONNECTIONS + 1)
 }
 
-/// Descriptors for the daemon's own work, which connections may not use.
+/// The descriptors for the daemon's own work, which connections must not use.
 const fn own(clients: u64) -> u64 {
     OF_DAEMON + 2 * OF_CLIENT * clients
 }
 
-/// Simultaneous connections per listener if `limit` descriptors are allowed.
+/// The number of simultaneous connections per listener if `limit` descriptors are allowed.
 pub fn connections_limit(limit: u64, clients: u64) -> usize {
     let left = limit.saturating_sub(own(clients)) / LISTENERS;
     let connections_limit = left.saturating_sub(1).clamp(FEWEST_CONNECTIONS, CONNECTIONS);
     usize::try_from(connections_limit).expect("at most CONNECTIONS")
 }
 
-/// A warning if fewer descriptors are allowed than wanted.
+/// A warning if fewer descriptors are allowed than the daemon may need.
 pub fn shortage(limit: u64, clients: u64) -> Option<String> {
     let wanted = wanted(clients);
     (limit < wanted).then(|| {
         format!(
-            "the daemon may have {limit} descriptors and takes up to {wanted} with {}, so what it does may \
-             fail: set LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it, and start it again",
+            "the daemon may open {limit} files, and needs up to {wanted} with {}, so it may fail to read files or accept \
+             connections: set LimitNOFILE={wanted} in its unit, or run `ulimit -n {wanted}` before `socklb run`, and restart it",
             counted(clients, "client")
         )
     })
 }
 
-/// Raises the limit of this process to its maximum, and returns the resulting limit.
+/// Raises this process's limit to its maximum, and returns the resulting limit.
 pub fn raise() -> u64 {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Any process may raise its limit to its maximum. If that was refused, the next line shows it.
+    // Any process may raise its limit to its maximum. If this was refused, the next line returns
+    // the old limit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     limit()
 }
@@ -92,7 +94,7 @@ mod tests {
             assert!(limits.contains(&format!("| {row} | {number} |")), "{row}: {number}");
         }
         // The unit allows the descriptors that the maximum number of clients needs, and its comment
-        // states the same number.
+        // names the same number.
         let unit = include_str!("../../packaging/systemd/socklb.service");
         let most = wanted(lb_common::abi::MAX_CLIENTS as u64);
         assert!(unit.contains(&format!("# The daemon takes up to {most} with 64 clients")), "{most}");

@@ -1,5 +1,5 @@
-//! Computes what a daemon would decide from the files if it started now on an empty kernel, for
-//! `check` and `explain`.
+//! Computes the decisions of a daemon that would start now, with the present files and an empty
+//! kernel. For `check` and `explain`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::error::CommandFailure;
 use crate::source::FileSource;
 
-/// The file sources of all services. Services that share a source appear once.
+/// The endpoint files of all services. Services with the same address and file appear once.
 pub fn file_sources(config: &Config) -> Vec<FileSource> {
     let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();
     let mut sources: Vec<FileSource> = Vec::new();
@@ -32,7 +32,7 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
     sources
 }
 
-/// The lists of all services that these clients dial, and what each client uses of them.
+/// The lists of all services that these clients dial, with the clients' assignments.
 pub fn assignments(
     clients: &[ClientConfig],
     sources: &[FileSource],
@@ -44,7 +44,7 @@ pub fn assignments(
         if !by_service.contains_key(name) {
             let mut sources = sources.iter();
             let source = sources.find(|source| source.file == *file && source.service == *address);
-            let mut assignments = source.context("every file has a source")?.read()?.assignments;
+            let mut assignments = source.context("every endpoint file has a source")?.read()?.assignments;
             assignments.complete(&assignments::consumers(clients, name));
             by_service.insert(name.clone(), assignments);
         }
@@ -52,9 +52,9 @@ pub fn assignments(
     Ok(by_service)
 }
 
-/// The lists that a daemon with this configuration had in force, by the names of the services. For
-/// a service with a file this is the last good list, or the file if no list is stored. Lists that
-/// cannot be read are left out.
+/// By service name: the lists that a daemon with this configuration used last. If a service has an
+/// endpoint file, this is the stored last good list, or the file if no list is stored. Lists that
+/// cannot be read are missing.
 pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
     let mut lists = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
@@ -90,7 +90,7 @@ pub struct DoesNotFit {
     pub refused: UnusableList,
 }
 
-/// The balancer of a client. Its clock stands still.
+/// The balancer of a client. Its time does not advance.
 pub fn balancer(
     config: &Config,
     client: &ClientConfig,
@@ -102,7 +102,7 @@ pub fn balancer(
     for (position, configured) in client.services.iter().enumerate() {
         let assignments = by_service.get(&configured.service.name).context("every service has a list")?;
         let assignment = assignments.assignment(&configured.service, client.task);
-        let fact = assignment.context("every client was asked for")?.fact(position);
+        let fact = assignment.context("the assignments of all clients are complete")?.fact(position);
         let delivered = balancer.handle(Duration::ZERO, fact);
         delivered.map_err(|refused| DoesNotFit {
             client: client.name.clone(),

@@ -1,5 +1,5 @@
-//! Explains why a client task uses its backends with their shares: the inputs, the order and the
-//! formulas, step by step.
+//! Explains, step by step, why a client task uses its backends with their shares: the inputs, the
+//! order and the formulas.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -32,8 +32,8 @@ pub use absent::{Dials, why_none};
 
 const SHOWN_ENTRIES: usize = 32;
 
-/// Explains the service that `wanted` names, or all services of a client if it is `None`. Services
-/// without a list are skipped.
+/// Explains the service with the name `wanted`, or all services of the client if it is `None`.
+/// Services without a list are skipped.
 pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     client: &ClientConfig,
     balancer: &Balancer<T>,
@@ -42,7 +42,7 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     mut loads: BTreeMap<String, ServiceLoadStatus>,
 ) -> Vec<Explanation> {
     let is_wanted = |service: &Service| wanted.is_none_or(|wanted| wanted == service.name);
-    // The plan of a large client takes milliseconds to make.
+    // Checked first, because making the plan of a large client takes milliseconds.
     if !balancer.services().any(|(service, ..)| is_wanted(service)) {
         return Vec::new();
     }
@@ -57,8 +57,8 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             let list = endpoints.as_slice();
             list.binary_search_by_key(&index, |endpoint| endpoint.index).ok().map(|at| list[at].address)
         };
-        // If the size follows load, the stored order covers all sizes. The order that is shown ends
-        // before the member that the next larger size would add.
+        // If the size follows load, the stored order covers all sizes. The explanation ends the
+        // order before the member that the next larger size would add.
         let ends_at = if matches!(service.subset, Subset::Sized { size: Size::Band(_), .. }) {
             let mut members = membership
                 .order
@@ -107,8 +107,8 @@ fn inputs(
     // The size that `auto` chooses may be larger than the number of endpoints.
     let size = membership.size.map(|size| size.min(endpoints.count()));
     let everybody_has_all = membership.members.iter().all(|member| member.connections == count);
-    // The arcs of a task can overlap all backends without covering each of them completely. Then
-    // the parts of the arcs decide.
+    // If every task uses all backends, the arcs of the tasks may still cover some backends only
+    // partly. The parts of the arcs then determine the shares.
     let is_whole = everybody_has_all && size.is_some_and(|size| size as usize >= membership.members.len());
     let (algorithm, by_weight) = match service.subset {
         Subset::All => ("all", ShareSource::Weights),
@@ -158,20 +158,20 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
         membership.tried.iter().map(|&(size, utilization)| CandidateSize { size, utilization }).collect();
     let mut why = match least == min {
         true => format!("at least {min}"),
-        false => format!("at least {least}, for each of {backends} backends to have one of {clients} tasks"),
+        false => format!("at least {least}, so that each of {backends} backends has one of {clients} tasks"),
     };
     why.push_str(if clients == 1 {
-        "; a task that is alone uses all"
+        "; the only task of a job uses all backends"
     } else if size < backends && algorithm.is_aperture() {
         "; arcs are even at any size"
     } else if size < backends {
-        "; the first at which the tasks together can use 99 % of the backends"
+        "; the smallest size at which the tasks together can use 99 % of the backends"
     } else if least > LARGEST_RUNG && least < backends {
-        "; no size that auto chooses from is so large: all"
+        "; auto has no size this large, so all backends are used"
     } else if tried.is_empty() {
-        "; there are no more"
+        "; there are no more backends"
     } else {
-        "; all, for with fewer the tasks together cannot use 99 % of the backends"
+        "; all, because with fewer the tasks together cannot use 99 % of the backends"
     });
     Auto { min, least, tried, why }
 }
@@ -185,8 +185,8 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
     let of = |(address, (usable, health)): (&SocketAddr, &(Usable, Health))| {
         let (address, is_replaced) = (*address, row.replaced.contains_key(address));
         let verdict = balancer.standing(Identity { service, address }).and_then(BackendEvidence::worst);
-        // Connects know directly that a backend is a lame duck by its own report; its state word
-        // does not contain it.
+        // The state word does not contain whether a backend is a lame duck by its own report:
+        // connects read that from the verdict array.
         let is_lame_by_report =
             verdict.is_some_and(|verdict| verdict.who == Who::Report && verdict.health == Health::LameDuck);
         let may_be_chosen = match usable {
@@ -201,7 +201,7 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
             who: match (verdict, health) {
                 (Some(verdict), _) => verdict.who,
                 (None, Health::Unproven) => Who::Probe,
-                // For a backend that has no slot yet only the list is known.
+                // If a backend has no slot yet, only the list has evidence on it.
                 (None, _) => Who::Source,
             }
             .name()
@@ -213,7 +213,7 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
     row.usable.iter().filter_map(of).collect()
 }
 
-/// The backends that are in the table without being members.
+/// The backends in the table that are not members.
 fn substitutes<T>(row: &Row<T>, membership: &Membership) -> Vec<SocketAddr> {
     let members: BTreeSet<SocketAddr> = membership.members.iter().map(|one| one.endpoint.address).collect();
     row.members.iter().map(|(address, _)| *address).filter(|address| !members.contains(address)).collect()
@@ -236,7 +236,7 @@ fn members(plan: &Plan, index: ServiceIndex, members: &[membership::Member]) -> 
             connections: member.connections,
             weight: member.endpoint.weight,
             share: member.share,
-            // Every member has a weight, so its target is above 0.
+            // Every member has a weight, so its target is not 0.
             load: member.load / member.target,
             entries: entries.get(&slot).copied().unwrap_or(0),
             quota,
@@ -264,35 +264,35 @@ mod tests {
             rocksteadier,
             (1, 100),
             12,
-            "at least 100, for each of 100 backends to have one of 1 tasks; a task that is alone uses all",
+            "at least 100, so that each of 100 backends has one of 1 tasks; the only task of a job uses all backends",
         );
-        check(rocksteadier, (1, 3), 12, "at least 12; a task that is alone uses all");
+        check(rocksteadier, (1, 3), 12, "at least 12; the only task of a job uses all backends");
         check(
             rocksteadier,
             (1000, 1000),
             12,
-            "at least 12; the first at which the tasks together can use 99 % of the backends",
+            "at least 12; the smallest size at which the tasks together can use 99 % of the backends",
         );
         check(
             rocksteadier,
             (10, 200),
             12,
-            "at least 20, for each of 200 backends to have one of 10 tasks; the first at which the tasks together can \
+            "at least 20, so that each of 200 backends has one of 10 tasks; the smallest size at which the tasks together can \
              use 99 % of the backends",
         );
-        check(rocksteadier, (10, 5), 12, "at least 12; there are no more");
+        check(rocksteadier, (10, 5), 12, "at least 12; there are no more backends");
         check(
             rocksteadier,
             (2, 1000),
             12,
-            "at least 500, for each of 1000 backends to have one of 2 tasks; no size that auto chooses from is so large: all",
+            "at least 500, so that each of 1000 backends has one of 2 tasks; auto has no size this large, so all backends are used",
         );
         check(Algorithm::Aperture, (1000, 1000), 12, "at least 12; arcs are even at any size");
         check(
             Algorithm::Random,
             (2, 40),
             12,
-            "at least 20, for each of 40 backends to have one of 2 tasks; all, for with fewer the tasks together cannot \
+            "at least 20, so that each of 40 backends has one of 2 tasks; all, because with fewer the tasks together cannot \
              use 99 % of the backends",
         );
     }

@@ -1,7 +1,7 @@
 //! The active flows, one by one: client, process, backend, phase, and the reason for the choice.
 //!
-//! They are read from the pinned maps and `/proc` alone, so no daemon is needed. A hundred thousand
-//! flows take only the bytes that the kernel stores of each. Names are looked up when a flow is
+//! They are read only from the pinned maps and `/proc`, so no daemon is needed. A hundred thousand
+//! flows take only the bytes that the kernel stores for each. Names are looked up when a flow is
 //! shown.
 
 use std::borrow::Cow;
@@ -33,17 +33,17 @@ pub enum FlowsError {
     Unknown(String),
 }
 
-/// The flows that were found.
+/// The active flows that were found.
 pub struct FlowReport {
     clients: Vec<FlowSnapshot>,
-    /// Indexes of client and flow, oldest flow first.
+    /// Indexes of client and flow, sorted by age; the oldest flow is first.
     order: Vec<(u32, u32)>,
     processes: BTreeMap<u32, Process>,
     now_ns: u64,
-    /// Leaving clients of another version: only the number of their flows is known.
+    /// Leaving clients of another version. Only the number of their flows is known.
     pub leaving: Vec<LeavingClient>,
-    /// Clients whose maps could not be read, each with the reason: a start is under way, or was
-    /// interrupted.
+    /// Clients whose maps could not be read, each with the reason: for example, a start is under
+    /// way or was interrupted.
     pub unreadable: Vec<String>,
 }
 
@@ -51,8 +51,8 @@ pub struct FlowReport {
 ///
 /// # Errors
 /// If the directory cannot be read, a permission is missing, or the filter names something that
-/// does not exist. If the maps of one client cannot be read for another reason, the report names
-/// it.
+/// does not exist. If the maps of one client cannot be read for another reason, `unreadable` names
+/// the client.
 pub fn find(directory: &Path, filter: &Filter) -> Result<FlowReport, FlowsError> {
     let all = Pins::all_versions(directory)?;
     let place = format!("below {}", directory.display());
@@ -91,7 +91,7 @@ fn backends_by_service(clients: &[FlowSnapshot]) -> BackendsByService<'_> {
 /// Removes the flows that the filter excludes.
 fn keep(client: &mut FlowSnapshot, filter: &Filter) {
     let mut flows = std::mem::take(&mut client.flows);
-    // A flow without a known service or backend is shown only if the filter names none.
+    // A flow without a known service or backend passes only filters without a service or backend.
     let service = |open: &OpenFlow| client.services.get(&ServiceIndex(open.flow.service));
     flows.retain(|open| {
         service(open).map_or(filter.service.is_none(), |service| filter.has_service(&service.name))
@@ -126,7 +126,7 @@ impl FlowReport {
         self.order.is_empty()
     }
 
-    /// One flow; number 0 is the oldest.
+    /// One flow. Number 0 is the oldest.
     ///
     /// # Panics
     /// If `number` is not less than [`FlowReport::len`].
@@ -154,7 +154,7 @@ impl FlowReport {
                 .get(&flow.process)
                 .and_then(|process| process.name_at(flow.start_ns))
                 .map(Cow::Borrowed),
-            // The clock of the programs may be a tick behind, never ahead.
+            // The clock of the programs may be a tick behind, but never ahead.
             age_s: Duration::from_nanos(self.now_ns.saturating_sub(flow.start_ns)).as_secs_f64(),
             policy: Policy::from_u8(flow.why & 15).map_or("unknown", Policy::name).into(),
             reason: Reason::from_u8(flow.why >> 4).map_or("unknown", Reason::name).into(),
@@ -185,7 +185,8 @@ impl FlowReport {
 
 impl Serialize for FlowReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// Serializes one flow after another, so that they are never all in memory.
+        /// Serializes one flow after another, so that the texts of all flows are never in memory
+        /// together.
         struct Flows<'a>(&'a FlowReport);
         impl Serialize for Flows<'_> {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -201,7 +202,7 @@ impl Serialize for FlowReport {
     }
 }
 
-/// The state of a flow's backend: leaving, or else its health.
+/// The state of a flow's backend: its health, or that it is leaving.
 fn state_of(slot: &SlotView) -> &'static str {
     match slot.state {
         BackendState::Leaving => BackendState::Leaving.name(),

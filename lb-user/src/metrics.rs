@@ -1,10 +1,10 @@
-//! Counters for Prometheus: the contents of the kernel maps, read again for each scrape and written
-//! in one pass.
+//! Metrics for Prometheus: the contents of the kernel maps, which are read again for each scrape
+//! and written in one pass.
 //!
 //! In reading order: the metrics and their meaning (`families`), the collection of their values
 //! (`collect`), the format of a page (`page`), and the server (`serve`). The event loop only
-//! supplies its own state, as [`Facts`](crate::facts::Facts), so a scrape does not delay it: a page
-//! for ten thousand backends has half a million lines.
+//! contributes its own state, as [`Facts`](crate::facts::Facts), so a scrape does not delay it: a
+//! page for ten thousand backends has half a million lines.
 
 mod families;
 

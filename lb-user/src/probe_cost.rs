@@ -1,5 +1,5 @@
 //! Estimates the cost of probes, for the host that sends them and for a backend that many hosts
-//! probe. `check` prints it before a daemon runs.
+//! probe. `check` prints the estimate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -12,8 +12,8 @@ use crate::config::{ClientConfig, ProbeConfig, ProbeKind};
 use crate::probes::probed;
 use lb_view::text::counted;
 
-/// Processor time of one probe including its answer, rounded up, as `bench lame-duck many` measures
-/// it on loopback.
+/// The processor time of one probe including its answer, rounded up, as `bench lame-duck many`
+/// measures it on loopback.
 fn time_of(kind: &ProbeKind) -> Duration {
     match kind {
         ProbeKind::Report { .. } => Duration::from_micros(12),
@@ -25,16 +25,16 @@ fn time_of(kind: &ProbeKind) -> Duration {
 /// The probes of one service by all client tasks of a host.
 struct ProbedService<'a> {
     probe: &'a ProbeConfig,
-    /// Each backend is probed once, even if several client tasks of the host use it.
+    /// The probed backends. Each is probed once, even if several client tasks of the host use it.
     backends: BTreeSet<SocketAddr>,
-    /// Backends that one client task probes.
+    /// The number of backends that one client task probes.
     of_task: usize,
-    /// Endpoints of the list.
+    /// The number of endpoints in the list.
     listed: usize,
     tasks: u32,
 }
 
-/// One line for each probed service.
+/// Returns one line for each probed service.
 pub fn notes(clients: &[(&ClientConfig, Balancer<Duration>)]) -> Vec<String> {
     let mut services: BTreeMap<&str, ProbedService<'_>> = BTreeMap::new();
     for (client, balancer) in clients {
@@ -45,7 +45,7 @@ pub fn notes(clients: &[(&ClientConfig, Balancer<Duration>)]) -> Vec<String> {
             let (of_task, listed) = (backends.len(), list.as_slice().len());
             let tasks = client.task.count;
             let new = ProbedService { probe, backends: BTreeSet::new(), of_task, listed, tasks };
-            // Services with the same name are one service, even if several clients use it.
+            // A service that several clients dial is counted once.
             services.entry(&configured.service.name).or_insert(new).backends.extend(backends);
         }
     }
@@ -62,12 +62,12 @@ impl ProbedService<'_> {
         let interval = in_units(probe.interval);
         let idle = match &probe.kind {
             ProbeKind::Report { idle_interval, .. } => {
-                format!(", those that are not used every {}", in_units(*idle_interval))
+                format!(", unused ones every {}", in_units(*idle_interval))
             }
             ProbeKind::Connect { .. } => String::new(),
         };
         let mut text = format!(
-            "{} probed by {} every {interval}{idle}: at most {} a second, some {} % of a processor",
+            "{} probed by {} every {interval}{idle}: at most {} per second, about {} % of a processor",
             counted(backends.len(), "backend"),
             probe.name(),
             rounded(rate),
@@ -76,7 +76,7 @@ impl ProbedService<'_> {
         if *tasks > 1 && *listed > 0 {
             let askers = f64::from(*tasks) * *of_task as f64 / *listed as f64;
             text += &format!(
-                "; with {tasks} client tasks on as many hosts a backend is probed {} times a second",
+                "; with {tasks} client tasks on as many hosts, a backend is probed {} times per second",
                 rounded(each(askers))
             );
         }
@@ -108,12 +108,12 @@ mod tests {
         let mut probed = ProbedService { probe: &probe, backends, of_task: 24, listed: 1000, tasks: 1 };
         assert_eq!(
             probed.text(),
-            "24 backends probed by tcp every 2s: at most 12 a second, some 0.12 % of a processor"
+            "24 backends probed by tcp every 2s: at most 12 per second, about 0.12 % of a processor"
         );
         probed.tasks = 10_000;
         assert!(
             probed.text().ends_with(
-                "; with 10000 client tasks on as many hosts a backend is probed 120 times a second"
+                "; with 10000 client tasks on as many hosts, a backend is probed 120 times per second"
             ),
             "{}",
             probed.text()

@@ -1,8 +1,8 @@
-//! Connect probes: whether a backend accepts a connection, or answers an HTTP request over it.
+//! Connect probes: they test whether a backend accepts a connection, or answers an HTTP request.
 //!
 //! Each backend has a task of its own, and each service has its part of the concurrent connections,
-//! so that backends that do not answer delay no probe, least of all one of another service. The
-//! number of probes that begin per second is bounded, and so is how much is read of an answer.
+//! so backends that do not answer cannot delay the probes of another service. The number of probes
+//! that begin per second is limited, and so is the number of bytes that are read of an answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -21,12 +21,12 @@ use tokio::task::AbortHandle;
 
 use crate::error::chain;
 
-/// How many of the endpoints that would stand in next for members are probed, and how many lame
+/// The number of probed endpoints that would replace members next; also the number of probed lame
 /// ducks, which serve if no member does.
 const NEXT: usize = 4;
 
-/// The endpoints that a client task wants probed, by any kind of probe: members, substitutes, those
-/// that would stand in next, and the lame ducks that would serve.
+/// The endpoints that a client task needs probed, by any kind of probe: members, their substitutes,
+/// the endpoints that would replace members next, and the lame ducks that would serve.
 pub fn probed(
     membership: &Membership,
     is_used: impl Fn(SocketAddr) -> bool + Copy,
@@ -42,14 +42,14 @@ pub fn probed(
     membership.members.iter().chain(others)
 }
 
-/// The most concurrent connections, of all services together.
+/// The most concurrent connections of all services together.
 pub const MAX_UNDER_WAY: usize = 256;
 
-/// The time between the beginnings of two probes: if many are due at the same moment, at most a
-/// thousand per second begin.
+/// The time between the beginnings of two probes. If many probes are due at the same moment, at
+/// most a thousand begin per second.
 pub const BETWEEN: Duration = Duration::from_millis(1);
 
-/// A backend that is probed, and how.
+/// A backend to probe, with the settings of its probes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectTarget {
     /// The address that the probe connects to.
@@ -59,25 +59,25 @@ pub struct ConnectTarget {
     pub interval: Duration,
     /// The time after which the probe has failed.
     pub timeout: Duration,
-    /// Successes in a row until a refusing backend is healthy again.
+    /// The number of successes in a row after which a refusing backend is healthy again.
     pub rise: u32,
-    /// Failures in a row until a backend is refusing connections.
+    /// The number of failures in a row after which a backend is refusing connections.
     pub fall: u32,
 }
 
-/// The health of a backend by its probes.
+/// The health of a backend according to its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbedHealth {
     /// Healthy or refusing.
     pub health: Health,
     /// Why, if it is refusing.
     pub why: Why,
-    /// Whether it is refusing although fewer than `fall` probes were made: a healthy backend
-    /// becomes refusing only after `fall` failures.
+    /// Whether the backend is refusing although fewer than `fall` probes have been made. A backend
+    /// that was healthy becomes refusing only after `fall` failures.
     pub is_unconfirmed: bool,
 }
 
-/// What the probes of a target have found.
+/// The results of the probes of a target.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     /// Whether the backend is refusing.
@@ -86,25 +86,26 @@ pub struct Findings {
     accepts: bool,
     /// Whether there were at least `fall` probes.
     is_confirmed: bool,
-    /// Why the last probe failed, if it did.
+    /// Why the last probe failed; `None` if it succeeded.
     pub failure: Option<String>,
     /// How long the last probe took.
     pub took: Option<Duration>,
     /// The number of probes.
     pub probes: u64,
-    /// How many of them failed.
+    /// The number of failed probes.
     pub failures: u64,
 }
 
 type Shared = Arc<Mutex<BTreeMap<ConnectTarget, Findings>>>;
 
-/// Held by the probe that begins next.
+/// A lock that the next probe holds until it begins.
 type Pace = tokio::sync::Mutex<()>;
 
-/// How many concurrent connections each service may have: equal parts of all, and at least one.
+/// The number of concurrent connections that each service may have: equal parts of all, and at
+/// least one.
 #[derive(Default)]
 struct Places {
-    /// By service: its places, and how many it has.
+    /// By service: its places, and their number.
     services: BTreeMap<String, (Arc<Semaphore>, usize)>,
 }
 
@@ -120,7 +121,7 @@ impl Places {
                 places.add_permits(each - *has);
                 *has = each;
             } else {
-                // Places in use cannot be withdrawn now.
+                // Places that are in use cannot be withdrawn now.
                 *has -= places.forget_permits(*has - each);
             }
         }
@@ -131,7 +132,7 @@ pub struct Probes {
     tasks: BTreeMap<ConnectTarget, AbortHandle>,
     findings: Shared,
     places: Places,
-    /// Held by the probe that begins next.
+    /// A lock that the next probe holds until it begins.
     pace: Arc<Pace>,
     /// Grows whenever targets or results change.
     version: Arc<AtomicU64>,
@@ -153,8 +154,8 @@ impl Probes {
         }
     }
 
-    /// Probes these targets from now on, each for a service, and no others. Targets that stay
-    /// retain their findings.
+    /// Sets the targets, each with its service; other targets are no longer probed. A target that
+    /// was probed before retains its findings.
     pub fn set_targets(&mut self, targets: &BTreeMap<ConnectTarget, String>) {
         self.version.fetch_add(1, Ordering::Relaxed);
         self.places.share(&targets.values().map(|service| &**service).collect());
@@ -184,7 +185,7 @@ impl Probes {
         tokio::spawn(probing.run()).abort_handle()
     }
 
-    /// Delays the next probe by this time, and all probes after it.
+    /// Delays the next probe by this time, and so all probes after it.
     pub fn hold_back(&self, time: Duration) {
         if let Ok(pace) = Arc::clone(&self.pace).try_lock_owned() {
             tokio::spawn(async move {
@@ -216,14 +217,14 @@ impl Probes {
 }
 
 impl Findings {
-    /// The health of the backend by its probes; `None` if that is not known yet.
+    /// The health of the backend according to its probes; `None` if it is not known yet.
     fn result(&self) -> Option<ProbedHealth> {
         let why = if self.accepts { Why::Answer } else { Why::Probe };
         let health = match self.probed.is_refusing() {
             Some(true) => Health::Refusing,
             Some(false) => Health::Healthy,
-            // This host could make none of the probes. As without probes, no evidence is against
-            // the backend.
+            // This host could make none of the probes. So there is no evidence against the backend,
+            // as if it were not probed.
             None if self.is_confirmed => Health::Healthy,
             None => return None,
         };
@@ -254,8 +255,8 @@ struct ProbeTask {
 impl ProbeTask {
     async fn run(self) {
         let mut turn = 0_u64;
-        // The first probe begins at once, each other one 0.9 to 1.1 intervals after the one before.
-        // The loop ends when the target is removed.
+        // The first probe begins at once, and each other probe 0.9 to 1.1 intervals after the last
+        // one. The loop ends when the target is removed.
         loop {
             let Ok(place) = self.places.acquire().await else { return };
             let pace = self.pace.lock().await;
@@ -273,7 +274,7 @@ impl ProbeTask {
 
     fn fraction(&self, turn: u64) -> f64 {
         let hash = self.random.hash_one((self.target.at, turn));
-        #[expect(clippy::cast_precision_loss, reason = "53 bits of chance are enough")]
+        #[expect(clippy::cast_precision_loss, reason = "53 random bits are enough")]
         let fraction = (hash >> 11) as f64 / (1_u64 << 53) as f64;
         fraction
     }
@@ -295,7 +296,7 @@ impl ProbeTask {
         findings.failures += u64::from(result.is_err());
         findings.failure = result.err().map(|failure| match failure {
             ProbeFailure::Connect(why) | ProbeFailure::Answer(why) => why,
-            ProbeFailure::Host(why) => format!("this host cannot probe it: {why}"),
+            ProbeFailure::Host(why) => format!("this host cannot probe the backend: {why}"),
         });
         findings.took = Some(took);
         let is_news = findings.result() != before;
@@ -309,15 +310,15 @@ impl ProbeTask {
     }
 }
 
-/// Why a probe has failed.
+/// Why a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ProbeFailure {
-    /// There was no connection, because of the backend or the path to it.
+    /// The probe could not connect, because of the backend or the path to it.
     Connect(String),
-    /// There was a connection, but no answer or a bad one.
+    /// The probe connected, but received no answer or an error.
     Answer(String),
-    /// This host could not probe, for example because it has no descriptor left. That is no
-    /// evidence on the backend, and would affect all backends alike.
+    /// This host could not make the probe, for example because no descriptor was free. This would
+    /// affect all backends alike, so it is no evidence on the backend.
     Host(String),
 }
 
@@ -331,7 +332,7 @@ async fn probe(target: &ConnectTarget) -> Result<(), ProbeFailure> {
     })
 }
 
-/// The probe without its timeout. Sets `is_connected` as soon as it is connected.
+/// Makes a probe without a timeout. Sets `is_connected` as soon as the probe is connected.
 async fn ask(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<(), ProbeFailure> {
     let socket = if target.at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = socket.map_err(|error| ProbeFailure::Host(error.to_string()))?;
@@ -342,9 +343,9 @@ async fn ask(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<(), Pr
     answer.map_err(|error| ProbeFailure::Answer(chain(&error)))
 }
 
-/// Decides whether a failed connect is evidence on the backend or on this host. A route may refuse
-/// with any of several errors: a blackhole with `EINVAL`, a prohibit with `EACCES`. So the errors
-/// of this host are listed, and all others count against the backend.
+/// Decides whether a failed connect is evidence on the backend, or a fault of this host. A route
+/// may refuse with several errors: a blackhole with `EINVAL`, a prohibit with `EACCES`. So the
+/// errors of this host are listed, and all other errors count against the backend.
 fn unconnected(error: &io::Error) -> ProbeFailure {
     const OF_HOST: [i32; 8] = [
         libc::EMFILE,
@@ -389,7 +390,7 @@ mod tests {
         refusing.map(|(target, found)| (target, found.why)).collect()
     }
 
-    /// A server that sends this answer to each connection, after its request.
+    /// A server that sends this answer on each connection, after the request.
     async fn server(answer: &'static [u8]) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
@@ -450,14 +451,14 @@ mod tests {
         assert!(names.iter().all(|name| has(&places, name) == 1));
     }
 
-    /// A dead backend of one service is found, although another service has more backends than may
-    /// be probed at a time and none of them answers.
+    /// A dead backend of one service is found although another service has more backends than there
+    /// are places, and none of them answers.
     #[tokio::test]
     async fn silent_backends_of_one_service_hold_no_probe_of_another_up() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut probes = Probes::new(Arc::default());
         let at = silent.local_addr().unwrap();
-        // One server under that many names.
+        // One server with several names.
         let silent_ones = (0..2 * MAX_UNDER_WAY).map(|number| target(at, Some(&format!("/{number}"))));
         let mut targets: BTreeMap<ConnectTarget, String> =
             silent_ones.map(|target| (target, "silent".to_owned())).collect();

@@ -1,6 +1,6 @@
-//! The share of recently ended flows whose end no program saw. More than a few mean that something
-//! is wrong with the host: links are lost, or another program clears callback flags. It reads no
-//! clock.
+//! The share of recently ended flows whose end no program saw. If there are more than a few,
+//! something is wrong with the host: links were lost, or another program clears callback flags.
+//! This module reads no clock.
 
 use std::collections::VecDeque;
 use std::ops::Sub;
@@ -8,24 +8,24 @@ use std::time::{Duration, Instant};
 
 /// The time over which flows are counted.
 const WINDOW: Duration = Duration::from_secs(600);
-/// Fewer unseen ends may be chance, even if few flows end.
+/// A smaller number of unseen ends may be chance, even if few flows end.
 const LEAST: u64 = 10;
-/// One unseen end in this many may be chance.
+/// One unseen end per this number of ends may be chance.
 const ONE_IN: u64 = 100;
 
-/// Flows that had ended at a pass over the flow records.
+/// Counts of ended flows at a pass over the flow records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
-    /// Flows whose end a program saw, since the daemon started.
+    /// The flows whose end a program saw, since the daemon started.
     pub seen: u64,
-    /// Flows whose records this pass reclaimed.
+    /// The flows whose records this pass reclaimed.
     pub reclaimed: u64,
     /// The part of `reclaimed` that were paths of MPTCP sockets. A kernel that does not distinguish
     /// these paths never shows their end.
     pub reclaimed_mptcp: u64,
 }
 
-/// The passes of the last ten minutes, by any clock.
+/// The passes of the last ten minutes, with times of any clock.
 #[derive(Debug)]
 pub struct Reclaimed<T = Instant> {
     passes: VecDeque<(T, Ends)>,
@@ -40,20 +40,20 @@ impl<T> Default for Reclaimed<T> {
 impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
     pub fn push(&mut self, now: T, ends: Ends) {
         self.passes.push_back((now, ends));
-        // The oldest stored pass marks the beginning of the window: the flows that it reclaimed had
+        // The oldest stored pass marks the beginning of the window: the flows that it reclaimed
         // ended earlier.
         while self.passes.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
             self.passes.pop_front();
         }
     }
 
-    /// A sentence for people about one client, if too many ends were not seen.
+    /// A fault text about one client, if too many ends were not seen.
     pub fn fault(&self) -> Option<String> {
         let (_, first) = self.passes.front()?;
         let (_, last) = self.passes.back()?;
-        // Once the window is full, the first pass only marks its beginning. Until then that pass
-        // counts, too: it is the first since the start, and the flows that it reclaimed ended
-        // unseen under an earlier daemon.
+        // Once the window is full, the first pass only marks its beginning. Until then it is the
+        // first pass since the start, and counts, too: the flows that it reclaimed ended unseen
+        // under an earlier daemon.
         let passes = self.passes.iter().skip(usize::from(self.is_full()));
         let (reclaimed, mptcp) = passes
             .fold((0, 0), |(all, mptcp), (_, ends)| (all + ends.reclaimed, mptcp + ends.reclaimed_mptcp));
@@ -68,13 +68,13 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
             String::new()
         };
         Some(format!(
-            "no program saw the end of {unseen} of {ended} flows of the last ten minutes{besides}; they were reclaimed. \
-             Links may have been lost (see the log), or a program of others changes the callbacks of sockets (see \
+            "no program saw the end of {unseen} of {ended} flows in the last ten minutes{besides}; they were reclaimed. \
+             Links may have been lost (see the log), or another program changes the callbacks of sockets (see \
              `socklb doctor`)"
         ))
     }
 
-    /// Whether the stored passes span the window.
+    /// Whether the stored passes cover the whole window.
     fn is_full(&self) -> bool {
         let ends = self.passes.front().zip(self.passes.back());
         ends.is_some_and(|((first, _), (last, _))| *last - *first >= WINDOW)
@@ -85,8 +85,8 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
 mod tests {
     use super::*;
 
-    /// Whether there is a fault after each of these passes, one minute apart. A pass gives the
-    /// flows whose end was seen, those reclaimed, and the MPTCP paths among the reclaimed.
+    /// For each of these passes, one minute apart: whether there is a fault after it. A pass is
+    /// given as the flows whose end was seen, the reclaimed flows, and the MPTCP paths among these.
     fn faults(passes: impl IntoIterator<Item = (u64, u64, u64)>) -> Vec<bool> {
         let mut reclaimed = Reclaimed::<Duration>::default();
         let (mut now, mut seen) = (Duration::from_secs(1000), 0);

@@ -1,9 +1,8 @@
-//! The reports of backends, as the daemon receives them: a thread of its own polls agents and
-//! receives their reports.
+//! The exchange of requests and reports with agents, on a thread of its own.
 //!
-//! The thread stores reports at once where connects look, independently of the event loop. It wakes
-//! the loop if something has changed, and the loop then reads the changes. `lb_report::client`
-//! decides which agents to poll and which reports to believe.
+//! The thread stores reports at once in the maps that connects read, independently of the event
+//! loop. If something has changed, it wakes the loop, which then reads the changes.
+//! `lb_report::client` decides which agents to poll and which reports to believe.
 
 mod datagrams;
 
@@ -30,17 +29,17 @@ pub use self::datagrams::ReportSocket;
 use self::datagrams::{BATCH, ReceivedBatch};
 use self::pace::{APART, TokenBucket};
 
-/// The store that connects read and that a later daemon adopts.
+/// The store of reports, which connects read and a later daemon adopts.
 pub trait ReportStore: Send {
-    /// Stores a report that was believed. Times are those of CLOCK_MONOTONIC.
+    /// Stores a believed report. Times are by CLOCK_MONOTONIC.
     fn store(&mut self, what: &ToStore<'_, Duration>);
 
-    /// Stores the nonce of the open request to the backend with this report id; 0 once it has
-    /// answered.
+    /// Stores the nonce of the open request to the backend with this report id; 0 once the backend
+    /// has answered.
     fn asked(&mut self, id: u32, nonce: u64);
 }
 
-/// Counts of datagrams sent and received.
+/// Counts of sent and received datagrams.
 #[derive(Clone, Debug, Default)]
 pub struct ExchangeCounts {
     /// Requests that were sent.
@@ -49,11 +48,11 @@ pub struct ExchangeCounts {
     pub unsent: u64,
     /// Reports that were believed.
     pub believed: u64,
-    /// Datagrams that were refused, by reason.
+    /// Datagrams that were not believed, by reason.
     pub refused: HashMap<Refusal, u64>,
 }
 
-/// The exchange with agents, without the socket and the clock: it decides which agents are polled,
+/// The exchange with agents, without the socket and the clock. It decides which agents are polled,
 /// and which answers are believed and stored.
 pub struct Exchange {
     pub senders: Senders<Duration>,
@@ -73,8 +72,8 @@ pub struct Turn {
 }
 
 impl Exchange {
-    /// Starts without targets. `nonce` returns numbers that cannot be guessed, and never 0, which
-    /// means no request.
+    /// An exchange without targets. `nonce` returns numbers that cannot be guessed and are never 0;
+    /// 0 means that there is no request.
     pub fn new(seed: u64, kernel: Box<dyn ReportStore>, nonce: Box<dyn FnMut() -> u64 + Send>) -> Self {
         Self { senders: Senders::new(seed), counts: ExchangeCounts::default(), kernel, nonce }
     }
@@ -84,7 +83,7 @@ impl Exchange {
         const LONGEST: Duration = Duration::from_hours(1);
         let is_news = !self.senders.pass(now).is_empty();
         let requests = self.senders.requests(BATCH, &mut self.nonce, now);
-        // Stored before the requests are sent, because an answer may arrive at once.
+        // The nonces are stored before the requests are sent, because an answer may arrive at once.
         for request in requests.iter().filter(|request| !request.is_again) {
             self.kernel.asked(request.id, request.datagram.nonce);
         }
@@ -117,8 +116,8 @@ impl Exchange {
     }
 }
 
-/// State that the thread and the loop share. Neither locks it for longer than a batch of datagrams
-/// takes.
+/// The state that the thread and the event loop share. Each locks it at most for the time that a
+/// batch of datagrams takes.
 struct SharedExchange {
     exchange: Exchange,
     is_stopping: bool,
@@ -135,7 +134,7 @@ pub struct ReportExchanger {
 }
 
 impl ReportExchanger {
-    /// Begins to listen. `news` is notified when the health of a backend changes.
+    /// Starts the thread. `news` is notified when the health of a backend changes.
     ///
     /// # Errors
     /// If the thread cannot be created.
@@ -160,13 +159,14 @@ impl ReportExchanger {
         Ok(Self { shared, wake, news, address })
     }
 
-    /// The address at which it listens.
+    /// The address that the socket is bound to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Polls these backends from now on and no others. `adopted` returns what an earlier daemon had
-    /// believed of a new one.
+    /// Sets the backends that are polled; others are no longer polled. For a backend that was not
+    /// polled before, `adopted` returns the last report that an earlier daemon has believed, and
+    /// until when the backend is a lame duck.
     pub fn set_targets(
         &self,
         targets: impl IntoIterator<Item = Target>,
@@ -179,23 +179,23 @@ impl ReportExchanger {
         self.wake.wake();
     }
 
-    /// As [`Senders::take_restarted`].
+    /// See [`Senders::take_restarted`].
     pub fn take_restarted(&self) -> BTreeSet<Name> {
         lock(&self.shared).exchange.senders.take_restarted()
     }
 
-    /// As [`Senders::poll_first`].
+    /// See [`Senders::poll_first`].
     pub fn poll_first(&self, names: impl IntoIterator<Item = Name>, after: Duration, spacing: Duration) {
         lock(&self.shared).exchange.senders.poll_first(names, after, spacing, now());
         self.wake.wake();
     }
 
-    /// The backends that are not healthy by their reports.
+    /// The backends that are not healthy according to their reports.
     pub fn sick(&self) -> BTreeMap<Name, Health> {
         lock(&self.shared).exchange.senders.sick().clone()
     }
 
-    /// Returns what `look` makes of the current state.
+    /// Calls `look` with the current state, and returns its result.
     pub fn look<R>(&self, look: impl FnOnce(&Senders<Duration>, &ExchangeCounts, Duration) -> R) -> R {
         let shared = lock(&self.shared);
         look(&shared.exchange.senders, &shared.exchange.counts, now())
@@ -213,7 +213,7 @@ fn lock(shared: &Mutex<SharedExchange>) -> MutexGuard<'_, SharedExchange> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// CLOCK_MONOTONIC, as the kernel programs have it.
+/// The time by CLOCK_MONOTONIC, which the kernel programs use, too.
 fn now() -> Duration {
     Duration::from_nanos(lb_kernel::monotonic_ns())
 }
@@ -230,26 +230,26 @@ impl ReportThread {
         let mut received = ReceivedBatch::default();
         let mut has_failed = false;
         let mut pace = TokenBucket::new(now());
-        // Until the daemon ends.
+        // Bound: the life of the daemon.
         loop {
             let has_rested = self.rest(pace.turn(now()));
             let Some(next) = self.ask() else { return };
-            // If each turn sends requests, datagrams have arrived during the rest, so no wait is
-            // needed.
+            // If requests are due in each turn, datagrams have arrived during the rest, so waiting
+            // for one is not necessary.
             let is_busy = has_rested && next < APART && !has_failed;
             let result = if is_busy { Ok(()) } else { self.wait(next, has_failed) };
             let result = result.and_then(|()| self.take(&mut received));
             if let Err(error) = &result
                 && !has_failed
             {
-                warn!(%error, "reports cannot be received; trying again ten times a second");
+                warn!(%error, "cannot receive reports; retrying ten times a second");
             }
             has_failed = result.is_err();
         }
     }
 
-    /// Polls the agents that are due. Returns the time until the next one is; `None` if the daemon
-    /// ends.
+    /// Polls the agents that are due. Returns the time until the next agent is due; `None` if the
+    /// daemon is stopping.
     fn ask(&mut self) -> Option<Duration> {
         let Turn { requests, next, is_news } = {
             let mut shared = lock(&self.shared);
@@ -270,14 +270,14 @@ impl ReportThread {
         Some(next)
     }
 
-    /// Lets datagrams accumulate for `time`, unless the loop wakes the thread. Returns whether
-    /// there was any time to wait.
+    /// Lets datagrams accumulate for `time`, unless the event loop wakes the thread. Returns
+    /// `false` if `time` is zero.
     fn rest(&self, time: Duration) -> bool {
         if time.is_zero() {
             return false;
         }
         let time = Timespec::try_from(time).ok();
-        // If this fails, the wait that follows fails as well.
+        // If this fails, so does the wait that follows.
         if let Ok(1..) = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], time.as_ref()) {
             self.wake.woken();
         }
@@ -286,7 +286,8 @@ impl ReportThread {
 
     /// Waits until a datagram arrives, the loop wakes the thread, or `next` has passed.
     fn wait(&self, next: Duration, has_failed: bool) -> io::Result<()> {
-        // A socket that cannot be read would be ready all the time.
+        // If reading the socket has failed, poll(2) would report it as ready all the time, so it is
+        // not polled.
         let limit = if has_failed { next.min(Duration::from_millis(100)) } else { next };
         let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
         let socket = if has_failed { PollFlags::empty() } else { PollFlags::IN };
@@ -301,8 +302,8 @@ impl ReportThread {
 
     /// Handles the datagrams that have arrived.
     fn take(&mut self, received: &mut ReceivedBatch) -> io::Result<()> {
-        // Bound: after this many batches the agents that are due are polled, however many datagrams
-        // arrive.
+        // Bound: after this number of batches the agents that are due are polled, however many
+        // datagrams arrive.
         for _ in 0..16 {
             let count = self.socket.receive(received)?;
             if count == 0 {
@@ -421,7 +422,7 @@ mod tests {
         let flood = std::thread::spawn({
             let is_over = Arc::clone(&is_over);
             move || {
-                // Until the test ends it, as fast as one core can.
+                // Until the test ends it, as fast as one core can send.
                 while !is_over.load(Ordering::Relaxed) {
                     let _ = stranger.send_to(&[7; BYTES], address);
                 }
@@ -442,12 +443,12 @@ mod tests {
         for length in [0, 10, BYTES, BYTES + 1] {
             stranger.send_to(&vec![0; length], listener.address()).unwrap();
         }
-        // Once an agent receives a request, everything before it has been handled, because the
-        // socket is one queue.
+        // The socket is one queue: when an agent receives a request, everything before it has been
+        // handled.
         let agent = agent();
         listener.set_targets([target(&agent)], |_| (None, None));
         let refused = || listener.look(|_, counts, _| counts.refused.values().sum::<u64>());
-        // Bound: each turn answers one request, and checks whether all were counted.
+        // Bound: each turn answers one request, and checks whether all datagrams were counted.
         while refused() < 4 {
             answer(&agent, Readiness::Ready);
         }

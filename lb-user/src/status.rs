@@ -1,7 +1,6 @@
-//! Makes the status: from the maps alone, and, if the daemon runs, with the additional state of the
-//! daemon.
+//! Makes the status from the maps and, if the daemon runs, from the daemon's own state.
 //!
-//! The pinned maps hold names, addresses, weights, tables and counts. If the daemon is dead, only
+//! The pinned maps contain names, addresses, weights, tables and counts. Without the daemon, only
 //! the counts of the last minute and the health of the sources are missing.
 
 use std::collections::{BTreeMap, HashSet};
@@ -34,7 +33,7 @@ use crate::error::chain;
 use crate::facts::{ClientFacts, Facts};
 use crate::window::{Lately, Recent};
 
-/// The remaining state of a client that leaves.
+/// The status of a leaving client.
 pub fn leaving(kernel: &dyn Kernel, pins: &Pins) -> LeavingClient {
     LeavingClient {
         client: pins.client.clone(),
@@ -44,9 +43,9 @@ pub fn leaving(kernel: &dyn Kernel, pins: &Pins) -> LeavingClient {
     }
 }
 
-/// The status from the daemon: the state of its loop, and the current content of the maps. It opens
-/// and reads the maps of all clients, which takes a second if there are many. Do not call it on the
-/// event loop.
+/// The status from a running daemon: the state of its event loop, and the present content of the
+/// maps. Opens and reads the maps of all clients, which takes a second if there are many. Do not
+/// call it on the event loop.
 pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
     let Facts { daemon, mut faults, clients: all, leaving, interfaces, .. } = facts;
     let mut clients = Vec::with_capacity(all.len());
@@ -57,7 +56,7 @@ pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
             .tables(&facts.pins)
             .and_then(|tables| MapContents::read(&tables, facts.lately.as_ref()))
             .map_err(|error| {
-                // If the client's pins were removed, another fault reports this already.
+                // If the client's pins were removed, another fault already reports this.
                 if !facts.is_unpinned {
                     faults.push(unreadable(&facts.pins.client, &error));
                 }
@@ -94,8 +93,8 @@ pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
     StatusDocument { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving, interfaces }
 }
 
-/// Adds the endpoints that each service's list excludes to a status that no daemon made. `list`
-/// returns the list of the service of a name, if it is known.
+/// Adds the endpoints that each service's list excludes to a status that was made without the
+/// daemon. `list` returns the list of the service with this name, if it is known.
 pub fn add_not_chosen(status: &mut StatusDocument, list: impl Fn(&str) -> Option<Arc<EndpointList>>) {
     for service in status.clients.iter_mut().flat_map(|client| &mut client.services) {
         service.not_chosen = not_chosen(list(&service.name).as_ref(), &service.backends);
@@ -119,7 +118,7 @@ fn not_chosen(all: Option<&Arc<EndpointList>>, backends: &[BackendStatus]) -> Ve
 }
 
 impl ClientFacts {
-    /// Other programs that run for the same sockets.
+    /// The other programs that run for the same sockets.
     fn neighbours(&self, pinned: &Pinned<'_>) -> Result<Vec<NeighbourProgram>, DatapathError> {
         self.cgroup
             .as_ref()
@@ -137,7 +136,7 @@ struct MapContents {
 }
 
 impl MapContents {
-    /// Reads the maps. If a daemon has sampled the counters, recent counts are added.
+    /// Reads the maps. Adds recent counts, if a daemon has sampled the counters.
     fn read(tables: &Tables, lately: Option<&Lately>) -> Result<Self, DatapathError> {
         let Snapshot { not_a_service, anomalies, services } = Snapshot::read(tables)?;
         let services: Result<_, _> =
@@ -146,7 +145,7 @@ impl MapContents {
     }
 }
 
-/// The status of a client of which only the maps are known.
+/// The status of a client, from its maps only.
 fn client_of(pins: &Pins, maps: MapContents) -> ClientStatus {
     let MapContents { not_a_service, anomalies, services } = maps;
     ClientStatus {
@@ -225,8 +224,9 @@ fn neighbour(other: lb_kernel::Neighbour) -> NeighbourProgram {
     NeighbourProgram { cgroup, hook, program, name, is_socklb, runs_after_ours }
 }
 
-/// A backend from its slot in the maps, its service's rules and, if a daemon has sampled them, its
-/// recent counts. The caller fills in the shares, because it knows the other backends.
+/// The status of a backend, from its slot in the maps, its service's rules and, if a daemon has
+/// sampled them, its recent counts. The caller fills in the shares, because they depend on the
+/// other backends.
 fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Option<&Recent>) -> BackendStatus {
     let Counts { sums, active, reclaimed } = counts;
     let (health, witness, reason) = found(slot);
@@ -275,18 +275,18 @@ fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Optio
     }
 }
 
-/// The health of a backend, from its words in the maps.
+/// The health of a backend according to the maps.
 pub fn health(slot: &SlotView) -> Health {
     found(slot).0
 }
 
-/// Why a backend has its health, from its words in the maps; `None` if it is healthy.
+/// Why a backend has its health, according to the maps; `None` if it is healthy.
 pub fn reason(slot: &SlotView) -> Option<String> {
     found(slot).2
 }
 
-/// The health of a backend, its witness and its reason: the worst that the daemon, the programs and
-/// its own report have found.
+/// The health of a backend, its witness and its reason: the worst finding of the daemon, the
+/// programs and the backend's own report.
 pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
     let reason = stated_reason(slot.reason, slot.state, slot.usable);
     let (health, by) = meaning(reason);
@@ -310,9 +310,9 @@ pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
     });
     let is_lame = slot.lame_until_ns > lb_kernel::monotonic_ns();
     let lame = is_lame.then(|| (Health::LameDuck, Some(Who::Report), Some("report: lame duck".to_owned())));
-    // Among equally bad ones the first wins.
+    // If several findings are equally bad, the first one counts.
     let all = [Some(stated), ejected, lame].into_iter().flatten();
-    all.rev().max_by_key(|(health, ..)| *health).expect("the daemon's is always there")
+    all.rev().max_by_key(|(health, ..)| *health).expect("the daemon's finding is always present")
 }
 
 fn ejection_of(slot: &SlotView, rules: EjectionRules) -> EjectionStatus {
@@ -327,7 +327,7 @@ fn ejection_of(slot: &SlotView, rules: EjectionRules) -> EjectionStatus {
     }
 }
 
-/// A value for each ending, keyed by the name of the ending.
+/// A map from the name of each ending to a value.
 fn by_name<T>(of: impl Fn(Ending) -> T) -> BTreeMap<String, T> {
     Ending::ALL.into_iter().map(|ending| (ending.name().to_owned(), of(ending))).collect()
 }
@@ -362,8 +362,8 @@ fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// The largest ratio of actual share to wanted share; `None` up to ten connects per backend,
-/// because below that it is noise.
+/// The largest ratio of actual share to wanted share. `None` up to ten connects per backend,
+/// because the ratio is then only noise.
 fn skew(backends: &[BackendStatus]) -> Option<f64> {
     let wanted: Vec<&BackendStatus> = backends.iter().filter(|backend| backend.share_wanted > 0.0).collect();
     let connects: u64 = wanted.iter().map(|backend| backend.started).sum();
@@ -375,11 +375,12 @@ fn skew(backends: &[BackendStatus]) -> Option<f64> {
     wanted.iter().map(ratio).max_by(f64::total_cmp)
 }
 
-/// The status of everything that is pinned, without a daemon. `why` says why no daemon supplied it.
+/// The status of all pinned clients, without a daemon. `why` says why no daemon supplied the
+/// status.
 ///
 /// # Errors
 /// If the directory of pins cannot be read, or a permission is missing. If the maps of one client
-/// cannot be read for another reason, that becomes a fault.
+/// cannot be read for another reason, the status has a fault.
 pub fn from_pins(directory: &Path, why: String) -> Result<StatusDocument, DatapathError> {
     let mut clients = Vec::new();
     let mut faults = vec![Fault::of_host(FaultCode::NoDaemon, why)];
@@ -389,14 +390,14 @@ pub fn from_pins(directory: &Path, why: String) -> Result<StatusDocument, Datapa
             leaving.push(self::leaving(&Linux, &pins));
             continue;
         }
-        // One client's pins may be incomplete: a start was interrupted, or is under way.
+        // The pins of a client may be incomplete, because a start was interrupted or is under way.
         match from_maps(&pins) {
             Ok(client) => clients.push(client),
             Err(error) if error.is_permission() => return Err(error),
             Err(error) => faults.push(unreadable(&pins.client, &error)),
         }
     }
-    // Without the reason, which only a daemon has.
+    // Only a daemon knows the reason.
     let detached = clients.iter().filter(|client| client.cgroup.is_none());
     faults.extend(detached.map(|client| {
         Fault::of_client(FaultCode::NotAttached, &client.name, "not attached to a cgroup that exists")
@@ -410,8 +411,7 @@ pub fn from_pins(directory: &Path, why: String) -> Result<StatusDocument, Datapa
     Ok(StatusDocument { schema: SCHEMA, daemon: None, faults, clients, leaving, interfaces })
 }
 
-/// The interfaces on which the kernel receives reports, no matter which process attached the
-/// program.
+/// The interfaces on which the kernel receives reports, whichever process attached the programs.
 fn pinned_interfaces(directory: &Path) -> Result<Vec<InterfaceStatus>, DatapathError> {
     let attached = receiver::attached(directory)?;
     let known = if attached.is_empty() { Vec::new() } else { lb_kernel::interfaces().unwrap_or_default() };

@@ -1,8 +1,8 @@
-//! The counts of the last minute: samples of the counters of every slot, some seconds apart, and
-//! the difference between the oldest sample and now.
+//! The counts of the last minute: the difference between now and the oldest of several samples. A
+//! sample contains the counters of every slot; samples are some seconds apart.
 //!
-//! Reading the counters of ten thousand backends moves megabytes for each CPU. So it is done
-//! rarely, and a sample stores only the part of each value that is shown. It reads no clock and no
+//! Reading the counters of ten thousand backends moves megabytes for each CPU. So they are read
+//! rarely, and a sample stores only the values that are shown. This module reads no clock and no
 //! map.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,28 +14,28 @@ use lb_common::abi::{Histogram, SlotCounters, TIME_BUCKETS};
 use lb_common::ending::Ending;
 use lb_core::ids::{BackendRef, ServiceIndex};
 
-/// Counts are shown over this time, or a little more.
+/// The time that the counts cover, or a little more.
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// The time between samples. A sample of 10,000 backends takes 1.7 MB, and there are at most five
 /// samples.
 pub const DISTANCE: Duration = Duration::from_secs(15);
-/// The shortest time over which rates are computed. Rates of a daemon that has just started mean
-/// nothing yet.
+/// The shortest time over which rates are computed. Just after the start of the daemon, rates have
+/// no meaning.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Fewer failed connects within the window say nothing about a backend.
+/// The least number of failed connects in the window that is evidence against a backend.
 const FEWEST_FAILURES: u64 = 5;
 
 const ENDINGS: usize = Ending::ALL.len();
 
-/// Counts of one slot at one time. Only the low halves of the counters are stored, because a
+/// The counts of one slot at one time. Only the low 32 bits of most counters are stored, because a
 /// counter grows by far less than 2^32 per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub backend: BackendRef,
     /// Flows sent to the backend.
     chosen: u32,
-    /// Flows that went elsewhere.
+    /// Flows to the backend that went to another address.
     diverted: u32,
     established: u32,
     endings: [u32; ENDINGS],
@@ -44,8 +44,8 @@ pub struct Sample {
     /// Whether the counts did not add up, apart from flows that began and ended while they were
     /// read.
     pub is_off: bool,
-    /// Whether every flow to the backend has ended, so that no count changes before the next flow
-    /// is sent.
+    /// Whether every flow to the backend has ended, so that no count changes until the next flow is
+    /// sent.
     pub is_settled: bool,
 }
 
@@ -70,7 +70,7 @@ impl Sample {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low 32 bits are needed")]
 fn low(count: u64) -> u32 {
     count as u32
 }
@@ -78,27 +78,27 @@ fn low(count: u64) -> u32 {
 /// The recent counts of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recent {
-    /// Seconds since the sample that the counts are compared with.
+    /// The seconds since the sample that the counts are compared with.
     pub seconds: f64,
     /// Flows sent to the backend.
     pub chosen: u64,
-    /// Flows that went elsewhere.
+    /// Flows to the backend that went to another address.
     pub diverted: u64,
     pub established: u64,
-    /// Ended flows, indexed by [`Ending`].
+    /// The numbers of ended flows, indexed by [`Ending`].
     pub endings: [u64; ENDINGS],
-    /// Times from the choice of the backend until the flow was established.
+    /// The times from the choice of the backend until the flow was established.
     pub connect: Histogram,
 }
 
 impl Recent {
-    /// Connects that failed, with a known cause or without. Endings of established flows do not
+    /// Connects that failed, with or without a known cause. Endings of established flows do not
     /// count.
     pub fn failed(&self) -> u64 {
         let is_failure = |ending: Ending| match ending {
             Ending::Reset | Ending::DataTimeout => false,
-            // With `accounting = "active"`, which knows no causes, every failed connect ends like
-            // this.
+            // With `accounting = "active"`, which knows no causes, every failed connect has this
+            // ending.
             Ending::Other => true,
             ending => ending.is_error(),
         };
@@ -119,22 +119,21 @@ impl Recent {
     }
 }
 
-/// The samples of one client's slots, by any clock. A copy shares the samples, so that it is cheap
-/// to pass to another thread.
+/// The samples of one client's slots, with times of any clock. A copy shares the samples, so it is
+/// cheap to pass to another thread.
 #[derive(Clone, Debug)]
 pub struct Window<T = Instant> {
     /// Each sample is sorted by slot.
     samples: VecDeque<(T, Arc<[Sample]>)>,
-    /// The counts of backends at the time when they took their slots, if they already had counts
-    /// then.
+    /// For backends that already had counts when they took their slots: these counts.
     beginnings: Arc<BTreeMap<BackendRef, Sample>>,
-    /// Per sample in `samples`, the number of connects that were refused because all backends were
-    /// at their limit, by the index of each service that has a limit.
+    /// For each sample in `samples`: the number of connects that were refused because all backends
+    /// were at their limit, by the index of each service that has a limit.
     limited: VecDeque<Arc<[(ServiceIndex, u64)]>>,
-    /// Flows that ended between the first sample ever and the last.
+    /// The number of flows that ended from the first sample ever to the last.
     ended: u64,
-    /// Backends that were chosen between the last two samples. From the first sample ever, and for
-    /// backends that are new in a sample, those that were chosen at any time before it.
+    /// The backends that were chosen between the last two samples. For the first sample ever, and
+    /// for backends that are new in a sample: those that were chosen at any time before it.
     chosen: Arc<BTreeSet<BackendRef>>,
 }
 
@@ -155,8 +154,8 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.samples.back().is_none_or(|(last, _)| now - *last >= DISTANCE)
     }
 
-    /// Adds a sample of each slot, sorted by slot, and the counts of refused connects by the
-    /// indexes of services.
+    /// Adds a sample, with the counts of each slot, sorted by slot, and the numbers of refused
+    /// connects by the indexes of services.
     pub fn push(&mut self, now: T, samples: Vec<Sample>, limited: Vec<(ServiceIndex, u64)>) {
         let mut chosen = BTreeSet::new();
         for sample in &samples {
@@ -172,8 +171,8 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.keep(now, samples.into(), chosen, limited);
     }
 
-    /// Like [`Window::push`], for backends in the order of slots. The counts of backends that are
-    /// not in `counted` are the same as in the last sample.
+    /// Like [`Window::push`], for backends sorted by slot. For backends that are not in `counted`,
+    /// the counts of the last sample are used.
     pub fn push_changes(
         &mut self,
         now: T,
@@ -203,7 +202,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.chosen = Arc::new(chosen);
         self.samples.push_back((now, samples));
         self.limited.push_back(limited.into());
-        // The oldest stored sample is the newest that is at least one window old.
+        // Of the samples that are at least one window old, only the newest is stored.
         while self.samples.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
             self.samples.pop_front();
             self.limited.pop_front();
@@ -214,28 +213,28 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         }
     }
 
-    /// Whether nothing was counted since the last sample, for a backend without open flows that was
-    /// sent `chosen` flows in total.
+    /// Whether the counts of a backend have not changed since the last sample. The backend has no
+    /// open flows, and was sent `chosen` flows in total.
     pub fn is_settled(&self, backend: BackendRef, chosen: u64) -> bool {
         let last = self.samples.back().and_then(|(_, last)| find(last, backend));
         last.is_some_and(|last| last.is_settled && last.chosen == low(chosen))
     }
 
-    /// The low half of the number of connections that a backend had established at the last sample
-    /// but one, or at the last if there is only one.
+    /// The low 32 bits of the number of connections that a backend had established at the last
+    /// sample but one, or at the last if there is only one.
     pub fn established(&self, backend: BackendRef) -> Option<u32> {
         let (_, sample) = self.samples.iter().rev().take(2).last()?;
         find(sample, backend).map(|sample| sample.established)
     }
 
-    /// Flows whose end a program saw, from the first sample ever to the last, including those
-    /// before the window.
+    /// The number of flows whose end a program saw, from the first sample ever to the last,
+    /// including those before the window.
     pub fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// Backends that were chosen recently: within the last two intervals between samples, or at an
-    /// unknown time.
+    /// The backends that were chosen recently: within the last two intervals between samples, or at
+    /// an unknown time.
     pub fn chosen(&self) -> &BTreeSet<BackendRef> {
         &self.chosen
     }
@@ -268,18 +267,19 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         })
     }
 
-    /// Connects to the service at an index that were refused since the oldest sample because all
-    /// backends were at their limit. `count` is the current total. `None` before the first sample.
+    /// How many connects to the service with this index were refused since the oldest sample
+    /// because all backends were at their limit. `count` is the present total. `None` before the
+    /// first sample.
     pub fn limited(&self, index: ServiceIndex, count: u64) -> Option<u64> {
         self.limited.front()?;
-        // A service that is in no sample received its limit after the last sample, so its count
-        // began at 0. The count of another service that has taken the index also began at 0.
+        // If the service is in no sample, it received its limit after the last sample, so its count
+        // began at 0. If another service has taken the index, its count also began at 0.
         let mut samples = self.limited.iter();
         let before = samples.find_map(|sample| sample.iter().find(|(other, _)| *other == index));
         Some(before.and_then(|(_, before)| count.checked_sub(*before)).unwrap_or(count))
     }
 
-    /// Whether a backend's counts did not add up in the last two samples, so the cause is not
+    /// Whether a backend's counts did not add up in the last two samples, so that the cause is not
     /// temporary.
     pub fn is_off(&self, backend: BackendRef) -> bool {
         let mut last = self.samples.iter().rev().take(2);
@@ -288,7 +288,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     }
 }
 
-/// A window, and the moment from which to look back.
+/// A window, and the moment at which the last minute ends.
 #[derive(Clone, Debug)]
 pub struct Lately {
     pub window: Window,
@@ -296,7 +296,7 @@ pub struct Lately {
 }
 
 impl Lately {
-    /// The same as [`Window::recent`].
+    /// See [`Window::recent`].
     pub fn recent(&self, backend: BackendRef, counts: &SlotCounters) -> Option<Recent> {
         self.window.recent(self.now, backend, counts)
     }
@@ -414,10 +414,11 @@ mod tests {
         check(100, 1, &[(Ending::Refused, 99)], false);
         // Other flows still wait for an answer.
         check(8, 0, &[(Ending::TimedOut, 5)], true);
-        // These flows show only at their end that they were established, and most of them are open.
+        // These flows show only at their end that they were established, and most of them are still
+        // open.
         check(100, 0, &[(Ending::Refused, 5)], false);
         check(6, 0, &[(Ending::Other, 6)], true);
-        // Established flows that break say nothing about connects, nor do actions of the
+        // Established flows that break are no evidence on connects, nor are actions of the
         // application.
         check(5, 0, &[(Ending::Reset, 9), (Ending::DataTimeout, 9)], false);
         check(9, 0, &[(Ending::GaveUp, 9), (Ending::NotSent, 9)], false);
@@ -438,7 +439,7 @@ mod tests {
             [Some(60), Some(2), Some(9)]
         );
         assert_eq!(window.limited(THREE, 6), Some(6), "another service has the index");
-        // A minute later the first sample is too old.
+        // A minute later, the first sample is too old.
         window.push(Duration::from_secs(1075), Vec::new(), vec![(THREE, 150)]);
         assert_eq!(window.limited(THREE, 150), Some(20));
     }
@@ -452,7 +453,7 @@ mod tests {
         assert_eq!(recent(&window, later, 7), Some((7, 10.0)));
         window.begin(BACKEND, &chosen(1 << 40));
         assert_eq!(recent(&window, later, (1 << 40) + 7), Some((7, 10.0)));
-        // Once the backend is in the oldest sample, that sample is used instead.
+        // Once the oldest sample contains the backend, that sample is used instead.
         for minute in 1..4 {
             let now = start + minute * WINDOW;
             window.push(now, vec![Sample::of(BACKEND, &chosen((1 << 40) + 50))], Vec::new());
@@ -469,7 +470,7 @@ mod tests {
             let mut counts = SlotCounters::default();
             counts.endings[0] = (1 << 32) - 50 + 10 * sample;
             counts.endings[1] = sample;
-            // For another backend in the slot, counting starts again.
+            // If another backend takes the slot, counting starts again.
             let generation = u32::from(sample >= 10);
             let now = start + u32::try_from(sample).unwrap() * DISTANCE;
             window.push(now, vec![Sample::of(backend(generation), &counts)], Vec::new());

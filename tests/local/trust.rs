@@ -1,5 +1,5 @@
-//! Which processes socklb trusts: obstacles by other users are refused with a remedy, and root does
-//! nothing for them.
+//! Which processes socklb trusts: it refuses obstacles by other users and names the remedy, and
+//! root's commands do nothing on behalf of other users.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -16,7 +16,7 @@ use stage::{Cgroup, Daemon, Setup, Stage, look};
 /// A user without any privilege.
 const NOBODY: u32 = 65534;
 
-/// A foreign daemon: it answers every request with this text. It ends with the test's process.
+/// A foreign daemon that answers every request with this text. It ends with the test's process.
 fn lies(socket: &Path, user: u32, answer: String) {
     let listening = {
         let socket = socket.to_owned();
@@ -87,8 +87,8 @@ fn exec_enters_and_makes_nothing_outside_of_cgroup2_whatever_the_daemon_says() {
     for path in &paths {
         if fixture.daemon.is_some() {
             taken_over(&mut fixture, path);
-            // Its pins belong to that user as well, as everything does if the daemon runs as its
-            // own user.
+            // The pins belong to that user as well. This is the case if the daemon runs as a user
+            // of its own.
             chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
         } else {
             let mut status = status.clone();
@@ -125,12 +125,12 @@ fn root_asks_no_daemon_of_somebody_who_does_not_own_the_pins() {
     assert_eq!((code, text.as_str()), (Some(0), ""));
 }
 
-/// socklb as a user of this group, who owns nothing.
+/// Runs socklb as a user of this group that owns nothing.
 fn as_member_of(group: u32, fixture: &Fixture, arguments: &[&str]) -> Output {
     as_user(&["--regid", &group.to_string(), "--clear-groups"], fixture, arguments)
 }
 
-/// socklb as a user of the groups that these options of setpriv(1) set.
+/// Runs socklb as a user of the groups that these options of setpriv(1) set.
 fn as_user(groups: &[&str], fixture: &Fixture, arguments: &[&str]) -> Output {
     let setup = &fixture.setup;
     let stage = setup.folder.parent().expect("the stage's");
@@ -186,7 +186,7 @@ fn members_of_the_sockets_group_may_ask_and_change_nothing() {
     // Verbs that write are refused.
     for verb in [&["readmit", "users", "127.0.0.1:8001"][..], &["load", "freeze", "users"]] {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, verb));
-        let expected = "user 65533 may not: root may, user 0 (the daemon's), and the members of a group";
+        let expected = "user 65533 has no permission: only root, user 0 (the daemon's), and the members of a group";
         assert!(code == Some(4) && text.contains(expected), "{code:?} {text}");
     }
 }
@@ -213,7 +213,7 @@ fn ejections_are_lifted_by_the_members_of_one_group() {
     let calls = || fixture.daemon().log().lines().filter(|line| line.contains("requested a readmission")).count();
     assert_eq!(calls(), 2, "{}", fixture.daemon().log());
     assert!(fixture.daemon().log().contains("user=65533"), "{}", fixture.daemon().log());
-    // A user of another group does not reach the socket; nor would that be enough.
+    // A user of another group cannot open the socket. If it could, the daemon would still refuse.
     let others = ["--regid", OTHERS, "--clear-groups"];
     let (code, text) = failure(&as_user(&others, &fixture, &readmit));
     assert!(code == Some(4) && text.contains("ermission denied"), "{code:?} {text}");
@@ -221,12 +221,12 @@ fn ejections_are_lifted_by_the_members_of_one_group() {
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("open it to all");
     let (code, text) = failure(&as_user(&others, &fixture, &readmit));
     assert!(
-        code == Some(4) && text.contains("user 65533 may not: root may, user 0 (the daemon's), and"),
+        code == Some(4) && text.contains("user 65533 has no permission: only root, user 0 (the daemon's), and"),
         "{text}"
     );
     let log = fixture.daemon().log();
     assert!(
-        log.contains("refused to change anything")
+        log.contains("refused a change: the user has no permission")
             && log.contains("lift the ejection of 127.0.0.1:8001")
             && log.contains("user=65533"),
         "{log}"
@@ -253,7 +253,7 @@ fn a_group_that_does_not_exist_keeps_the_daemon_from_starting_and_is_named() {
     );
 }
 
-/// Starts with these directories: exit code and message.
+/// Starts a daemon with the directories of this set-up. Returns exit code and message.
 fn start(setup: &Setup) -> (Option<i32>, String) {
     let path = setup.folder.join("socklb.toml");
     failure(&setup.run(&["run", "--config", path.to_str().expect("UTF-8")]))
@@ -333,7 +333,7 @@ fn detach_removes_pins_of_this_directory_and_nothing_else() {
     for name in ["services", "backends", "passwd"] {
         fs::write(victims.join(name), "of root\n").expect("write a file");
     }
-    // For another version, every name counts as a pin's.
+    // In the directory of another version, every name counts as the name of a pin.
     let trap = setup.pins.join("v1/trap");
     fs::create_dir_all(&trap).expect("make a client");
     symlink(&victims, trap.join("maps")).expect("set the trap");

@@ -1,4 +1,4 @@
-//! The queries of commands to a running daemon, with time limits, so that a hung daemon does not
+//! The commands' queries to a running daemon. They have time limits, so that a hung daemon does not
 //! block a command.
 
 use std::io;
@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 use super::socket;
 use crate::config::Paths;
 
-/// Encodes a name as a segment of a path or a value of a query. Names may contain any character but
+/// Encodes a name as a segment of a path or a value in a query. Names may contain any character but
 /// `/`.
 pub fn quoted(name: &str) -> PercentEncode<'_> {
     percent_encoding::utf8_percent_encode(name, NON_ALPHANUMERIC)
@@ -29,38 +29,39 @@ pub fn quoted(name: &str) -> PercentEncode<'_> {
 #[derive(Debug)]
 pub enum Answer<T> {
     Given(T),
-    /// No daemon runs with this directory.
+    /// No daemon uses this directory.
     NotRunning,
-    /// A daemon runs but has not answered in time: it is stopped, or hangs.
+    /// A daemon runs, but has not answered in time: it is stopped, or hangs.
     Silent,
 }
 
-/// Queries the daemon that runs with this directory. It waits only briefly for the answer to begin,
-/// because its callers can work without a daemon.
+/// Queries the daemon that uses this directory. Waits only briefly for the beginning of the answer,
+/// because the callers can do without a daemon.
 ///
 /// # Errors
-/// If the daemon is not trusted, or its answer is not as expected.
+/// If the daemon is not trusted, or its answer cannot be parsed.
 pub fn ask_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
     request(paths, Method::GET, path)
 }
 
-/// Like [`ask_daemon`], for requests that change something.
+/// Like [`ask_daemon`], for requests that change state.
 ///
 /// # Errors
-/// If the daemon is not trusted, or refuses; of kind `PermissionDenied` if this user may not.
+/// If the daemon is not trusted, or refuses the request. The kind is `PermissionDenied` if this
+/// user has no permission.
 pub fn tell_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
     request(paths, Method::POST, path)
 }
 
 fn request<T: DeserializeOwned>(paths: &Paths, method: Method, path: &str) -> Result<Answer<T>> {
-    /// A status begins between two events of the daemon's loop, which take milliseconds. An
-    /// explanation begins when it is complete.
+    /// An answer with a status begins between two events of the daemon's loop, each of which takes
+    /// milliseconds. An answer with an explanation begins when the explanation is complete.
     const TO_BEGIN: Duration = Duration::from_secs(2);
-    /// An answer is complete after a second or two, with clients and services at their limits.
+    /// With clients and services at their limits, an answer is complete after a second or two.
     const TO_END: Duration = Duration::from_secs(30);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // If the connection breaks during a request that changes something, it is unknown whether the
-    // change was made. That is an error, and not `NotRunning`.
+    // If the connection breaks during a request that changes state, it is unknown whether the
+    // change was made. This is an error, not `NotRunning`.
     let may_have_ended = method == Method::GET;
     runtime.block_on(async {
         let response = match tokio::time::timeout(TO_BEGIN, begin(paths, method, path)).await {
@@ -79,12 +80,12 @@ fn request<T: DeserializeOwned>(paths: &Paths, method: Method, path: &str) -> Re
     })
 }
 
-/// The message about a daemon that does not answer.
+/// The message that a daemon does not answer.
 pub fn silent(run: &Path) -> String {
     format!("the daemon at {} does not answer", socket(run).display())
 }
 
-/// Whether the socket's queue is full, because the daemon hangs.
+/// Whether the socket's queue is full because the daemon hangs.
 fn is_full(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
@@ -104,10 +105,10 @@ fn has_ended(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Like [`ask_daemon`], without its own time limit; `None` if no daemon runs.
+/// Like [`ask_daemon`], without a time limit; `None` if no daemon runs.
 ///
 /// # Errors
-/// If the daemon is not trusted, or its answer is not as expected.
+/// If the daemon is not trusted, or its answer cannot be parsed.
 pub async fn fetch<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Option<T>> {
     match begin(paths, Method::GET, path).await? {
         Some(response) => end(response, path).await.map(Some),
@@ -130,12 +131,12 @@ async fn begin(paths: &Paths, method: Method, path: &str) -> Result<Option<Respo
     let request = hyper::Request::builder().method(method).uri(path);
     let request = request.header("host", "localhost").body(Empty::<Bytes>::new())?;
     let response = sender.send_request(request).await;
-    response.map(Some).with_context(|| format!("ask {}", socket.display()))
+    response.map(Some).with_context(|| format!("query {}", socket.display()))
 }
 
 async fn end<T: DeserializeOwned>(response: Response<Incoming>, path: &str) -> Result<T> {
-    /// A status of 64 clients with 16,384 backends each, at about a kilobyte per backend, is far
-    /// below this.
+    /// A status of 64 clients with 16,384 backends each needs about a kilobyte per backend, far
+    /// less than this.
     const MAX_BYTES: usize = 1 << 32;
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
@@ -147,7 +148,7 @@ async fn end<T: DeserializeOwned>(response: Response<Incoming>, path: &str) -> R
     if status != StatusCode::OK {
         bail!("the daemon answers {status} to {path}: {}", String::from_utf8_lossy(&body));
     }
-    serde_json::from_slice(&body).context("the daemon's answer is of another version")
+    serde_json::from_slice(&body).context("the daemon's answer has the format of another version")
 }
 
 #[cfg(test)]
@@ -157,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    /// The result of a query to a daemon that reads a request, sends this answer, and ends.
+    /// Queries a daemon that reads a request, sends this answer, and ends.
     fn asked(answer: &'static [u8], method: Method) -> Result<Answer<u32>> {
         let folder = tempfile::tempdir().unwrap();
         let paths =

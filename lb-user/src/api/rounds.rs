@@ -1,7 +1,7 @@
-//! Documents that many readers may request at once. One is made at a time, and requests that arrive
-//! meanwhile share the next.
+//! Documents that many readers may request at the same time. One document is made at a time, and
+//! all requests that arrive meanwhile share the next one.
 //!
-//! So the cost does not depend on the number of readers: one thread, and one reading of the maps. A
+//! So the cost does not depend on the number of readers: one thread, and one pass over the maps. A
 //! reader receives only data that was read after its request.
 
 use std::sync::Arc;
@@ -13,19 +13,20 @@ use lb_http::CompressedDocument;
 use super::{ControllerQuery, ask};
 use crate::facts::Facts;
 
-/// Requests that may queue for the next round; further ones wait until there is room in the queue.
+/// The most requests that may queue for the next document. Further requests wait until there is
+/// room in the queue.
 const WAITING: usize = 64;
 
-/// One kind of document. The task that makes the documents ends when the last copy of this value is
-/// dropped.
+/// One kind of document. The task that makes these documents ends when the last copy of this value
+/// is dropped.
 #[derive(Clone, Debug)]
 pub struct Rounds {
     waiting: mpsc::Sender<oneshot::Sender<Arc<CompressedDocument>>>,
 }
 
 impl Rounds {
-    /// Starts a task. `make` builds each document from the state of the event loop, on a thread
-    /// that may block.
+    /// Starts the task. `make` builds a document from the state of the event loop, on a thread that
+    /// may block.
     pub fn of(
         queries: mpsc::Sender<ControllerQuery>,
         make: fn(Facts) -> std::io::Result<CompressedDocument>,
@@ -35,8 +36,7 @@ impl Rounds {
         Self { waiting }
     }
 
-    /// Requests the next document that is started. Its sender is dropped if the document cannot be
-    /// made.
+    /// Requests the next document that is begun. If it cannot be made, the sending end is dropped.
     pub async fn next(&self) -> oneshot::Receiver<Arc<CompressedDocument>> {
         let (turn, document) = oneshot::channel();
         // The receiving task ends only with the runtime.
@@ -65,11 +65,13 @@ async fn go(
             Ok(Ok(document)) => {
                 let document = Arc::new(document);
                 for reader in readers {
-                    // The requester may be gone.
+                    // The reader may be gone.
                     let _ = reader.send(Arc::clone(&document));
                 }
             }
-            Ok(Err(error)) => tracing::warn!(%error, "an answer could not be made"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot make a document (status or metrics); its readers receive no answer")
+            }
             // The daemon is stopping.
             Err(_) => {}
         }

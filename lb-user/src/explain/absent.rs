@@ -1,5 +1,5 @@
-//! Explains why there is nothing to explain: no client dials the service, only other clients do, or
-//! the client does not exist.
+//! The message if there is no explanation: no client dials the service, only other clients dial it,
+//! the client does not exist, or there is no list yet.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::config::ClientConfig;
 use lb_document::did_you_mean;
 use lb_view::status::StatusDocument;
 
-/// The services that a client dials.
+/// A client, and the services that it dials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dials {
     client: String,
@@ -29,7 +29,7 @@ impl Dials {
     }
 }
 
-/// Why there is no explanation of a service for this client, or for any client.
+/// Returns why there is no explanation of a service, for this client or for any client.
 pub fn why_none(service: &str, client: Option<&str>, all: &[Dials]) -> String {
     let has = |dials: &Dials| dials.services.iter().any(|name| name == service);
     let who: Vec<&str> = all.iter().filter(|dials| has(dials)).map(|dials| dials.client.as_str()).collect();

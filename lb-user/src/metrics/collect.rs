@@ -1,5 +1,5 @@
-//! Collects the values of one page for a client task: the state of the event loop, and a snapshot
-//! of the maps, which are opened for this page.
+//! Collects the values of one page for a client task: the event loop's state, and a snapshot of the
+//! maps, which are opened for this page.
 
 use std::collections::BTreeSet;
 
@@ -20,9 +20,9 @@ pub struct ClientMetrics {
 #[derive(Debug)]
 pub struct MapMetrics {
     pub fullness: [Fullness; 5],
-    /// Contains each service name once.
+    /// Contains the name of each service only once.
     pub snapshot: Snapshot,
-    /// Backends to which every connect of the last minute failed.
+    /// The backends to which all connects of the last minute failed.
     pub failing: BTreeSet<BackendRef>,
 }
 
@@ -30,9 +30,9 @@ pub struct MapMetrics {
 pub fn collect(facts: ClientFacts) -> ClientMetrics {
     let maps = Tables::open(&facts.pins, false).and_then(|tables| read_maps(&tables, facts.lately.as_ref()));
     let maps = maps.inspect_err(|error| {
-        // Not a warning: the page shows it (`socklb_client_readable`), and it would repeat with
-        // every scrape.
-        tracing::debug!(client = %facts.pins.client, error = %crate::error::chain(error), "maps cannot be read for metrics");
+        // This is not a warning: the page shows it (`socklb_client_readable`), and it would repeat
+        // with every scrape.
+        tracing::debug!(client = %facts.pins.client, error = %crate::error::chain(error), "the client's maps cannot be read for metrics");
     });
     ClientMetrics { maps: maps.ok(), facts }
 }
@@ -40,7 +40,7 @@ pub fn collect(facts: ClientFacts) -> ClientMetrics {
 fn read_maps(tables: &Tables, lately: Option<&Lately>) -> Result<MapMetrics, DatapathError> {
     let mut snapshot = Snapshot::read(tables)?;
     // A service that was removed and configured again may have two indexes until the last flow of
-    // the old one has ended. A series has one value, and the new index supplies it.
+    // the old one has ended. A series has one value; it comes from the new index.
     snapshot.services.sort_by(|a, b| (&a.view.name, b.view.open).cmp(&(&b.view.name, a.view.open)));
     snapshot.services.dedup_by(|one, before| one.view.name == before.view.name);
     let backends = snapshot.services.iter().flat_map(|service| &service.backends);
@@ -49,7 +49,7 @@ fn read_maps(tables: &Tables, lately: Option<&Lately>) -> Result<MapMetrics, Dat
     Ok(MapMetrics { fullness: tables.fullness()?, snapshot, failing })
 }
 
-/// Whether a backend is failing, by the same rule as in `status`.
+/// Whether a backend is failing, by the rule that `status` uses.
 fn is_failing(backend: &BackendSnapshot, lately: &Lately) -> bool {
     let BackendSnapshot { slot, counts, .. } = backend;
     let recent = lately.recent(slot.at, &counts.sums);

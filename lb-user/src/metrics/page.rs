@@ -1,9 +1,9 @@
-//! Writes a page in one of the two formats that Prometheus reads: OpenMetrics, or its older text
+//! Writes a page in one of two formats that Prometheus reads: OpenMetrics, or its older text
 //! format.
 //!
-//! The client library writes OpenMetrics. In the text format the description of a counter has
-//! another name, and there are neither units nor an end mark. The same library writes the text
-//! format from adapted descriptions.
+//! The client library writes OpenMetrics. In the text format, the description of a counter has
+//! another name, and there are neither units nor an end mark. The library writes the text format,
+//! too, from descriptions that are changed accordingly.
 
 mod contents;
 
@@ -27,7 +27,7 @@ pub enum ExpositionFormat {
 }
 
 impl ExpositionFormat {
-    /// The format for a reader, from its `Accept` header.
+    /// The format that the reader's `Accept` header requests.
     pub fn accepted(header: Option<&str>) -> Self {
         let open = |range: &str| range.trim_start().starts_with("application/openmetrics-text");
         if header.unwrap_or_default().split(',').any(open) { Self::OpenMetrics } else { Self::Text }
@@ -75,25 +75,25 @@ impl From<bool> for SeriesValue<'_> {
     }
 }
 
-/// The writer of series.
+/// Writes the series of a page.
 struct Sheet<'e> {
     encoder: DescriptorEncoder<'e>,
     form: ExpositionFormat,
 }
 
 impl Sheet<'_> {
-    /// Writes a metric: its description, then one line for each series with the values of its
+    /// Writes a metric: its description, then one line for each series, with the values of its
     /// labels.
     fn family<'v, const N: usize>(
         &mut self,
         family: &Family,
         series: impl Iterator<Item = ([&'v str; N], SeriesValue<'v>)>,
     ) -> fmt::Result {
-        assert_eq!(family.labels.len(), N, "a value for each label of {}", family.name);
+        assert_eq!(family.labels.len(), N, "{} needs a value for each label", family.name);
         let unit = family.unit.map(|unit| if unit == "bytes" { Unit::Bytes } else { Unit::Seconds });
         let stem = unit.as_ref().map_or(family.name, |unit| {
             let stem = family.name.strip_suffix(unit.as_str()).and_then(|stem| stem.strip_suffix('_'));
-            stem.expect("a test sees that names end with their units")
+            stem.expect("a test checks that names end with their units")
         });
         let (name, unit, kind) = match (self.form, family.kind) {
             (ExpositionFormat::OpenMetrics, FamilyType::Counter) => {
@@ -141,7 +141,8 @@ fn put(
         (SeriesValue::Real(x), ExpositionFormat::OpenMetrics, FamilyType::Counter) => {
             series.encode_counter::<NoLabelSet, _, f64>(x, None)
         }
-        // The text format writes counters as gauges: their name already has its suffix.
+        // In the text format, counters are written as gauges, because the name already has the
+        // suffix of a counter.
         (SeriesValue::Whole(n), ..) => series.encode_gauge(n),
         (SeriesValue::Real(x), ..) => series.encode_gauge(x),
         (SeriesValue::Times(times), ..) => {
@@ -166,7 +167,7 @@ fn seconds_of_us(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a sum for people; a part in 10^15 does not matter")]
+#[expect(clippy::cast_precision_loss, reason = "an error of 10^-15 of the sum does not matter")]
 fn seconds_of_ns(ns: u64) -> f64 {
     ns as f64 / 1e9
 }

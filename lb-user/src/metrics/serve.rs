@@ -1,8 +1,7 @@
-//! Answers requests for `/metrics` on the daemon's socket, or on a loopback port if one is
-//! configured.
+//! Answers requests for `/metrics` on the daemon's socket, and on a port if one is configured.
 //!
-//! In each of the two formats one complete page is made at a time, and every waiting reader
-//! receives it. A slow or stopped reader does not delay others.
+//! For each of the two formats, one page at a time is made, and every waiting reader receives the
+//! complete page. A slow or stopped reader does not delay others.
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,7 +29,7 @@ struct Pages {
     text: Rounds,
 }
 
-/// Binds the port early, so that errors show before the daemon touches the kernel.
+/// Binds the port before the daemon touches the kernel, so that an error changes nothing.
 ///
 /// # Errors
 /// If the port cannot be bound.
@@ -48,9 +47,9 @@ pub fn router(queries: &mpsc::Sender<ControllerQuery>) -> Router {
     Router::new().route("/metrics", get(metrics)).with_state(pages)
 }
 
-/// Limits `router` to requests with one of the port's names: `localhost`, its address, or one of
+/// Restricts `router` to requests with one of the port's names: `localhost`, its address, or one of
 /// `hosts`. A browser sends the name of the page's site, even if that name resolves to this
-/// address. (HTTP/1.0 has no `Host` field, and no browser sends it.)
+/// address. (HTTP/1.0 has no `Host` field, and browsers do not use HTTP/1.0.)
 pub fn for_names_of(metrics: &Metrics, router: Router) -> Router {
     let names: Arc<[String]> = ["localhost".to_owned()]
         .into_iter()
@@ -87,7 +86,9 @@ fn name_of(request: &Request) -> Option<String> {
 fn refused(name: Option<String>, names: &[String]) -> Response {
     let what = name.map_or_else(|| "a request without a host".to_owned(), |name| format!("{name:?}"));
     let known = names.join(", ");
-    let text = format!("{what} is no name of this port, which has {known}; [metrics] hosts may name more\n");
+    let text = format!(
+        "{what} is not a name of this port; its names are {known}; add names with `hosts` in [metrics]\n"
+    );
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 

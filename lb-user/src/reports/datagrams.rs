@@ -1,5 +1,5 @@
-//! A UDP socket that receives and sends many datagrams per system call; otherwise thousands per
-//! second would cost a core.
+//! A UDP socket that receives and sends many datagrams per system call. With one call for each of
+//! thousands of datagrams per second, the calls would use a whole core.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -12,11 +12,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 /// The most datagrams per system call.
 pub const BATCH: usize = 64;
 
-/// Bytes of a datagram that are read: one more than a valid one has, so that a longer one is
-/// detected.
+/// The number of bytes that are read of a datagram: one more than a valid datagram has, so that a
+/// longer one is detected.
 const ROOM: usize = BYTES + 1;
 
-/// Bytes that may wait in the socket: about 10,000 datagrams as the kernel counts them.
+/// The size of the socket's receive buffer: room for about 10,000 datagrams as the kernel counts
+/// them.
 const BUFFER: usize = 8 << 20;
 
 #[derive(Debug)]
@@ -39,11 +40,11 @@ impl Default for ReceivedBatch {
 }
 
 impl ReportSocket {
-    /// Binds a socket. A socket at `[::]` receives both families; if the host has no IPv6, it is
-    /// bound at `0.0.0.0` instead.
+    /// Binds a socket. A socket at `[::]` receives IPv4 and IPv6; if the host has no IPv6, the
+    /// socket is bound to `0.0.0.0` instead.
     ///
     /// # Errors
-    /// If the address is taken, or not one of this host.
+    /// If the address is in use, or is not an address of this host.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         let any = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         let socket = match bound(address) {
@@ -57,16 +58,16 @@ impl ReportSocket {
     }
 
     /// # Errors
-    /// None that is known.
+    /// There is no known cause of an error.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Receives the datagrams that have arrived, without waiting, as many as `received` has room
-    /// for. Returns how many.
+    /// Receives datagrams that have arrived, without waiting, at most as many as `received` has
+    /// room for. Returns their number.
     ///
     /// # Errors
-    /// If the kernel refuses; it is no error if nothing has arrived.
+    /// If the kernel refuses. If no datagram has arrived, this is not an error.
     pub fn receive(&self, received: &mut ReceivedBatch) -> io::Result<usize> {
         let mut parts = received
             .bytes
@@ -86,8 +87,8 @@ impl ReportSocket {
         };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::last_os_error();
-            // An error that a datagram of ours met on its way does not concern the received
-            // datagrams.
+            // The error of a datagram that this socket has sent earlier does not concern the
+            // received datagrams.
             let is_nothing = matches!(
                 error.raw_os_error(),
                 Some(
@@ -102,15 +103,15 @@ impl ReportSocket {
         Ok(count)
     }
 
-    /// Sends datagrams, without waiting. Returns how many were sent; the next poll replaces the
-    /// others.
+    /// Sends datagrams without waiting. Returns how many were sent. Those that were not sent are
+    /// replaced by the next poll.
     pub fn send(&self, datagrams: &[(SocketAddr, [u8; BYTES])]) -> usize {
         datagrams.chunks(BATCH).map(|batch| self.send_batch(batch)).sum()
     }
 
     fn send_batch(&self, batch: &[(SocketAddr, [u8; BYTES])]) -> usize {
         let mut sent = 0;
-        // Bound: each turn gets past at least one.
+        // Bound: each turn passes at least one datagram.
         let mut at = 0;
         while at < batch.len() {
             let rest = &batch[at..];
@@ -133,7 +134,8 @@ impl ReportSocket {
                     sent += count;
                     at += count;
                 }
-                // The first datagram cannot be sent: there is no route to it, or no room.
+                // The first datagram cannot be sent: there is no route to its destination, or no
+                // room in the socket.
                 _ => at += 1,
             }
         }
@@ -148,7 +150,7 @@ impl AsFd for ReportSocket {
 }
 
 impl ReceivedBatch {
-    /// The bytes of the datagram at this index; of a longer one only its beginning.
+    /// The bytes of the datagram at this index. If it was too long, only its beginning.
     pub fn get(&self, at: usize) -> &[u8] {
         &self.bytes[at][..self.lengths[at].min(ROOM)]
     }
@@ -164,12 +166,12 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     if let SocketAddr::V6(v6) = address {
         sockopt::set_ipv6_v6only(&socket, !v6.ip().is_unspecified())?;
     }
-    // As much as the host allows, if that is less.
+    // If the host allows less, the kernel sets the largest size that it allows.
     let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
     let _ = sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER);
-    // These datagrams fit every path. A packet that may be fragmented receives an id from a counter
-    // that all processors share, which is a twentieth of the cost of sending. If the option is
-    // refused, sending has that cost.
+    // These datagrams fit every path. If a packet may be fragmented, it needs an id from a counter
+    // that all processors share; this takes a twentieth of the cost of sending. If the option is
+    // refused, sending has this cost.
     let _ = sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO);
     rustix::net::bind(&socket, &address)?;
     Ok(UdpSocket::from(socket))
@@ -177,7 +179,7 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
 
 /// An address in the form of the socket's family.
 enum SocketName {
-    /// Not requested.
+    /// No address is requested.
     None,
     V4(libc::sockaddr_in),
     V6(libc::sockaddr_in6),
@@ -285,7 +287,8 @@ mod tests {
         let to = there.address().unwrap();
         let other_family: SocketAddr = "[::1]:9".parse().unwrap();
         assert_eq!(here.send(&[(to, [1; BYTES]), (other_family, [2; BYTES]), (to, [3; BYTES])]), 2);
-        // No process listens: an error that the kernel reports later must not affect the next call.
+        // No process listens there: an error that the kernel reports later must not affect the next
+        // call.
         drop(there);
         here.send(&[(to, [4; BYTES])]);
         assert_eq!(here.receive(&mut ReceivedBatch::default()).unwrap(), 0);

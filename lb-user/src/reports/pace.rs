@@ -1,32 +1,32 @@
-//! How often the thread of reports takes a turn. A turn, with its system calls and its wait, costs
-//! more than a datagram. If thousands of datagrams arrive and leave per second, a turn handles many
-//! together; if few do, none waits.
+//! Limits how often the reports thread takes a turn. A turn, with its system calls and its wait,
+//! costs more than a datagram. If thousands of datagrams arrive and leave per second, a turn
+//! handles many of them together; if few do, no datagram has to wait.
 
 use std::time::Duration;
 
-/// The time between turns if many datagrams arrive: a change is stored at most that much later. It
-/// is less than half of the time after which an agent repeats a change.
+/// The time between turns if many datagrams arrive. A change is stored at most this much later,
+/// which is less than half of the time after which an agent repeats a change.
 pub const APART: Duration = Duration::from_millis(4);
 
-/// Turns that may follow each other at once. Some 250 backends that are polled every two seconds
-/// never use them up.
+/// The number of turns that may follow each other without a pause. About 250 backends that are
+/// polled every two seconds never use all of them.
 const AT_ONCE: u32 = 16;
 
-/// A bucket of turns, by CLOCK_MONOTONIC.
+/// A token bucket of turns, by CLOCK_MONOTONIC.
 #[derive(Debug)]
 pub struct TokenBucket {
-    /// The turns that may be taken at once, as time.
+    /// The turns that may be taken without a pause, in units of time.
     saved: Duration,
     at: Duration,
 }
 
 impl TokenBucket {
-    /// The bucket is full.
+    /// A full bucket.
     pub fn new(now: Duration) -> Self {
         Self { saved: APART * AT_ONCE, at: now }
     }
 
-    /// Requests a turn. Returns the time after which it may begin.
+    /// Takes a turn. Returns the time to wait before it begins.
     pub fn turn(&mut self, now: Duration) -> Duration {
         self.saved = (self.saved + now.saturating_sub(self.at)).min(APART * AT_ONCE);
         let rest = APART.saturating_sub(self.saved);

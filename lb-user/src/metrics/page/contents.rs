@@ -284,7 +284,7 @@ impl MetricsPage {
 
     // ---- iterators over clients, services and backends ------------------------------------------
 
-    /// Clients whose maps could be read.
+    /// The clients whose maps could be read.
     fn maps(&self) -> impl Iterator<Item = (&str, &MapMetrics)> {
         self.clients.iter().filter_map(|client| Some((client.name(), client.maps.as_ref()?)))
     }
@@ -319,7 +319,7 @@ impl ClientMetrics {
     }
 }
 
-/// All backends of a client, with the labels of their series.
+/// The backends of a client, with the labels of their series.
 fn backends_of<'p>(
     client: &'p str,
     snapshot: &'p Snapshot,

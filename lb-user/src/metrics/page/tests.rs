@@ -178,7 +178,7 @@ fn page(form: ExpositionFormat, clients: Vec<ClientMetrics>) -> String {
     text
 }
 
-/// The lines that begin with a metric's name.
+/// The lines that begin with the name of a metric.
 fn lines<'p>(page: &'p str, name: &str) -> Vec<&'p str> {
     page.lines().filter(|line| line.starts_with(name)).collect()
 }
