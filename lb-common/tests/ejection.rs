@@ -509,7 +509,7 @@ fn a_connection_lacks_an_answer_after_half_a_second_only() {
         Evidence { is_trial: true, failure_source: ONE, ..NO_ANSWER_EVIDENCE }
     );
     assert_eq!(of_end(end.with_bytes(9, 7), true, 500).kind, EvidenceKind::ANSWERED);
-    assert_eq!(of_end(End::of(Ending::NotSent, false), false, 0).kind, EvidenceKind::NONE, "the SYN was deferred");
+    assert_eq!(of_end(End::of(Ending::NotSent, false), false, 0).kind, EvidenceKind::NONE, "deferred SYN");
     let send_failures = End::of(Ending::NotSent, false).send_failed_if(true);
     assert_eq!(of_end(send_failures, false, 0).kind, EvidenceKind::SEND_FAILED);
 }

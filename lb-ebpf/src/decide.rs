@@ -1,7 +1,7 @@
-//! Decides to which backend a call goes: the lookup of the service, the choice, and the tables that
-//! it reads.
+//! Decides to which backend a call goes: the lookup of the service, the choice of a backend, and
+//! the access to the tables.
 //!
-//! It contains the code that connect and sendmsg share, and must not know either of them.
+//! Connect and sendmsg share this code, which must know neither of them.
 
 pub mod service;
 

@@ -1,10 +1,10 @@
-//! Ejection: the results of flows are stored as evidence about their backends, failing backends are
-//! ejected, and one connect at a time tests whether they work again. `lb_common::ejection` makes
-//! the decisions and the steps. This file contains its store in the maps, and the functions into
-//! which the steps are split for the verifier.
+//! Ejection: the programs store the results of flows as evidence about their backends, eject
+//! failing backends, and let one connect at a time test whether a backend works again.
+//! `lb_common::ejection` contains the decisions and the steps. This file contains their store in
+//! the maps, and the global functions into which the steps are split for the verifier.
 //!
-//! It works without the daemon. Linux before 5.12 has no compare-and-swap: two CPUs that judge the
-//! same backend at the same moment may lose a failure there, or permit two trials.
+//! Ejection works without the daemon. Linux before 5.12 has no compare-and-swap: if two CPUs judge
+//! the same backend at the same moment there, a failure may be lost, or two trials may begin.
 
 use core::marker::PhantomData;
 
@@ -27,15 +27,15 @@ use crate::kernel::global_function::global_function;
 use crate::maps::{BACKENDS, SERVICES};
 use crate::rows;
 
-// What remains to be done after a judgement. (The caller does it, because functions that call each
-// other share 512 bytes of stack.)
+// The results of a judgement: what the caller must do next. (The caller does it, because functions
+// that call each other share 512 bytes of stack.)
 /// Nothing.
 const DONE: u32 = 0;
-/// Another CPU changed the word first: judge again.
+/// Judge again, because another CPU changed the word first.
 const AGAIN: u32 = 1;
-/// Judge again, with a survey of whether one more backend may be ejected.
+/// Judge again, after a survey of whether one more backend may be ejected.
 const WANTS_ROOM: u32 = 2;
-/// Schedule the next trial. The number of an [`Event`] is added.
+/// Schedule the next trial. The result is this number plus the number of an [`Event`].
 const SCHEDULE: u32 = 3;
 
 // Whether one more backend may be ejected.
@@ -43,16 +43,16 @@ const UNKNOWN: u32 = 0;
 const ROOM: u32 = 1;
 const NO_ROOM: u32 = 2;
 
-// Bits of a word about a flow, beside those of its [`End`].
-/// The flow was established, and has not ended.
+// Bits of a word about a flow, above the bits of its [`End`].
+/// The flow was established and has not ended.
 const ESTABLISHED: u32 = 1 << 16;
 /// The evidence of the flow counts.
 const COUNTS: u32 = 1 << 17;
-/// The flow may change the backend's ejection word; otherwise it counts as load at most.
+/// The flow may change the backend's ejection word. Without this bit it can only count as load.
 const JUDGES: u32 = 1 << 18;
 
-/// Reports that the flow of a socket was established. `reaches_backend` is called only if its
-/// result matters, and returns 1 if the other end of the connection is the backend.
+/// Reports that the flow of a socket was established. `reaches_backend` must return 1 if the other
+/// end of the connection is the backend; it is called only if its result matters.
 #[inline(always)]
 pub fn report_established<I: Instructions>(
     cookie: u64,
@@ -61,7 +61,7 @@ pub fn report_established<I: Instructions>(
     why: u8,
     reaches_backend: impl Fn() -> u32,
 ) {
-    // Most backends have no failures to subtract from: one load finds that.
+    // Most backends have no failures from which to subtract: a single load shows that.
     let Some(backend) = BACKENDS.get_ptr(slot) else { return };
     if Evidence::established(is_trial(why)).matters(load(backend)) {
         let word = ESTABLISHED | JUDGES | (reaches_backend() * COUNTS);
@@ -69,9 +69,9 @@ pub fn report_established<I: Instructions>(
     }
 }
 
-/// Reports how the flow of a socket ended, while it has its record: as load, and if the program
-/// `judges` it, as evidence. `is_ordinary` is 1 if the socket requests no special route; if it is
-/// 0, a failure is no evidence.
+/// Reports how the flow of a socket ended. The socket must still have its record. The end is
+/// counted as load, and used as evidence if `judges` includes it. `is_ordinary` is 1 if the socket
+/// requests no special route; if it is 0, a failure is no evidence.
 #[inline(always)]
 pub fn report_end<I: Instructions>(
     cookie: u64,
@@ -92,35 +92,36 @@ pub fn report_end<I: Instructions>(
     }
 }
 
-/// The evidence of a flow's end as a word, 0 if there is none. If the end is load of the backend,
-/// it is added to the recent errors. Arguments as in [`report_end`], which also reports the
-/// evidence.
+/// The evidence of a flow's end as a word; 0 if there is none. If the end counts as load of the
+/// backend, this adds it to the backend's recent errors. The arguments are those of [`report_end`],
+/// which also reports the evidence.
 #[inline(always)]
 pub fn evidence_of_end(cookie: u64, end: End, judges: Judges, is_ordinary: u32) -> u32 {
-    // `judges` is known when the program is loaded: unreachable code costs the verifier nothing.
+    // `judges` depends only on constants that the verifier knows, so the verifier skips the branch
+    // that is not taken.
     let judge = if matches!(judges, Judges::Nothing) { 0 } else { JUDGES };
     let word = end.to_word() | (is_ordinary * COUNTS) | judge;
     evidence_of(cookie, word, end.bytes_received, end.bytes_sent)
 }
 
-/// The ends of flows by which a program judges backends.
+/// The ends of flows that a program uses as evidence about backends.
 #[derive(Clone, Copy)]
 pub enum Judges {
-    /// No ends: they count as load at most.
+    /// None: ends can only count as load.
     Nothing,
-    /// Ends of flows with a SYN that could not be sent.
+    /// Only the ends of flows whose SYN could not be sent.
     SendFailures,
     /// All ends.
     All,
 }
 
-/// Whether a flow is a trial, which its end may decide.
+/// Whether a flow is a trial, according to [`Flow::why`].
 #[inline(always)]
 pub fn is_trial(why: u8) -> bool {
     trial_bit(why) != 0
 }
 
-/// The same as 1 or 0, without a branch.
+/// 1 if a flow is a trial, according to [`Flow::why`], else 0. Computed without a branch.
 #[inline(always)]
 pub fn trial_bit(why: u8) -> u32 {
     const { assert!(Reason::Trial as u32 == 3 && (Reason::Diverted as u32) < 7) };
@@ -128,8 +129,8 @@ pub fn trial_bit(why: u8) -> u32 {
     reason & (reason >> 1) & 1
 }
 
-/// Reports that a socket is directed elsewhere before its flow has ended otherwise. That is no
-/// evidence about the backend; but if the flow was a trial, the next connect becomes the trial.
+/// Reports that a socket is directed elsewhere before its flow has ended otherwise. This is no
+/// evidence about the backend; but if the flow was a trial, another connect must become the trial.
 #[inline(always)]
 pub fn abandoned<I: Instructions>(flow: &Flow) {
     if is_trial(flow.why) && flow.phase != Phase::Established as u8 {
@@ -141,15 +142,16 @@ global_function! {
     fn pass_on(slot: u32) -> u32 = give_trial_up, pass_trial_on, pass_trial_on_5_10;
 }
 
-/// `evidence` is the word of an [`Evidence`], 0 if there is none.
+/// Judges the backend in a slot by evidence, and schedules the next trial if necessary. `evidence`
+/// is the word of an [`Evidence`]; 0 if there is none.
 #[inline(always)]
 pub fn report<I: Instructions>(slot: u32, service: u32, evidence: u32) {
     if evidence == 0 {
         return;
     }
     let left = judge_with_retries::<I>(slot, service, evidence);
-    // Here and not in the called function, because functions that call each other share 512 bytes
-    // of stack.
+    // The trial is scheduled here and not in the called function, because functions that call each
+    // other share 512 bytes of stack.
     if left >= SCHEDULE {
         schedule_trial(service, left - SCHEDULE, tick(clock::now_ns()));
     }
@@ -169,7 +171,8 @@ global_function! {
     judge_backend, judge_backend_5_10;
 }
 
-/// Judges, and retries if another CPU changed the word first. Returns what remains to be done.
+/// Judges, and retries if another CPU changed the word first. Returns what remains to be done
+/// ([`DONE`] and the numbers after it).
 #[inline(always)]
 fn retry<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
@@ -180,14 +183,14 @@ fn retry<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
         }
         _ => (left, room),
     };
-    // Three attempts, without a loop: without CAP_PERFMON the verifier cannot prove that a loop
-    // with a call in it ends.
+    // Three attempts. This is no loop, because without CAP_PERFMON the verifier cannot prove that a
+    // loop with a call in it ends.
     let (left, _) = attempt(attempt(attempt((AGAIN, UNKNOWN))));
     left
 }
 
-/// Like [`retry`], with less code for the verifier to follow: it examines some scattered entries in
-/// place of all members.
+/// Like [`retry`], but with less code for the verifier to follow: it examines some scattered
+/// entries, and not all members, to find whether one more backend may be ejected. Returns 0.
 #[inline(always)]
 fn judge_by_samples<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
@@ -207,7 +210,8 @@ fn room_for(index: u32, now: u32) -> u32 {
     if Survey::from_word(survey_service(index, now)).has_room() { ROOM } else { NO_ROOM }
 }
 
-/// Records that a SYN of a flow was sent: earlier send failures were then not this host's fault.
+/// Records that a SYN of a flow was sent. This clears the stored send failures: this host can send
+/// SYNs.
 #[inline(always)]
 pub fn sent(service: u32) {
     let Some(service) = SERVICES.get_ptr_mut(service) else { return };
@@ -234,10 +238,10 @@ pub fn answered(service: u32, slot: u32) {
     }
 }
 
-/// The slot of an ejected backend that this connect must try, if a trial is due.
+/// The slot of the ejected backend for which this connect is the trial, if a trial is due.
 ///
-/// The trial after it is scheduled when the SYN is sent ([`trial_begun`]): surveying all members
-/// here would double the verifier's work for each connect program.
+/// The next trial is scheduled when the SYN is sent ([`trial_begun`]): a survey of all members here
+/// would double the verifier's work for each connect program.
 #[inline(always)]
 pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32) -> Option<u32> {
     if next_trial(service).slot == 0 {
@@ -263,7 +267,8 @@ fn take<I: Instructions>(index: u32, now: u32) -> u32 {
     steps::take_trial(&MapStore::<I>::new(index, service), now)
 }
 
-/// Schedules the next trial if this flow, whose SYN is about to be sent, is a trial.
+/// Schedules the next trial if this flow is a trial. The caller calls it when the SYN is about to
+/// be sent.
 #[inline(always)]
 pub fn trial_begun(service: u32, why: u8) {
     if is_trial(why) {
@@ -272,25 +277,29 @@ pub fn trial_begun(service: u32, why: u8) {
 }
 
 global_function! {
-    /// Begins the trial of the backend in a slot, if it is due. Returns the slot, or [`NO_SLOT`] if
-    /// there is no trial.
+    /// Begins the trial of the backend in a slot, if the trial is due. Returns the slot, or
+    /// [`NO_SLOT`] if no trial begins.
     pub fn begin_trial(index: u32, slot: u32, now: u32) -> u32 = claim, claim_trial, claim_trial_5_10;
 }
 
-// Global functions that both sets of instructions share.
+// From here on: global functions that the programs with either set of instructions call, and bodies
+// of global functions.
 
-/// The evidence of a socket's flow and `word`, as the word of an [`Evidence`], or 0 if there is
-/// none. If the flow is load of the backend, it is added to the recent errors.
+/// The evidence that a socket's flow gives about its backend, as the word of an [`Evidence`]; 0 if
+/// there is none. `word` contains the [`End`] of the flow, or [`ESTABLISHED`], and the bits
+/// [`COUNTS`] and [`JUDGES`]; `received` and `sent` are the bytes of the end. If the end counts as
+/// load of the backend, this adds it to the backend's recent errors.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u32 {
     let Some(record) = record::of(cookie) else { return 0 };
-    // Read all fields at once: the record may be in either of two tables, and the verifier follows
-    // both paths for as long as the record is used.
+    // Read all fields of the record here: it may be in either of two tables, and the verifier
+    // follows both paths for as long as the record is used.
     let (slot, index, why) = (record.slot(), record.service(), record.why());
     let (start_ns, process, namespace) = (record.start_ns(), record.process(), record.namespace());
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
-    // SAFETY: a live map value; the daemon stores both at any time.
+    // SAFETY: a live map value. The daemon may store both fields at any time, each with a single
+    // store.
     let (several, clients) = unsafe {
         (
             (&raw const (*service).several_processes).read_volatile(),
@@ -312,15 +321,15 @@ extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u
     if word & JUDGES == 0 {
         return 0;
     }
-    // Failures in a network namespace that a process has created itself are no evidence about the
-    // backends.
+    // Failures of flows in another network namespace than the client's, which a process may have
+    // created itself, are no evidence about the backends.
     let is_foreign = is_not_zero(clients) & is_not_zero(clients ^ namespace);
     evidence &= !(Evidence::KIND & 0u32.wrapping_sub(is_foreign | counts ^ 1));
     steps::weigh(&MapStore::<Linux5_10>::new(index, service), slot, evidence, tick(start_ns))
 }
 
-/// The slot of another backend than that in `slot` that may be chosen, at some scattered entry of a
-/// service's table; or [`NO_SLOT`].
+/// The result of [`pick::usable_other`] for the current table of a service: the slot of another
+/// backend than the one in `slot` that may be chosen, or [`NO_SLOT`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn other_entry(index: u32, slot: u32, now: u32) -> u32 {
@@ -329,8 +338,8 @@ extern "C" fn other_entry(index: u32, slot: u32, now: u32) -> u32 {
     pick::usable_other(&tables, table_of(service), slot, now.wrapping_add(cursor_number(index)))
 }
 
-/// Makes the ejected backend in a slot the next trial of its service, if there is none yet. If
-/// another ejection ends earlier, that backend's trial schedules the next one. Returns 0.
+/// Plans the trial of the ejected backend in a slot, if its service has no next trial yet. Returns
+/// 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn name_for_trial(index: u32, slot: u32, now: u32) -> u32 {
@@ -339,7 +348,7 @@ extern "C" fn name_for_trial(index: u32, slot: u32, now: u32) -> u32 {
     0
 }
 
-/// The survey of a service's table, as a word.
+/// The survey of a service's current table, as a word.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_service(index: u32, now: u32) -> u64 {
@@ -389,7 +398,7 @@ extern "C" fn schedule_trial(index: u32, event: u32, now: u32) -> u32 {
     0
 }
 
-/// Judges a backend by evidence. Returns what remains to be done.
+/// Judges a backend by evidence, once. Returns what remains to be done.
 #[inline(always)]
 fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, room: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return DONE };
@@ -405,7 +414,8 @@ fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, room: u32, now: 
     }
 }
 
-/// Ends a trial that decided nothing, so that another one follows soon. Returns 0.
+/// Ends the running trial of the backend in a slot without a result, so that another trial follows
+/// soon. Returns 0.
 #[inline(always)]
 fn give_trial_up<I: Instructions>(slot: u32) -> u32 {
     let Some(backend) = BACKENDS.get_ptr(slot) else { return 0 };
@@ -454,7 +464,6 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
         if u32::from(service) == self.index { Some(backend) } else { None }
     }
 
-    /// The daemon stores each word by itself, at any time.
     #[inline(always)]
     fn rules(&self) -> EjectionRules {
         rules(self.service)
@@ -550,7 +559,7 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn takes_trials(&self, backend: *mut Backend) -> bool {
-        // A lame duck requests no new connections, so it also gets no trial; the trial is
+        // A lame duck requests no new connections, so it gets no trial either; its trial is
         // postponed.
         !is_at_limit(backend, self.service) && !rows::is_lame(backend, clock::now_ns())
     }
@@ -589,8 +598,7 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
     }
 }
 
-/// Whether a backend has as many open flows as the service permits: not even a trial may exceed
-/// that.
+/// Whether a backend is at the service's limit of open flows, which not even a trial may exceed.
 #[inline(always)]
 fn is_at_limit(backend: *const Backend, service: *const Service) -> bool {
     // SAFETY: live map values.
@@ -609,7 +617,7 @@ fn load(backend: *const Backend) -> EjectionState {
     EjectionState::from_word(unsafe { (&raw const (*backend).ejection).cast::<u64>().read_volatile() })
 }
 
-/// The service's rules. The daemon stores each word by itself, at any time.
+/// The ejection rules of a service. The daemon stores them word by word, at any time.
 #[inline(always)]
 fn rules(service: *const Service) -> EjectionRules {
     // SAFETY: a live map value.

@@ -1,8 +1,8 @@
-//! Constants that the loader sets in the programs before they are loaded, so that the verifier
-//! knows each value and skips code that it makes unreachable.
+//! Constants that the loader writes into the programs before it loads them. The verifier then knows
+//! each value, and skips code that these values make unreachable.
 //!
-//! Each is set by name: in `crates/lb-kernel/src/client/object.rs`, and in `read/holders.rs` for
-//! those of the iterator.
+//! The loader sets each constant by its name: in `crates/lb-kernel/src/client/object.rs`, and in
+//! `read/holders.rs` for the constants of the iterator.
 
 use core::arch::asm;
 use core::marker::PhantomData;
@@ -46,45 +46,47 @@ impl<const PLACE: u32> Constant<u64, PLACE> {
 /// Length of `flow_buckets` and of `flows` minus one.
 pub const FLOW_MASK: Constant<u32, { place_of("FLOW_MASK") }> = Constant::new();
 
-/// Whether the programs may check if a socket is a path of an MPTCP socket (Linux 6.0 and
-/// CAP_PERFMON). Set by the loader from a probe.
+/// 1 if the programs may check whether a socket is a path of an MPTCP socket (Linux 6.0 and
+/// CAP_PERFMON), else 0. Set from a probe.
 pub const KNOWS_MPTCP: Constant<u32, { place_of("KNOWS_MPTCP") }> = Constant::new();
 
-/// Whether the kernel has `bpf_set_retval` (5.18). Set by the loader from a probe: if the helper is
-/// unknown, the call is dead code, which the verifier skips. (Without CAP_PERFMON it also follows
-/// dead code, as a processor might, and then rejects an unknown helper.)
+/// 1 if the kernel has the helper `bpf_set_retval` (Linux 5.18), else 0. Set from a probe. If the
+/// kernel lacks the helper, its call is dead code, which the verifier skips. (Without CAP_PERFMON
+/// the verifier also follows dead code, as a processor might by speculation, and then rejects the
+/// unknown helper.)
 pub const HAS_SET_RETVAL: Constant<u32, { place_of("HAS_SET_RETVAL") }> = Constant::new();
 
-/// Whether the TCP program is attached as well: flows then end with their connections, with a
-/// cause.
+/// 1 if the TCP program is attached as well (`accounting = "full"`), else 0. If it is, flows end
+/// with their connections, and the cause is known.
 pub const FULL_ACCOUNTING: Constant<u32, { place_of("FULL_ACCOUNTING") }> = Constant::new();
 
-/// Whether any service of the client may have its backends scanned. If none may, the scans are dead
+/// 1 if any service of the client may scan its backends, else 0. If it is 0, the scans are dead
 /// code, which newer verifiers skip.
 pub const SCANS: Constant<u32, { place_of("SCANS") }> = Constant::new();
 
 /// Nanoseconds of a jiffy.
 pub const JIFFY_NS: Constant<u64, { place_of("JIFFY_NS") }> = Constant::new();
 
-/// The time of jiffy number 0, modulo 2^64; it may be long before the start of the clock.
+/// The time of jiffy number 0 by `CLOCK_MONOTONIC`, in nanoseconds modulo 2^64. It may be long
+/// before the clock's start.
 pub const FIRST_JIFFY_NS: Constant<u64, { place_of("FIRST_JIFFY_NS") }> = Constant::new();
 
 /// The kernel's number of the type `struct tcp_sock`; 0 if the programs may not cast pointers to
 /// the kernel's own structures (Linux 6.2 and CAP_PERFMON).
 pub const TCP_SOCK: Constant<u32, { place_of("TCP_SOCK") }> = Constant::new();
 
-/// Whether the programs may cast pointers to the kernel's own structures. Known when the program is
-/// loaded.
+/// Whether the programs may cast pointers to the kernel's own structures. The verifier knows the
+/// result.
 #[inline(always)]
 pub fn can_cast() -> bool {
     TCP_SOCK.load() != 0
 }
 
-/// The type of the kernel's context of a call on an address (`struct bpf_sock_addr_kern`), only
-/// with [`TCP_SOCK`].
+/// The kernel's number of the type of a call's context (`struct bpf_sock_addr_kern`); valid only if
+/// [`TCP_SOCK`] is not 0.
 pub const CALL: Constant<u32, { place_of("CALL") }> = Constant::new();
 
-/// The offset of the socket in that structure (`sk`), only with [`TCP_SOCK`].
+/// The offset of the socket (`sk`) in that structure; valid only if [`TCP_SOCK`] is not 0.
 pub const CALL_SOCKET: Constant<u32, { place_of("CALL_SOCKET") }> = Constant::new();
 
 /// Like [`CALL`], for a TCP event (`struct bpf_sock_ops_kern`).
@@ -93,13 +95,16 @@ pub const EVENT: Constant<u32, { place_of("EVENT") }> = Constant::new();
 /// Like [`CALL_SOCKET`], for a TCP event.
 pub const EVENT_SOCKET: Constant<u32, { place_of("EVENT_SOCKET") }> = Constant::new();
 
-/// The offset of a socket's cookie (`sock.__sk_common.skc_cookie`), only with [`TCP_SOCK`].
+/// The offset of a socket's cookie (`sock.__sk_common.skc_cookie`); valid only if [`TCP_SOCK`] is
+/// not 0.
 pub const SOCKET_COOKIE: Constant<u32, { place_of("SOCKET_COOKIE") }> = Constant::new();
 
-/// The offset of a socket's network namespace (`sock.__sk_common.skc_net`), only with [`TCP_SOCK`].
+/// The offset of the pointer to a socket's network namespace (`sock.__sk_common.skc_net`); valid
+/// only if [`TCP_SOCK`] is not 0.
 pub const SOCKET_NAMESPACE: Constant<u32, { place_of("SOCKET_NAMESPACE") }> = Constant::new();
 
-/// The offset of a network namespace's cookie (`net.net_cookie`), only with [`TCP_SOCK`].
+/// The offset of a network namespace's cookie (`net.net_cookie`); valid only if [`TCP_SOCK`] is not
+/// 0.
 pub const NAMESPACE_COOKIE: Constant<u32, { place_of("NAMESPACE_COOKIE") }> = Constant::new();
 
 /// The offset of a socket's error (`sock.sk_err`), from the kernel's own description of its types;
@@ -109,7 +114,8 @@ pub const SK_ERR: Constant<u32, { place_of("SK_ERR") }> = Constant::new();
 /// The offset of an error that the kernel did not act on (`sock.sk_err_soft`), as [`SK_ERR`].
 pub const SK_ERR_SOFT: Constant<u32, { place_of("SK_ERR_SOFT") }> = Constant::new();
 
-/// Like [`SK_ERR`], for sockets that are being released: 0 if the programs may not read them.
+/// Like [`SK_ERR`], for sockets that are being released: 0 if the programs may not read the error
+/// of such a socket.
 pub const RELEASED_SK_ERR: Constant<u32, { place_of("RELEASED_SK_ERR") }> = Constant::new();
 
 /// `sock.sk_err_soft`, as [`RELEASED_SK_ERR`].
@@ -130,12 +136,12 @@ pub const RELEASED_BYTES_RECEIVED: Constant<u32, { place_of("RELEASED_BYTES_RECE
 /// `tcp_sock.bytes_acked`, as [`RELEASED_SK_ERR`].
 pub const RELEASED_BYTES_SENT: Constant<u32, { place_of("RELEASED_BYTES_SENT") }> = Constant::new();
 
-/// `inet_connection_sock.icsk_syn_retries`, 0 if the programs may not read it or not set its
-/// option.
+/// The offset of `inet_connection_sock.icsk_syn_retries`; 0 if the programs may not read this
+/// field, or may not set the socket option for it.
 pub const SYN_RETRIES: Constant<u32, { place_of("SYN_RETRIES") }> = Constant::new();
 
-/// The offset of the byte that tells whether the kernel itself opened a socket
-/// (`sock.sk_kern_sock`), 0 if the programs may not read it.
+/// The offset of the byte with the bit that is set if the kernel itself opened a socket
+/// (`sock.sk_kern_sock`); 0 if the programs may not read it.
 pub const KERNEL_SOCKET: Constant<u32, { place_of("KERNEL_SOCKET") }> = Constant::new();
 
 /// The bit of that byte, as a mask.
@@ -157,7 +163,7 @@ pub const BOUND_DEVICE: Constant<u32, { place_of("BOUND_DEVICE") }> = Constant::
 /// `sock.sk_mark`, as [`SK_ERR`].
 pub const SOCKET_MARK: Constant<u32, { place_of("SOCKET_MARK") }> = Constant::new();
 
-/// The byte with the bits of `sock.sk_userlocks`, as [`SK_ERR`].
+/// The offset of the byte with the bits of `sock.sk_userlocks`, as [`SK_ERR`].
 pub const USER_LOCKS: Constant<u32, { place_of("USER_LOCKS") }> = Constant::new();
 
 /// The bits of that byte that are set if an address or a port was bound, as a mask.

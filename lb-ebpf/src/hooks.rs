@@ -1,6 +1,8 @@
-//! The hooks, one file each: they read a call's context, act on it, and return the verdict.
+//! The code of the hooks, one file per kind: it reads a call's context, acts on it, and returns the
+//! verdict.
 //!
-//! They must not choose backends themselves (`decide`), or store records (`flow`).
+//! It must not choose backends itself (`decide` does), and must not store records itself (`flow`
+//! does).
 
 pub mod connect;
 

@@ -1,5 +1,5 @@
-//! Access to the kernel: contexts, the clock, and atomic instructions. The module must not know
-//! services.
+//! Access to the kernel: contexts of programs, the clock, and atomic instructions. The module must
+//! not know services.
 
 pub mod cast;
 

@@ -1,12 +1,12 @@
-//! The kernel programs of socklb: the list of hooks, one function each.
+//! The kernel programs of socklb: one function for each hook.
 //!
-//! Each hook reads its context, calls one function and returns its verdict. Hooks that use
-//! instructions which Linux 5.10 lacks exist twice; the loader chooses the `_5_10` ones if a probe
-//! shows that the kernel rejects the newer ones. All names begin with `socklb_`, which identifies
-//! the programs in lists; the kernel stores 15 characters of a name.
+//! Each program reads its context, calls one function and returns the verdict. Programs that use
+//! instructions which Linux 5.10 lacks exist twice; the loader chooses the `_5_10` version if a
+//! probe shows that the kernel rejects the newer instructions. All names begin with `socklb_`,
+//! which identifies the programs in lists; the kernel stores 15 characters of a name.
 #![no_std]
 #![no_main]
-// The bpfel target has no read-modify-write atomics in `core::sync::atomic`; the intrinsics behind
+// `core::sync::atomic` has no read-modify-write operations for the bpfel target; the intrinsics for
 // them work.
 #![feature(core_intrinsics)]
 // Inline assembly for this target is not stable yet.
@@ -42,7 +42,7 @@ use crate::kernel::sock_ops::Ops;
 const PROCEED: i32 = 1;
 /// The verdict that fails a call.
 const REFUSE: i32 = 0;
-/// The result of a program for TCP events.
+/// The result of a program for TCP events; the kernel requires 1.
 const SEEN: u32 = 1;
 
 #[cgroup_sock_addr(connect4)]

@@ -1,6 +1,7 @@
-//! Every map, one line each; `lb_common::abi` documents its content and its writer.
+//! All maps of the programs. `lb_common::abi` documents the content of each map and which side
+//! writes it.
 //!
-//! Capacities are defaults: the loader replaces those that the configuration sets.
+//! The capacities here are defaults; the loader replaces those that the configuration sets.
 
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
@@ -27,13 +28,14 @@ pub static SERVICES: Array<Service, { MAX_SERVICES as usize }, MAPPED> = Array::
 #[btf_map(name = "backends")]
 pub static BACKENDS: Array<Backend, { SLOTS as usize }, MAPPED> = Array::new();
 
-/// Twice the maximum number of entries in use, so that a new table finds room beside the one it
-/// replaces.
+/// Twice the maximum number of entries in use, so that a new table finds room beside the table that
+/// it replaces.
 #[btf_map(name = "schedule")]
 pub static SCHEDULE: Array<ScheduleCell, { (2 * SCHEDULE_ENTRIES / ENTRIES_PER_CELL) as usize }, MAPPED> =
     Array::new();
 
-/// Two per service, so that a new table's members can be beside those of the one it replaces.
+/// Two lists per service, so that a new table's list can be written beside the list of the table
+/// that it replaces.
 #[btf_map(name = "members")]
 pub static MEMBERS: Array<Members, { 2 * MAX_SERVICES as usize }, MAPPED> = Array::new();
 
@@ -69,7 +71,7 @@ pub static EMPTY: Datagrams = Datagrams::EMPTY;
 #[unsafe(no_mangle)]
 pub static NO_FLOW: Flow = Flow::NONE;
 
-/// A map of the host, which all client tasks share.
+/// This is a map of the host, which all client tasks share.
 #[btf_map(name = "verdicts")]
 pub static VERDICTS: Array<Verdict, { REPORT_IDS as usize }, MAPPED> = Array::new();
 

@@ -1,5 +1,5 @@
-//! Rows of the maps, for code that more than one hook uses. The daemon changes some fields at any
-//! time, each with a single store, so each function here does a single load.
+//! Access to rows of the maps, for code that several hooks use. The daemon changes some fields at
+//! any time, each with a single store, so each function here reads a field with a single load.
 
 use lb_common::abi::host::Verdict;
 use lb_common::abi::{Backend, BackendAddress, Service, StateWord};
@@ -12,8 +12,8 @@ pub fn service(index: u32) -> Option<*const Service> {
     SERVICES.get_ptr(index)
 }
 
-/// Ticks after which a backend is chosen again for a service's flows of addressed datagrams; 0 is
-/// never.
+/// The field [`rebind`](lb_common::abi::Rules::rebind) of a service: ticks after which a new
+/// backend is chosen for a flow of datagrams; 0 means never.
 #[inline(always)]
 pub fn rebind(index: u32) -> u32 {
     match service(index) {
@@ -23,7 +23,8 @@ pub fn rebind(index: u32) -> u32 {
     }
 }
 
-/// Ticks after which an answer to the SYN of a service's flow is due; 0 if that is not configured.
+/// The field [`unanswered_after`](lb_common::abi::Rules::unanswered_after) of a service: ticks
+/// after which the answer to a SYN is overdue; 0 if that is not configured.
 #[inline(always)]
 pub fn unanswered_after(index: u32) -> u32 {
     match service(index) {
@@ -45,8 +46,8 @@ pub fn state(backend: *const Backend) -> StateWord {
     StateWord::from_word(unsafe { (&raw const (*backend).state).cast::<u32>().read_volatile() })
 }
 
-/// Whether a backend is a lame duck by its own report. Only the chosen backend is checked: a check
-/// of each candidate of a scan would not fit on the stack of the hooks.
+/// Whether a backend is a lame duck by its own report. Callers check only the chosen backend,
+/// because a check of each candidate of a scan would not fit on the stack of the hooks.
 #[inline(always)]
 pub fn is_lame(backend: *const Backend, now_ns: u64) -> bool {
     // SAFETY: a live map value.
@@ -72,9 +73,8 @@ pub fn address(slot: u32) -> Option<*const BackendAddress> {
     backend(slot).map(address_of)
 }
 
-/// Whether a socket that was sent to the backend in a slot really goes there. Programs that run
-/// after ours, on a cgroup above or beside, see the backend as the destination and may write
-/// another one.
+/// Whether the destination of a socket is the backend in a slot. It may not be: other programs that
+/// run after ours, on the same cgroup or a cgroup above, may have written another destination.
 #[inline(always)]
 pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
     match address(slot) {
@@ -84,8 +84,8 @@ pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
     }
 }
 
-/// Like [`is_backend`], for rare calls: 1 if the socket goes there. The words of the address and
-/// the port are in network order.
+/// The same as [`is_backend`] in a global function, for rare calls: 1 or 0. The words of the
+/// address and the port are in network order.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn has_address(slot: u32, high: u64, low: u64, port: u32) -> u32 {

@@ -268,7 +268,8 @@ pub struct BackendAddress {
     /// How many backends have had this slot before, modulo 2^32. In a free slot: the generation of
     /// the next backend.
     pub generation: u32,
-    /// The backend's structural weight (its capacity). No program reads it; the commands show it.
+    /// The backend's structural weight (its capacity). No program reads it; the daemon and the
+    /// commands do.
     pub weight: u32,
 }
 const _: () = assert!(size_of::<BackendAddress>() == 32);

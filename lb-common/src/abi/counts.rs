@@ -163,8 +163,9 @@ const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
 
 /// Counters of a slot's backend on one CPU. Written by the kernel programs. When a backend gets the
 /// slot, the daemon sets them so that their sums over CPUs are the backend's retired counters, or
-/// zero. The sums over CPUs obey: chosen = all endings + [`Backend::flows`](super::Backend::flows)
-/// + reclaimed flows ([`map::RECLAIMED`](super::map::RECLAIMED)) + untracked.
+/// zero. Of the sums over CPUs, `chosen` equals the sum of all endings,
+/// [`Backend::flows`](super::Backend::flows), the reclaimed flows
+/// ([`map::RECLAIMED`](super::map::RECLAIMED)) and `untracked`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct SlotCounters {

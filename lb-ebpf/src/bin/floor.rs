@@ -1,9 +1,8 @@
-//! Programs for comparison in the connect benchmark: the minimum work of a program on this hook.
-//! Not shipped.
+//! Programs with which the connect benchmark compares socklb's program. Not shipped.
 //!
-//! `empty4` does nothing. `floor4` looks up one service in a kernel hash and one backend in an
-//! array, and rewrites the destination: the minimum work of a balancer with its tables in the usual
-//! maps.
+//! `empty4` does nothing: it shows the cost of any program on this hook. `floor4` looks up one
+//! service in a kernel hash and one backend in an array, and rewrites the destination: the minimum
+//! work of a balancer with its tables in the usual maps.
 #![no_std]
 #![no_main]
 

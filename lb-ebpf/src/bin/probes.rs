@@ -1,9 +1,9 @@
-//! One program for each optional feature of the kernel, which has the feature if its verifier
+//! One program for each optional feature of the kernel. The kernel has the feature if its verifier
 //! accepts the program.
 //!
-//! The probes use the features like the shipped programs, and are never attached. The loader sets
-//! the field offsets in both (`globals.rs`). `crates/lb-kernel/src/host/features.rs` has the table
-//! of features.
+//! The probes use the features in the same way as the shipped programs, and are never attached. The
+//! loader sets the offsets of fields in the probes as in the shipped programs (`globals.rs`).
+//! `crates/lb-kernel/src/host/features.rs` has the table of features.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -38,7 +38,7 @@ static KERNEL_SOCKET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static SYN_RETRIES: Global<u32> = Global::new(0);
 
-/// Since Linux 5.12 atomic instructions return the value that they replace.
+/// Since Linux 5.12: atomic instructions that return the value that they replace.
 #[cgroup_sock_addr(connect4)]
 pub fn fetching_atomics(_: SockAddrContext) -> i32 {
     let mut word = 0u64;
@@ -51,14 +51,14 @@ pub fn fetching_atomics(_: SockAddrContext) -> i32 {
     i32::from(before == 0)
 }
 
-/// Since Linux 5.18 a connect can fail with another errno than EPERM.
+/// Since Linux 5.18: a program can make a connect fail with another errno than EPERM.
 #[cgroup_sock_addr(connect4)]
 pub fn set_retval(_: SockAddrContext) -> i32 {
     const BPF_FUNC_SET_RETVAL: usize = 187;
     /// `ECONNREFUSED`
     const ERRNO: i64 = 111;
-    // The whole register must contain the number, but the binding's `int` does not fill it: Linux
-    // 7.2 checks all of it.
+    // The number must fill the whole register, because Linux 7.2 checks all 64 bits. The binding's
+    // `int` does not fill it.
     // SAFETY: the number of a helper is its address in a program, and this one takes and returns a
     // number.
     unsafe {
@@ -68,7 +68,7 @@ pub fn set_retval(_: SockAddrContext) -> i32 {
     1
 }
 
-/// Since Linux 6.0 programs can check whether a socket is a path of an MPTCP socket.
+/// Since Linux 6.0: a program can check whether a socket is a path of an MPTCP socket.
 #[cgroup_sock_addr(connect4)]
 pub fn knows_mptcp(ctx: SockAddrContext) -> i32 {
     // SAFETY: the context is valid while the program runs, and its socket with it.
@@ -76,7 +76,7 @@ pub fn knows_mptcp(ctx: SockAddrContext) -> i32 {
     1
 }
 
-/// The error of a socket that closes, read as a TCP event reads it.
+/// Reads the error of a socket that is being closed, as the program for TCP events does.
 #[sock_ops]
 pub fn socket_errors(ctx: SockOpsContext) -> u32 {
     // SAFETY: the context is valid while the program runs. The helper returns a pointer to the
@@ -94,7 +94,7 @@ pub fn socket_errors(ctx: SockOpsContext) -> u32 {
     1
 }
 
-/// The kernel's own structure of a socket that is released.
+/// Reads the kernel's own structure of a socket that is being released.
 #[cgroup_sock(sock_release)]
 pub fn outcomes_at_release(ctx: SockContext) -> i32 {
     let mut value = 0u32;
@@ -106,7 +106,7 @@ pub fn outcomes_at_release(ctx: SockContext) -> i32 {
     1
 }
 
-/// How often a socket's SYN is retransmitted, read and set before the socket dials.
+/// Reads and sets how often a socket's SYN is retransmitted, before the socket dials.
 #[cgroup_sock_addr(connect4)]
 pub fn connect_timeouts(ctx: SockAddrContext) -> i32 {
     /// `SOL_TCP`
@@ -125,7 +125,7 @@ pub fn connect_timeouts(ctx: SockAddrContext) -> i32 {
     1
 }
 
-/// Whether a process or the kernel opened a socket, read before the socket dials.
+/// Reads whether a process or the kernel opened a socket, before the socket dials.
 #[cgroup_sock_addr(connect4)]
 pub fn knows_kernel_sockets(ctx: SockAddrContext) -> i32 {
     // SAFETY: as in `socket_errors`.
@@ -138,7 +138,7 @@ pub fn knows_kernel_sockets(ctx: SockAddrContext) -> i32 {
     1
 }
 
-/// Since Linux 6.2 programs get pointers to the kernel's own structures.
+/// Since Linux 6.2: a program can get pointers to the kernel's own structures.
 #[cgroup_sock_addr(connect4)]
 pub fn kernel_casts(ctx: SockAddrContext) -> i32 {
     // SAFETY: the context is valid while the program runs, and its socket with it.

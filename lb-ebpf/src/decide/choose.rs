@@ -1,5 +1,5 @@
-//! The choice of a backend. Its fast path is inlined in the hooks, which saves a function call of
-//! some ten nanoseconds. Its slow path is a global function, which the verifier follows once, for
+//! The choice of a backend. The fast path is inlined in the hooks, which saves a function call of
+//! some ten nanoseconds. The slow path is a global function, which the verifier follows once, for
 //! any arguments.
 
 use lb_common::abi::{NO_SLOT, Service, TableRef};
@@ -13,7 +13,7 @@ use crate::rows;
 
 const BROKEN: Pick = Pick { how: How::Broken, slot: NO_SLOT };
 
-/// Chooses a backend of a service from one of its tables, at a tick. Also returns the sample.
+/// Chooses a backend of a service from `table`, at the tick `now`. Also returns the sample.
 #[inline(always)]
 pub fn here<I: Instructions>(
     index: u32,
@@ -27,8 +27,8 @@ pub fn here<I: Instructions>(
     pick(&tables, &KernelCursor::<I>::new(cursor), table, rules(service, policy), now)
 }
 
-/// The pick if no backend at the sample's places of the schedule is eligible, or the table is
-/// invalid.
+/// The pick if no backend at the sample's places of the schedule is eligible, or if the table is
+/// invalid or missing.
 #[inline(always)]
 pub fn slow_path<I: Instructions>(index: u32, table: TableRef, sample: u32, now: u32) -> Pick {
     from_word(slow_word::<I>(index, table.to_word(), sample, now))

@@ -1,4 +1,4 @@
-//! The decision about one call to a service. All inputs are read once, so that the choice, the
+//! The decision about one call to a service. It reads each input once, so that the choice, the
 //! flow's record and the counters agree.
 
 use lb_common::abi::{Backend, Flow, Phase, Reason, Service, TableRef};
@@ -24,26 +24,26 @@ pub struct Decision {
     index: u32,
     service: *const Service,
     how: How,
-    /// Past the end of all maps if no backend was chosen.
+    /// The chosen slot. If no backend was chosen, it is past the end of all maps.
     pub slot: u32,
     /// The row of the slot; null if no backend was chosen.
     backend: *const Backend,
     sample: u32,
     table_generation: u16,
     policy: u8,
-    /// From the service's rules, see [`Rules`](lb_common::abi::Rules).
+    /// The field of the same name in the service's [`Rules`](lb_common::abi::Rules).
     pub syn_retries: u8,
     now_ns: u64,
 }
 
 impl Decision {
-    /// Decides on a call. `may_try` is whether it may be the trial of an ejected backend.
+    /// Decides on a call. `may_try`: whether the call may be the trial of an ejected backend.
     #[inline(always)]
     pub fn make<I: Instructions>(Dialled { index, row: service }: Dialled, may_try: bool) -> Self {
         let table = table_of(service);
         // The clock is read once for the choice and the flow.
         let now_ns = clock::now_ns();
-        // SAFETY: a live map value. The daemon stores each rule by itself, at any time.
+        // SAFETY: a live map value. The daemon stores the rules word by word, at any time.
         let (policy, syn_retries) = unsafe {
             let rules = &raw const (*service).rules;
             ((&raw const (*rules).policy).read_volatile(), (&raw const (*rules).syn_retries).read_volatile())
@@ -77,7 +77,7 @@ impl Decision {
         }
     }
 
-    /// The flow that begins with this decision.
+    /// The content of the record of the flow that begins with this decision.
     #[inline(always)]
     pub fn flow(&self, dial: &Dial, backend: *const Backend, namespace: u64) -> Flow {
         // SAFETY: a live map value.
@@ -99,11 +99,13 @@ impl Decision {
         }
     }
 
-    /// Counts the one outcome of a call that goes to the backend.
+    /// Counts the outcome of a call that goes to the backend. `tracked`: whether its flow has a
+    /// record.
     #[inline(always)]
     pub fn count(&self, tracked: bool) {
-        // One call per field: choosing the field before the addition would be arithmetic with a
-        // different offset on each path, which the verifier permits only with CAP_PERFMON.
+        // There is one call per field: a choice of the field before the addition would be
+        // arithmetic with a different offset on each path, which the verifier permits only with
+        // CAP_PERFMON.
         if !tracked {
             tally::count(self.slot, |counts| &raw mut counts.untracked);
             tally::outcome(self.index, |outcomes| &raw mut outcomes.untracked);
@@ -119,8 +121,8 @@ impl Decision {
         }
     }
 
-    /// Refuses a call without a chosen backend, or lets it pass if the tables are broken. Counts
-    /// the one outcome.
+    /// The verdict on a call for which no backend was chosen: refuses it, or lets it go on
+    /// unchanged if the tables are broken. Counts the outcome.
     #[inline(always)]
     pub fn refuse(&self, dial: &Dial) -> Verdict {
         match self.how {
@@ -139,8 +141,8 @@ impl Decision {
     }
 }
 
-/// The pick, or another one if the picked backend is a lame duck by its own report. Also returns
-/// the row of the backend, null if there is none.
+/// The pick, or a diversion from it if the picked backend is a lame duck by its own report. Also
+/// returns the row of the backend, which is null if there is none.
 #[inline(always)]
 fn unless_lame(
     service: *const Service,

@@ -10,11 +10,11 @@ use crate::kernel::context::Dial;
 use crate::maps::VIP_TABLE;
 use crate::rows;
 
-/// The dialed service. (Without an `Option`, so that every part always has a value, as the verifier
+/// The dialed service. (It is no `Option`, so that every part always has a value, as the verifier
 /// requires.)
 #[derive(Clone, Copy)]
 pub struct Dialled {
-    /// [`NOT_A_SERVICE`] if the address is not a service.
+    /// The service index; [`NOT_A_SERVICE`] if the address is not a service.
     pub index: u32,
     /// The service's row; null if the address is not a service.
     pub row: *const Service,
@@ -38,7 +38,7 @@ pub fn service_at(dial: &Dial, address: Address) -> Dialled {
     let Some(index) = find(&services, Destination { address, port: dial.port(), protocol }) else {
         return Dialled::NO_SERVICE;
     };
-    // The lookup has nearly always found the row already.
+    // The lookup has nearly always stored the row already.
     let row = services.row.get();
     Dialled {
         index,
@@ -47,7 +47,7 @@ pub fn service_at(dial: &Dial, address: Address) -> Dialled {
 }
 
 struct Services {
-    /// The row of the service that the first look found.
+    /// The row of the service, if the first cell was the service's.
     row: Cell<*const Service>,
 }
 
@@ -84,23 +84,23 @@ impl VipTable for Services {
     }
 }
 
-/// Cells that one function examines: the verifier follows a loop over this many, and not over all.
+/// Number of cells that one function examines, so that the verifier follows a loop over this number
+/// of cells and not over all.
 const CELLS: u32 = 8;
 
-/// The service at a destination whose first cell belongs to another one, or a number that stands
-/// for the failure.
+/// The index of the service at a destination whose first cell belongs to another service; or
+/// [`OTHER`] or [`NOTHING`](lb_common::vip_table::NOTHING) if there is no such service.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn service_further_on(ab: u64, cd: u64, end: u32) -> u32 {
     const { assert!(MAX_PROBES == 4 * CELLS) };
     let more = |found, part| if found == OTHER { service_at_some(ab, cd, end, part) } else { found };
-    // Without a loop: without CAP_PERFMON the verifier cannot prove that a loop with a call in it
-    // ends.
+    // This is no loop, because without CAP_PERFMON the verifier cannot prove that a loop with a
+    // call in it ends.
     more(more(more(more(OTHER, 0), 1), 2), 3)
 }
 
-/// The service at a destination, if it is in one of the cells of a part, or a number that stands
-/// for the failure.
+/// The same for the cells of one part: the result of [`look`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn service_at_some(ab: u64, cd: u64, end: u32, part: u32) -> u32 {

@@ -1,5 +1,5 @@
-//! The inputs of a choice: the tables of a service in this client task's maps, and the source of
-//! samples.
+//! The inputs of a choice: the tables of a service in this client task's maps, and the CPU's
+//! cursor.
 
 use core::arch::asm;
 use core::marker::PhantomData;
@@ -32,7 +32,7 @@ impl<I> KernelTables<I> {
     }
 }
 
-/// For functions that read only data that all services share, and write nothing.
+/// The tables for functions that read only data that all services share, and write nothing.
 const OF_NO_SERVICE: KernelTables<Linux5_10> = KernelTables::new(0, core::ptr::null());
 
 /// The place of a service's table, loaded as one word.
@@ -42,7 +42,7 @@ pub fn table_of(service: *const Service) -> TableRef {
     TableRef::from_word(unsafe { (&raw const (*service).table).cast::<u64>().read_volatile() })
 }
 
-/// A pseudo-random number from the position of this CPU's cursor over a service.
+/// A pseudo-random number from the position of this CPU's cursor over the service's schedule.
 #[inline(always)]
 pub fn cursor_number(index: u32) -> u32 {
     match CURSORS.get_ptr(index) {
@@ -60,7 +60,7 @@ pub fn rules_of(service: *const Service) -> Rules {
 }
 
 /// The rules of a service that a choice needs, with a policy that was read before. The daemon
-/// stores each field by itself, at any time.
+/// stores them word by word, at any time.
 #[inline(always)]
 pub fn rules(service: *const Service, policy: u8) -> Rules {
     // SAFETY: a live map value.
@@ -91,8 +91,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn entry(&self, entry: u32) -> Option<u32> {
         let cell: *const ScheduleCell = SCHEDULE.get_ptr(entry / ENTRIES_PER_CELL)?;
-        // The cell is loaded as one word and shifted, because indexing it would be arithmetic on a
-        // map pointer, which the verifier would have to follow.
+        // The cell is loaded as one word and shifted, because an index into it would be arithmetic
+        // on a map pointer, which the verifier would have to follow.
         // SAFETY: a live map value, aligned to eight bytes.
         let word = unsafe { cell.cast::<u64>().read_volatile() };
         Some((word >> (16 * (entry % ENTRIES_PER_CELL))) as u32 & 0xffff)
@@ -145,8 +145,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn list(&self, members: u32) -> Option<(u32, u32, *const u16)> {
         let members: *const Members = MEMBERS.get_ptr(members)?;
-        // Before the first slot, so that the steps end at the last slot and not behind it: without
-        // CAP_PERFMON no pointer may leave its map's value.
+        // The position is before the first slot, so that the last step ends at the last slot and
+        // not behind it: without CAP_PERFMON no pointer may leave its map's value.
         // SAFETY: a live map value; the slots follow the field.
         unsafe {
             let count = (&raw const (*members).count).read_volatile();
@@ -158,7 +158,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn position(&self, members: u32, number: u32) -> Option<*const u16> {
         let members: *const Members = MEMBERS.get_ptr(members)?;
-        // As in `list`. A mask bounds the number, which the verifier recognizes.
+        // The position is before the member, as in `list`. The caller bounds the number by a mask,
+        // which the verifier recognizes.
         // SAFETY: a live map value; the number is that of a member that may be listed.
         unsafe { Some((&raw const (*members).listed).cast::<u16>().add(1).add(number as usize)) }
     }
@@ -166,8 +167,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn member(&self, before: *const u16) -> (u32, *const u16) {
         let mut position = before;
-        // In assembly, because the compiler would otherwise derive an index from the pointers of
-        // two iterations.
+        // This is in assembly, because the compiler would otherwise derive an index from the
+        // pointers of two iterations.
         // SAFETY: within the slots of a live map value, because callers request no more than there
         // are; the instruction adds the size of a slot.
         unsafe {
@@ -213,8 +214,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     }
 }
 
-/// A scan as a global function: the verifier follows it once, for any arguments, and assumes any
-/// result.
+/// The scan, as a global function: the verifier follows it once, for any arguments, and assumes
+/// that its result can be any number.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn least_of_members(
@@ -229,11 +230,11 @@ extern "C" fn least_of_members(
     pick::least(count, sample, part)
 }
 
-/// The lowest bit of the number of a part; the number of the member list is below it (there are two
-/// lists per service).
+/// The lowest bit of a part's number in an argument; below it is the index of the list of members.
 const PART_BIT: u32 = 16;
 
-/// Like [`least_of_members`]: scans one part of the members.
+/// One part of [`least_of_members`]. `members` contains the index of the list, and the part's
+/// number from `PART_BIT` on.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn least_of_some(
@@ -247,19 +248,20 @@ extern "C" fn least_of_some(
     pick::least_of_part(&OF_NO_SERVICE, members & ((1 << PART_BIT) - 1), members >> PART_BIT, scan)
 }
 
-/// Like [`least_of_members`]: searches the schedule.
+/// The search of scattered entries, as a global function like [`least_of_members`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn redraw_entry(base: u32, length_log2: u32, sample: u32, looks: u32, active_limit: u32) -> u32 {
     let part = |place, first| {
-        // Both are at most 64.
+        // Both numbers are at most 64, so each fits in a byte.
         redraw_entries(base, length_log2 | first << 8 | looks << 16, place, active_limit)
     };
     pick::redraw(sample, looks, part)
 }
 
-/// Like [`redraw_entry`]: examines some entries. `bounds` contains the length of the schedule, the
-/// number of the first entry, and the number of all, in one byte each.
+/// One part of [`redraw_entry`]. `bounds` contains, from the lowest byte on: the binary logarithm
+/// of the schedule's length, the number of the first entry of this part, and the number of all
+/// entries.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn redraw_entries(base: u32, bounds: u32, place: u32, active_limit: u32) -> u64 {
@@ -268,24 +270,25 @@ extern "C" fn redraw_entries(base: u32, bounds: u32, place: u32, active_limit: u
     pick::redraw_part(&OF_NO_SERVICE, table, place, first, looks, active_limit)
 }
 
-/// Like [`least_of_members`]: searches a service's members for one that may be chosen. (Its
-/// argument is the service and not the members, because only some paths determine the members.
-/// Without CAP_PERFMON the verifier also follows impossible paths, and if one of them calls the
-/// function with an uninitialized argument, it rejects all calls of it.)
+/// The search of a service's members for one that may be chosen, as a global function like
+/// [`least_of_members`]. (The argument is the index of the service and not the index of the list,
+/// because only some paths compute the latter. Without CAP_PERFMON the verifier also follows
+/// impossible paths, and if one of them calls the function with an uninitialized argument, it
+/// rejects all calls.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn usable_member_of(index: u32, sample: u32) -> u32 {
     pick::usable_member(|group| usable_some(index, group, sample))
 }
 
-/// Like [`usable_member_of`]: examines a group of parts.
+/// One group of parts of [`usable_member_of`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn usable_some(index: u32, group: u32, sample: u32) -> u64 {
     pick::usable_group(group, |part| usable_part(index, part, sample))
 }
 
-/// Like [`usable_member_of`]: examines some of the members.
+/// One part of [`usable_member_of`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn usable_part(index: u32, part: u32, sample: u32) -> u64 {
@@ -295,15 +298,15 @@ extern "C" fn usable_part(index: u32, part: u32, sample: u32) -> u64 {
     }
 }
 
-/// The index of the list of a service's members, if they are listed.
+/// The index of the list of the members of a service's current table, if they are listed.
 #[inline(always)]
 fn members_of(index: u32) -> Option<u32> {
     table_of(rows::service(index)?).members_of(index)
 }
 
-/// Like [`least_of_members`]: the second backend of a pair, if both points of a sample have the
-/// same one. Inlined, its variables would not fit on the stack of the hooks (512 bytes, including
-/// all callees).
+/// The second slot of a pair, if both points of a sample have the same slot. This is a global
+/// function like [`least_of_members`]; if it were inlined, its variables would not fit on the stack
+/// of the hooks (512 bytes, including all callees).
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, sample: u32) -> u32 {
@@ -311,8 +314,9 @@ extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, samp
     pick::other_than(&OF_NO_SERVICE, table, first, sample)
 }
 
-/// Like [`least_of_members`]: searches the schedule for a backend in place of a lame duck. (The
-/// table is passed as one word, so that the arguments fit into registers.)
+/// The search of the schedule for a backend that replaces a lame duck, as a global function like
+/// [`least_of_members`]. (The table is passed as one word, so that the arguments fit into
+/// registers.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn other_than_lame(table: u64, sample: u32, active_limit: u32, first: u32) -> u32 {
@@ -321,7 +325,7 @@ pub extern "C" fn other_than_lame(table: u64, sample: u32, active_limit: u32, fi
     })
 }
 
-/// Like [`other_than_lame`]: examines half of the entries.
+/// One half of the entries of [`other_than_lame`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn look_beside_lame(table: u64, place: u32, is_scattered: u32, active_limit: u32) -> u64 {

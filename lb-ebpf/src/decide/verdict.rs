@@ -1,11 +1,11 @@
-//! The result of a call to an address, as the hooks of connect and sendmsg return it.
+//! The verdict on a call to an address, and how the hooks of connect and sendmsg apply it.
 
 use lb_common::abi::BackendAddress;
 
 use crate::kernel::context::Dial;
 use crate::{PROCEED, REFUSE};
 
-/// The result of a call, before the socket is modified.
+/// The verdict on a call. It does not modify the call before it is applied.
 pub enum Verdict {
     /// The call goes to the backend.
     Forward(*const BackendAddress),
@@ -21,8 +21,8 @@ impl Verdict {
     pub fn apply_v4(self, dial: &Dial) -> i32 {
         match self {
             Self::Forward(backend) => {
-                // SAFETY: a live map value; only its weight changes while something refers to the
-                // slot.
+                // SAFETY: a live map value; of its fields only the report id and the weight change
+                // while a flow or table refers to the slot.
                 unsafe {
                     let [_, _, _, v4] = (*backend).address.words;
                     dial.redirect4(v4, (*backend).port);
@@ -39,8 +39,8 @@ impl Verdict {
     pub fn apply_v6(self, dial: &Dial) -> i32 {
         match self {
             Self::Forward(backend) => {
-                // SAFETY: a live map value; only its weight changes while something refers to the
-                // slot.
+                // SAFETY: a live map value; of its fields only the report id and the weight change
+                // while a flow or table refers to the slot.
                 unsafe { dial.redirect6((*backend).address, (*backend).port) };
                 PROCEED
             }

@@ -1,9 +1,9 @@
-//! The backends to which a datagram socket's addressed datagrams were last sent: one entry per
-//! socket, with a position per service.
+//! The backends to which datagram sockets last sent without being connected: one entry per socket,
+//! with one position per service.
 //!
-//! Kernel fact: sendmsg and recvmsg run their programs under the socket lock, as connect does, and
-//! release comes last. So no other program changes a socket's entry meanwhile, and the program that
-//! removes the entry counts the ends of all its flows.
+//! Kernel fact: the kernel runs the programs of sendmsg, recvmsg and connect under the socket lock,
+//! and the program of release after all of them. So no two programs change a socket's entry at the
+//! same time, and the program that removes the entry counts the ends of all its flows.
 
 use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, NO_SLOT, Peer};
 use lb_common::ending::Ending;
@@ -41,9 +41,9 @@ pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
     None
 }
 
-/// The same position, as a number that the verifier does not know: otherwise it would follow the
-/// rest of the program once for each known number, and without CAP_PERFMON it rejects arithmetic
-/// with offsets that differ by path.
+/// The same position, as a number that is unknown to the verifier. With known numbers, the verifier
+/// would follow the rest of the program once for each number; and without CAP_PERFMON it rejects
+/// arithmetic with offsets that differ by path.
 ///
 /// # Safety
 /// `entry` must be a live map value.
@@ -56,7 +56,7 @@ unsafe fn opaque_to_verifier(entry: *const Datagrams, position: usize) -> usize 
     position.wrapping_add(nothing as usize) & (MAX_DATAGRAM_FLOWS - 1)
 }
 
-/// The flow at a position that the verifier does not know.
+/// The flow at a position that is unknown to the verifier.
 ///
 /// # Safety
 /// `entry` must be a live map value.
@@ -66,8 +66,8 @@ unsafe fn flow_at(entry: *const Datagrams, position: usize) -> *mut Flow {
     unsafe { (&raw const (*entry).flows).cast::<Flow>().cast_mut().add(position) }
 }
 
-/// Records `flow` as the destination of a socket's datagrams to its service, replacing any previous
-/// one. Returns whether there was room.
+/// Records `flow` as the flow of a socket to the flow's service, in place of a previous one.
+/// Returns whether there was room.
 #[inline(always)]
 pub fn begin(cookie: u64, backend: *const Backend, flow: &Flow) -> bool {
     let entry = match entry(cookie) {
@@ -89,9 +89,9 @@ pub fn begin(cookie: u64, backend: *const Backend, flow: &Flow) -> bool {
     true
 }
 
-/// The position of a service: its own, or a free one, or that of the flow that was chosen first. A
-/// global function, because otherwise the verifier would follow the rest of the program once for
-/// each position.
+/// The position for a flow to a service: the position of its current flow, or a free position, or
+/// that of the flow that was chosen first. This is a global function, because otherwise the
+/// verifier would follow the rest of the program once for each position.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn position_for(cookie: u64, service: u32) -> u32 {
@@ -121,8 +121,8 @@ fn put(entry: *mut Datagrams, cookie: u64, flow: &Flow) {
     let position = position_for(cookie, u32::from(flow.service));
     // SAFETY: the socket's own entry; within the arrays by the mask.
     unsafe {
-        // The compiler knows the range of the function's result, and would remove the mask
-        // otherwise.
+        // This makes the position unknown to the compiler as well, which otherwise knows the range
+        // of the function's result and removes the mask.
         let position = opaque_to_verifier(entry, position as usize);
         let at = flow_at(entry, position);
         if (&raw const (*at).phase).read_volatile() != 0 {
@@ -158,7 +158,7 @@ extern "C" fn leave_position(cookie: u64, position: u32, service: u32, slot: u32
     0
 }
 
-/// The service with datagrams from this socket to `peer`, now or before.
+/// The service of the socket's flow whose current or previous backend is `peer`.
 #[inline(always)]
 pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     let entry = entry(cookie)?;
@@ -193,7 +193,7 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     None
 }
 
-/// A number in place of a slot: the position has no flow.
+/// A value in place of a slot: the position has no flow.
 const FREE: u16 = NO_SLOT as u16;
 
 /// Removes a socket's entry, if it has one, and counts the ends of all its flows.
@@ -202,14 +202,14 @@ pub fn end(cookie: u64) {
     end_datagrams(cookie);
 }
 
-/// A global function, so that its data on all flows is not on the stack while other functions are
-/// called (the limit of 512 bytes includes callees). Returns 0.
+/// The body of [`end`]. It is a global function so that its arrays are not on the stack of the hook
+/// while the hook calls other functions (the limit of 512 bytes includes callees). Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn end_datagrams(cookie: u64) -> u32 {
     let Some(entry) = entry(cookie) else { return 0 };
-    // Read all data that an end counts before removing the entry: afterwards its memory may belong
-    // to another socket. Two arrays take less stack than one of pairs.
+    // Read all data that the ends need before removing the entry, because afterwards its memory may
+    // belong to another socket. Two arrays take less stack than one array of pairs.
     let (mut starts, mut slots) = ([0u64; MAX_DATAGRAM_FLOWS], [FREE; MAX_DATAGRAM_FLOWS]);
     for (position, (start, slot)) in starts.iter_mut().zip(&mut slots).enumerate() {
         // SAFETY: the socket's own entry; within the array by the bound.
@@ -233,7 +233,8 @@ extern "C" fn end_datagrams(cookie: u64) -> u32 {
     0
 }
 
-/// Counts the end of one flow. Inlined, its code would be repeated for each position. Returns 0.
+/// Counts the end of one flow. If it were inlined, its code would be repeated for each position.
+/// Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn end_one(slot: u32, start_ns: u64) -> u32 {

@@ -1,10 +1,10 @@
-//! The backend to which each open socket was last sent: one record per socket, from the choice to
-//! the end.
+//! Flow records: the backend to which each open socket was last sent. A socket has one record, from
+//! the choice of the backend to the end of the flow.
 //!
-//! A record is in the flow table at the socket's cookie modulo the table's length, or in the
-//! overflow table if another socket holds that bucket. The program that removes a record (by one
-//! compare-and-swap, or one delete) counts its end, so no end is counted twice. Nothing here fails
-//! a call: a flow without room for a record is untracked.
+//! A record is in the flow table, at the socket's cookie modulo the table's length, or in the
+//! overflow table if another socket holds that bucket. The program that removes a record, by one
+//! compare-and-swap or one delete, counts the end of the flow, so no end is counted twice. Nothing
+//! here makes a call fail: if there is no room for a record, the flow is untracked.
 
 use lb_common::abi::{Anomalies, Backend, Flow, FlowBucket, Phase};
 use lb_common::ending::{self, Attempt, End, Ending};
@@ -22,13 +22,14 @@ use crate::rows;
 /// `BPF_NOEXIST`.
 pub const NEW: u64 = 1;
 
-/// A socket's record. It belongs to the socket until it is removed.
+/// A reference to a socket's record. The record belongs to the socket until a program or the daemon
+/// removes it.
 #[derive(Clone, Copy)]
 pub struct RecordRef {
-    /// The bucket of the cookie.
+    /// The bucket of the socket's cookie.
     bucket: *mut FlowBucket,
     flow: *mut Flow,
-    /// Whether the flow is in that bucket, and not in the overflow table.
+    /// Whether the flow is in the flow table at that bucket; if not, it is in the overflow table.
     is_in_table: bool,
 }
 
@@ -127,8 +128,9 @@ pub fn of(cookie: u64) -> Option<RecordRef> {
     find(FLOW_BUCKETS.get_ptr_mut(index(cookie))?, cookie)
 }
 
-/// Whether any socket of this one's bucket has an entry of datagrams. It saves a failing hash
-/// lookup, which would take as long as everything else that is done for a socket.
+/// Whether any socket with the same bucket as this one has an entry of datagrams. The check saves a
+/// hash lookup, which would fail for most sockets and take as long as everything else that a
+/// program does for them.
 #[inline(always)]
 pub fn may_have_datagrams(cookie: u64) -> bool {
     // SAFETY: a live map value, to which other programs may add.
@@ -137,7 +139,8 @@ pub fn may_have_datagrams(cookie: u64) -> bool {
     })
 }
 
-/// Adds a socket's entry of datagrams to the count at its bucket, or subtracts it.
+/// Adds `change` to the count of entries of datagrams at a socket's bucket: plus or minus
+/// [`FlowBucket::IN_DATAGRAMS`].
 #[inline(always)]
 pub fn note_datagrams(cookie: u64, change: u64) {
     if let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) {
@@ -146,15 +149,15 @@ pub fn note_datagrams(cookie: u64, change: u64) {
     }
 }
 
-/// The place of a new flow.
+/// The place for the record of a new flow.
 pub struct Place {
     flow: *mut Flow,
-    /// Whether it contains the socket's previous flow.
+    /// Whether the place contains the socket's previous flow.
     is_taken: bool,
 }
 
 impl Place {
-    /// The place of a socket that cannot have a record.
+    /// The place for a socket that cannot have a record: the flow will be untracked.
     pub const NOWHERE: Self = Self { flow: core::ptr::null_mut(), is_taken: false };
 
     #[inline(always)]
@@ -162,7 +165,8 @@ impl Place {
         !self.flow.is_null()
     }
 
-    /// Opens the flow to a backend, replacing the socket's previous flow if there is one.
+    /// Opens the flow to a backend. If the socket has a previous flow, replaces it and counts its
+    /// end.
     #[inline(always)]
     pub fn open<I: Instructions>(self, backend: *const Backend, flow: impl Fn() -> Flow) {
         if self.flow.is_null() {
@@ -177,14 +181,14 @@ impl Place {
             end_of_former::<I>(&before);
             return;
         }
-        // Last: nothing has used this line of memory lately, and every atomic instruction after the
-        // store would wait for it.
+        // The record is written last: nothing has used this cache line lately, and every atomic
+        // instruction after the store would wait for it.
         // SAFETY: as above.
         unsafe { self.flow.write(flow()) };
     }
 }
 
-/// Makes a record for a socket that is sent to a backend.
+/// Finds or claims the place for the record of a socket that is being sent to a backend.
 #[inline(always)]
 pub fn begin<I: Instructions>(cookie: u64) -> Place {
     let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) else { return Place::NOWHERE };
@@ -202,7 +206,7 @@ pub fn begin<I: Instructions>(cookie: u64) -> Place {
     Place { flow: flow.unwrap_or(core::ptr::null_mut()), is_taken: false }
 }
 
-/// Makes a record in the overflow table, if there is room. Returns 0.
+/// Creates an empty record in the overflow table, if there is room. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn claim_overflow(cookie: u64) -> u32 {
@@ -215,8 +219,9 @@ extern "C" fn claim_overflow(cookie: u64) -> u32 {
     0
 }
 
-/// Counts the end of the socket's previous flow. A global function accepts numbers only: the slot,
-/// the time, and one word with the service, the reason of the choice, and the phase.
+/// Counts the end of the socket's previous flow, in a global function. Such a function accepts only
+/// numbers: the slot, the start of the flow, and one word with the service, the reason of the
+/// choice, and the phase.
 #[inline(always)]
 fn end_of_former<I: Instructions>(before: &Flow) {
     let word = u32::from(before.service) | u32::from(before.why) << 16 | u32::from(before.phase) << 24;
@@ -277,21 +282,22 @@ pub fn of_error(error: u32, was_established: bool) -> Ending {
     ending_at(ending_of_error(error, u32::from(was_established)))
 }
 
-/// The same ending, as a number that the verifier does not know: otherwise it would follow the
-/// subsequent code once for each ending.
+/// The same ending, as a number that is unknown to the verifier: otherwise the verifier would
+/// follow the subsequent code once for each ending.
 #[inline(always)]
 pub fn opaque_to_verifier(ending: Ending, any: u64) -> Ending {
     ending_at(without_bounds(ending as u64, any) as u32)
 }
 
-/// The ending with a number that a function of this file returned.
+/// The ending with a number that one of the global functions below returned.
 #[inline(always)]
 fn ending_at(number: u32) -> Ending {
     // SAFETY: the number is that of an ending.
     unsafe { core::mem::transmute::<u8, Ending>(number as u8) }
 }
 
-/// A slow path, hence a global function. Returns the number of an [`Ending`].
+/// The body of [`given_up`], in a global function because it is a slow path. Returns the number of
+/// an [`Ending`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn how_given_up(service: u32, start_ns: u64, reported_error: u32, retransmits: u32) -> u32 {
@@ -300,7 +306,8 @@ extern "C" fn how_given_up(service: u32, start_ns: u64, reported_error: u32, ret
     Attempt { soft_error: reported_error, retransmits, is_due }.ending() as u32
 }
 
-/// Like [`how_given_up`].
+/// The body of [`of_error`], in a global function like [`how_given_up`]. Returns the number of an
+/// [`Ending`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn ending_of_error(error: u32, was_established: u32) -> u32 {
@@ -316,8 +323,8 @@ pub fn leave<I: Instructions>(cookie: u64) {
 }
 
 global_function! {
-    /// A slow path, in a function of its own because the hooks of connect need their stack for the
-    /// fast path. Returns 0.
+    /// The body of [`leave`], in a global function because it is a slow path and the hooks of
+    /// connect need their stack for the fast path. Returns 0.
     fn end_if_any(cookie: u64) -> u32 = end_abandoned, leave_backend, leave_backend_5_10;
 }
 
@@ -331,9 +338,9 @@ fn end_abandoned<I: Instructions>(cookie: u64) -> u32 {
     0
 }
 
-/// Removes a socket's record. The caller must read the data of the flow before, because the bucket
-/// may be reused afterwards. Returns whether the record was still there; only then the caller
-/// counts the end.
+/// Removes a socket's record. The caller must read the data of the flow before this call, because
+/// the bucket may be reused afterwards. Returns whether the record was still there; the caller must
+/// count the end of the flow only in that case.
 #[inline(always)]
 fn take_out<I: Instructions>(cookie: u64, record: RecordRef) -> bool {
     // SAFETY: `record` points to live map values.
@@ -363,11 +370,11 @@ extern "C" fn leave_overflow(cookie: u64) -> u32 {
     1
 }
 
-/// Removes a socket's record and counts the end of its flow. The end is hidden from the verifier,
-/// which would otherwise follow the subsequent code once for each end. The end is judged first,
-/// because the slot may get another backend when the active count drops. `is_ordinary` is called
-/// only if its result matters, and returns 1 if the socket requests no special route (see
-/// `kernel::socket::is_ordinary`).
+/// Removes a socket's record and counts the end of its flow. The end is first reported as evidence,
+/// because the slot may get another backend when the active count decreases. `is_ordinary` must
+/// return 1 if the socket requests no special route (see `kernel::socket::is_ordinary`); it is
+/// called only if its result matters. The word of the end is made unknown to the verifier, which
+/// would otherwise follow the subsequent code once for each possible end.
 #[inline(always)]
 pub fn end<I: Instructions>(
     cookie: u64,
@@ -394,9 +401,9 @@ pub fn end<I: Instructions>(
     }
 }
 
-/// Removes an entry from a hash, and returns whether it was there. Kernel fact: from 5.11 to 6.0 a
-/// hash rejects a change (EBUSY) while this CPU is inside another change of the same bucket, which
-/// lasts only an instant.
+/// Removes an entry from a hash with `remove`, and returns whether the entry was there. Kernel
+/// fact: from Linux 5.11 to 6.0 a hash rejects a change with EBUSY while this CPU is inside another
+/// change of the same bucket, which takes only an instant.
 #[inline(always)]
 pub fn is_removed(remove: impl Fn() -> Result<(), i32>) -> bool {
     const EBUSY: i32 = -16;

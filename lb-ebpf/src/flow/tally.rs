@@ -1,7 +1,7 @@
-//! Counters: the outcome of each call, and the results of a slot's backend.
+//! Counters: the outcome of each call, and what happened to the flows of each slot's backend.
 //!
-//! All counters of a flow's end are updated before its active count is released: after that the
-//! slot may get another backend, with counters of its own.
+//! When a flow ends, all its counters are updated before the active count decreases, because after
+//! that the slot may get another backend with its own counters.
 
 use lb_common::abi::{
     Backend, ENDING_ROWS, Histogram, Outcomes, RecentErrors, SlotCounters, TIME_BUCKETS, bucket,
@@ -25,8 +25,8 @@ impl TrafficTotals {
     pub const NONE: Self = Self { bytes_received: 0, bytes_sent: 0, retransmits: 0 };
 }
 
-/// Counts the one outcome of a call to a service, or to
-/// [`NOT_A_SERVICE`](lb_common::abi::NOT_A_SERVICE).
+/// Counts the outcome of a call to the service with this index, or of a call to another address
+/// ([`NOT_A_SERVICE`](lb_common::abi::NOT_A_SERVICE)).
 #[inline(always)]
 pub fn outcome(index: u32, field: impl FnOnce(&mut Outcomes) -> *mut u64) {
     if let Some(outcomes) = OUTCOMES.get_ptr_mut(index) {
@@ -52,9 +52,9 @@ pub fn chosen(slot: u32) {
     }
 }
 
-/// The same number, as one that the verifier does not know: without CAP_PERFMON it rejects
-/// arithmetic with offsets that differ by path. The last row of endings is unused and always 0, and
-/// the verifier assumes that a value from a map can be anything.
+/// The same number, but unknown to the verifier: without CAP_PERFMON the verifier rejects
+/// arithmetic with offsets that differ by path. The last element of `endings` is unused and always
+/// 0, but the verifier assumes that a value from a map can be any number.
 ///
 /// # Safety
 /// `counts` must be a live map value.
@@ -99,8 +99,8 @@ fn closed(slot: u32) {
     }
 }
 
-/// Counts the end of a flow, by the number of its ending, and releases its active count. Call it
-/// after its record was removed or overwritten.
+/// Counts the end of a flow, by the number of its ending, and subtracts the flow from the backend's
+/// active count. The caller must have removed or overwritten the flow's record before.
 #[inline(always)]
 pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
     let now = clock::now_ns();
@@ -118,13 +118,13 @@ pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
     closed(slot);
 }
 
-/// Adds a recent error of a backend. A slow path, hence a global function. Returns 0.
+/// Adds a recent error to a backend. It is a slow path, and therefore a global function. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
     let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return 0 };
-    // Last, so that no pointer to the service is live across a call: old kernels allow little
-    // stack.
+    // The service is looked up last, so that its pointer need not be saved on the stack across a
+    // call: old kernels allow little stack.
     let Some(service) = SERVICES.get_ptr(service) else { return 0 };
     // SAFETY: live map values; the daemon may change the fields at any time, and the errors are one
     // word.
@@ -139,7 +139,7 @@ pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
             (&raw const (*backend).entries).read_volatile(),
             (&raw const (*service).table.length_log2).read_volatile(),
         );
-        // The low half is enough: no backend has more flows.
+        // The low half of the count is enough: no backend has 2^32 flows.
         let flows = (&raw const (*backend).flows).cast::<u32>().read_volatile();
         let word = (&raw mut (*backend).errors).cast::<u64>();
         let before = RecentErrors::from_word(word.read_volatile());

@@ -2,8 +2,8 @@
 //! destination.
 //!
 //! Each call counts exactly one outcome. If anything is unknown or contradictory, the call goes
-//! through unchanged. Only a call to a known service is refused, if it has no usable backend or all
-//! of them are at the limit.
+//! through unchanged. A call is refused only if its address is a known service and that service has
+//! no usable backend, or all of its backends are at the limit.
 
 use lb_common::abi::NOT_A_SERVICE;
 use lb_common::net::{Address, IPPROTO_TCP, IPPROTO_UDP};
@@ -22,19 +22,20 @@ pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
-/// Also for a v4-mapped address: it dials an IPv4 service, whose backends are stored v4-mapped.
+/// This also handles a v4-mapped address, with which a process dials an IPv4 service: the addresses
+/// of backends are stored v4-mapped as well.
 #[inline(always)]
 pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)
 }
 
-/// Picks a backend for a call to a service, records the flow, and counts the one outcome.
+/// Picks a backend for a call to a service, records the flow, and counts the outcome of the call.
 #[inline(always)]
 fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     let is_tcp = dial.protocol() == Some(IPPROTO_TCP);
     if !service.is_service() {
-        // The flow of a socket ends if the socket failed to reach a service and now dials
-        // elsewhere.
+        // If the socket failed to reach a service before and now dials elsewhere, its flow ends
+        // here.
         if is_tcp || dial.protocol() == Some(IPPROTO_UDP) {
             record::leave::<I>(dial.cookie_if_any());
         }
@@ -58,10 +59,10 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     if is_tcp {
         dial.set_syn_retries(decision.syn_retries);
     }
-    // Counted before the flow is open, so that open flows are always part of those that were
-    // chosen.
+    // The choice is counted before the flow is open, so that there are never more open flows than
+    // choices.
     tally::chosen(decision.slot);
-    // Untracked if the flow tables are full, or if the end of the flow cannot be seen.
+    // The flow is untracked if the flow tables are full, or if no program could see its end.
     let place = if opener == Opener::Mptcp { Place::NOWHERE } else { record::begin::<I>(dial.cookie()) };
     decision.count(place.is_there());
     place.open::<I>(backend, || decision.flow(dial, backend, dial.namespace()));

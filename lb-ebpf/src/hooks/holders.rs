@@ -1,17 +1,17 @@
-//! The sockets that processes hold: the program runs for every open file of every process, and
-//! writes the cookie of each socket to its output. A flow is over if its socket is in no list of
-//! the kernel and no process holds it.
+//! Lists the sockets that processes have open: the program runs for every open file of every
+//! process, and writes the cookie of each socket to its output. A flow has ended if the kernel's
+//! lists do not contain its socket and no process has the socket open.
 //!
-//! An iterator (`iter/task_file`, Linux 5.8), loaded and read only while a record is suspected. It
-//! uses no map.
+//! The program is an iterator (`iter/task_file`, Linux 5.8). The daemon loads and reads it only
+//! while a record is suspected. It uses no map.
 
 use aya_ebpf::bindings;
 use aya_ebpf::helpers::{bpf_probe_read_kernel as probe, generated as helper};
 
 use crate::globals::{FILE_INODE, FILE_PRIVATE_DATA, INODE_MODE, SOCK_COOKIE, SOCKET_SOCK};
 
-/// `struct bpf_iter__task_file`, whose layout is stable: four words, of which the first points to
-/// the description of the output and the last to the file.
+/// `struct bpf_iter__task_file`, which has a stable layout of four words: the first points to a
+/// description of the output, and the last to the file.
 pub type OpenFile = *const *const u8;
 
 /// Writes the cookie of a file to the output if the file is a socket with a cookie.
@@ -39,7 +39,8 @@ pub fn tell_socket(context: OpenFile) {
             return;
         };
         let Ok(cookie) = probe::<u64>(sock.wrapping_add(SOCK_COOKIE.load() as usize).cast()) else { return };
-        // A cookie is 0 until a program or process requests it: such a socket has no record.
+        // A socket's cookie is 0 until a program or process requests it, so such a socket has no
+        // record.
         if cookie == 0 {
             return;
         }

@@ -1,9 +1,10 @@
-//! getpeername(2) and the source of a datagram: a process sees the address that it dialed, not the
-//! backend's.
+//! getpeername(2), and the source of a received datagram: a process sees the address that it
+//! dialed, and not the backend's.
 //!
-//! The kernel is about to report the peer. It is replaced only if it is, or for datagrams was, the
-//! backend of one of the socket's flows: a socket may have been connected elsewhere since, and
-//! accepted sockets pass here too.
+//! The kernel is about to report the peer's address. The programs replace it only if it is the
+//! address of the backend of one of the socket's flows (for datagrams, also of a previous backend).
+//! Other sockets are left alone: a socket may have been connected elsewhere since, and accepted
+//! sockets call these programs, too.
 
 use lb_common::abi::Service;
 use lb_common::net::{Address, Be16};
@@ -28,8 +29,8 @@ pub fn recvmsg4(dial: &Dial) {
     show4(dial, asked(dial, Address::mapped(dial.ip4()), dial.port()));
 }
 
-/// Also for answers to datagrams that an IPv6 socket sent to a v4-mapped address, which passed
-/// `sendmsg4`.
+/// This also handles answers to datagrams that an IPv6 socket sent to a v4-mapped address; the
+/// kernel ran `sendmsg4` for those datagrams.
 #[inline(always)]
 pub fn recvmsg6(dial: &Dial) {
     show6(dial, asked(dial, dial.ip6(), dial.port()));
@@ -55,7 +56,7 @@ fn show6(dial: &Dial, service: Option<*const Service>) {
     }
 }
 
-/// The service that answers from this peer.
+/// The service of the flow whose answers come from this peer.
 #[inline(always)]
 fn asked(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     match dialled(dial, peer, port) {
@@ -64,7 +65,7 @@ fn asked(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     }
 }
 
-/// The service that the socket dialed, if its flow goes to this peer.
+/// The service that the socket dialed, if the socket's flow goes to this peer.
 #[inline(always)]
 fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     let backend = rows::address(record::of(dial.cookie_if_any())?.slot())?;

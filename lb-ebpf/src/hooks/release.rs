@@ -1,5 +1,6 @@
 //! The last close(2) of a socket. Flows end here if no other program sees their end: flows of
-//! datagrams, connections without a SYN sent, and connections that are not followed.
+//! datagrams, connections of which no SYN was sent, and connections of clients without full
+//! accounting.
 
 use lb_common::abi::Phase;
 use lb_common::ending::{End, Ending, SocketSnapshot, at_release};
@@ -25,9 +26,9 @@ pub fn release<I: Instructions>(socket: &Socket) {
     let Some(record) = record::of(cookie) else { return };
     let (phase, slot) = (record.phase(), record.slot());
     if is_unsent(phase) {
-        // A closed socket has tried to connect and could not, because there was no route or no
-        // port. On any other socket the first packet was deferred until there is data
-        // (`TCP_FASTOPEN_CONNECT`).
+        // If the socket is in the state "closed", it has tried to connect and could not, because
+        // there was no route or no port. In any other state, the first packet was deferred until
+        // there is data (`TCP_FASTOPEN_CONNECT`).
         let send_failed = RELEASED_SK_ERR.load() != 0 && socket.is_closed();
         let end = End::of(Ending::NotSent, false).send_failed_if(send_failed);
         record::end::<I>(cookie, record, end, 0, Judges::SendFailures, || socket.is_ordinary());
@@ -35,10 +36,10 @@ pub fn release<I: Instructions>(socket: &Socket) {
     }
     let is_datagram = phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram {
-        // The flow ends with its connection, which may be long after this; but if another program
-        // has removed our request for state changes, its end would never be seen. Kernel fact: a
-        // state change is announced before it is made, so a socket that is already closed has had
-        // its end.
+        // The flow ends with its connection, which may be long after the release of the socket. But
+        // if another program has removed our request for state changes, no program would see that
+        // end. Kernel fact: a state change is announced before it is made, so if the socket is
+        // already closed, its end was announced.
         let is_closed = socket.is_closed();
         if !is_closed && socket.announces_states() {
             return;
@@ -69,16 +70,16 @@ pub fn release<I: Instructions>(socket: &Socket) {
             retransmits = socket.retransmits();
         }
     }
-    // Backends are judged here only if connections are not followed. If they are, an end that is
-    // seen here was not followed completely, and its evidence is weak.
+    // Backends are judged here only without full accounting. With full accounting, the TCP program
+    // has missed events of a connection that ends here, so its evidence is weak.
     let is_followed = FULL_ACCOUNTING.load() != 0;
     let judges = if is_followed { Judges::Nothing } else { Judges::All };
     let is_ordinary = || if is_followed { 0 } else { socket.is_ordinary() };
     record::end::<I>(cookie, record, end, retransmits, judges, is_ordinary);
 }
 
-/// Whether connections are followed and none of the flow's SYNs was seen: then its connection never
-/// began.
+/// Whether accounting is full and the TCP program has seen no SYN of the flow: if so, its
+/// connection never began.
 #[inline(always)]
 fn is_unsent(phase: u8) -> bool {
     FULL_ACCOUNTING.load() != 0 && phase == Phase::Chosen as u8

@@ -1,6 +1,6 @@
-//! sendmsg(2) of a datagram that names its destination. An existing flow continues until its
-//! backend may no longer be chosen, or until `rebind` requires a new choice. Otherwise a backend is
-//! chosen as in connect, and the flow is recorded.
+//! sendmsg(2) with a destination address. An existing flow of the socket to the service continues
+//! until its backend may no longer be chosen, or until `rebind` requires a new choice. Otherwise a
+//! backend is chosen as in connect, and the flow is recorded.
 //!
 //! Each call counts exactly one outcome.
 
@@ -21,8 +21,8 @@ pub fn sendmsg4<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
-/// Kernel fact: a v4-mapped address does not arrive here, but at [`sendmsg4`]; and this hook may
-/// not write one.
+/// Kernel fact: for a v4-mapped address the kernel calls [`sendmsg4`] and not this hook, and this
+/// hook may not write a v4-mapped address.
 #[inline(always)]
 pub fn sendmsg6<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)
@@ -36,16 +36,16 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     }
     let index = service.index;
     let cookie = dial.cookie();
-    // A connected socket receives only from its peer: answers of its service can come only from
-    // that backend, whatever its state.
+    // A connected socket receives only from its peer. So if the process sends to the service of the
+    // connected flow, only that flow's backend can answer, regardless of the backend's state.
     if dial.is_connected()
         && let Some(backend) = connected_to(cookie, index)
     {
         tally::outcome(index, |outcomes| &raw mut outcomes.reused);
         return Verdict::Forward(backend);
     }
-    // A null pointer in place of an `Option`: without CAP_PERFMON the verifier also follows
-    // impossible paths to the end, and rejects reads of values that only some paths have written.
+    // A null pointer replaces an `Option`: without CAP_PERFMON the verifier also follows impossible
+    // paths to the end, and rejects reads of values that only some paths have written.
     let before = datagrams::of(cookie, index).unwrap_or(core::ptr::null());
     let mut is_due = false;
     if !before.is_null() {
@@ -58,11 +58,11 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
             return Verdict::Forward(backend);
         }
     }
-    // Datagrams never eject a backend, so none is a trial.
+    // Datagrams never eject a backend, so no datagram is a trial.
     let decision = Decision::make::<I>(service, false);
     let Some(backend) = decision.backend() else {
-        // An existing flow stays: the socket was last directed there, and answers may be in flight.
-        // If only `rebind` was due, the flow continues.
+        // The record of an existing flow stays, because answers may be in flight. If the flow's
+        // backend is usable and only `rebind` required the choice, the flow continues.
         if !before.is_null()
             && is_due
             && let Some(backend) = usable(before)
@@ -72,7 +72,8 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
         }
         return decision.refuse(dial);
     };
-    // If no backend may be chosen, the fallback is chosen each time: the flow to it continues.
+    // If no backend may be chosen, each call chooses the fallback: a flow to the fallback
+    // continues.
     if !before.is_null() && !is_due && goes_to(before, decision.slot, rows::address_of(backend)) {
         tally::outcome(index, |outcomes| &raw mut outcomes.reused);
         return Verdict::Forward(rows::address_of(backend));
@@ -121,8 +122,8 @@ fn is_lame_duck(flow: *const Flow) -> u32 {
     lame_duck_in(unsafe { (*flow).slot })
 }
 
-/// The same for the backend in a slot. (A function, because otherwise the verifier would follow the
-/// rest once per path.)
+/// Whether the backend in a slot is a lame duck by its own report: 1 or 0. (This is a global
+/// function, because otherwise the verifier would follow the rest of the program once per path.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn lame_duck_in(slot: u32) -> u32 {

@@ -1,5 +1,5 @@
-//! Follows connections: connecting, established, closed. Runs for every TCP socket of the cgroup,
-//! and acts only on those that are flows.
+//! Follows connections through their states: connecting, established, closed. The program runs for
+//! every TCP socket of the cgroup, and acts only on sockets with a flow record.
 
 use lb_common::abi::Phase;
 use lb_common::ending::{End, Ending, TCP_CLOSE, TCP_ESTABLISHED, TCP_FIN_WAIT2, at_close};
@@ -50,12 +50,13 @@ fn established<I: Instructions>(ops: &Ops) {
     tally::count(slot, |counts| &raw mut counts.established);
     let (rtt, start_ns) = (ops.smoothed_rtt_us(), record.start_ns());
     tally::time(slot, rtt, |counts| &mut counts.rtt);
-    // If the first SYN was answered, the handshake is all that the connect took, and the kernel has
-    // already measured it. Otherwise it took seconds, and the kernel's ticks are precise enough.
+    // If the first SYN was answered, the connect took as long as the handshake, which the kernel
+    // has measured. Otherwise the connect took seconds, for which the kernel's ticks are precise
+    // enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
     tally::time(slot, took, |counts| &mut counts.connect);
-    // If no socket listens, a loopback socket can connect to itself; and programs that run after
-    // ours can redirect it.
+    // The connection may not lead to the backend: if no socket listens, a loopback socket can
+    // connect to itself, and programs that run after ours can redirect a socket.
     let reaches_backend = || {
         let (peer, port) = ops.peer();
         let [a, b, c, d] = peer.words.map(|word| u64::from(word.to_network()));
@@ -71,8 +72,9 @@ fn micros(ns: u64) -> u32 {
     if us > u64::from(u32::MAX) { u32::MAX } else { us as u32 }
 }
 
-/// The backend's kernel has acknowledged that the client closed. If the backend has sent nothing by
-/// then, it does not answer, and its connection stays open as long as it sends nothing.
+/// The backend's kernel has acknowledged the client's FIN. If the backend has sent nothing by then,
+/// it counts as not answering, because the connection may stay open for long without a further
+/// event.
 #[inline(always)]
 fn fin_acknowledged<I: Instructions>(ops: &Ops) {
     if ops.bytes_received() == 0 && ops.is_orphan() {
@@ -81,10 +83,12 @@ fn fin_acknowledged<I: Instructions>(ops: &Ops) {
     }
 }
 
-/// The evidence that a backend has sent nothing. From the lowest bits on: the slot, the service,
-/// and the word of the evidence; 0 if there is no evidence.
+/// The evidence that a backend has sent nothing, or 0 if there is none. The result contains the
+/// slot in bits 0 to 15, the service in bits 16 to 31, and the word of the evidence in the upper
+/// half.
 ///
-/// The caller reports it, because functions that call each other share 512 bytes of stack.
+/// The caller reports the evidence, because functions that call each other share 512 bytes of
+/// stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn lack_of_answer(cookie: u64, acknowledged: u64) -> u64 {
@@ -94,8 +98,8 @@ extern "C" fn lack_of_answer(cookie: u64, acknowledged: u64) -> u64 {
     if end.lacks_answer() == 0 {
         return 0;
     }
-    // A special route of the socket does not matter, because one process alone cannot eject a
-    // backend by missing answers.
+    // It does not matter whether the socket requests a special route (the last argument), because a
+    // single process cannot eject a backend by missing answers.
     let evidence = ejection::evidence_of_end(cookie, end, Judges::All, 1);
     u64::from(evidence) << 32 | u64::from(service & 0xffff) << 16 | u64::from(slot & 0xffff)
 }

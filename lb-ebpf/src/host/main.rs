@@ -1,9 +1,10 @@
-//! The host's part, as an object of its own, which outlives every client and its ABI: the maps that
-//! all client tasks share, and the program of network interfaces (XDP) that processes reports,
-//! independently of the daemon.
+//! The host's part: the maps that all client tasks share, and the program of network interfaces
+//! (XDP) that processes reports, independently of the daemon. It is a separate object, because it
+//! outlives every client and every version of the clients' ABI.
 //!
 //! `lb_common::abi::host` documents the content and the writers of the maps. The clients' programs
-//! also declare the one map that they read, and are loaded with this object's map in its place.
+//! read one of the maps. They declare it as well, and the loader replaces it with this object's
+//! map.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -34,8 +35,8 @@ use crate::log::log;
 use crate::maps::{HostMaps, count};
 use crate::packet::Packet;
 
-/// The UDP port at which the daemon listens. Set by the loader, so that one comparison separates
-/// all other traffic.
+/// The UDP port at which the daemon listens. Set by the loader. One comparison with it excludes all
+/// other traffic.
 #[unsafe(no_mangle)]
 static PORT: Global<u32> = Global::new(0);
 

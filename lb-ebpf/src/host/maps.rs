@@ -1,4 +1,4 @@
-//! The maps of the host, and how the receiver reads and writes them.
+//! The maps of the host, and the receiver's access to them.
 
 use core::marker::PhantomData;
 
@@ -14,10 +14,10 @@ use lb_report::wire::Key;
 
 use crate::atomic::{Instructions, add};
 
-/// `BPF_F_MMAPABLE`: the daemon's socket stores through a mapping.
+/// `BPF_F_MMAPABLE`: the daemon reads and writes these arrays through a mapping.
 const MAPPED: usize = 1 << 10;
-/// `BPF_F_NO_PREALLOC`: most hosts receive reports of few backends, so memory is allocated with
-/// each entry.
+/// `BPF_F_NO_PREALLOC`: memory is allocated with each entry, because most hosts receive reports of
+/// few backends.
 const ON_DEMAND: usize = 1;
 
 #[btf_map(name = "verdicts")]
@@ -35,7 +35,7 @@ pub static LISTENERS: HashMap<Address, Listener, { MAX_LISTENERS as usize }, ON_
 #[btf_map(name = "receptions")]
 pub static RECEPTIONS: PerCpuArray<Receptions, 1> = PerCpuArray::new();
 
-/// Counts the result of a datagram.
+/// Counts the result of processing a datagram.
 #[inline(always)]
 pub fn count(reception: Reception) {
     let Some(receptions) = RECEPTIONS.get_ptr_mut(0) else { return };
@@ -43,7 +43,7 @@ pub fn count(reception: Reception) {
     unsafe { add((&raw mut (*receptions).counts).cast::<u64>().add(reception.number() as usize), 1) };
 }
 
-/// The maps, with a set of atomic instructions.
+/// The maps, which are accessed with one of the sets of atomic instructions.
 pub struct HostMaps<I>(PhantomData<I>);
 
 impl<I> HostMaps<I> {

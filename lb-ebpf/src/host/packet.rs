@@ -1,5 +1,5 @@
-//! The bytes of a packet on a network interface. As the verifier requires, each read follows a
-//! comparison with the packet's end.
+//! The bytes of a packet on a network interface. Each access follows a comparison with the packet's
+//! end, as the verifier requires.
 
 use core::arch::asm;
 
@@ -13,8 +13,8 @@ pub struct Packet {
     end: usize,
 }
 
-/// The longest possible distance from the beginning of a packet to a datagram's end: with a tag and
-/// all options.
+/// The maximum distance in bytes from the beginning of a packet to the end of its datagram: with a
+/// VLAN tag and all IP options.
 const FARTHEST: usize = 14 + 4 + 60 + 8 + BYTES;
 
 impl Packet {
@@ -30,8 +30,9 @@ impl Packet {
             return None;
         }
         let mut start = self.data;
-        // The compiler must not compute this address twice, for the comparison and for the reads:
-        // the verifier knows only the bounds of the one that was compared.
+        // The compiler must not compute this address twice, once for the comparison and once for
+        // the reads, because the verifier knows only the bounds of the compared register. The
+        // assembly prevents that.
         // SAFETY: the instruction only adds.
         unsafe { asm!("{0} += {1}", inout(reg) start, in(reg) offset, options(pure, nomem, nostack)) };
         if start + length > self.end { None } else { Some(start) }
@@ -91,9 +92,9 @@ impl FrameMut for Packet {
     }
 }
 
-/// Reads a word of a packet that has it. LLVM would read an address that may be odd byte by byte,
-/// with eight times the instructions; the kernel permits unaligned reads of packets on processors
-/// that support them.
+/// Reads the word at an offset of `start`, which must be within the packet. LLVM would read a word
+/// at a possibly odd address byte by byte, with eight times as many instructions; but the kernel
+/// permits unaligned reads of packets on processors that support them.
 #[inline(always)]
 fn word<const OFFSET: usize>(start: usize) -> u64 {
     let word: u64;
@@ -110,7 +111,7 @@ fn word<const OFFSET: usize>(start: usize) -> u64 {
     word
 }
 
-/// Writes a word to a packet that has the room, likewise in one instruction.
+/// Writes the word at an offset of `start`, which must be within the packet, in one instruction.
 #[inline(always)]
 fn put<const OFFSET: usize>(start: usize, word: u64) {
     // SAFETY: the caller has compared with the packet's end.

@@ -1,11 +1,11 @@
 //! The atomic instructions of the programs, in two sets.
 //!
-//! Linux 5.12 introduced atomic instructions that return a value; 5.10 rejects a program that
-//! merely contains one. The programs are generic over the set, so they differ only in these few
-//! functions.
+//! Linux 5.12 introduced atomic instructions that return a value. Linux 5.10 rejects a program that
+//! contains such an instruction, even if it is never executed. The programs are generic over the
+//! set of instructions, so the two versions of a program differ only in these functions.
 //!
-//! LLVM 22 emits a plain add for a relaxed fetching add and then returns the operand instead of the
-//! old value, so use `Relaxed` only if the result is discarded.
+//! For a relaxed fetching add, LLVM 22 emits an add that returns nothing, and then uses the operand
+//! in place of the old value. So use `Relaxed` only if the result is discarded.
 
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
 
@@ -22,14 +22,14 @@ pub trait Instructions {
     /// `cursor` must point to this CPU's value of a per-CPU map.
     unsafe fn step(cursor: *mut Cursor) -> Cursor;
 
-    /// Writes `new` to `word` if its value is `old`, and returns whether it did.
+    /// Writes `new` to `word` if the value of `word` is `old`. Returns whether it was.
     ///
     /// # Safety
     /// `word` must point into a map value and be aligned.
     unsafe fn replace(word: *mut u64, old: u64, new: u64) -> bool;
 
-    /// Like [`Instructions::replace`], for a word for which a lost update does little harm when two
-    /// CPUs write at the same moment: without a compare-and-swap it is a plain store.
+    /// Like [`Instructions::replace`], but without a compare-and-swap it is a plain store. Use it
+    /// for words for which it does little harm if one of two simultaneous updates is lost.
     ///
     /// # Safety
     /// `word` must point into a map value and be aligned.
@@ -44,9 +44,10 @@ impl Instructions for Linux5_12 {
 
     #[inline(always)]
     unsafe fn step(cursor: *mut Cursor) -> Cursor {
-        // The program may be preempted by another connect on this CPU, hence an atomic add on a
-        // per-CPU value. It adds to the phase alone, the low half of the pair: adding to the whole
-        // pair would carry into the start every 2^32 connects, and move it by 2^-32 of the table.
+        // Another connect on this CPU may preempt the program, so the add is atomic although the
+        // value is per CPU. It adds only to the phase, which is the low half of the pair: an add to
+        // the whole pair would carry into the start every 2^32 connects, and move the start by
+        // 2^-32 of the table.
         // SAFETY: the caller's pointer points to a live map value; the phase is its first, aligned
         // word.
         unsafe {
@@ -91,9 +92,10 @@ impl Instructions for Linux5_10 {
 
     #[inline(always)]
     unsafe fn replace(_word: *mut u64, _old: u64, _new: u64) -> bool {
-        // No bucket of the flow table can be claimed safely against another CPU, so none ever is:
-        // every flow goes to the overflow table, whose insert and delete are atomic. That is exact
-        // but more expensive, because a kernel hash replaces an array.
+        // Without a compare-and-swap, no program can safely claim a bucket of the flow table, so
+        // this always fails: every flow goes to the overflow table, whose insert and delete are
+        // atomic. That is correct but slower, because the overflow table is a kernel hash and not
+        // an array.
         false
     }
 
@@ -105,14 +107,15 @@ impl Instructions for Linux5_10 {
     }
 }
 
-/// Adds to a counter to which other CPUs or a preempted run of this program may add at the same
-/// time.
+/// Adds to a counter to which other CPUs, or a run of this program that this run has preempted, may
+/// add at the same time.
 ///
 /// # Safety
 /// `counter` must point into a map value and be aligned.
 #[inline(always)]
 pub unsafe fn add(counter: *mut u64, amount: u64) {
-    // If the amount is known to be 0, LLVM emits an atomic "or", which 5.10 lacks.
+    // For an amount that the compiler knows to be 0, LLVM emits an atomic "or", which Linux 5.10
+    // lacks.
     if amount == 0 {
         return;
     }

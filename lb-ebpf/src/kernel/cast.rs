@@ -1,16 +1,18 @@
-//! Pointers to the kernel's own structures, through which programs load fields as the kernel does:
-//! with a load and no call.
+//! Pointers to the kernel's own structures. Through these, programs load fields as the kernel does,
+//! with a load instruction and without a call.
 //!
-//! A kernel function returns them (`bpf_rdonly_cast`, Linux 6.2), which the verifier replaces with
-//! a move. In the object its call has the number of a helper that does not exist, because the
-//! library that relocates the object does not support kernel functions. The loader replaces it with
-//! the function's number, or with a move of zero if the kernel lacks the function. (Another
-//! function, `bpf_cast_to_kern_ctx`, returns the structure behind a context as well; but for each
-//! of its calls the verifier searches all types of the kernel, which takes a millisecond.)
+//! The kernel function `bpf_rdonly_cast` (Linux 6.2) returns such a pointer; the verifier replaces
+//! its call with a move. In the object file, the call has the number of a helper that does not
+//! exist, because the library that relocates the object does not support kernel functions. The
+//! loader replaces that number with the function's number, or the call with a move of zero if the
+//! kernel lacks the function. (Another function, `bpf_cast_to_kern_ctx`, also returns the structure
+//! behind a context, but for each call of it the verifier searches all types of the kernel, which
+//! takes a millisecond.)
 
 use lb_common::constants::CAST;
 
-/// A pointer to the kernel structure at an address. A program's context is such a structure, too.
+/// A pointer to the kernel structure at an address, with the type of this number. A program's
+/// context is such a structure, too.
 ///
 /// # Safety
 /// `address` must be that of a structure with this type, and the type's number must not be 0.
@@ -24,8 +26,8 @@ pub unsafe fn cast<T>(address: *const T, type_number: u32) -> *const u8 {
     }
 }
 
-/// Loads a field; the result is 0 if it cannot be read, because the kernel handles the fault of
-/// such a load.
+/// Loads a field of a structure. The result is 0 if the field cannot be read, because the kernel
+/// handles the fault of such a load.
 ///
 /// # Safety
 /// `structure` must be a pointer from [`cast`], and a field of this size must be at the offset: the

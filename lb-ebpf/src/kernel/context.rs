@@ -1,7 +1,8 @@
-//! The only reads and writes of the kernel's context structures.
+//! The contexts of programs for calls and for released sockets. Only this module and `sock_ops`
+//! read and write the kernel's context structures.
 //!
-//! The verifier rewrites each access of a context field by its exact offset and width, so accesses
-//! are volatile and none is combined with its neighbor.
+//! The verifier rewrites each access of a context field by its exact offset and width. So accesses
+//! are volatile, which prevents the compiler from combining adjacent ones.
 
 use aya_ebpf::bindings::{BPF_SOCK_OPS_STATE_CB_FLAG, bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated as helper;
@@ -18,11 +19,11 @@ use crate::kernel::cast::{cast, field};
 use crate::kernel::socket::{is_ordinary, queued_error, read_at};
 
 /// `IPPROTO_MPTCP`: the destination of such a socket is a TCP service. Kernels dial for it with a
-/// socket of their own, whose protocol is TCP; see [`Dial::opener`].
+/// TCP socket of their own; see [`Dial::opener`].
 const MPTCP: u32 = 262;
 
-/// The cookie of a context's socket, 0 if none has been requested yet. Without [`can_cast`] this
-/// call assigns one.
+/// The cookie of a context's socket; 0 if no cookie has been requested yet. Without [`can_cast`]
+/// this call assigns a cookie.
 ///
 /// # Safety
 /// The helper for cookies must accept the context. `socket` must return the kernel's own structure
@@ -38,8 +39,8 @@ pub unsafe fn cookie_if_any<T>(context: *mut T, socket: impl FnOnce() -> *const 
     }
 }
 
-/// The address of a call on a socket: its destination, or the peer that getpeername or recvmsg is
-/// about to report.
+/// The context of a call with an address: the call's destination, or the peer that getpeername or
+/// recvmsg is about to report.
 pub struct Dial {
     ctx: *mut bpf_sock_addr,
 }
@@ -74,8 +75,8 @@ impl Dial {
         Be16::from_network(unsafe { (&raw const (*self.ctx).user_port).read_volatile() } as u16)
     }
 
-    /// The IP protocol number of the service that may be dialed; `None` if services do not use the
-    /// protocol.
+    /// The IP protocol number of the services that the socket can dial; `None` if no service can
+    /// have the socket's protocol.
     #[inline(always)]
     pub fn protocol(&self) -> Option<u8> {
         // SAFETY: the context is valid while the program runs.
@@ -107,8 +108,8 @@ impl Dial {
         unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
     }
 
-    /// The socket's cookie, 0 if none has been requested yet: such a socket has no record. (Without
-    /// [`can_cast`] this call assigns one.)
+    /// The socket's cookie; 0 if no cookie has been requested yet, in which case the socket has no
+    /// record. (Without [`can_cast`] this call assigns a cookie.)
     #[inline(always)]
     pub fn cookie_if_any(&self) -> u64 {
         // SAFETY: the helper takes this context, and this is its socket.
@@ -141,15 +142,16 @@ impl Dial {
         }
     }
 
-    /// The calling process. If the kernel makes a call for it later, the process is the same.
+    /// The ID of the calling process. If the kernel makes the call later on behalf of a process, it
+    /// is the ID of that process.
     #[inline(always)]
     pub fn process(&self) -> u32 {
         // SAFETY: the helper has no arguments.
         (unsafe { helper::bpf_get_current_pid_tgid() } >> 32) as u32
     }
 
-    /// Limits retransmissions of the SYN to this number, if the application has not set a limit.
-    /// Does nothing if the kernel does not let programs read the application's limit.
+    /// Limits the retransmissions of the SYN to this number, unless the application has set a
+    /// limit. Does nothing if the programs may not read the application's limit.
     #[inline(always)]
     pub fn set_syn_retries(&self, retries: u8) {
         /// `SOL_TCP`
@@ -185,7 +187,8 @@ impl Dial {
         }
     }
 
-    /// The owner of a TCP socket, as far as the kernel lets programs read that.
+    /// The owner of a TCP socket. If the programs cannot determine the owner, the result is
+    /// [`Opener::Process`].
     #[inline(always)]
     pub fn opener(&self) -> Opener {
         let offset = KERNEL_SOCKET.load();
@@ -235,13 +238,13 @@ impl Dial {
         unsafe { (&raw mut (*self.ctx).user_port).write_volatile(u32::from(port.to_network())) };
     }
 
-    /// Makes the call fail with `errno` instead of EPERM when the program returns 0. Requires that
-    /// the kernel supports it.
+    /// Makes the call fail with `errno` instead of EPERM when the program returns 0. Requires the
+    /// helper `bpf_set_retval`.
     #[inline(always)]
     pub fn set_errno(&self, errno: u32) {
-        // Linux 7.2 requires that the argument is 0 or a negative errno in all 64 bits of the
-        // register. The binding's `int` leaves the upper half zero, which makes it a large positive
-        // number there.
+        // Linux 7.2 requires that all 64 bits of the argument's register are 0 or a negative errno.
+        // The binding's `int` would leave the upper half of the register zero, which makes the
+        // number a large positive one.
         const BPF_FUNC_SET_RETVAL: usize = 187;
         const MAX_ERRNO: u32 = 4095;
         // SAFETY: the number of a helper is its address in a program, and this one takes and
@@ -258,11 +261,12 @@ impl Dial {
 pub enum Opener {
     /// A process.
     Process,
-    /// The kernel, for an MPTCP socket of a process. The end of such a socket is not visible:
+    /// The kernel, on behalf of a process's MPTCP socket. No program sees the end of such a socket:
     /// release runs only for the MPTCP socket, which has another cookie.
     Mptcp,
-    /// The kernel itself, for example for a file system that a process mounts. The kernel cannot
-    /// handle a refused connect as a process can, and its connections do not belong to the process.
+    /// The kernel itself, for example for a file system that a process mounts. Its connects are not
+    /// balanced, because the kernel cannot handle a refused connect as a process can, and because
+    /// its connections do not belong to the process.
     Kernel,
 }
 
@@ -285,8 +289,8 @@ impl Socket {
         unsafe { cookie_if_any(self.ctx, || cast(self.ctx.cast_const(), TCP_SOCK.load())) }
     }
 
-    /// Whether the socket is connected: in every other state its peer's address may be missing or
-    /// an earlier one.
+    /// Whether the socket is connected. If not, its peer's address may be missing, or may be that
+    /// of an earlier connection.
     #[inline(always)]
     pub fn is_connected(&self) -> bool {
         let state = self.state();
@@ -300,7 +304,7 @@ impl Socket {
         unsafe { (&raw const (*self.ctx).protocol).read_volatile() == u32::from(IPPROTO_UDP) }
     }
 
-    /// Whether its connection has ended or never began.
+    /// Whether the socket's connection has ended or has never begun.
     #[inline(always)]
     pub fn is_closed(&self) -> bool {
         self.state() == TCP_CLOSE
@@ -312,10 +316,10 @@ impl Socket {
         unsafe { (&raw const (*self.ctx).state).read_volatile() }
     }
 
-    /// The final state of a TCP socket, if the programs may read it. Without [`can_cast`] each read
-    /// of the kernel's memory is a call of some thirty nanoseconds, so fields that follow from the
-    /// TCP state are not read: a socket with an error is closed, and for a closed socket only its
-    /// smoothed round-trip time tells whether it was established.
+    /// The final state of a TCP socket. Without [`can_cast`] each read of the kernel's memory is a
+    /// call of some thirty nanoseconds, so only closed sockets are read: a socket in another state
+    /// has no error, and the state shows whether it was established. A closed socket was
+    /// established if it has a smoothed round-trip time.
     #[inline(always)]
     pub fn snapshot(&self) -> SocketSnapshot {
         let state = self.state();
@@ -329,9 +333,10 @@ impl Socket {
         snapshot
     }
 
-    /// Whether its state changes are still announced, as requested when its SYN was sent. Kernel
-    /// fact: a socket has one set of such requests, and any program for TCP events that sets its
-    /// own removes those of the others. True if it cannot be read.
+    /// Whether the kernel still announces the socket's state changes, as the TCP program requested
+    /// when the SYN was sent. Kernel fact: a socket has one set of such requests, and any program
+    /// for TCP events that stores its own set removes the requests of the others. If the set cannot
+    /// be read, the result is `true`.
     #[inline(always)]
     pub fn announces_states(&self) -> bool {
         let offset = RELEASED_CALLBACKS.load();
@@ -347,27 +352,28 @@ impl Socket {
             return 0;
         }
         match self.read(offset) {
-            // If connections are followed, the queue is read when they are closed.
+            // With full accounting, the TCP program reads the queue when the connection is closed.
             0 if FULL_ACCOUNTING.load() == 0 => queued_error(self.ctx.cast_const().cast()),
             error => error,
         }
     }
 
-    /// Like [`socket::is_ordinary`](is_ordinary). 1 if it cannot be read.
+    /// Like [`socket::is_ordinary`](is_ordinary). The result is 1 if the programs may not read the
+    /// socket.
     #[inline(always)]
     pub fn is_ordinary(&self) -> u32 {
         if RELEASED_SK_ERR.load() == 0 { 1 } else { is_ordinary(self.ctx.cast_const().cast()) }
     }
 
-    /// Number of retransmitted segments, 0 if it cannot be read.
+    /// Number of retransmitted segments; 0 if it cannot be read.
     #[inline(always)]
     pub fn retransmits(&self) -> u32 {
         let offset = RELEASED_RETRANSMITS.load();
         if offset == 0 { 0 } else { self.read(offset) }
     }
 
-    /// Bytes received in order. Use this and [`Socket::bytes_acknowledged`] only for a readable
-    /// socket, see [`Socket::snapshot`].
+    /// Bytes received in order. Call this and [`Socket::bytes_acknowledged`] only if
+    /// [`Socket::snapshot`] is readable.
     #[inline(always)]
     pub fn bytes_received(&self) -> u64 {
         self.read(RELEASED_BYTES_RECEIVED.load())
@@ -389,14 +395,14 @@ impl Socket {
         read_at(self.ctx.cast::<u8>().wrapping_add(offset as usize).cast_const())
     }
 
-    /// The address that the socket is connected to; an IPv4 address as v4-mapped.
+    /// The address to which the socket is connected; an IPv4 address in v4-mapped form.
     #[inline(always)]
     pub fn peer(&self) -> (Address, Be16) {
         /// `AF_INET`
         const INET: u32 = 2;
-        // Load all words on one path: if only one of two loads were done, the compiler would merge
-        // them into one load of a selected field, which the verifier rejects. The words of the
-        // other family have no meaning.
+        // This loads the words of both families, because if each path loaded only the words of its
+        // family, the compiler would merge the loads into one load of a selected field, which the
+        // verifier rejects. The words of the other family have no meaning.
         // SAFETY: the context is valid while the program runs. The port has 16 bits.
         unsafe {
             let port = Be16::from_network((&raw const (*self.ctx).dst_port).read_volatile());

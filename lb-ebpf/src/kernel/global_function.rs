@@ -1,8 +1,9 @@
-//! Global functions of a program: the verifier follows each once, for any arguments, and not once
-//! per path that leads to it.
+//! Global functions of a program: the verifier follows such a function once, for any arguments, and
+//! not once per path that leads to it.
 
-/// Defines a global function for each set of [`Instructions`](super::atomic::Instructions), with
-/// one body that is generic over the set, and a function that calls the one for the caller's set.
+/// Defines a global function for each set of [`Instructions`](super::atomic::Instructions), both
+/// with the same body, which is generic over the set. Also defines a function `$call` that calls
+/// the global function for the caller's set.
 macro_rules! global_function {
     (
         $(#[$about:meta])*

@@ -1,5 +1,5 @@
-//! The only reads of the context of a TCP event. As in `context`, each access is volatile and
-//! separate.
+//! The context of a TCP event. As in `context`, each access is volatile, so that the compiler does
+//! not combine accesses.
 
 use aya_ebpf::bindings::{
     BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, bpf_sock_ops,
@@ -18,9 +18,10 @@ const INET: u32 = 2;
 
 /// An event of a socket.
 pub enum Event {
-    /// Its SYN is about to be sent.
+    /// The first SYN is about to be sent.
     Connect,
-    /// It changes from one TCP state to another. Announced only for sockets that requested it.
+    /// The socket changes from one TCP state to another. The kernel announces this only if a
+    /// program has requested it for the socket.
     State { from: u32, to: u32 },
     /// An event that the programs ignore.
     Other,
@@ -67,8 +68,8 @@ impl Ops {
         unsafe { cookie_if_any(self.ctx, || self.socket()) }
     }
 
-    /// Requests announcements of the socket's state changes. Requests of other programs are
-    /// retained.
+    /// Requests announcements of the socket's state changes, and retains the requests of other
+    /// programs.
     #[inline(always)]
     pub fn ask_for_states(&self) {
         // SAFETY: the context is valid while the program runs, and the helper takes it.
@@ -78,9 +79,9 @@ impl Ops {
         }
     }
 
-    /// Withdraws the request for the socket's state changes. The request belongs to the socket, not
-    /// to its flow: it would outlive the flow if the socket dials elsewhere, and sockets that it
-    /// accepts would inherit it.
+    /// Withdraws the request for announcements of the socket's state changes. The request belongs
+    /// to the socket and not to its flow: otherwise it would outlive the flow if the socket dials
+    /// elsewhere, and sockets that the socket accepts would inherit it.
     #[inline(always)]
     pub fn decline_states(&self) {
         // SAFETY: the context is valid while the program runs, and the helper takes it.
@@ -138,8 +139,8 @@ impl Ops {
         }
     }
 
-    /// Whether the application has closed the socket, and not only shut it down. False if it cannot
-    /// be read.
+    /// Whether the application has closed the socket, and not only shut it down. The result is
+    /// `false` if the programs may not read this.
     #[inline(always)]
     pub fn is_orphan(&self) -> bool {
         /// `SOCK_DEAD`
@@ -147,7 +148,8 @@ impl Ops {
         self.read(SOCKET_FLAGS.load()).unwrap_or_default() & DEAD != 0
     }
 
-    /// Like [`socket::is_ordinary`](is_ordinary). 1 if it cannot be read.
+    /// Like [`socket::is_ordinary`](is_ordinary). The result is 1 if the programs may not read the
+    /// socket.
     #[inline(always)]
     pub fn is_ordinary(&self) -> u32 {
         if SK_ERR.load() == 0 {
@@ -160,8 +162,8 @@ impl Ops {
         if structure.is_null() { 1 } else { is_ordinary(structure) }
     }
 
-    /// The address of the kernel's own structure of the socket, as a number, which can be passed to
-    /// a global function; the verifier follows such a function once. Requires [`can_cast`].
+    /// The address of the kernel's own structure of the socket, as a number that can be passed to a
+    /// global function. Requires [`can_cast`].
     #[inline(always)]
     fn address(&self) -> u64 {
         // SAFETY: the context is valid while the program runs.
@@ -169,7 +171,7 @@ impl Ops {
         read_at(context.wrapping_add(EVENT_SOCKET.load() as usize))
     }
 
-    /// A pointer to the kernel's own structure of the socket, null if there is none.
+    /// A pointer to the kernel's own structure of the socket; null if there is none.
     #[inline(always)]
     fn structure(&self) -> *const u8 {
         if can_cast() {
@@ -187,7 +189,8 @@ impl Ops {
         }
     }
 
-    /// Reads 32 bits of the kernel's own structure of the socket.
+    /// Reads 32 bits of the kernel's own structure of the socket; `None` if the offset is 0, which
+    /// means that the programs may not read them.
     #[inline(always)]
     fn read(&self, offset: u32) -> Option<u32> {
         if offset == 0 {
@@ -222,9 +225,9 @@ impl Ops {
     /// Whether the socket is connected to itself.
     #[inline(always)]
     pub fn is_connected_to_itself(&self) -> bool {
-        // The last word of an IPv6 address is enough: on the same host no other socket of this port
-        // can be the peer. The words of the other family have no meaning, and the local port is in
-        // host order.
+        // For IPv6, a comparison of the last word of the address is enough: on the same host no
+        // other socket of this port can be the peer. The words of the other family have no meaning,
+        // and the local port is in host order.
         // SAFETY: the context is valid while the program runs.
         unsafe {
             let port =

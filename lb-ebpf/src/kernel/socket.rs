@@ -1,5 +1,5 @@
-//! Reads the kernel's own structure of a socket for the causes of a failure. Used only if a flow
-//! has failed; each read is a call.
+//! Reads the causes of a failure from the kernel's own structure of a socket. Each read is a call,
+//! so this is used only if a flow has failed.
 
 use aya_ebpf::helpers::generated as helper;
 use lb_common::load::is_not_zero;
@@ -17,8 +17,8 @@ pub fn read_at<T: Copy + Default>(address: *const u8) -> T {
     unsafe { read_into(address, &raw mut value) }
 }
 
-/// Like [`read_at`], through `value`: functions that call each other share 512 bytes of stack, so
-/// several reads share one variable.
+/// Like [`read_at`], but reads into `value`, so that several reads share one variable: functions
+/// that call each other share 512 bytes of stack.
 ///
 /// # Safety
 /// `value` must be writable.
@@ -31,17 +31,17 @@ unsafe fn read_into<T: Copy>(address: *const u8, value: *mut T) -> T {
     }
 }
 
-/// 1 if a socket requests no special route, like the sockets of most applications, else 0: it is
-/// bound to no address, port or device, and has no mark, filter, TTL or `SO_DONTROUTE`. Any process
-/// can set most of these, and so make its connects fail. (Arithmetic in place of a branch: the
-/// verifier follows both sides to the end.)
+/// 1 if a socket requests no special route, else 0. It requests none if it is bound to no address,
+/// port or device, and has no mark, filter, TTL or `SO_DONTROUTE`, like the sockets of most
+/// applications. Any process can set most of these options, and so make its own connects fail.
+/// (Arithmetic replaces branches, because the verifier follows both sides of a branch to the end.)
 #[inline(always)]
 pub fn is_ordinary(socket: *const u8) -> u32 {
     /// The bit of `SOCK_LOCALROUTE` (`SO_DONTROUTE`), the same on every kernel since 2.6.
     const LOCAL_ROUTE: u64 = 1 << 13;
     let mut place = 0u64;
     let place = &raw mut place;
-    // Reads as many of the low bits of a field as it has.
+    // Reads the low bits of a field, up to its size.
     let read = |offset: u32, mask: u64| {
         // SAFETY: the variable has eight bytes; if the field is shorter, the next one is read as
         // well.
@@ -57,7 +57,7 @@ pub fn is_ordinary(socket: *const u8) -> u32 {
     is_not_zero(asks) ^ 1
 }
 
-/// Like [`is_ordinary`], for the socket at an address.
+/// Like [`is_ordinary`], as a global function, for the socket at an address.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn is_ordinary_at(socket: u64) -> u32 {
@@ -66,10 +66,11 @@ pub extern "C" fn is_ordinary_at(socket: u64) -> u32 {
 
 /// The error of the first ICMP message in a socket's error queue; 0 if there is none.
 ///
-/// Kernel facts: since Linux 5.18 an IPv4 TCP socket with a connect in progress gets one for each
-/// ICMP error. It stays when the application reads the error with `SO_ERROR`, and is removed after
-/// the socket is closed. (An IPv6 socket gets one only if the application has requested it.) Time
-/// stamps and notices of zero-copy sends are in the same queue.
+/// Kernel facts: since Linux 5.18 an IPv4 TCP socket with a connect in progress gets such a message
+/// for each ICMP error. The message stays in the queue when the application reads the error with
+/// `SO_ERROR`, and is removed after the socket is closed. (An IPv6 socket gets such messages only
+/// if the application has requested them.) Time stamps and notices of zero-copy sends are in the
+/// same queue.
 #[inline(always)]
 pub fn queued_error(socket: *const u8) -> u32 {
     /// `SO_EE_ORIGIN_ICMP` and `SO_EE_ORIGIN_ICMP6`.

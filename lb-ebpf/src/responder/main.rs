@@ -1,9 +1,9 @@
-//! The program of network interfaces (XDP) that answers requests in an agent's place, even if the
-//! agent gets no CPU time. It is an object of its own, which the agent loads on the host of its
-//! backends.
+//! The program of network interfaces (XDP) that answers requests in an agent's place, so that
+//! clients get answers even if the agent gets no CPU time. It is a separate object, which the agent
+//! loads on the host of its backends.
 //!
-//! `lb_common::abi::responder` documents the content and the writers of the maps. Program and maps
-//! go away when the agent ends.
+//! `lb_common::abi::responder` documents the content and the writers of the maps. The kernel
+//! removes the program and the maps when the agent ends.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -34,13 +34,13 @@ use crate::log::log;
 use crate::maps::{AgentMaps, count, workspace};
 use crate::packet::Packet;
 
-/// The UDP port at which the agent listens. Set by the loader, so that one comparison separates all
+/// The UDP port at which the agent listens. Set by the loader. One comparison with it excludes all
 /// other traffic.
 #[unsafe(no_mangle)]
 static PORT: Global<u32> = Global::new(0);
 
-/// The secret of the agent's cookies, as two words, and when it was drawn, in nanoseconds of
-/// `CLOCK_MONOTONIC`. Set by the loader.
+/// The secret of the agent's cookies as two words, and the time at which the agent drew it, in
+/// nanoseconds of `CLOCK_MONOTONIC`. Set by the loader.
 #[unsafe(no_mangle)]
 static SECRET_LOW: Global<u64> = Global::new(0);
 #[unsafe(no_mangle)]

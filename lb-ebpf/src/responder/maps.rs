@@ -1,4 +1,4 @@
-//! The data that the agent and the program share, and how the program reads and writes it.
+//! The maps that the agent and the program share, and the program's access to them.
 
 use aya_ebpf::btf_maps::{HashMap, LruHashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
@@ -14,7 +14,8 @@ use lb_report::wire::{Cookies, Key};
 use crate::atomic::add;
 use crate::{SECRET_DRAWN_NS, SECRET_HIGH, SECRET_LOW};
 
-/// `BPF_F_NO_PREALLOC`: most hosts have far fewer entries than the maximum.
+/// `BPF_F_NO_PREALLOC`: memory is allocated with each entry, because most hosts have far fewer
+/// entries than the maximum.
 const ON_DEMAND: usize = 1;
 
 #[btf_map(name = "answers")]
@@ -37,9 +38,9 @@ pub static COUNTS: PerCpuArray<Counts, 1> = PerCpuArray::new();
 #[btf_map(name = "workspaces")]
 static WORKSPACES: PerCpuArray<Workspace, 1> = PerCpuArray::new();
 
-/// The workspace of this CPU, in which an answer is made. The kernel processes packets with
-/// softirqs off, one after the other on each CPU. (A kernel with PREEMPT_RT may not: two clients
-/// may then get each other's answer, and believe neither.)
+/// This CPU's workspace, in which the program makes an answer. The kernel processes packets with
+/// softirqs off, so each CPU processes one packet after the other. (With PREEMPT_RT that may be
+/// untrue. Two clients may then get each other's answers, which they do not believe.)
 #[inline(always)]
 pub fn workspace() -> Option<&'static mut Workspace> {
     let workspace = WORKSPACES.get_ptr_mut(0)?;
@@ -85,8 +86,8 @@ impl Maps for AgentMaps {
 
     #[inline(always)]
     fn subscribe(&self, name: &SubscriberName, subscriber: &Subscriber) {
-        // If there is no room because all CPUs allocate at this moment, the client's next request
-        // comes soon.
+        // This may fail if all CPUs allocate entries at this moment. The client is then recorded
+        // with its next request, which comes soon.
         let _ = SUBSCRIBERS.insert(name, subscriber, 0);
     }
 
