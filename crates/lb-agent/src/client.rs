@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 use crate::config::{AgentConfig, DEFAULT_PATH};
 use crate::serve::control;
 
-/// Timeout of an answer. The agent's loop takes milliseconds between two answers.
+/// Timeout of an answer. The agent's event loop answers within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Maximum size of an answer, in bytes. A status of all backends takes a hundredth of it.

@@ -1,7 +1,7 @@
 //! How much of its capacity a backend uses: how long the tasks of its cgroup have run on
 //! processors, and how long at least one of them has waited for a processor.
 //!
-//! Both are counted, because use alone does not rise when neighbours take the processors. This file
+//! Both are counted, because the use does not rise when neighbours occupy the processors. This file
 //! has the arithmetic; `cgroup` reads the files of the kernel.
 
 use std::path::{Component, Path, PathBuf};

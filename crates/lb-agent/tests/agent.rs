@@ -113,7 +113,7 @@ async fn an_operator_takes_a_backend_out_also_over_a_restart() {
     assert_eq!(before.backends[0].why, "the operator says so");
     let error = stage.tell("/v1/ready", &[("backend", "10.0.0.1:81")]).await.unwrap_err();
     assert_eq!(error, "there is no backend 10.0.0.1:81 here, only 10.0.0.1:80");
-    // A separate thread stores it.
+    // A separate thread stores the lame ducks.
     let kept = stage.folder.path().join("state/lame-ducks");
     let waited = tokio::time::timeout(stage::DEADLINE, async {
         while fs::read_to_string(&kept).unwrap_or_default() != "10.0.0.1:80\n" {
@@ -130,7 +130,7 @@ async fn an_operator_takes_a_backend_out_also_over_a_restart() {
     assert!(after.incarnation > before.incarnation);
     stage.tell("/v1/ready", &[("backend", "10.0.0.1:80")]).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "unknown", "nobody says more of it");
-    // The same for a backend that is gone.
+    // An operator can also undo the lame duck of a backend that is gone.
     let run = stage.folder.path().join("run");
     let other = lb_agent::name::parse("10.0.0.2:80").unwrap();
     let voice =

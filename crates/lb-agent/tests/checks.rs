@@ -9,7 +9,7 @@ use lb_report::agent::streak::Outcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-/// Longer than any check takes that ends by itself.
+/// Longer than any check that is not meant to exceed its time.
 const LONG: Duration = Duration::from_secs(20);
 
 /// A server that answers one request with these bytes, and then closes or waits.

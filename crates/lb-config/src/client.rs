@@ -107,8 +107,8 @@ fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared
     services.iter().find(|declared| declared.name == Some(name))
 }
 
-// Checks that the map entries that the client needs at least fit the limits. No endpoint file has
-// been read yet, so the final need may be larger.
+// Checks that the limits have room for the map entries that the client needs at least. No endpoint
+// file has been read yet, so the final need may be larger.
 fn check_limits(
     table: &Table<'_>,
     name: Option<&str>,

@@ -337,8 +337,8 @@ pub fn check(
     check_indexes_without_address(&entries, report);
     let given: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
     // An entry with a reported fault needs an index so that the remaining entries can be checked;
-    // it receives one that no other entry has. If the list has no indexes, the list assigns them
-    // later.
+    // it receives one that no other entry has. If no entry has an index, the endpoint list assigns
+    // all indexes later.
     let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());

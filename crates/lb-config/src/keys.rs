@@ -101,8 +101,8 @@ section! {
         "if every backend is at its `active_limit`: `least-loaded` chooses the backend with the fewest open flows nevertheless, `refuse` \
          fails the connect with `on_no_backend`";
     // An error from hours ago does not describe the backend now. The default equals the length of
-    // the first ejection: with a longer one, errors would still divert connects from a backend
-    // after an outage in which no backend was ejected.
+    // the first ejection: with a longer half-life, errors would still divert connects from a
+    // backend after an outage in which no backend was ejected.
     ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Some(Duration::from_secs(5))),
         "half-life of an error. `least-loaded` and `p2c` count an error as an open flow, so that a backend that fails fast \

@@ -161,10 +161,10 @@ impl ListFile {
 pub struct NamedFile {
     /// `None` if the name of the service cannot be read.
     pub name: Option<String>,
-    pub service: Option<SocketAddr>,
     /// `None` if the address of the service cannot be read.
+    pub service: Option<SocketAddr>,
     pub file: ListFile,
-    /// Where the configuration names it.
+    /// The position at which the configuration names the file.
     pub span: Range<usize>,
 }
 

@@ -14,7 +14,7 @@ pub struct Paths {
     pub pins: PathBuf,
     /// The directory of the daemon's socket.
     pub run: PathBuf,
-    /// The last good endpoint lists.
+    /// The state for a later start: last good endpoint lists and learnt weights.
     pub state: PathBuf,
 }
 

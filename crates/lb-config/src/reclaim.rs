@@ -1,5 +1,5 @@
-//! The `[accounting]` table: how soon the daemon reclaims flows that ended without any program
-//! seeing it.
+//! The `[accounting]` table: how soon the daemon reclaims the records of flows if no program saw
+//! their end.
 
 use std::time::Duration;
 

@@ -86,7 +86,7 @@ fn read_identity<'t>(
     Declared { name, address, protocol, file: None, template: None }
 }
 
-/// Reads the address of a service. lb-core checks addresses of endpoints, which have other faults.
+/// Reads the address of a service. Addresses of endpoints have other rules, which lb-core checks.
 pub fn service_address(text: &str) -> Result<SocketAddr, Refusal> {
     let address = address(text)?;
     let mapped = match address {

@@ -38,8 +38,8 @@ impl ServiceTemplate {
     }
 
     /// The smallest number of backends that a client task uses of this service, as far as the text
-    /// shows. For an endpoint file, which is not read, it is the configured size, and at least one.
-    /// The size that `auto` chooses is computed only once there is a list.
+    /// shows. For an endpoint file, which is not read, it is the configured size, or 1 if the text
+    /// gives no size. The size that `auto` chooses is computed only once there is a list.
     pub fn backends(&self, task: Task) -> u32 {
         let count = match &self.source {
             EndpointSource::Static(list) => Some(list.count()),

@@ -53,7 +53,7 @@ const INET_DIAG_CGROUP_ID: u16 = 21;
 /// The upper-layer protocol of a connection; itself a list of attributes.
 const INET_DIAG_ULP_INFO: u16 = 19;
 const INET_ULP_INFO_NAME: u16 = 1;
-/// A connection whose handshake is not complete: not a socket yet.
+/// A connection with an incomplete handshake, which is not a socket yet.
 const TCP_NEW_SYN_RECV: u8 = 12;
 /// Listening, established, the first state of both handshakes, and every state of a closing
 /// connection. Excludes the states of incomplete sockets: time wait (6) and requests (12).
@@ -129,9 +129,9 @@ impl SocketLists {
         self.dump(&tcp_request(STATES), &mut each)
     }
 
-    /// Calls `each` with the TCP sockets of the namespace whose own port is `port`, including
-    /// connections whose handshake is not complete. The kernel selects them, for which it reads its
-    /// whole table of connections.
+    /// Calls `each` with the TCP sockets of the namespace that have `port` as their own port,
+    /// including connections with an incomplete handshake. The kernel selects them, and reads its
+    /// whole table of connections for this.
     ///
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
@@ -147,7 +147,7 @@ impl SocketLists {
     /// If the kernel refuses, has no such list (`CONFIG_INET_UDP_DIAG`), or could not list all
     /// sockets.
     pub fn each_udp(&self, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
-        /// Connected or not.
+        /// All states: connected or not.
         const ANY: u32 = u32::MAX;
         self.dump(&request(IPPROTO_UDP, ANY), &mut each)
     }
@@ -215,7 +215,7 @@ fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEnt
         let body = message.payload();
         // Messages begin at multiples of four.
         rest = rest.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
-        // Left unread by an earlier request.
+        // The answer to an earlier request, which was left unread.
         if message.sequence_number() != sequence {
             continue;
         }
@@ -241,7 +241,7 @@ fn read_socket(body: &[u8]) -> Option<SocketEntry> {
     let header = InetResponseHeader::parse(body).ok()?;
     let id = &header.socket_id;
     let mut socket = SocketEntry {
-        // Two words, the low one first, on machines that are little-endian.
+        // The kernel sends the low word first, which is the native order of little-endian machines.
         cookie: u64::from_ne_bytes(id.cookie),
         inode: header.inode,
         listens: header.state == TCP_LISTEN,

@@ -85,7 +85,8 @@ impl<K: ValueKind> ConfigKey<K> {
         }
     }
 
-    /// The written value, or the default. A wrong value is reported, and also gives the default.
+    /// The written value, or the default. A wrong value is reported, and the default is used for
+    /// it.
     pub fn take_or_default(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> K::Value {
         self.take(table, report).unwrap_or_else(|| self.default())
     }
@@ -129,7 +130,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// The name of the table, or of the key whose value this section is.
+    /// The name of the table, or of the key that has this section as its value.
     pub fn name(&self) -> &'static str {
         let path = self.header.trim_matches(['[', ']']);
         path.rsplit_once('.').map_or(path, |(_, last)| last)

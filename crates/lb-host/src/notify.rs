@@ -74,7 +74,7 @@ impl Notifier {
         self.tell(&[NotifyState::Stopping]);
     }
 
-    /// Waits until everything is sent, but not long for a manager that does not read.
+    /// Waits until everything is sent, but at most a second, because the manager may not read.
     pub fn finish(mut self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         if self.messages.take().is_some() {

@@ -1,4 +1,5 @@
-//! Takes the path of a Unix socket at a start, without waiting for a process that may listen there.
+//! Binds a Unix socket at its path when a program starts, without waiting for a process that may
+//! listen there.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -19,7 +20,7 @@ pub struct Bound {
 
 /// Binds the socket under a temporary name, so that errors show before the kernel is changed, and
 /// no client can connect before the program can answer. A socket without a listening process is
-/// left over from a dead one and is replaced. The socket's owner and the members of the group
+/// left over from a dead process, and is replaced. The socket's owner and the members of the group
 /// `admins` may open it.
 ///
 /// # Errors
@@ -78,7 +79,7 @@ impl Bound {
     /// If the rename fails.
     pub fn show(mut self) -> io::Result<UnixListener> {
         std::fs::rename(&self.hidden, &self.path)?;
-        Ok(self.listener.take().expect("shown once"))
+        Ok(self.listener.take().expect("the listener is taken only here"))
     }
 }
 

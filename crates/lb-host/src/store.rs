@@ -149,8 +149,8 @@ impl StateDirectory {
     }
 }
 
-/// Creates a file. If another user has placed something at its path, such as a link, it is removed
-/// and not followed.
+/// Creates a file. If another user has placed something at its path, such as a link, that is
+/// removed and not followed.
 fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

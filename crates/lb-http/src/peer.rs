@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Credentials of a connected process, taken when it connected.
+/// Credentials of a connected process, as of the time when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
     /// Effective user.
@@ -33,7 +33,7 @@ impl PeerCredentials {
 /// process in another PID namespace.
 fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
-    let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("a few bytes");
+    let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("the structure is a few bytes");
     // SAFETY: the kernel writes at most `bytes` to the structure, which is that long.
     let result = unsafe {
         libc::getsockopt(
@@ -82,8 +82,8 @@ fn further_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
 }
 
 /// Returns the number of a group by its name, or by the number in digits; `None` if there is no
-/// such group. Queries the name services that the host is configured for: one may be a directory
-/// service and may block.
+/// such group. Queries the name services that the host is configured for; one of them may be a
+/// directory service, which may block.
 ///
 /// # Errors
 /// If the name services fail.

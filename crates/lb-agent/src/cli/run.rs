@@ -110,7 +110,7 @@ async fn run_as(
     run::run(args, backend.protocol(), backend.address(), signals, voice).await
 }
 
-/// A voice that the caller can take back after the run.
+/// A voice that the caller shares with the run, to release the backend afterwards.
 struct SharedVoice(Arc<Mutex<RemoteVoice>>);
 
 impl Voice for SharedVoice {

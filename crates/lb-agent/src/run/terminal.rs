@@ -29,8 +29,8 @@ impl Terminal {
         (tcgetpgrp(&file).ok()? == own_group).then_some(Self { file, own_group })
     }
 
-    /// Makes the process that `command` starts, in a group of its own, take the foreground before
-    /// it becomes the command, because the command may read at once.
+    /// Gives the foreground to the process that `command` starts in its own group, before that
+    /// process becomes the command, because the command may read at once.
     ///
     /// # Errors
     /// If no descriptor is free.

@@ -112,9 +112,9 @@ impl Server {
         self.notify_status();
     }
 
-    /// Prepares the kernel's answers, then takes over the clients that have sent requests to the
-    /// kernel. The order matters: if a client is notified of a change and then sends a request, it
-    /// must receive an answer that was prepared after the change.
+    /// Prepares the kernel's answers, then reads which clients have sent requests to the kernel.
+    /// The order matters: if a client is notified of a change and then sends a request, it must
+    /// receive an answer that was prepared after the change.
     fn prepare(&mut self, is_urgent: bool, now: Instant) {
         let Self { responding, reports, sockets, .. } = self;
         if let Some(responding) = responding {

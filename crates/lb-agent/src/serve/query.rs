@@ -93,8 +93,8 @@ pub struct AcceptedReport {
     /// The number of clients, of these backends together, that have sent a request recently and
     /// have not acknowledged the last change.
     pub unheard: usize,
-    /// Whether there may be more such clients: the agent has reported one of these backends for a
-    /// shorter time than clients take to send a request.
+    /// Whether more clients may have to acknowledge: the agent has reported one of these backends
+    /// for a shorter time than clients take to send a request.
     pub is_new: bool,
 }
 

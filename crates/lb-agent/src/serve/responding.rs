@@ -43,7 +43,7 @@ struct LoadedResponder {
     prepared: BTreeMap<Name, u64>,
     /// When all answers were prepared last.
     prepared_at: Instant,
-    /// When the clients that had sent requests were taken over last; `None` if some are left.
+    /// When the clients that had sent requests were read last; `None` if some are left to read.
     looked_at: Option<Instant>,
 }
 
@@ -76,8 +76,8 @@ impl Responding {
         }
     }
 
-    /// Takes over the clients that have sent requests to the kernel, at most once per second, or
-    /// every few milliseconds if `is_urgent`.
+    /// Reads which clients have sent requests to the kernel, and makes them subscribers: at most
+    /// once per second, or every few milliseconds if `is_urgent`.
     pub fn look(&mut self, reports: &mut Reports, sockets: &BoundSockets, is_urgent: bool, now: Instant) {
         let Ok(loaded) = &mut self.loaded else { return };
         let apart = if is_urgent { APART } else { PREPARED_EVERY };
@@ -95,7 +95,7 @@ impl Responding {
             let asked = now.checked_sub(ago).unwrap_or(now);
             reports.subscribe(name, Asker { address, via }, subscriber.key_id, subscriber.heard, asked);
         });
-        // Clients that are left are taken over in the next iteration of the loop, after other work.
+        // Clients that are left are read in the next iteration of the loop, after other work.
         loaded.looked_at = (!matches!(taken, Ok(false))).then_some(now);
         note(&mut self.unread, "cannot read which clients have sent requests", taken.err());
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long a fact may take, on a busy machine.
+/// How long a test waits for a fact; a machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Starts the following command as the first process of a PID namespace, as a container does. Its
@@ -29,7 +29,7 @@ pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact:
     within(PATIENCE, look, fact).unwrap_or_else(|seen| panic!("{what}: {seen:?}"))
 }
 
-/// The same with a given time limit. The last look is the error.
+/// As [`eventually`], with a given time limit. The error is the last look.
 pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> Result<T, T> {
     let deadline = Instant::now() + time;
     loop {

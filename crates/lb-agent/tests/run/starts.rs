@@ -43,7 +43,7 @@ fn other_signals_are_passed_on() {
     passes_signals_on(&stage, run.pid());
 }
 
-/// The group of the run has no number there; the group of the command has one.
+/// In the namespace, the group of the run has no number, and the group of the command has one.
 #[test]
 fn the_first_process_of_a_pid_namespace_passes_signals_on() {
     let stage = Stage::new();

@@ -65,8 +65,8 @@ impl Terminal {
     }
 }
 
-/// A run on a terminal reads input, receives the stop key where no shell would continue it, and is
-/// ended by a key.
+/// Runs a command on a terminal: it reads input, is not stopped by the stop key because no shell
+/// would continue it, and is ended by a key.
 fn read_and_end_by_a_key(starter: &[&str]) -> std::process::ExitStatus {
     let stage = Stage::new();
     let (mut terminal, mut run) = Terminal::start(starter, &stage.program(&["run", "--", "/bin/cat"]));

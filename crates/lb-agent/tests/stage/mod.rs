@@ -16,7 +16,7 @@ use lb_report::wire::{BYTES, Datagram, Kind};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
 
-/// Longer than any fact takes that a test waits for.
+/// How long a test waits for a fact.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The backend of most tests. No program runs it.

@@ -27,7 +27,7 @@ pub struct JsonDocument<'t> {
 }
 
 impl<'t> JsonDocument<'t> {
-    /// `is_lenient`: the text may be meant as YAML, of which JSON is a subset.
+    /// `is_lenient`: the text may also be YAML, because JSON is a subset of YAML.
     pub const fn json(text: &'t str, is_lenient: bool) -> Self {
         Self { json: Cow::Borrowed(text), is_lenient, places: None }
     }

@@ -191,21 +191,21 @@ fn empty_header() -> msghdr {
 }
 
 fn family(number: c_int) -> libc::sa_family_t {
-    libc::sa_family_t::try_from(number).expect("a small number")
+    libc::sa_family_t::try_from(number).expect("an address family is a small number")
 }
 
 fn socklen(bytes: usize) -> libc::socklen_t {
-    libc::socklen_t::try_from(bytes).expect("a few bytes")
+    libc::socklen_t::try_from(bytes).expect("the length is a few bytes")
 }
 
 /// Puts one message into the ancillary data of a header.
 fn attach<T>(header: &mut msghdr, control: &mut [u64; CONTROL_WORDS], level: c_int, kind: c_int, value: T) {
-    let bytes = libc::c_uint::try_from(size_of::<T>()).expect("a few bytes");
+    let bytes = libc::c_uint::try_from(size_of::<T>()).expect("the value is a few bytes");
     header.msg_control = control.as_mut_ptr().cast();
     // SAFETY: these two only add numbers.
     let (space, length) = unsafe { (libc::CMSG_SPACE(bytes), libc::CMSG_LEN(bytes)) };
     header.msg_controllen = space as usize;
-    assert!(space as usize <= size_of_val(control), "there is room for one message");
+    assert!(space as usize <= size_of_val(control), "the buffer has no room for one message");
     // SAFETY: the header's ancillary data has room for one message with such a value, and words
     // have the alignment that the message's header needs.
     unsafe {
