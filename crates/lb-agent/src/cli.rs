@@ -317,7 +317,7 @@ impl Serve {
         backend.check = match self.check.as_deref() {
             Some("off") => None,
             None if name.protocol() == lb_core::service::Protocol::Udp => {
-                return Err(anyhow!("--check is missing: a connection cannot check a UDP backend"));
+                return Err(anyhow!("--check is missing: a TCP connection cannot check a UDP backend"));
             }
             text => {
                 let check = CheckMethod::parse(text.unwrap_or("tcp"), name)

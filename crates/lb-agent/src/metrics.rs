@@ -77,7 +77,7 @@ impl Collector for Page {
         gauge(
             encoder,
             "socklb_agent_xdp_interface",
-            "1 for the mode in which a configured interface is served: by the kernel (native, generic), or only by the agent's socket.",
+            "1 for the mode in which requests on a configured interface are answered: by the kernel (native, generic), or only by the agent's socket.",
             interfaces,
         )?;
         counter(

@@ -95,7 +95,7 @@ section! {
     POLICY "policy": Keyword<Policy>(&Policy::ALL, Policy::name), Is(Policy::WeightedRoundRobin),
         "how the kernel chooses a backend: see [policies.md](policies.md)";
     ACTIVE_LIMIT "active_limit": Number(1..=u32::MAX), Means("none"),
-        "a backend with this number of open flows of this client task is skipped. Flows are connections, not requests; one \
+        "a backend is skipped while this client task has this many open flows to it. Flows are connections, not requests; one \
          connection may carry many requests";
     OVERFLOW "overflow": Keyword<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
         "if every backend is at its `active_limit`: `least-loaded` chooses the backend with the fewest open flows nevertheless, `refuse` \
@@ -132,7 +132,7 @@ section! {
     // With a shorter time, the backend's first tables would already cover its whole slow start.
     // After more than an hour, no operator still waits for the backend.
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
-        "time in which an endpoint that is new, or available again, reaches its share: it starts at a tenth and grows in proportion to time. Needs \
+        "time in which an endpoint that is new, or available again, reaches its share: it starts with a tenth of the share, which grows in proportion to time. Needs \
          a policy that uses weights";
     UDP "udp": FreeForm(&["{ rebind = \"30s\" }"]), Means("`{}`"),
         "`udp` only: flows of sockets that are not connected";
@@ -319,7 +319,7 @@ section! {
     reports, "[reports]", "[reports]", "how the daemon requests reports from the backends' agents: see [reports.md](reports.md)";
 
     LISTEN "listen": Text<SocketAddr>(&["[::]:9467", "0.0.0.0:9467"], address), Means("`\"[::]:9467\"`"),
-        "the UDP address from which the daemon sends requests, and at which it receives reports; `[::]` is both families. Fixed while the \
+        "the UDP address from which the daemon sends requests, and at which it receives reports; `[::]` means both address families. Fixed while the \
          daemon runs";
     KEY "key": Text<Cow<'static, str>>(&["reports.key"], path), Means("none"),
         "the file with the keys of all services that have no `key` of their own; read again at every reload";

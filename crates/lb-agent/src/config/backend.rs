@@ -90,7 +90,7 @@ fn check(
     let Some(item) = backend::CHECK.item(table, report) else {
         let name = name?;
         if name.protocol() == Protocol::Udp {
-            let why = "check is missing in a UDP backend, which a connection cannot check";
+            let why = "check is missing in a UDP backend: a TCP connection cannot check it";
             report.add_absent(table.span(), why, HELP.to_owned());
             return None;
         }
@@ -101,7 +101,7 @@ fn check(
         Some("tcp") => {
             let name = name?;
             if name.protocol() == Protocol::Udp {
-                let why = "check is \"tcp\" in a UDP backend, which a connection cannot check";
+                let why = "check is \"tcp\" in a UDP backend: a TCP connection cannot check it";
                 report.add(item.span(), why, HELP.to_owned());
                 return None;
             }

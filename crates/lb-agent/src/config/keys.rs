@@ -25,7 +25,7 @@ pub static SECTIONS: [&[&Section]; 3] =
     [&[&agent::SECTION], &[&xdp::SECTION], &[&backend::SECTION, &check::SECTION, &utilization::SECTION]];
 
 section! {
-    agent, "[agent.toml]", "agent.toml", "the agent itself; they come before all tables, and a change of any except `backend` needs a restart";
+    agent, "[agent.toml]", "agent.toml", "the agent itself; they come before all tables, and a change to any of them except `backend` needs a restart";
 
     LISTEN "listen": FreeForm(&["\"[::]:9465\"", "[\"10.0.0.1:9465\", \"[2001:db8::1]:9465\"]"]),
         Means("port 9465 on all addresses"),
@@ -72,9 +72,9 @@ section! {
     RISE "rise": Number(1..=100), Is(2), "passed checks in a row after which the backend is up; the very first check counts at once";
     FALL "fall": Number(1..=100), Is(3), "failed checks in a row after which the backend is down";
     HOLD "hold": Time(Duration::from_secs(1)..=MAX_HOLD), Is(Duration::from_mins(10)),
-        "how long clients still treat a lame duck as a lame duck after its reports stop: longer than a restart takes";
+        "how long clients still treat a lame duck as a lame duck after its reports stop; it should be longer than a restart takes";
     VALID_FOR "valid_for": Time(Duration::from_secs(1)..=MAX_VALID_FOR), Is(Duration::from_secs(45)),
-        "how long a client uses a report if no newer one arrives: three times the longest interval between requests of a client";
+        "how long a client uses a report if no newer one arrives; it should be three times the longest interval between requests of a client";
     UTILIZATION "utilization": FreeForm(&["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""]),
         Means("`\"application\"`"),
         "how the agent learns the backend's utilization. `\"application\"`: the application reports it (`socklb agent report`); while it does not, the agent measures the cgroup of `socklb agent run`. A table: the same, but the agent measures the cgroup in the table. `\"off\"`: the agent measures nothing and refuses the application's reports";

@@ -246,11 +246,11 @@ mod tests {
             ),
             (
                 "protocol = 'udp'",
-                format!("1:1: check is missing in a UDP backend, which a connection cannot check {form}"),
+                format!("1:1: check is missing in a UDP backend: a TCP connection cannot check it {form}"),
             ),
             (
                 "protocol = 'udp'\ncheck = 'tcp'",
-                format!("5:9: check is \"tcp\" in a UDP backend, which a connection cannot check {form}"),
+                format!("5:9: check is \"tcp\" in a UDP backend: a TCP connection cannot check it {form}"),
             ),
             ("hold = '61m'", "4:8: hold is \"61m\" (write \"1s\" to \"1h\")".to_owned()),
             ("rise = 0", "4:8: rise is 0 (write 1 to 100)".to_owned()),

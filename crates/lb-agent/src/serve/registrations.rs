@@ -52,7 +52,7 @@ impl fmt::Display for Registrant {
 enum RegistrationLife {
     /// For as long as this process lives.
     Unlimited,
-    /// Until this time, unless the program renews it.
+    /// Until this time, unless the program renews its registration.
     Until(Instant),
     /// The program is dead; its backend is reported until this time.
     Dead(Instant),
