@@ -1,8 +1,8 @@
-//! Where the cursors of CPUs over a schedule start.
+//! The entries of a schedule at which the cursors of CPUs start.
 //!
 //! Every connect takes the next entry of its CPU's cursor. If all cursors started at the first
-//! entry, all hosts of a fleet that is restarted at once would connect to the same backend, and so
-//! would the CPUs of one host.
+//! entry, all CPUs of a host, and all hosts of a fleet that is restarted at once, would connect to
+//! the same backend first.
 
 /// The start of a CPU's cursor, as a fraction of the table in units of 2^-32: a hash of the client
 /// task and the service, plus `cpu / cpus`.
@@ -11,7 +11,7 @@
 /// index by mistake.
 pub fn start(task: &str, service: &str, cpu: u32, cpus: u32) -> u32 {
     let hash = xxhash_rust::xxh64::xxh64(task.as_bytes(), xxhash_rust::xxh64::xxh64(service.as_bytes(), 0));
-    // The high half, because a short table uses only the high bits of the fraction.
+    // The high half of the hash is the fraction, of which a short table uses only the high bits.
     let base = u32::try_from(hash >> 32).expect("32 bits");
     let step = (u64::from(cpu) << 32) / u64::from(cpus.max(1));
     base.wrapping_add(u32::try_from(step & 0xffff_ffff).expect("32 bits"))
@@ -41,7 +41,8 @@ mod tests {
         let mut starts: Vec<u32> =
             (0..100).map(|index| start(&format!("web/{index}@a"), "users", 0, 2)).collect();
         starts.extend((0..100).map(|service| start("web/0@a", &format!("s{service}"), 0, 2)));
-        // As entries of the shortest table: 200 draws of 1,024 leave about 182 different.
+        // The starts as entries of the shortest table, which has 1,024: 200 random draws hit about
+        // 182 different entries.
         let mut entries: Vec<u32> = starts.iter().map(|start| start >> 22).collect();
         entries.sort_unstable();
         entries.dedup();

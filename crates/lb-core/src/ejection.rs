@@ -1,4 +1,4 @@
-//! Ejection in memory, for the planner and for tests: an [`EjectionStore`] under the same [`steps`]
+//! Ejection in memory, for the planner and for tests: an [`EjectionStore`] for the same [`steps`]
 //! that the kernel programs run. The time, in ticks, and the random number for the jitter are
 //! arguments.
 
@@ -35,17 +35,17 @@ pub struct Ejector {
     /// By slot.
     rows: Vec<Cell<EjectedRow>>,
     schedule: Arc<[Slot]>,
-    /// The slots of the schedule, each once, and then the replaced slots; `None` if the former are
-    /// too many to be listed.
+    /// The slots of the schedule, each once, and then the replaced slots; `None` if the schedule
+    /// has too many slots for a list.
     members: Option<Vec<u32>>,
-    /// How many of the members are in the schedule.
+    /// The number of slots in the schedule, which are the first of `members`.
     in_table: u32,
     /// The slot of the fallback, or [`NO_SLOT`].
     fallback: u32,
     next_trial: Cell<NextTrial>,
     send_failures: Cell<SendFailures>,
-    /// The first backend that answered after the latest missing answer, as a slot or [`NO_SLOT`],
-    /// and when it answered.
+    /// The slot of the first backend that answered after the latest missing answer, or [`NO_SLOT`],
+    /// and the time of that answer.
     answered: Cell<(u32, u32)>,
     /// Whether no backend has answered since the latest missing answer.
     awaits_answer: Cell<bool>,
@@ -70,8 +70,8 @@ impl Ejector {
 
     // ---- actions of the daemon ------------------------------------------------------------------
 
-    /// Sets the service's table and fallback, and the replaced slots, which get trials although
-    /// they are not in the table.
+    /// Sets the service's table, its fallback, and the replaced slots. Replaced slots get trials
+    /// although they are not in the table.
     pub fn publish(&mut self, schedule: Arc<[Slot]>, replaced: &[Slot], fallback: Option<Slot>) {
         self.fallback = Slot::number_or_none(fallback);
         let mut members: Vec<u32> = schedule.iter().map(|slot| slot.number()).collect();
@@ -84,8 +84,8 @@ impl Ejector {
         self.schedule = schedule;
     }
 
-    /// Chooses an ejected backend for the next trial, unless a withheld backend is chosen already.
-    /// To be called now and then.
+    /// Chooses an ejected backend for the next trial, unless one is chosen that is still excluded
+    /// from connects. The daemon calls this regularly.
     pub fn renew_trial(&self, now: u32) {
         let named = self.next_trial().slot();
         if named == NO_SLOT || self.row(named).state.is_held_back() == 0 {
@@ -93,8 +93,7 @@ impl Ejector {
         }
     }
 
-    /// Ejects a backend that was not ejected in spite of its failures, because it was the last one.
-    /// It has a substitute now.
+    /// Ejects a backend with a withheld ejection, because it now has a substitute.
     pub fn eject(&mut self, slot: u32, now: u32) {
         let rules = self.rules;
         let row = self.row_mut(slot);
@@ -103,8 +102,8 @@ impl Ejector {
         self.schedule_trial(Event::Judged, now);
     }
 
-    /// Ends the ejection time of a backend, because other evidence shows that it may have
-    /// recovered.
+    /// Ends the ejection time of a backend, so that its trial is due, because other evidence
+    /// suggests that it has recovered.
     pub fn end_ejection(&mut self, slot: u32, now: u32) {
         let row = self.row_mut(slot);
         let after = ejection::time_over(row.standing, now);
@@ -114,13 +113,13 @@ impl Ejector {
         }
     }
 
-    /// Sets whether connect may choose the backend in a slot, and the reason.
+    /// Sets whether a connect may choose the backend in a slot, and the purpose of the slot.
     pub fn set_state(&mut self, slot: u32, state: DaemonState) {
         let row = self.row_mut(slot);
         row.state = StateWord { usable: state.usable, state: state.state, ..row.state };
     }
 
-    /// Resets a slot for another backend, which has no failures yet.
+    /// Resets a slot for another backend, without failures.
     pub fn clear(&mut self, slot: u32) {
         *self.row_mut(slot) = FREE;
     }
@@ -132,13 +131,13 @@ impl Ejector {
         self.row(slot).state
     }
 
-    /// The recent failures of the backend in a slot, and the time until which it is ejected.
+    /// The recent failures of the backend in a slot, and its ejection time.
     pub fn standing(&self, slot: u32) -> EjectionState {
         self.row(slot).standing
     }
 
-    /// The slots of the table and the replaced slots; `None` if the former are too many to be
-    /// listed.
+    /// The slots of the table and the replaced slots; `None` if the table has too many slots for a
+    /// list.
     pub fn members(&self) -> Option<&[u32]> {
         self.members.as_deref()
     }
@@ -148,9 +147,8 @@ impl Ejector {
         self.next_trial.get()
     }
 
-    /// The slot of an ejected backend for which this connect is the trial, if a trial is due. To be
-    /// called before a policy picks. A backend that has as many open flows as the service allows
-    /// gets no trial.
+    /// The slot of an ejected backend, if a trial of it is due and this connect is the trial. To be
+    /// called before a policy picks. A backend at its `active_limit` (`is_at_limit`) gets no trial.
     pub fn due_trial(&self, now: u32, is_at_limit: impl Fn(u32) -> bool) -> Option<u32> {
         let slot = steps::take_trial(&MemoryStore { ejector: self, random: NO_JITTER, is_at_limit }, now);
         (slot != NO_SLOT).then(|| {
@@ -178,13 +176,13 @@ impl Ejector {
         }
     }
 
-    /// Applies the evidence from a flow to the backend in a slot; the flow begins and ends now.
-    /// `random` decides the jitter.
+    /// Applies the evidence from a flow that begins and ends now to the backend in a slot. `random`
+    /// decides the jitter.
     pub fn report(&self, slot: u32, evidence: Evidence, now: u32, random: u32) -> Judgement {
         self.report_since(slot, evidence, now, now, random)
     }
 
-    /// The same for a flow that began at tick `began`.
+    /// Like [`Self::report`], for a flow that began at tick `began`.
     pub fn report_since(
         &self,
         slot: u32,
@@ -215,7 +213,7 @@ impl Ejector {
         MemoryStore { ejector: self, random: NO_JITTER, is_at_limit: |_| false }
     }
 
-    /// A survey of all members, or of scattered entries of the table if the members are not listed.
+    /// A survey of all members or, without a list of members, of scattered entries of the table.
     pub fn survey(&self, now: u32) -> Survey {
         let (rows, table, rules) = (Rows(self), self.table(), self.rules);
         let part = |part| match self.members {
@@ -251,7 +249,7 @@ impl Ejector {
     }
 }
 
-/// An [`Ejector`] as the steps see it.
+/// An [`Ejector`] as the store of the steps.
 struct MemoryStore<'e, F> {
     ejector: &'e Ejector,
     random: u32,
@@ -322,14 +320,14 @@ impl<F: Fn(u32) -> bool> EjectionStore for MemoryStore<'_, F> {
         true
     }
 
-    /// Errors belong to the caller: a [`Judgement::Readmitted`] means that they are forgotten.
+    /// The caller counts errors. After [`Judgement::Readmitted`] the caller must forget them.
     fn forget_errors(&self, _: u32) {}
 
     fn takes_trials(&self, slot: u32) -> bool {
         !(self.is_at_limit)(slot)
     }
 
-    /// Counters belong to the caller, too.
+    /// The caller counts ejections and trials, too.
     fn count(&self, _: u32, _: Counted) {}
 
     fn next_trial(&self) -> NextTrial {
@@ -349,7 +347,7 @@ impl<F: Fn(u32) -> bool> EjectionStore for MemoryStore<'_, F> {
     }
 }
 
-/// The inputs of a survey, which never picks.
+/// The inputs of a survey. A survey picks no backend, so it needs neither flows nor errors.
 struct Rows<'e>(&'e Ejector);
 
 impl Tables for Rows<'_> {
@@ -400,7 +398,7 @@ impl Tables for Rows<'_> {
 
     fn member(&self, position: usize) -> (u32, usize) {
         let members = self.0.members.as_ref();
-        (members.expect("members that are asked for are listed")[position], position + 1)
+        (members.expect("a position exists only if the members are listed")[position], position + 1)
     }
 
     fn fallback(&self) -> u32 {

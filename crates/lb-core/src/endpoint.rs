@@ -1,8 +1,8 @@
 //! The list that a source reports for one service: complete, checked, and therefore always valid.
 //!
-//! The list is checked once, here, so that all later code may rely on unique indexes and addresses
-//! and on one address family. Only the reader of a file knows its lines, so a fault contains the
-//! position of its endpoint in the list.
+//! The constructor checks the list, so that all other code may rely on unique indexes and addresses
+//! and on one address family. A fault contains the position of its endpoint in the list, because
+//! only the reader of a file knows the lines.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ pub mod address_indexes;
 
 use address_indexes::MAX_WITHOUT_INDEXES;
 
-/// The largest endpoint index plus one. Larger indexes would make every order over them needlessly
+/// The largest endpoint index plus one. Larger indexes would make every order of indexes needlessly
 /// long.
 pub const MAX_INDEXES: u32 = 65_536;
 
@@ -23,18 +23,18 @@ pub const MAX_INDEXES: u32 = 65_536;
 pub enum EndpointState {
     /// Accepts connections.
     Healthy,
-    /// Serves, but wants no new connections.
+    /// Serves, but requests no new connections.
     LameDuck,
-    /// An external checker, such as Consul's, reports that it fails. It receives connections only
-    /// while no other endpoint has a weight.
+    /// An external checker, such as Consul's, reports that the endpoint fails. It receives
+    /// connections only while no other endpoint has a weight.
     Down,
 }
 
 impl EndpointState {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 3] = [Self::Healthy, Self::LameDuck, Self::Down];
 
-    /// The word for it.
+    /// Its name in lists.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -51,18 +51,18 @@ pub struct Endpoint {
     pub address: SocketAddr,
     /// Its number among the service's endpoints. Stable numbers make subsets stable.
     pub index: u32,
-    /// Its capacity relative to the other endpoints; an endpoint with 0 gets no new connections.
+    /// Its capacity relative to the other endpoints. An endpoint with 0 gets no new connections.
     pub weight: u16,
     /// Its state according to the source.
     pub state: EndpointState,
     /// Its location, if the source reports one.
     pub zone: Option<String>,
-    /// The address of its agent, if that is not the target of the service's probes.
+    /// The address of its agent, if it differs from the target of the service's probes.
     pub agent: Option<SocketAddr>,
 }
 
 impl Endpoint {
-    /// Whether the shared source wants new connections for this endpoint.
+    /// Whether this endpoint should get new connections according to the source.
     pub fn is_wanted(&self) -> bool {
         self.weight > 0 && self.state == EndpointState::Healthy
     }
@@ -78,14 +78,14 @@ pub struct EndpointList {
     by_address: Vec<u32>,
 }
 
-/// The differences between two lists, compared by address; in the order of the indexes.
+/// The differences between two lists, compared by address, in the order of the indexes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference<'a> {
     /// Endpoints of only the new list.
     pub added: Vec<&'a Endpoint>,
     /// Endpoints of only the old list.
     pub removed: Vec<&'a Endpoint>,
-    /// Endpoints of both lists that differ: before and after.
+    /// Endpoints of both lists that differ, each before and after.
     pub changed: Vec<(&'a Endpoint, &'a Endpoint)>,
 }
 
@@ -93,7 +93,7 @@ pub struct Difference<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum EndpointFault {
     /// Two endpoints share an address.
-    #[error("address {address} is already that of endpoint {} of the list", first + 1)]
+    #[error("endpoint {} of the list already has address {address}", first + 1)]
     DuplicateAddress {
         /// The address.
         address: SocketAddr,
@@ -101,7 +101,7 @@ pub enum EndpointFault {
         first: usize,
     },
     /// Two endpoints share an index.
-    #[error("index {index} is already that of endpoint {} of the list", first + 1)]
+    #[error("endpoint {} of the list already has index {index}", first + 1)]
     DuplicateIndex {
         /// The index.
         index: u32,
@@ -144,7 +144,7 @@ pub enum EndpointFault {
         /// Position of the first endpoint above the limit.
         position: usize,
     },
-    /// The list has no indexes and is longer than such a list can be.
+    /// The list has no indexes and is longer than a list without indexes can be.
     #[error(
         "a list without indexes has at most {MAX_WITHOUT_INDEXES} endpoints, this is number {}: give every endpoint an index",
         position + 1
@@ -200,11 +200,11 @@ impl EndpointList {
         Ok(Self { endpoints, has_address_indexes: false, by_address })
     }
 
-    /// Like [`Self::new`], for a list whose source gives no indexes: each endpoint gets the index
-    /// from [`address_indexes::indexes`].
+    /// Like [`Self::new`], for a source without indexes: each endpoint gets its index from
+    /// [`address_indexes::indexes`].
     ///
     /// # Errors
-    /// Like [`Self::new`], and if the list is too long to be without indexes.
+    /// Like [`Self::new`], and if the list is too long for a list without indexes.
     pub fn without_indexes(
         mut endpoints: Vec<Endpoint>,
         service: SocketAddr,
@@ -221,7 +221,7 @@ impl EndpointList {
         Ok(Self { has_address_indexes: !addresses.is_empty(), ..Self::new(endpoints, service, services)? })
     }
 
-    /// Whether the source gives no indexes, so that the indexes are hashes of the addresses.
+    /// Whether the source has no indexes, so that the indexes are hashes of the addresses.
     pub const fn has_address_indexes(&self) -> bool {
         self.has_address_indexes
     }
@@ -231,7 +231,7 @@ impl EndpointList {
         &self.endpoints
     }
 
-    /// The endpoint that has an address.
+    /// The endpoint with this address.
     pub fn get(&self, address: SocketAddr) -> Option<&Endpoint> {
         let of = |position: &u32| &self.endpoints[*position as usize];
         let found = self.by_address.binary_search_by_key(&address, |position| of(position).address);
@@ -260,8 +260,8 @@ impl EndpointList {
         u32::try_from(self.endpoints.len()).expect("at most MAX_BACKENDS")
     }
 
-    /// N of the subsetting specification: the highest index plus one. An index without an endpoint
-    /// is a hole.
+    /// The number N of the subset algorithms: the highest index plus one. An index without an
+    /// endpoint is a hole.
     pub fn index_space(&self) -> u32 {
         self.endpoints.last().map_or(0, |endpoint| endpoint.index + 1)
     }
@@ -292,7 +292,7 @@ fn address_fault(address: SocketAddr, service: SocketAddr, services: &[SocketAdd
             return unreachable("a v4-mapped address: write it as IPv4");
         }
         if v6.scope_id() != 0 {
-            return unreachable("an address with a zone index has a meaning on one host only");
+            return unreachable("an address with a zone index is valid on one host only");
         }
     }
     None
@@ -332,8 +332,8 @@ mod tests {
         check(
             vec![endpoint("10.0.0.1:80", 3), endpoint("10.0.0.1:80", 3)],
             &[
-                (1, "address 10.0.0.1:80 is already that of endpoint 1 of the list"),
-                (1, "index 3 is already that of endpoint 1 of the list"),
+                (1, "endpoint 1 of the list already has address 10.0.0.1:80"),
+                (1, "endpoint 1 of the list already has index 3"),
             ],
         );
         check(

@@ -1,10 +1,10 @@
 //! Verdicts on a backend: which witness reports which health, and since when. The worst verdict
 //! counts.
 //!
-//! Witnesses do not know each other. Other files decide the consequences for a service: [`tiers`]
-//! decides which backends connect may choose, and [`replacement`] which backends substitute for
-//! others. [`probed`] turns probe results into a verdict. docs/design/health.md has the truth
-//! table. This file knows no slot, no table and no clock.
+//! Witnesses are independent of each other. [`probed`] turns probe results into a verdict. Other
+//! files decide the consequences for a service: [`tiers`] decides which backends a connect may
+//! choose, and [`replacement`] which backends substitute for others. docs/design/health.md has the
+//! truth table.
 
 pub mod tiers;
 
@@ -21,26 +21,26 @@ use crate::endpoint::{Endpoint, EndpointState};
 pub enum Health {
     /// Accepts connections.
     Healthy,
-    /// A probe is configured, and none has ended yet.
+    /// Probes are configured, and no probe of the backend has ended yet.
     Unproven,
-    /// Serves, but wants no new connections.
+    /// Serves, but requests no new connections.
     LameDuck,
-    /// Suspected to fail: connects failed too often in a row, or probes fail that come from another
-    /// network namespace than the client's.
+    /// Suspected to fail: too many connects failed in a row, or probes from another network
+    /// namespace than the client's fail.
     Ejected,
-    /// Does not accept connections, or answers them with an error. A probe, the list or the backend
-    /// itself reports this.
+    /// Does not accept connections, or answers them with an error, according to a probe, the list
+    /// or its own report.
     Refusing,
     /// Never receives new connections.
     Drained,
 }
 
 impl Health {
-    /// All of them, the best first.
+    /// All kinds of health, the best first.
     pub const ALL: [Self; 6] =
         [Self::Healthy, Self::Unproven, Self::LameDuck, Self::Ejected, Self::Refusing, Self::Drained];
 
-    /// The word for it in tables and JSON.
+    /// Its name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -67,7 +67,7 @@ pub enum Who {
 }
 
 impl Who {
-    /// The word for it in tables and JSON.
+    /// Its name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Source => "list",
@@ -95,7 +95,7 @@ pub enum Why {
     Report,
 }
 
-/// One stored verdict, generic over the clock.
+/// A stored verdict. `T` is a time of any clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict<T> {
     /// The backend's health.
@@ -104,25 +104,25 @@ pub struct Verdict<T> {
     pub who: Who,
     /// The reason.
     pub why: Why,
-    /// Since when the witness has reported this health.
+    /// The time since which the witness has reported this health.
     pub since: T,
-    /// When the verdict expires; `None` if it holds until the witness replaces it.
+    /// The time at which the verdict expires; `None` if it is valid until the witness replaces it.
     pub until: Option<T>,
 }
 
-/// A verdict as a witness reports it at a moment.
+/// A verdict as its witness reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Said<T> {
     /// The backend's health.
     pub health: Health,
     /// The reason.
     pub why: Why,
-    /// When the verdict expires; `None` if it holds until the witness replaces it.
+    /// The time at which the verdict expires; `None` if it is valid until the witness replaces it.
     pub until: Option<T>,
 }
 
-/// The reason in a state word. Words of an older daemon have none: a backend that was leaving or
-/// usable counts as healthy, any other as refusing.
+/// The reason in a state word. The words of an older daemon have no reason: a backend that was
+/// leaving or usable counts as healthy, any other backend as refusing.
 pub const fn stated_reason(reason: HealthReason, state: BackendState, usable: Usable) -> HealthReason {
     match (reason, state) {
         (HealthReason::Unstated, BackendState::Leaving) => HealthReason::Healthy,
@@ -132,8 +132,8 @@ pub const fn stated_reason(reason: HealthReason, state: BackendState, usable: Us
     }
 }
 
-/// The health that a state word's reason stands for, its witness, and why; `None` if the reason
-/// comes from no verdict.
+/// The health that a state word's reason means, and the witness and reason of the verdict; `None`
+/// if the reason comes from no verdict.
 pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
     match reason {
         HealthReason::Unstated | HealthReason::Healthy => (Health::Healthy, None),
@@ -148,8 +148,7 @@ pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
     }
 }
 
-/// The state word's reason for a verdict; `None` if the kernel expresses the verdict in another
-/// way.
+/// The state word's reason for a verdict; `None` if the verdict is stored elsewhere in the kernel.
 const fn reason(health: Health, who: Who, why: Why) -> Option<HealthReason> {
     Some(match (health, who, why) {
         (Health::LameDuck, Who::Source, _) => HealthReason::ListLameDuck,
@@ -178,18 +177,18 @@ pub fn said_of<T>(endpoint: &Endpoint) -> Option<Said<T>> {
 pub struct BackendEvidence<T> {
     /// At most one per witness.
     verdicts: Vec<Verdict<T>>,
-    /// Since when it has been available, or unavailable.
+    /// The time since which it has been available, or unavailable.
     since: T,
     is_available: bool,
     proof: Proof,
 }
 
-/// Whether a probe of a backend has ended, with whatever result.
+/// Whether a probe of a backend has ended, with any result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Proof {
     /// No probe has ended.
     Missing,
-    /// A probe of an earlier daemon has ended, and none of this one.
+    /// A probe of an earlier daemon has ended, but no probe of this daemon.
     TakenOver,
     /// A probe of this daemon has ended.
     Own,
@@ -201,8 +200,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         Self { verdicts: Vec::new(), since: now, is_available: true, proof: Proof::Missing }
     }
 
-    /// Replaces one witness's verdict; `None` removes it. If the health stays the same, the
-    /// verdict's start time stays too. Returns whether anything has changed.
+    /// Replaces the verdict of one witness; `None` removes it. If the health does not change, the
+    /// verdict retains its start time. Returns whether anything has changed.
     pub fn hear(&mut self, who: Who, said: Option<Said<T>>, now: T) -> bool {
         let before = self.verdicts.clone();
         let at = self.verdicts.iter().position(|verdict| verdict.who == who);
@@ -228,7 +227,7 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         }
     }
 
-    /// Notes that a probe of the backend has ended. Returns whether this was the first.
+    /// Notes that a probe of the backend has ended. Returns whether this was the first probe.
     pub fn prove(&mut self) -> bool {
         std::mem::replace(&mut self.proof, Proof::Own) == Proof::Missing
     }
@@ -239,44 +238,44 @@ impl<T: Copy + Ord> BackendEvidence<T> {
     }
 
     /// Whether the probes of an earlier daemon found it healthy, and no probe of this daemon has
-    /// ended since.
+    /// ended yet.
     pub fn is_taken_over_well(&self) -> bool {
         self.proof == Proof::TakenOver && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
     }
 
-    /// Forgets all probe results.
+    /// Removes all probe results.
     pub fn unprove(&mut self) {
         self.proof = Proof::Missing;
         self.verdicts.retain(|verdict| verdict.who != Who::Probe);
     }
 
-    /// Whether a probe of it has ever ended, with whatever result.
+    /// Whether a probe of it has ever ended, with any result.
     pub fn is_proven(&self) -> bool {
         self.proof != Proof::Missing
     }
 
-    /// Whether a probe has ended and no probe's verdict is against it.
+    /// Whether a probe has ended and the probes have no verdict against it.
     pub fn is_probed_healthy(&self) -> bool {
         self.is_proven() && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
     }
 
-    /// Whether the backend accepts connections, as far as is known. A refusing backend does if
-    /// every verdict of refusing is about its answers to connections.
+    /// Whether the backend accepts connections, as far as is known. A refusing backend accepts
+    /// connections if every verdict that it is refusing is about its answers on connections.
     pub fn accepts(&self) -> bool {
         let mut refusing = self.verdicts.iter().filter(|verdict| verdict.health == Health::Refusing);
         refusing.all(|verdict| verdict.why == Why::Answer)
     }
 
-    /// Notes a failure that changes no verdict: the time for which the backend has been available
-    /// starts again.
+    /// Notes a failure that changes no verdict. The time for which the backend has been available
+    /// without a failure starts again.
     pub fn note_failure(&mut self, now: T) {
         if self.is_available {
             self.since = now;
         }
     }
 
-    /// The verdict that counts: the worst, and the oldest of equal ones. `None` if there is no
-    /// verdict.
+    /// The verdict that counts: the worst verdict, and the oldest if several are equally bad.
+    /// `None` without a verdict.
     pub fn worst(&self) -> Option<&Verdict<T>> {
         self.verdicts.iter().max_by(|a, b| a.health.cmp(&b.health).then(b.since.cmp(&a.since)))
     }
@@ -286,8 +285,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.worst().map_or(Health::Healthy, |verdict| verdict.health)
     }
 
-    /// The reason for its state word: that of the worst verdict that the kernel does not express in
-    /// another way.
+    /// The reason for its state word, from the worst verdict that is not stored elsewhere in the
+    /// kernel.
     pub fn reason(&self) -> Option<HealthReason> {
         let reasons =
             self.verdicts.iter().filter_map(|of| Some((of.health, reason(of.health, of.who, of.why)?)));
@@ -304,15 +303,14 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.verdicts.iter().any(|verdict| verdict.who == Who::Kernel && verdict.health == Health::Ejected)
     }
 
-    /// Whether any verdict declares it a lame duck, whatever the others are.
+    /// Whether any verdict, not only the worst, declares it a lame duck.
     pub fn is_lame_duck(&self) -> bool {
         self.verdicts.iter().any(|verdict| verdict.health == Health::LameDuck)
     }
 
-    /// Its health without its own report of being a lame duck, and whether it is a lame duck
-    /// without that report. Connects read such a report, and the time when it ends, from the
-    /// verdict array. If it were in the state word, a daemon that dies would leave it there, and
-    /// nothing would remove it.
+    /// Its health, and whether it is a lame duck, both without its own report that it is a lame
+    /// duck. Connects read that report, and when it expires, from the verdict array. In the state
+    /// word it would never expire if the daemon died.
     pub fn without_own_word(&self) -> (Health, bool) {
         let is_own = |verdict: &&Verdict<T>| verdict.who == Who::Report && verdict.health == Health::LameDuck;
         let others = self.verdicts.iter().filter(|verdict| !is_own(verdict)).map(|verdict| verdict.health);
@@ -320,8 +318,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         (others.max().unwrap_or(Health::Healthy), is_lame_duck)
     }
 
-    /// Drops all verdicts except those of probes and of the backend's own reports, because it has
-    /// no slot. Returns whether anything is left.
+    /// Removes all verdicts except those of probes and of the backend's own reports, because the
+    /// backend has no slot. Returns whether it [is known](Self::is_known) after that.
     pub fn keep_words(&mut self) -> bool {
         self.verdicts.retain(|verdict| matches!(verdict.who, Who::Probe | Who::Report));
         self.is_known()
@@ -332,12 +330,12 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.is_proven() || !self.verdicts.is_empty()
     }
 
-    /// Since when it has been unavailable; `None` if it is available.
+    /// The time since which it has been unavailable; `None` if it is available.
     pub fn unavailable_since(&self) -> Option<T> {
         (!self.is_available).then_some(self.since)
     }
 
-    /// Since when it has been available without a failure; `None` if it is unavailable.
+    /// The time since which it has been available without a failure; `None` if it is unavailable.
     pub fn available_since(&self) -> Option<T> {
         self.is_available.then_some(self.since)
     }
@@ -347,7 +345,7 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         &self.verdicts
     }
 
-    /// When the next verdict expires.
+    /// The time at which the next verdict expires.
     pub fn next_end(&self) -> Option<T> {
         self.verdicts.iter().filter_map(|verdict| verdict.until).min()
     }
@@ -384,7 +382,7 @@ mod tests {
         assert_eq!(standing.worst().map(|verdict| verdict.since), Some(5));
         assert!(standing.hear(Who::Source, said(Health::Drained), 11));
         assert_eq!(standing.worst().map(|verdict| verdict.since), Some(11));
-        // It has been unavailable all the time.
+        // The backend has been unavailable since the first verdict.
         assert_eq!((standing.unavailable_since(), standing.available_since()), (Some(5), None));
         assert!(standing.hear(Who::Source, None, 13));
         assert_eq!((standing.unavailable_since(), standing.available_since()), (None, Some(13)));

@@ -1,7 +1,7 @@
 //! The indexes of the kernel's arrays, each with its own type, so that they cannot be mixed up.
 //!
-//! The values of maps contain them as plain integers; code that reads or writes a map converts them
-//! there. JSON shows plain integers, too.
+//! Maps contain them as plain integers; the code that reads or writes a map converts them. JSON has
+//! plain integers, too.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use lb_common::abi::{MAX_SERVICES, NO_SLOT};
 pub struct Slot(u16);
 
 impl Slot {
-    /// The slot at an index; `None` if no slot can have this index, as for [`NO_SLOT`].
+    /// The slot at an index; `None` if no slot can have this index, for example [`NO_SLOT`].
     pub const fn new(index: u32) -> Option<Self> {
         #[expect(clippy::cast_possible_truncation, reason = "below NO_SLOT, which has 16 bits")]
         if index < NO_SLOT { Some(Self(index as u16)) } else { None }
@@ -29,7 +29,7 @@ impl Slot {
         self.0
     }
 
-    /// The index as map keys and all other map values have it.
+    /// The index in map keys, and in map values that are not schedule entries.
     pub const fn number(self) -> u32 {
         self.0 as u32
     }
@@ -54,8 +54,8 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Distinguishes the backends that hold a slot one after the other: the number of earlier holders,
-/// wrapping.
+/// The number of backends that had a slot before the current one, wrapping. It distinguishes the
+/// backends that use a slot one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(pub u32);
 
@@ -76,7 +76,7 @@ pub struct BackendRef {
 }
 
 /// A service's index in the kernel's arrays. It is not the service's position in the configuration:
-/// a removed service keeps its index until its last flow has ended.
+/// a removed service retains its index until its last flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceIndex(pub u16);
 
@@ -86,7 +86,7 @@ impl ServiceIndex {
         (0..MAX_SERVICES).map_while(|index| u16::try_from(index).ok()).map(Self)
     }
 
-    /// The index as map keys have it.
+    /// The index in map keys.
     pub const fn number(self) -> u32 {
         self.0 as u32
     }

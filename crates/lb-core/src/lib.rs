@@ -8,16 +8,15 @@
 //!   follows the task's load ([`load_band`]), and how much the task sends to each ([`weights`]);
 //! - where endpoints live in the kernel ([`ids`], [`slots`]), and when a slot is free again
 //!   ([`grace_period`]);
-//! - which endpoints connect may choose ([`health`]);
-//! - how load moves weights ([`control`]), in which order connect takes the endpoints
+//! - which endpoints a connect may choose ([`health`]);
+//! - how load moves weights ([`control`]), in which order connects take the endpoints
 //!   ([`schedule`]), and by which rules ([`rules`]);
-//! - all of that as one value with the ordered steps towards it ([`plan`]), and where each table
-//!   lies ([`arena`]);
-//! - the single entry point for facts ([`balancer`]), and how the daemon's lists come into force
+//! - the result as one value with the ordered steps towards it ([`plan`]), and the place of each
+//!   table in the kernel's array ([`arena`]);
+//! - the single entry point for facts ([`balancer`]), and how the daemon puts lists in force
 //!   ([`feed`]);
-//! - what the kernel programs do with failing backends, for the planner and for tests
-//!   ([`ejection`]);
-//! - what the decisions know of backends' reports ([`reports`]).
+//! - how the kernel programs treat failing backends, for the planner and for tests ([`ejection`]);
+//! - backends' reports, as the decisions use them ([`reports`]).
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

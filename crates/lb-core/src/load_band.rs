@@ -1,14 +1,13 @@
 //! When a task's subset grows and shrinks with its own load: the load band of Finagle's aperture.
 //!
-//! The load is the task's smoothed number of open flows over the size of its subset. At `high` or
-//! above, the subset grows by one, and at `low` or below, it shrinks by one, along the task's own
-//! order. So the size follows the task's load, whatever the load of other tasks is. This file knows
-//! no backend and reads no clock.
+//! The load is the task's smoothed number of open flows divided by the size of its subset. At the
+//! high limit or above, the subset grows by one; at the low limit or below, it shrinks by one. It
+//! grows and shrinks along the task's own order, so the size does not depend on other tasks.
 
 use std::time::Duration;
 
-/// The loads between which a subset keeps its size. In thousandths of an open flow per backend of
-/// the subset, so that a number in a file is represented exactly.
+/// The loads between which a subset retains its size, in thousandths of an open flow per backend of
+/// the subset, so that numbers in files are represented exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadBand {
     /// At or below this load the subset shrinks. Less than `high_thousandths`, and not 0.
@@ -20,8 +19,8 @@ pub struct LoadBand {
 }
 
 impl Default for LoadBand {
-    /// One flow per backend, like Finagle. The smallest size is that of `auto`, because below it
-    /// there are too few backends to lose some.
+    /// One flow per backend, as in Finagle. The smallest size is the default of `auto`, because
+    /// with fewer backends a client cannot lose some.
     fn default() -> Self {
         Self { low_thousandths: 875, high_thousandths: 1_125, min: crate::weights::MIN_AUTO_SIZE }
     }
@@ -30,7 +29,7 @@ impl Default for LoadBand {
 /// The time between two updates of the open flows, and so between two steps.
 pub const LOOK: Duration = Duration::from_secs(1);
 
-/// The time constant with which open flows are smoothed, like Finagle.
+/// The time constant with which the number of open flows is smoothed, as in Finagle.
 pub const SMOOTHING: Duration = Duration::from_secs(15);
 
 /// The size of one task's subset, and its load.
@@ -48,13 +47,12 @@ impl BandedSize {
         Self { band, size: band.min, seen: None }
     }
 
-    /// The size of the subset that an earlier daemon's tables contain, so that this daemon
-    /// continues from there.
+    /// The size of the subset in an earlier daemon's tables, so that this daemon continues with it.
     pub fn of(band: LoadBand, size: u32) -> Self {
         Self { size: size.max(band.min), ..Self::new(band) }
     }
 
-    /// The same with another size, because the wanted size is not possible.
+    /// Replaces the size, because the wanted size is not possible.
     #[must_use]
     pub const fn with_size(self, size: u32) -> Self {
         Self { size, ..self }
@@ -66,12 +64,13 @@ impl BandedSize {
         self.size
     }
 
-    /// Updates the size from the task's open flows, at a time by the caller's clock, with `most`
-    /// backends. Returns the size, which changes by at most one unless backends have come or gone.
+    /// Updates the size from the task's number of open flows; `now` is by the caller's clock, and
+    /// `most` is the number of backends. Returns the size, which changes by at most one unless the
+    /// number of backends has changed.
     pub fn look(&mut self, now: Duration, open: u32, most: u32) -> u32 {
         let open = f64::from(open);
-        // An exponential would do the same for steps that are short relative to the smoothing, but
-        // its last bits differ between machines.
+        // An exponential function would give nearly the same results for steps that are short
+        // relative to the smoothing, but its last bits differ between machines.
         let smoothed = self.seen.map_or(open, |(before, at)| {
             let passed = now.saturating_sub(at).as_secs_f64();
             before + (open - before) * (passed / (passed + SMOOTHING.as_secs_f64()))
@@ -81,8 +80,8 @@ impl BandedSize {
         let least = band.min.min(most);
         let flows_of = |thousandths: u32, size: u32| f64::from(thousandths) * f64::from(size) / 1000.0;
         let is_high = smoothed >= flows_of(band.high_thousandths, size);
-        // One more flow must not make the smaller subset grow again at once, as it would in small
-        // subsets and narrow bands.
+        // The subset shrinks only if one more flow would not make the smaller subset grow again at
+        // once, as could happen with small subsets and narrow bands.
         let is_low = smoothed <= flows_of(band.low_thousandths, size)
             && smoothed + 1.0 <= flows_of(band.high_thousandths, size.saturating_sub(1));
         let wanted = if is_high {
@@ -116,13 +115,13 @@ mod tests {
         assert_eq!(sizes(&mut banded, 0..60, |_| 12), [12; 60], "within the band");
         let up = sizes(&mut banded, 60..180, |_| 40);
         assert!(up.windows(2).all(|pair| pair[1] == pair[0] || pair[1] == pair[0] + 1), "{up:?}");
-        // As large as necessary for less than 1.125 flows per backend, and no larger.
+        // The smallest size with less than 1.125 flows per backend.
         assert_eq!((up[119], changes(&up[60..])), (36, 0), "{up:?}");
         let down = sizes(&mut banded, 180..400, |_| 16);
         assert!(down.windows(2).all(|pair| pair[1] == pair[0] || pair[1] + 1 == pair[0]), "{down:?}");
-        // As large as possible with more than 0.875 flows per backend.
+        // The largest size with more than 0.875 flows per backend.
         assert_eq!((down[219], changes(&down[100..])), (18, 0), "{down:?}");
-        assert_eq!(sizes(&mut banded, 400..600, |_| 0).last(), Some(&12), "the least");
+        assert_eq!(sizes(&mut banded, 400..600, |_| 0).last(), Some(&12), "the minimum");
     }
 
     #[test]
@@ -136,7 +135,7 @@ mod tests {
                 sizes(&mut banded, 0..300, |_| open);
                 let settled = sizes(&mut banded, 300..400, |_| open);
                 assert_eq!(changes(&settled), 0, "{open} flows in {low} to {high}: {settled:?}");
-                // The same from above.
+                // The size also settles when it comes from above.
                 sizes(&mut banded, 400..700, |_| 100);
                 sizes(&mut banded, 700..1_200, |_| open);
                 let settled = sizes(&mut banded, 1_200..1_300, |_| open);
@@ -180,11 +179,11 @@ mod tests {
         let mut look = |second, open, most| banded.look(Duration::from_secs(second), open, most);
         assert_eq!(look(0, 1_000, 20), 13);
         assert_eq!((1..30).map(|second| look(second, 1_000, 20)).last(), Some(20));
-        assert_eq!(look(30, 1_000, 15), 15, "some are gone");
-        assert_eq!(look(31, 0, 5), 5, "fewer than the least: all");
-        assert_eq!(look(32, 0, 0), 1, "nobody is there");
+        assert_eq!(look(30, 1_000, 15), 15, "five backends were removed");
+        assert_eq!(look(31, 0, 5), 5, "fewer backends than the minimum");
+        assert_eq!(look(32, 0, 0), 1, "no backend exists");
         assert_eq!((33..200).map(|second| look(second, 0, 20)).last(), Some(12));
-        // A clock that stands still, or goes back, changes nothing by itself.
+        // If the clock stands still or goes back, the size does not change.
         assert_eq!((look(200, 0, 20), look(200, 0, 20), look(50, 0, 20)), (12, 12, 12));
     }
 }

@@ -1,13 +1,14 @@
 //! Which of a service's endpoints this client task uses, why it does not use the others, and how
 //! much it sends to each.
 //!
-//! The task goes through the subset's order from the best index on. It skips holes and endpoints
-//! that the shared source does not want, and takes the next of the order instead, so that one loss
-//! is one change. Lame ducks serve only if no wanted endpoint remains, and endpoints that are down
-//! only if no lame duck remains either; endpoints with weight 0 never serve. Shares come from the
-//! subsets of the whole job. Their computation takes time in proportion to the size of the job, so
-//! it must not run in an event loop. Under a policy that ignores weights, all members have the same
-//! share. This module knows no slots and no tables.
+//! The members are the first endpoints of the subset's order. Holes, and endpoints that should get
+//! no new connections according to the source, are skipped, so that the loss of one endpoint is one
+//! change. Lame ducks are members only if no healthy endpoint has a weight, and endpoints that are
+//! down only if no lame duck has a weight either; endpoints with weight 0 are never members.
+//!
+//! Shares come from the subsets of the whole job. The time to compute them is proportional to the
+//! size of the job, so they must not be computed in an event loop. Under a policy that ignores
+//! weights, all members have the same share.
 
 mod pool;
 
@@ -18,7 +19,7 @@ use crate::weights;
 
 use self::pool::{Pool, Shares, Standby};
 
-/// Why an index of the order is a member or not.
+/// Whether the endpoint at an index of the order is a member, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipVerdict {
     /// Its endpoint is a member.
@@ -32,7 +33,7 @@ pub enum MembershipVerdict {
 }
 
 impl MembershipVerdict {
-    /// The word for it in tables and JSON.
+    /// Its name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Member => "member",
@@ -48,17 +49,17 @@ impl MembershipVerdict {
 pub struct Member {
     /// The endpoint.
     pub endpoint: Endpoint,
-    /// The weight for the schedule: proportional to the share, or the endpoint's own weight if
-    /// shares follow the weights. The same for all members if the policy ignores weights.
+    /// The weight for the schedule: the endpoint's own weight if shares follow the weights, else
+    /// proportional to the share. If the policy ignores weights, all members have the same weight.
     pub weight: u64,
     /// The part of the task's connects that it receives.
     pub share: f64,
     /// The number of the job's tasks that use it.
     pub connections: u32,
-    /// Its load from all tasks of the job; one task's connects are 1.
+    /// Its load from all tasks of the job. The unit is the connects of one task.
     pub load: f64,
-    /// The load it would have if all usable endpoints, including those that no task uses, shared
-    /// the connects in proportion to their weights.
+    /// The load that it would have if all endpoints that may be members, including those that no
+    /// task uses, shared the connects in proportion to their weights.
     pub target: f64,
 }
 
@@ -69,19 +70,19 @@ pub struct Unused {
     pub endpoints: u32,
     /// The number of all endpoints that accept connections.
     pub of: u32,
-    /// The smallest size of a subset at which some task uses each endpoint; `None` if that exceeds
-    /// the largest size of a subset.
+    /// The smallest size at which every endpoint is used by some task; `None` if no size is large
+    /// enough.
     pub size: Option<u32>,
 }
 
-/// How evenly the tasks of a job connect to a list without indexes: the mean over the largest
-/// number of tasks per endpoint; 1 is even. If the policy uses weights, structural weights make
-/// loads even nevertheless.
+/// How evenly the tasks of a job connect to a list without indexes: the mean number of tasks per
+/// endpoint divided by the largest number; 1 is even. If the policy uses weights, structural
+/// weights make loads even nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evenness {
-    /// With the indexes that are derived from the addresses.
+    /// The evenness with the indexes that are derived from the addresses.
     pub by_address: f64,
-    /// As it would be with the indexes 0, 1, 2 and so on.
+    /// The evenness with the indexes 0, 1, 2 and so on.
     pub dense: f64,
 }
 
@@ -90,47 +91,46 @@ pub struct Evenness {
 pub struct Membership {
     /// The members, best first.
     pub members: Vec<Member>,
-    /// The possible substitutes for members that only this task has lost: the next of the order,
-    /// with their weights as substitutes.
+    /// The possible substitutes for members that only this task has lost: the next endpoints of the
+    /// order, with their weights as substitutes.
     pub next: Vec<Member>,
-    /// If the size follows load, all further endpoints of the order, which become members when the
-    /// subset grows: see [`Membership::resized`].
+    /// If the size follows load, all further endpoints of the order. They become members when the
+    /// subset grows ([`Membership::resized`]).
     pub reserve: Vec<Member>,
-    /// Lame ducks, the best of the order first, with their weights if they serve because no member
-    /// does.
+    /// Lame ducks, which serve if no member does: the best of the order first, with the weights
+    /// that they then have.
     pub lame_ducks: Vec<Member>,
-    /// The visited part of the algorithm's order: the index of each visited endpoint, and the
+    /// The examined part of the algorithm's order: the index of each examined endpoint, and the
     /// verdict on it. If the size follows load, this is the whole order.
     pub order: Vec<(u32, MembershipVerdict)>,
     /// The wanted size, from the operator or from `auto`; `None` without a subset.
     pub size: Option<u32>,
-    /// The sizes that `auto` tried, see [`weights::Choice::tried`].
+    /// The sizes that `auto` tried ([`weights::Choice::tried`]).
     pub tried: Vec<(u32, f64)>,
-    /// Endpoints that no task of the job uses; `None` if some task uses each, or if the size
+    /// Endpoints that no task of the job uses; `None` if every endpoint is used, or if the size
     /// follows load.
     pub unused: Option<Unused>,
-    /// For a list without indexes that not every task uses completely; `None` otherwise, or if the
-    /// size follows load.
+    /// How evenly tasks connect to a list without indexes; `None` if the list has indexes, if every
+    /// task uses all endpoints, or if the size follows load.
     pub evenness: Option<Evenness>,
 }
 
 impl Membership {
-    /// The members of `service` that `task` uses, out of `endpoints`. For several tasks of a job,
-    /// use [`Memberships`].
+    /// The membership of `task` for `service` and `endpoints`. For several tasks of a job, use
+    /// [`Memberships`].
     pub fn of(service: &Service, task: Task, endpoints: &EndpointList) -> Self {
         Memberships::new(service, task.count, endpoints).of(task.index)
     }
 
-    /// The same membership with `size` members, if the size follows load: the first of its members
-    /// and its reserve. Growing by one adds the next of the order, and shrinking by one removes the
-    /// last.
+    /// This membership, with a size that follows load, resized to `size` members: the first of its
+    /// members and its reserve. Growing by one adds the next endpoint of the order, and shrinking
+    /// by one removes the last member.
     pub fn resized(&self, size: u32) -> Self {
         let in_order: Vec<&Member> = self.members.iter().chain(&self.reserve).collect();
         let (members, reserve) = in_order.split_at(in_order.len().min(size as usize));
         let weights: f64 = members.iter().map(|member| float(member.weight)).sum();
         let capacities: f64 = members.iter().map(|member| f64::from(member.endpoint.weight)).sum();
-        // The sizes of the other tasks' subsets are unknown, so the shares consider this task
-        // alone.
+        // The sizes of the other tasks' subsets are unknown, so the shares consider only this task.
         let alone = |member: &&Member| {
             let share = float(member.weight) / weights;
             let target = f64::from(member.endpoint.weight) / capacities;
@@ -148,8 +148,8 @@ fn float(weight: u64) -> f64 {
     weight as f64
 }
 
-/// The memberships of all tasks of a job. Nearly all of the work is common to the tasks, and is
-/// done once.
+/// The memberships of all tasks of a job. Nearly all of the computation is common to the tasks, and
+/// runs once.
 #[derive(Debug)]
 pub struct Memberships<'a> {
     pool: Pool<'a>,
@@ -157,7 +157,7 @@ pub struct Memberships<'a> {
     clients: u32,
     /// `None` without a subset. The position's client is not used.
     subset: Option<(Algorithm, Position)>,
-    /// Whether the position's size is only that of a task without load.
+    /// Whether the size follows load; the position then has the size for no load.
     follows_load: bool,
     tried: Vec<(u32, f64)>,
     shares: Shares,
@@ -166,10 +166,10 @@ pub struct Memberships<'a> {
 }
 
 impl<'a> Memberships<'a> {
-    /// The memberships for `service`, in a job of `count` tasks, out of `endpoints`.
+    /// The memberships for `service` and `endpoints`, in a job of `count` tasks.
     pub fn new(service: &Service, count: u32, endpoints: &'a EndpointList) -> Self {
-        // Lame ducks can serve, which is better than refusing every connect, and endpoints that are
-        // down perhaps can, too.
+        // If no endpoint is healthy, lame ducks are admitted, because they can serve. If there are
+        // no lame ducks either, endpoints that are down are admitted: they may serve after all.
         let with_weight = endpoints.as_slice().iter().filter(|endpoint| endpoint.weight > 0);
         let best = with_weight.map(|endpoint| endpoint.state).min();
         let admit = |endpoint: &Endpoint| endpoint.weight > 0 && Some(endpoint.state) == best;
@@ -191,7 +191,7 @@ impl<'a> Memberships<'a> {
             Size::Fixed(size) => size,
             Size::Band(band) => band.min,
             Size::Auto { min } => {
-                // Sparse indexes must not lead to more members than there are endpoints.
+                // The size must not exceed the number of endpoints because indexes have gaps.
                 let dense = Position { backends: endpoints.count(), ..position };
                 let choice = weights::choose_size(algorithm, dense, min);
                 tried = choice.tried;
@@ -202,7 +202,8 @@ impl<'a> Memberships<'a> {
             Size::Band(band) => Some(band),
             Size::Fixed(_) | Size::Auto { .. } => None,
         };
-        // Subsets cannot be fitted to each other if other tasks do not know their sizes.
+        // With a load band, a task does not know the sizes of other subsets, so its shares cannot
+        // be fitted to them.
         let shares = if band.is_some() { Shares::Weights } else { pool.shares(algorithm, position) };
         let unused = if band.is_some() { None } else { pool.unused(algorithm, position, &shares) };
         let evenness =
@@ -264,8 +265,8 @@ impl<'a> Memberships<'a> {
         }
     }
 
-    /// The membership of a task with a size that follows its load: that of no load, with all
-    /// endpoints that may be added in reserve.
+    /// The membership of a task with a size that follows its load: with the members for no load,
+    /// and all other endpoints in reserve.
     fn of_load(&self, algorithm: Algorithm, position: Position) -> Membership {
         let all = Position { size: position.backends, ..position };
         let order = self.pool.order(algorithm, all);
@@ -394,7 +395,10 @@ mod tests {
             let (equal, by_weight) = (of(Policy::RoundRobin), of(Policy::WeightedRoundRobin));
             let first = equal.first().unwrap().clone();
             for (member, weighted) in equal.iter().zip(&by_weight) {
-                assert_eq!(member.endpoint, weighted.endpoint, "{subset:?}: the policy changes no subset");
+                assert_eq!(
+                    member.endpoint, weighted.endpoint,
+                    "{subset:?}: the policy must not change the subset"
+                );
                 assert_eq!((member.weight, member.share), (first.weight, first.share), "{subset:?}");
             }
             assert!((equal.iter().map(|member| member.share).sum::<f64>() - 1.0).abs() < 1e-9);
@@ -447,7 +451,7 @@ mod tests {
             let indexes = |membership: &Membership| {
                 membership.members.iter().map(|member| member.endpoint.index).collect::<Vec<_>>()
             };
-            // The same members as of a fixed size, at every size and in every order of sizes.
+            // The members are those of a fixed size, at every size and in every order of sizes.
             let mut membership = idle.clone();
             for size in (3..=26).chain((3..26).rev()).chain([20, 5, 40]) {
                 membership = membership.resized(size);

@@ -1,5 +1,5 @@
-//! What decisions need of a backend's report: the backend's name and its load. How reports arrive,
-//! and which of them are trusted, is outside of this crate.
+//! The parts of a backend's report that decisions use: the backend's name and its load. Another
+//! crate receives and verifies reports.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,7 +8,8 @@ use lb_common::net::Address;
 
 use crate::service::Protocol;
 
-/// The name of a backend: its address in the endpoint list, wherever its agent listens.
+/// The name of a backend: its protocol and its address in the endpoint list, which is not the
+/// address of its agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name {
     /// Its protocol.
@@ -18,8 +19,8 @@ pub struct Name {
 }
 
 impl Name {
-    /// The name as the wire format has it, so that an IPv4 address and its v4-mapped form are one
-    /// name.
+    /// The name in the form of the wire format, so that an IPv4 address and its v4-mapped form are
+    /// one name.
     #[must_use]
     pub fn on_wire(self) -> Self {
         let ip = std::net::IpAddr::from(Address::from(self.address.ip()));
@@ -36,15 +37,15 @@ pub struct ReportedLoad {
     pub eps: Option<u32>,
     /// The used part of its capacity, in thousandths.
     pub utilization: Option<u32>,
-    /// The time over which this was measured.
+    /// The time over which the load was measured.
     pub window: Duration,
     /// The age of the measurement when the report was sent.
     pub age: Duration,
 }
 
 impl ReportedLoad {
-    /// The share of its requests that the backend reports as errors: above 1 if its requests do not
-    /// include the failed ones. `None` if it reports no requests or no errors.
+    /// Errors divided by requests. Above 1 if the backend does not count failed requests in `qps`.
+    /// `None` unless the backend reports requests and errors.
     pub fn error_share(&self) -> Option<f64> {
         let (eps, qps) = (self.eps?, self.qps?);
         Some(if eps == 0 { 0.0 } else { f64::from(eps) / f64::from(qps) })

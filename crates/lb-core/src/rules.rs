@@ -1,7 +1,7 @@
-//! Converts the operator's configuration to the numbers by which the kernel programs pick.
+//! Converts the operator's configuration to the numbers that the kernel programs use.
 //!
-//! Only this file knows both. Times become ticks of the programs' clock, and a connect timeout
-//! becomes the number of times that the kernel repeats the SYN.
+//! Times become ticks of the programs' clock, and a connect timeout becomes the number of times
+//! that the kernel repeats the SYN.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub fn of(service: &Service) -> Rules {
     }
 }
 
-/// When backends of a service are ejected.
+/// The rules by which backends of a service are ejected.
 pub fn of_ejection(service: &Service) -> EjectionRules {
     service.ejection.map_or_else(EjectionRules::default, |ejection| EjectionRules {
         base: ticks(ejection.base),
@@ -35,14 +35,14 @@ pub fn of_ejection(service: &Service) -> EjectionRules {
     })
 }
 
-/// At least one: 0 has another meaning.
+/// A time in ticks, at least 1, because the programs read 0 as "none".
 fn ticks(time: Duration) -> u32 {
     u32::try_from(time.as_nanos() >> TICK_LOG2).unwrap_or(u32::MAX).max(1)
 }
 
 /// The number of repeated SYNs for this connect timeout: the smallest with which the kernel waits
-/// at least as long. The kernel waits one second for the first answer and then twice as long each
-/// time, which makes 3, 7, 15 seconds and so on.
+/// at least that long. The kernel waits one second after the first SYN and twice as long after each
+/// repetition, so that the total is 3, 7, 15 seconds and so on.
 fn syn_retries(time: Duration) -> u8 {
     // Bound: the kernel's default.
     const MOST: u8 = 6;
@@ -61,7 +61,7 @@ mod tests {
             assert_eq!(syn_retries(Duration::from_secs(seconds)), retries, "{seconds} s");
         }
         assert_eq!(ticks(Duration::from_secs(10)), 9_536, "of 1.05 ms");
-        assert_eq!(ticks(Duration::from_nanos(1)), 1, "never the number that means none");
+        assert_eq!(ticks(Duration::from_nanos(1)), 1, "never 0, which means none");
         assert_eq!(ticks(Duration::from_hours(24 * 365)), u32::MAX);
     }
 }

@@ -1,10 +1,9 @@
-//! Turns integer weights into the table that connect walks: how many entries each backend gets, and
-//! in which order.
+//! Turns integer weights into the table from which connects take backends: how many entries each
+//! backend gets, and in which order.
 //!
-//! A walk over the table must match the weights as closely as whole entries can. Every daemon must
-//! compute the same table from the same weights, so the arithmetic is exact. Entries are positions
-//! in the caller's list of weights. This file must not know of health, time or slots: the caller
-//! decides which backend has which weight.
+//! The entries must match the weights as closely as whole numbers can. Every daemon must compute
+//! the same table from the same weights, so the arithmetic is exact. An entry is a position in the
+//! caller's list of weights.
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
 
@@ -18,13 +17,13 @@ pub fn length_log2(backends: u32) -> u8 {
     (MIN_SCHEDULE_LOG2..MAX_SCHEDULE_LOG2).find(|&log2| 1_u64 << log2 >= wanted).unwrap_or(MAX_SCHEDULE_LOG2)
 }
 
-/// How many of `entries` entries each weight gets: proportional, by largest remainder, and at least
-/// one for every positive weight.
+/// How many of `entries` entries each weight gets: in proportion, rounded by largest remainder, and
+/// at least one for every positive weight.
 ///
-/// A weight of 0 gets none. The counts sum to `entries`, or to 0 if no weight is positive. A weight
-/// with a fair share below one entry gets exactly one, and the others divide the rest; ties go to
-/// the lower position. Panics if there are more positive weights than entries, which the limits of
-/// a service and the length of its table rule out.
+/// A weight of 0 gets no entry. The counts sum to `entries`, or to 0 if no weight is positive. A
+/// weight with a fair share below one entry gets exactly one, and the others divide the rest. Of
+/// equal remainders, the lower position is rounded up first. Panics if there are more positive
+/// weights than entries, which the limits of a service and the length of its table rule out.
 pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     let mut counts = vec![0; weights.len()];
     let mut rising: Vec<usize> = (0..weights.len()).filter(|&i| weights[i] > 0).collect();
@@ -38,14 +37,15 @@ pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     }
     rising.sort_by_key(|&i| weights[i]);
 
-    // 128 bits hold the sum of any weights in memory and the product of any weight and the entries.
+    // 128 bits are enough for the sum of any number of weights, and for any weight times the number
+    // of entries.
     let mut weights_left: u128 = rising.iter().map(|&i| u128::from(weights[i])).sum();
     let mut entries_left = u128::from(entries);
     let mut small = 0;
-    // A weight that gets a whole entry for a smaller share leaves fewer entries per weight to the
-    // others. So a single pass from the lightest weight up finds all weights with a share that is
-    // or falls below one. The pass ends before the heaviest, because there are always at least as
-    // many entries left as weights.
+    // If a weight gets a whole entry for a smaller share, fewer entries are left for the others,
+    // and the next share may fall below one. A single pass from the lightest weight up finds all
+    // such weights. It ends before the heaviest, because at least as many entries as weights are
+    // left at any time.
     for &i in &rising {
         let weight = u128::from(weights[i]);
         if weight * entries_left >= weights_left {
@@ -79,9 +79,9 @@ fn share(weights: &[u64], members: &[usize], sum: u128, entries: u128, counts: &
     }
 }
 
-/// The table in which position `i` of `counts` has `counts[i]` entries, spread evenly: the j-th of
-/// c entries is due at (2j + 1) / 2c of the way. Entries are in the order in which they are due; of
-/// ties, the lower position is first.
+/// The table in which position `i` of `counts` has `counts[i]` entries, evenly spread: entry j of c
+/// is due at the fraction (2j + 1) / 2c of the table. Entries are in the order in which they are
+/// due; if two are due at once, the lower position is first.
 ///
 /// Empty if all counts are 0. Panics if the table would be longer than the kernel's longest table.
 pub fn interleave(counts: &[u32]) -> Vec<u32> {
@@ -91,16 +91,16 @@ pub fn interleave(counts: &[u32]) -> Vec<u32> {
     for (position, &count) in (0..).zip(counts) {
         due.extend((0..count).map(|j| (deadline(j, count), position)));
     }
-    // A stable sort leaves ties in the order of positions, and it merges the ascending run of each
-    // position as it is.
+    // A stable sort leaves ties in the order of positions. It is fast, because the deadlines of
+    // each position are an ascending run already.
     due.sort_by_key(|&(deadline, _)| deadline);
     due.into_iter().map(|(_, position)| position).collect()
 }
 
-/// (2j + 1) / 2c in units of 2^-32, rounded down. Rounding loses no order: the deadlines of one
-/// position are at least 2^-16 apart, and two different deadlines of positions with counts a and b
-/// are at least 1 / 2ab apart. With a + b at most 2^16 this is at least 2^-31, so that they still
-/// differ when rounded, and equal ones stay equal.
+/// (2j + 1) / 2c in units of 2^-32, rounded down. Rounding does not change the order: the deadlines
+/// of one position are at least 2^-16 apart, and two different deadlines of positions with counts a
+/// and b are at least 1 / 2ab apart. Because a + b is at most 2^16, this is at least 2^-31, so
+/// different deadlines still differ after rounding.
 fn deadline(j: u32, count: u32) -> u32 {
     let fraction = ((2 * u64::from(j) + 1) << 31) / u64::from(count);
     u32::try_from(fraction).expect("j is below the count, so the fraction is below one")
@@ -154,8 +154,8 @@ mod tests {
 
     #[test]
     fn a_weight_that_takes_a_whole_entry_may_push_the_next_below_one() {
-        // Of 4 entries, 25 of 100 is exactly one; once 1 has got a whole entry, 25 of 99 is less
-        // than one of 3.
+        // Weight 25 of 100 gets exactly one of 4 entries. After weight 1 has got a whole entry,
+        // weight 25 of 99 would get less than one of 3 entries.
         assert_eq!(apportion(&[1, 25, 74], 4), [1, 1, 2]);
     }
 
@@ -179,8 +179,8 @@ mod tests {
 
     #[test]
     fn the_closest_deadlines_keep_their_order() {
-        // These two counts come closest around the middle, where their entries alternate without a
-        // tie.
+        // The deadlines of these two counts are closest in the middle, where the entries alternate
+        // without ties.
         let table = interleave(&[32_767, 32_769]);
         let mut position_of = [0_u64; 2];
         let mut last = (0, 1);

@@ -1,4 +1,4 @@
-//! The operator's configuration of client tasks and services, as values that cannot be invalid.
+//! The operator's configuration of client tasks and services, as checked values.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,12 +16,13 @@ use crate::subset::Algorithm;
 pub enum Protocol {
     /// TCP.
     Tcp,
-    /// UDP: connected sockets, and sockets that name the service with each datagram.
+    /// UDP: connected sockets, and unconnected sockets that pass the service's address with each
+    /// datagram.
     Udp,
 }
 
 impl Protocol {
-    /// All of them, in the order of the documentation.
+    /// All protocols, in the order of the documentation.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
     /// The IP protocol number.
@@ -37,7 +38,7 @@ impl Protocol {
         Self::ALL.into_iter().find(|protocol| protocol.number() == number)
     }
 
-    /// The word for it in configurations and tables.
+    /// Its name in configurations and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -49,9 +50,9 @@ impl Protocol {
 /// Which of a service's endpoints a client task may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subset {
-    /// All of them.
+    /// All endpoints.
     All,
-    /// The first `size` endpoints of the order that `algorithm` gives this client task.
+    /// The first `size` endpoints of the order that `algorithm` computes for this client task.
     Sized {
         /// The algorithm.
         algorithm: Algorithm,
@@ -61,7 +62,7 @@ pub enum Subset {
 }
 
 impl Subset {
-    /// The algorithm, if it needs a list with indexes: see [`Algorithm::needs_indexes`].
+    /// The algorithm, if it needs a list with indexes ([`Algorithm::needs_indexes`]).
     pub fn needs_indexes(self) -> Option<Algorithm> {
         match self {
             Self::Sized { algorithm, .. } => algorithm.needs_indexes().then_some(algorithm),
@@ -69,12 +70,13 @@ impl Subset {
         }
     }
 
-    /// The largest number of members that any list can give a client task, whatever its job is.
+    /// The largest number of members that a client task can have, with any list and any job.
     pub const fn most_members(self) -> u32 {
         match self {
             Self::Sized { algorithm, size: Size::Fixed(size) } if !algorithm.is_aperture() => size,
-            // The arc of an aperture overlaps more backends than the size; `auto` takes all
-            // backends if no smaller size is enough, and high load does the same.
+            // The arc of an aperture may overlap more backends than the size. `auto` chooses all
+            // backends if no smaller size is enough. A load band grows to all backends under high
+            // load.
             Self::All | Self::Sized { .. } => MAX_BACKENDS,
         }
     }
@@ -85,15 +87,15 @@ impl Subset {
 pub enum Size {
     /// 1 to [`lb_common::abi::MAX_SUBSET`].
     Fixed(u32),
-    /// The smallest size that is at least `min` and at which structural weights can make loads
-    /// even, see [`crate::weights::auto_size`].
+    /// The smallest size, at least `min`, at which structural weights can make loads even
+    /// ([`crate::weights::auto_size`]).
     Auto {
         /// 1 to [`lb_common::abi::MAX_SUBSET`].
         min: u32,
     },
-    /// The size follows the task's own load, see [`crate::load_band`]. Only for
-    /// [`Algorithm::Random`]: sizes differ between tasks and change, so that subsets cannot be
-    /// fitted to each other.
+    /// The size follows the task's own load ([`crate::load_band`]). Only for [`Algorithm::Random`],
+    /// because sizes change and differ between tasks, so that the subsets of a job cannot be fitted
+    /// to each other.
     Band(LoadBand),
 }
 
@@ -113,7 +115,7 @@ pub struct Service {
     pub name: String,
     /// The address that processes dial.
     pub address: SocketAddr,
-    /// The protocol that processes dial it with.
+    /// The protocol with which processes dial it.
     pub protocol: Protocol,
     /// The policy by which the kernel picks a backend.
     pub policy: Policy,
@@ -121,25 +123,25 @@ pub struct Service {
     pub active_limit: Option<u32>,
     /// The reaction when all backends are at the limit.
     pub overflow: Overflow,
-    /// After this time an error counts half; `None` if errors do not count. Only for policies that
-    /// count errors.
+    /// The time after which an error counts half; `None` if errors do not count. Only for policies
+    /// that count errors.
     pub error_decay: Option<Duration>,
-    /// After this time a TCP connect fails; `None` for the kernel's default.
+    /// The time after which a TCP connect fails; `None` for the kernel's default.
     pub connect_timeout: Option<Duration>,
-    /// If the application gives up a connect after at least this time, its SYN counts as
+    /// If the application gives up a connect after at least this time, the SYN counts as
     /// unanswered.
     pub unanswered_after: Duration,
-    /// When a backend is ejected; `None` if no backend ever is.
+    /// When a backend is ejected; `None` if backends are never ejected.
     pub ejection: Option<Ejection>,
     /// The consequences of unavailable backends.
     pub health: HealthRules,
-    /// What changes weights: load and slow start.
+    /// The rules by which load and slow start change weights.
     pub control: control::ControlRules,
-    /// After this time an unconnected UDP flow chooses a backend again; `None` for never.
+    /// The time after which an unconnected UDP flow chooses a backend again; `None` for never.
     pub rebind: Option<Duration>,
     /// Which endpoints the task may use.
     pub subset: Subset,
-    /// Together with the task's index, decides the subset. The same for every task of the job.
+    /// The seed of the subset algorithm. The same for every task of the job.
     pub seed: u64,
     /// The errno of a connect that finds no usable backend.
     pub errno: u16,
@@ -173,17 +175,17 @@ impl Service {
 /// The consequences of unavailable backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthRules {
-    /// A percentage of the backends that a task has tried. If fewer of these are available, and
-    /// none of them serves, connects also choose ejected backends, and refusing ones that accept
-    /// connections. 0 for never.
+    /// The threshold of panic, as a percentage of the backends that a task has tried. If fewer of
+    /// these are available, and none of them serves, connects may also choose ejected backends, and
+    /// refusing backends that accept connections. 0 for never.
     pub panic_threshold: u8,
-    /// After this time an unavailable member is replaced.
+    /// The time after which an unavailable member is replaced.
     pub replace_after: Duration,
-    /// The longest duration of a probe by connection. For this time, a service with unknown
-    /// backends uses all of them alike. `None` without such probes; backends are never unproven
-    /// then.
+    /// The longest duration of a probe that opens a connection. During this time, a service that
+    /// has probed none of its backends treats all of them alike. `None` without such probes;
+    /// backends are then never unproven.
     pub first_look: Option<Duration>,
-    /// Whether the reports of backends count as evidence.
+    /// Whether reports of backends count as evidence of their health.
     pub heeds_reports: bool,
 }
 
@@ -205,9 +207,9 @@ pub struct Ejection {
     pub failures: u8,
     /// The duration of the first ejection.
     pub base: Duration,
-    /// The longest duration.
+    /// The longest duration of an ejection.
     pub max: Duration,
-    /// Whether an established connection without an answer from the backend is a failure.
+    /// Whether an established connection on which the backend does not answer is a failure.
     pub hangs: bool,
 }
 
@@ -217,22 +219,22 @@ impl Default for Ejection {
     }
 }
 
-/// The default for [`Service::unanswered_after`]: longer than handshakes within a region take, and
+/// The default for [`Service::unanswered_after`]: longer than handshakes within a region, and
 /// shorter than the connect timeouts of clients.
 pub const UNANSWERED_AFTER: Duration = Duration::from_millis(200);
 
-/// Why one choice may look at every member of a subset, which then has at most [`MAX_SCAN`]
+/// Why one choice may examine every member of a subset. Such a subset has at most [`MAX_SCAN`]
 /// members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanCause {
-    /// The policy always does.
+    /// The policy always examines every member.
     Policy,
-    /// The overflow rule does when all members are at their limit.
+    /// The overflow rule examines every member when all members are at their limit.
     Overflow,
 }
 
 impl ScanCause {
-    /// The cause for a service with these settings; `None` if a choice never looks at every member.
+    /// The cause for a service with these settings; `None` if a choice never examines every member.
     pub const fn of(policy: Policy, active_limit: Option<u32>, overflow: Overflow) -> Option<Self> {
         match (policy, active_limit, overflow) {
             (Policy::LeastLoaded, _, _) => Some(Self::Policy),
@@ -242,7 +244,7 @@ impl ScanCause {
     }
 }
 
-/// The largest number of members that one choice can look at.
+/// The largest number of members that one choice can examine.
 pub const MAX_SCAN: u32 = MAX_SUBSET;
 
 /// The default seed of the subsets of a job's tasks: XXH64 of `<job>/<service>`.
@@ -257,17 +259,17 @@ pub fn seed(job: &str, service: &str) -> u64 {
 /// How much the daemon learns about a client's flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accounting {
-    /// Only the open flows, with the cheapest hooks. The reasons for failures are unknown.
+    /// Only which flows are open, with the cheapest hooks. The reasons for failures are unknown.
     Active,
-    /// Also the course of each flow and the reason for its end.
+    /// Which flows are open, the phases of each flow, and how it ended.
     Full,
 }
 
 impl Accounting {
-    /// Both of them, in the order of the documentation.
+    /// Both kinds, in the order of the documentation.
     pub const ALL: [Self; 2] = [Self::Full, Self::Active];
 
-    /// The word for it in configurations and tables.
+    /// Its name in configurations and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Active => "active",

@@ -1,13 +1,14 @@
 //! Which of a service's backends each client task uses: for every task, an order of all backends,
 //! best first.
 //!
-//! A task computes its order alone, from its own number and a few integers that the whole job
-//! shares. It takes the first usable backends of the order; the next one replaces a lost one.
-//! Together, the tasks of a job cover the backends evenly without communication. For that, every
-//! version on every host must compute the same order: a silent change here would reconnect a whole
-//! fleet. So no floating point is involved, and `tests/vectors.json` fixes the results. This module
-//! must not know of health, weights or addresses: a backend is its index, and the caller skips
-//! holes.
+//! A task computes its order without communication, from its own number and a few integers that the
+//! whole job shares. Its subset is the first usable backends of the order; if a backend is lost,
+//! the next of the order replaces it. Together, the tasks of a job cover the backends evenly.
+//!
+//! Every version on every host must compute the same order: a silent change would make a whole
+//! fleet reconnect. So this module uses no floating point, and `tests/vectors.json` fixes the
+//! results. It does not use health, weights or addresses: a backend is its index, and the caller
+//! skips holes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,31 +36,34 @@ mod aperture;
 pub enum Algorithm {
     /// Every client shuffles all backends for itself (SRE book, chapter 20, "random subset").
     Random,
-    /// Every client ranks all backends by a hash of both (gRPC A68).
+    /// Every client ranks all backends by a hash of client and backend (gRPC A68).
     Rendezvous,
-    /// Each client continues where the previous one ended.
+    /// The subset of each client begins where the subset of the previous client ends.
     RoundRobin,
-    /// Slices of one shuffle per round of clients, as in the SRE book's listing.
+    /// The clients of a round share one shuffle of the backends, and each client takes a slice
+    /// (listing in the SRE book).
     DeterministicBook,
-    /// The same, with the leftovers of a round rotated (ACM Queue 2022).
+    /// [`Algorithm::DeterministicBook`], but each round leaves out other backends (ACM Queue 2022).
     Deterministic,
-    /// Clients and backends at hashed places of a ring.
+    /// Clients and backends at hashed points of a ring.
     Consistent,
-    /// Clients and backends evenly spaced on a ring, whole backends.
+    /// Clients and backends evenly spaced on a ring, without fractions of backends.
     Ring,
-    /// Clients and backends at van der Corput places of a ring (ACM Queue 2022).
+    /// Clients and backends at van der Corput points of a ring (ACM Queue 2022).
     Ringsteady,
-    /// The same with evenly spaced backends.
+    /// [`Algorithm::Ringsteady`] with evenly spaced backends.
     RingsteadyScaled,
-    /// The same with evenly spaced clients as well.
+    /// [`Algorithm::Ringsteady`] with evenly spaced backends and evenly spaced clients.
     RingsteadyBothScaled,
-    /// Ringsteady over lots of ten, which shuffles deal (ACM Queue 2022): the default.
+    /// [`Algorithm::Ringsteady`] of lots of ten; shuffles deal the members of the lots (ACM Queue
+    /// 2022). The default.
     Rocksteadier,
-    /// As the article defines it: no rotation by the seed, evenly spaced lots.
+    /// [`Algorithm::Rocksteadier`] as the article defines it: without the rotation by the seed, and
+    /// with evenly spaced lots.
     RocksteadierScaled,
-    /// Arcs of a ring with fractional edges (Twitter 2019, Finagle).
+    /// Arcs of a ring that may contain fractions of backends (Twitter 2019, Finagle).
     Aperture,
-    /// The same over permuted backends (LinkedIn's rest.li).
+    /// [`Algorithm::Aperture`] over permuted backends (LinkedIn's rest.li).
     ApertureShuffled,
 }
 
@@ -69,7 +73,7 @@ pub enum Algorithm {
 pub struct UnknownAlgorithm(pub String);
 
 impl Algorithm {
-    /// All of them, in the order of the documentation.
+    /// All algorithms, in the order of the documentation.
     pub const ALL: [Self; 14] = [
         Self::Random,
         Self::Rendezvous,
@@ -87,7 +91,7 @@ impl Algorithm {
         Self::ApertureShuffled,
     ];
 
-    /// The word for it in configurations, command lines and tables.
+    /// Its name in configurations, command lines and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Random => "random",
@@ -107,15 +111,15 @@ impl Algorithm {
         }
     }
 
-    /// Whether its subsets are arcs with fractional edges, so that their size is that of the arc
-    /// instead of the wanted size.
+    /// Whether its subsets are arcs that may contain fractions of backends. Such a subset has as
+    /// many backends as the arc overlaps, which may differ from the wanted size.
     pub const fn is_aperture(self) -> bool {
         matches!(self, Self::Aperture | Self::ApertureShuffled)
     }
 
-    /// Whether it cuts the index space into slices or arcs, or spaces backends over it by index.
-    /// The gaps between hashed indexes make such subsets uneven, so a list must have its own
-    /// indexes.
+    /// Whether it needs a list with indexes, because it cuts the index space into slices or arcs,
+    /// or places backends on a ring by index. The gaps between hashed indexes would make such
+    /// subsets uneven.
     pub const fn needs_indexes(self) -> bool {
         matches!(
             self,
@@ -131,13 +135,13 @@ impl Algorithm {
         )
     }
 
-    /// Whether an order depends on the number of clients. If so, clients reconnect when their job
+    /// Whether the order depends on the number of clients, so that clients reconnect when their job
     /// is resized.
     pub const fn depends_on_clients(self) -> bool {
         matches!(self, Self::Ring | Self::RingsteadyBothScaled | Self::Aperture | Self::ApertureShuffled)
     }
 
-    /// Whether an order depends on the wanted size. If not, a larger subset is a longer prefix of
+    /// Whether the order depends on the wanted size. If not, a larger subset is a longer prefix of
     /// the same order.
     pub const fn depends_on_size(self) -> bool {
         matches!(
@@ -166,8 +170,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// The place of a client task among its peers, and the backends: everything on which an order may
-/// depend.
+/// The inputs of an order: the client task's number in its job, and the number of backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// m: the task's number in its job.
@@ -176,10 +179,10 @@ pub struct Position {
     pub clients: u32,
     /// N: the service's highest backend index plus one, at most [`MAX_INDEXES`].
     pub backends: u32,
-    /// k: the number of backends that the task wants. An order contains all of them nevertheless.
+    /// k: the number of backends that the task wants. The order contains all backends nevertheless.
     pub size: u32,
-    /// The same for every task of the job, so that their orders fit together; see
-    /// [`crate::service::seed`].
+    /// The seed ([`crate::service::seed`]), the same for every task of the job, so that their
+    /// orders fit together.
     pub seed: u64,
 }
 
@@ -192,9 +195,9 @@ impl Position {
 
 /// All indexes below `position.backends`, each once, best first; empty if there are no backends.
 ///
-/// For most algorithms the order is lazy: taking a prefix costs about as much as the prefix is
-/// long. For algorithms that shuffle or hash all backends, the cost is in proportion to the number
-/// of backends.
+/// For most algorithms the order is lazy: the cost of a prefix is about proportional to its length.
+/// For algorithms that shuffle or hash all backends, the cost is proportional to the number of
+/// backends.
 ///
 /// # Panics
 /// If there are more backends than [`MAX_INDEXES`].
@@ -225,8 +228,8 @@ pub fn order(algorithm: Algorithm, position: Position) -> Box<dyn Iterator<Item 
     }
 }
 
-/// The number of backends of the order that form the subset: the wanted size, or the arc of an
-/// aperture.
+/// The number of backends at the start of the order that form the subset: the wanted size or, for
+/// an aperture, the number of backends that the arc overlaps.
 pub fn length(algorithm: Algorithm, position: Position) -> u32 {
     if algorithm.is_aperture() { aperture::length(position) } else { position.wanted() }
 }
@@ -240,9 +243,8 @@ pub fn subset(algorithm: Algorithm, position: Position) -> impl Iterator<Item = 
     order(algorithm, position).take(length(algorithm, position) as usize)
 }
 
-/// The weights of an aperture's edges, in the order of the subset and in units of 1 / M: each is
-/// the part of a backend that the arc overlaps, multiplied by `position.clients`. `None` for the
-/// other algorithms.
+/// The part of each backend that the arc of an aperture overlaps, multiplied by `position.clients`,
+/// in the order of the subset. `None` for the other algorithms.
 pub fn overlaps(algorithm: Algorithm, position: Position) -> Option<impl Iterator<Item = u64>> {
     algorithm.is_aperture().then(|| aperture::overlaps(position))
 }

@@ -1,13 +1,12 @@
-//! Structural weights: how much of its traffic each client sends to each backend of its subset, so
-//! that the backends' loads are even although no algorithm can give each backend exactly the same
-//! number of clients.
+//! Structural weights: the parts of its traffic that each client sends to the backends of its
+//! subset. They make the loads of backends even, although no algorithm can give each backend
+//! exactly the same number of clients.
 //!
 //! The weights are the Sinkhorn solution (iterative proportional fitting) on the graph of all
-//! clients' subsets: every client's weights sum to 1, and every backend's column sums to its
-//! target. The iteration begins with 1 on every edge, or with an aperture's overlaps. Every client
-//! computes the same graph alone, so all agree without communication. The sums run in a fixed
-//! order, so that the bits are the same everywhere. This file must not decide which backends are in
-//! a subset.
+//! clients' subsets: the weights of each client sum to 1, and the weights of each backend sum to
+//! its target. The iteration begins with 1 on every edge, or with the overlaps of an aperture.
+//! Every client computes the weights of the whole graph, so that all agree without communication.
+//! Sums are computed in a fixed order, so that the bits are the same everywhere.
 
 use std::ops::Range;
 
@@ -29,7 +28,7 @@ impl Graph {
         Self { backends, ends: Vec::new(), edges: Vec::new() }
     }
 
-    /// The graph of these subsets, one per client.
+    /// A graph with one row, the subset, for each client.
     ///
     /// # Panics
     /// Like [`Graph::push`].
@@ -41,14 +40,13 @@ impl Graph {
         graph
     }
 
-    /// The subsets of every client of a job, for backends without holes. `position.client` is not
-    /// used.
+    /// The subsets of all clients of a job, if no index is a hole. `position.client` is not used.
     pub fn of_job(algorithm: Algorithm, position: Position) -> Self {
         let subset = |client| subset::subset(algorithm, Position { client, ..position });
         Self::of_rows(position.backends, (0..position.clients).map(subset))
     }
 
-    /// The same graph with every row in ascending order of index.
+    /// Sorts every row by index.
     fn ascending(mut self) -> Self {
         let mut start = 0;
         for &end in &self.ends {
@@ -65,11 +63,14 @@ impl Graph {
     pub fn push(&mut self, subset: impl IntoIterator<Item = u32>) {
         self.edges.extend(subset);
         let row = &self.edges[self.ends.last().copied().unwrap_or(0)..];
-        assert!(row.iter().all(|&backend| backend < self.backends), "a backend of the graph");
+        assert!(
+            row.iter().all(|&backend| backend < self.backends),
+            "an edge must lead to a backend of the graph"
+        );
         self.ends.push(self.edges.len());
     }
 
-    /// The indexes in each client's subset.
+    /// The subset of each client, as backend indexes.
     pub fn rows(&self) -> impl Iterator<Item = &[u32]> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         starts.zip(&self.ends).map(|(start, &end)| &self.edges[start..end])
@@ -108,14 +109,14 @@ impl Graph {
 /// When the iteration stops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Precision {
-    /// The largest distance of a backend's load from its target, as a part of the target.
+    /// The largest difference between a backend's load and its target, as a part of the target.
     pub tolerance: f64,
-    /// The largest number of normalisations of all rows.
+    /// The largest number of iterations, each of which normalises all rows.
     pub iterations: u32,
 }
 
 impl Default for Precision {
-    /// The daemon's values. Every client must use the same ones.
+    /// The daemon's values. Every client must use the same values.
     fn default() -> Self {
         Self { tolerance: 5e-4, iterations: 1_000 }
     }
@@ -124,21 +125,22 @@ impl Default for Precision {
 /// The weights of all edges.
 ///
 /// They are stored by edge, although one factor per backend would determine them: if no weights can
-/// make loads even, the factors of some backends grow without bound relative to others, while
-/// weights only tend to 0 and 1.
+/// make loads even, some factors grow without bound relative to others, while weights converge to 0
+/// or 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
-    /// By edge. Rows sum to 1, or to 0 if none of a client's backends has any capacity.
+    /// By edge. A row sums to 1, or to 0 if none of the client's backends has capacity.
     weights: Vec<f64>,
-    /// By backend index: the sum of its edges' weights; 1 is the traffic of one client.
+    /// By backend index: the sum of the weights of its edges. The unit is the traffic of one
+    /// client.
     pub loads: Vec<f64>,
     /// By backend index: the target of the load; 0 for a backend without clients or without
     /// capacity.
     pub targets: Vec<f64>,
-    /// How often all rows were normalised.
+    /// The number of iterations.
     pub iterations: u32,
-    /// Whether every load is within the tolerance of its target. If the graph is too thin, no
-    /// weights can achieve this, and the solution is the best that was reached.
+    /// Whether every load is within the tolerance of its target. If the graph has too few edges, no
+    /// weights can achieve this, and the solution is the result of the last iteration.
     pub converged: bool,
 }
 
@@ -151,10 +153,10 @@ pub fn solve(graph: &Graph, capacities: &[u16], precision: Precision) -> Solutio
     solve_from(graph, vec![1.0; graph.edges.len()], capacities, precision)
 }
 
-/// The same, but the iteration begins with the given weights of the edges instead of 1, in the
-/// order of clients and of their subsets. Of all weights that make the loads even, the result is
-/// the nearest to the given ones in relative entropy. If these make the loads even already, they
-/// stay.
+/// Like [`solve`], but the iteration begins with the given weights of the edges instead of 1, in
+/// the order of clients and of their subsets. Of all weights that make the loads even, the result
+/// is the nearest to the given weights in relative entropy. Given weights that already make the
+/// loads even do not change.
 ///
 /// # Panics
 /// If there are fewer capacities than backends, or if the number of weights differs from the number
@@ -173,7 +175,7 @@ pub fn solve_from(
     let covered: f64 = (0..connections.len()).map(capacity).sum();
     let per_capacity = if covered > 0.0 { f64::from(graph.clients()) / covered } else { 0.0 };
     let targets: Vec<f64> = (0..connections.len()).map(|backend| capacity(backend) * per_capacity).collect();
-    // The factors of each backend's edges. The first ones only distinguish backends with and
+    // The factors of each backend's edges. In the first iteration they are 1, or 0 for a backend
     // without capacity.
     let mut factors: Vec<f64> = targets.iter().map(|&target| f64::from(target > 0.0)).collect();
     let mut loads = vec![0.0; factors.len()];
@@ -191,8 +193,8 @@ pub fn solve_from(
     unreachable!("there are finitely many iterations")
 }
 
-/// Multiplies every edge by its backend's factor, scales each row to the sum of 1, and sums every
-/// backend's load.
+/// Multiplies every edge by its backend's factor, scales each row so that it sums to 1, and
+/// computes every backend's load.
 fn normalise(graph: &Graph, factors: &[f64], weights: &mut [f64], loads: &mut [f64]) {
     loads.fill(0.0);
     let mut rest = weights;
@@ -221,28 +223,28 @@ impl Solution {
         &self.weights[graph.edges_of(client)]
     }
 
-    /// [`raw_utilization`] with equal capacities.
+    /// [`raw_utilization`] of the loads, as if all capacities were equal.
     pub fn utilization(&self) -> f64 {
         raw_utilization(&self.loads)
     }
 }
 
-/// Raw utilization of loads, which may be counts of connections: the mean over the largest,
-/// including backends without clients. This is the part of the capacity that can be used before the
-/// first backend is full; 0 if there is no load.
+/// Raw utilization of loads, which may be counts of connections: the mean load divided by the
+/// largest, including backends without clients. This is the part of the capacity that can be used
+/// before the first backend is full. 0 without load.
 pub fn raw_utilization(loads: &[f64]) -> f64 {
     let largest = loads.iter().copied().fold(0.0, f64::max);
     #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
     let mean = loads.iter().sum::<f64>() / loads.len() as f64;
-    // Rounding can make the mean of equal loads larger than them in its last bit.
+    // Rounding can make the mean of equal loads larger than the loads in the last bit.
     if largest > 0.0 { (mean / largest).min(1.0) } else { 0.0 }
 }
 
-/// Sizes that `auto` chooses from.
+/// The sizes from which `auto` chooses.
 pub const RUNGS: [u32; 11] = [12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256];
 
-/// The default minimum of `size = "auto"`: few enough backends for an idle fleet, and enough to
-/// lose some (Finagle's default).
+/// The default minimum of `size = "auto"`, as in Finagle: few enough backends for an idle fleet,
+/// and enough that a client can lose some.
 pub const MIN_AUTO_SIZE: u32 = 12;
 
 /// The choice of [`choose_size`], and its reasons.
@@ -255,8 +257,8 @@ pub struct Choice {
     pub tried: Vec<(u32, f64)>,
 }
 
-/// The smallest size that is worth trying. Below `min`, a client has too few backends to lose some;
-/// and if a size is below the number of backends per client, some backend has no client.
+/// The smallest size to try: `min` or, if larger, the number of backends per client, because
+/// with a smaller size some backend would have no client.
 pub fn least_size(position: Position, min: u32) -> u32 {
     min.max(position.backends.div_ceil(position.clients.max(1)))
 }
@@ -264,8 +266,9 @@ pub fn least_size(position: Position, min: u32) -> u32 {
 /// The smallest rung, at least `min`, at which structural weights use 99 % of the job's backends;
 /// all backends if there is no such rung. The client and the size of `position` are not used.
 ///
-/// The result depends on nothing that differs between the job's clients or changes with time,
-/// neither on holes nor on capacities: weights only fit together if every client has the same size.
+/// Weights fit together only if every client has the same size. So the result does not depend on
+/// anything that may differ between the clients of a job or change with time, such as holes or
+/// capacities.
 pub fn auto_size(algorithm: Algorithm, position: Position, min: u32) -> u32 {
     choose_size(algorithm, position, min).size
 }
@@ -279,12 +282,12 @@ pub fn choose_size(algorithm: Algorithm, position: Position, min: u32) -> Choice
         if size >= backends || algorithm.is_aperture() {
             return Choice { size, tried };
         }
-        // Rows in ascending order of index, unlike subsets: other implementations may compute the
-        // size as well, so the order of its sums is fixed.
+        // The rows are sorted, so that the order of the sums does not depend on the order of a
+        // subset, and other implementations can compute the same size.
         let graph = Graph::of_job(algorithm, Position { size, ..position }).ascending();
         let utilization = solve(&graph, &vec![1; backends as usize], Precision::default()).utilization();
         tried.push((size, utilization));
-        // Compared as whole numbers, so that rounding of the last bit does not decide.
+        // Compared as whole numbers, so that the rounding of the last bit does not matter.
         if (10_000.0 * utilization).floor() >= 9_900.0 {
             return Choice { size, tried };
         }
@@ -349,8 +352,8 @@ mod tests {
 
     #[test]
     fn every_client_keeps_its_share_however_uneven_the_graph() {
-        // The first backend's only client cannot send it more than its whole traffic, and the
-        // clients of the second have no other backend.
+        // The only client of the first backend cannot send more than its whole traffic, and the
+        // clients of the second backend have no other backend.
         let mut rows: Vec<&[u32]> = vec![&[0]];
         rows.extend([&[1][..]; 8]);
         let solution = solve(&graph(2, &rows), &[2, 1], Precision::default());
@@ -384,12 +387,12 @@ mod tests {
     fn the_automatic_size_is_the_smallest_rung_that_is_even() {
         check_auto(1000, 1000, 12, 12);
         check_auto(1000, 1000, 13, 16);
-        // A lone client uses all backends, also beyond the largest rung.
+        // The only client of a job uses all backends, even if there are more than the largest rung.
         check_auto(1, 100, 12, 128);
         check_auto(1, 10_000, 12, 10_000);
-        // Fewer backends than the minimum: all of them.
+        // There are fewer backends than the minimum, so the client uses all of them.
         check_auto(10, 5, 12, 12);
-        // A minimum above the largest rung.
+        // The minimum is above the largest rung.
         check_auto(10, 500, 300, 500);
     }
 }

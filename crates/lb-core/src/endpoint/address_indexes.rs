@@ -1,20 +1,20 @@
-//! Indexes for a list whose source gives none: a hash of the address.
+//! Indexes for a list without indexes: a hash of each address.
 //!
-//! The order of a list must not matter, and an added endpoint must not change the indexes of the
-//! others. If the index were the rank among sorted addresses, an added endpoint would change nearly
-//! all indexes; with a hash, it changes only those of addresses that collide.
+//! The order of a list must not matter, and an added endpoint should not change other indexes. If
+//! the index were the rank among sorted addresses, an added endpoint would change nearly all
+//! indexes; with a hash, it changes only indexes of addresses that collide.
 //! `docs/reference/subsets.md` has the definition and the costs.
 
 use std::net::SocketAddr;
 
 use xxhash_rust::xxh64::xxh64;
 
-/// The number of indexes for such a list, whatever its length. More indexes would make all orders
+/// The number of possible indexes, for a list of any length. With more indexes, all orders would be
 /// longer; with fewer, more addresses would collide.
 pub const PLACES: u32 = 16_384;
 
 /// The longest list without indexes: half of the places. In a fuller table, an added endpoint would
-/// move others.
+/// change more of the other indexes.
 pub const MAX_WITHOUT_INDEXES: u32 = PLACES / 2;
 
 /// The text to hash: RFC 5952 with brackets, and a v4-mapped address as IPv4.
@@ -23,8 +23,8 @@ fn text(address: SocketAddr) -> String {
 }
 
 /// The index of each address, in the order of `addresses`: XXH64 of its text with seed 0, modulo
-/// [`PLACES`]. If an address that sorts before it has this index, it gets the next free one,
-/// wrapping around at the end. Equal addresses get different indexes.
+/// [`PLACES`]. If an address that sorts before it has that index, the address gets the next free
+/// index, wrapping around at the end. Equal addresses get different indexes.
 ///
 /// # Panics
 /// If there are more addresses than places.

@@ -1,12 +1,12 @@
-//! Decides from single probes, some of which may fail, whether a backend is refusing: HAProxy's
-//! `rise` and `fall`.
+//! Decides from the results of single probes whether a backend is refusing, with `rise` and `fall`
+//! as in HAProxy.
 
 use super::Health;
 
-/// The health of a backend for a client, given the result of probes by connection. If the client is
-/// in another network namespace than the daemon, it may reach the backend although probes do not.
-/// In this case a failed probe is only a suspicion, and a connection that the client has
-/// established since then refutes it.
+/// The health of a backend for a client, given the result of probes that open connections. A client
+/// in another network namespace than the daemon (`is_elsewhere`) may reach the backend although
+/// probes do not. For such a client, failed probes only make the backend suspected, and a
+/// connection that the client has established since then (`has_established`) refutes them.
 pub const fn seen_from(found: Health, is_elsewhere: bool, has_established: bool) -> Health {
     match (found, is_elsewhere, has_established) {
         (Health::Refusing, true, true) => Health::Healthy,
@@ -20,14 +20,14 @@ pub const fn seen_from(found: Health, is_elsewhere: bool, has_established: bool)
 pub struct Probed {
     /// `None` before the first probe has ended.
     is_refusing: Option<bool>,
-    /// How many probes in a row had the opposite result.
+    /// How many probes in a row contradicted the conclusion.
     against: u32,
 }
 
 impl Probed {
-    /// Adds the result of one probe. The first result counts at once. After that, `rise` successes
-    /// in a row make a backend healthy again, and `fall` failures in a row make it refusing; both
-    /// are at least 1. Returns whether the conclusion has changed.
+    /// Adds the result of one probe. The first result decides at once. After that, `rise` successes
+    /// in a row make the backend healthy again, and `fall` failures in a row make it refusing.
+    /// `rise` and `fall` are at least 1. Returns whether the conclusion has changed.
     pub fn take(&mut self, is_success: bool, rise: u32, fall: u32) -> bool {
         if let Some(is_refusing) = self.is_refusing {
             if is_success != is_refusing {
@@ -53,7 +53,7 @@ impl Probed {
 mod tests {
     use super::*;
 
-    /// `+` and `-` are probe results; the letter after each is the state that follows: `u` up, `d`
+    /// `+` and `-` are probe results. A letter is the expected state at that point: `u` up, `d`
     /// down.
     #[track_caller]
     fn check(rise: u32, fall: u32, probes: &str) {

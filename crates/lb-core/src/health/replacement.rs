@@ -1,39 +1,40 @@
-//! Which backends substitute for members that have been unavailable for long: the next of the
-//! task's order, one per lost member.
+//! Which backends substitute for members that have been unavailable for long: the next backends of
+//! the task's order, one for each lost member.
 //!
-//! One loss is one change, and the member later returns to its own place. Each lost member gets a
-//! substitute, but only a few at a time, because a fault of this host must not move the whole task
-//! to backends that other tasks use. Only this host's row changes: the other tasks of the job judge
-//! a backend by their own evidence.
+//! The loss of a member changes one backend, and the member later returns to its own place. Only a
+//! few members are replaced at a time, because a fault of this host must not move the whole task to
+//! backends that other tasks use. Only this task's row changes: other tasks of the job judge
+//! backends by their own evidence.
 
 use std::ops::Add;
 use std::time::Duration;
 
 use lb_common::abi::MAX_LISTED;
 
-/// For how long a replaced member has to be available without a failure before it returns to its
-/// place.
+/// A replaced member returns to its place after it has been available without a failure for this
+/// time.
 pub const PROBATION: Duration = Duration::from_secs(30);
 
-/// The divisor for the pace: at most a quarter of the members, and at least one member, is replaced
-/// within one `replace_after`.
+/// The divisor for the pace: within one `replace_after`, at most a quarter of the members are
+/// replaced, but always at least one may be.
 const PACE: usize = 4;
 
-/// Once this many substitutes have been tried and more than half of them have failed, members are
-/// replaced one at a time.
+/// If at least this many substitutes have been tried and more than half of them have failed,
+/// members are replaced one at a time.
 const MANY: usize = 4;
 
-/// One backend of a task's order, which has the members first and then their possible substitutes.
-/// Generic over the clock.
+/// One backend of a task's order, in which the members come first, then their possible substitutes.
+/// `T` is a time of any clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InOrder<T> {
-    /// Since when it has been unavailable; `None` if it is available.
+    /// The time since which it has been unavailable; `None` if it is available.
     pub unavailable_since: Option<T>,
-    /// Since when it has been available without a failure; `None` if it is unavailable.
+    /// The time since which it has been available without a failure; `None` if it is unavailable.
     pub available_since: Option<T>,
-    /// Since when it has had a substitute. Members and substitutes may have one.
+    /// The time since which it has been replaced; `None` if it is not. Members and substitutes can
+    /// be replaced.
     pub replaced_since: Option<T>,
-    /// Whether it is probed and no probe of it has ended yet.
+    /// Whether probes of it are configured and no probe has ended yet.
     pub is_unproven: bool,
     /// Whether it is in the table.
     pub is_used: bool,
@@ -44,16 +45,16 @@ pub struct InOrder<T> {
 pub struct Replacement {
     /// Members, best first.
     pub replaced: Vec<usize>,
-    /// As many positions behind the members, best first.
+    /// Equally many positions after the members, best first.
     pub substitutes: Vec<usize>,
-    /// Former substitutes that are unavailable, best first. While any member is replaced, they keep
-    /// their slots and get trials: if the row forgot them, it would choose them as substitutes
-    /// again.
+    /// Former substitutes that are unavailable, best first. While any member is replaced, they
+    /// retain their slots and get trials. Without their slots, their failures would be forgotten,
+    /// and they would be chosen as substitutes again.
     pub failed: Vec<usize>,
 }
 
-/// Which of the first `members` of an order are replaced at `now`, and their substitutes. `after`:
-/// for how long a member has to be unavailable before it is replaced.
+/// Which of the first `members` of an order are replaced at `now`, and their substitutes. A member
+/// is replaced after it has been unavailable for the time `after`.
 pub fn replacement<T: Copy + Ord + Add<Duration, Output = T>>(
     order: &[InOrder<T>],
     members: usize,
@@ -76,15 +77,15 @@ pub fn replacement<T: Copy + Ord + Add<Duration, Output = T>>(
     let is_recent = |at: &&usize| order[**at].replaced_since.is_some_and(|since| since + after > now);
     let recent = replaced.iter().filter(is_recent).count();
     let mut new: Vec<usize> = (0..members).filter(goes_out).collect();
-    // The member that has been unavailable for longest is replaced first; members that are already
-    // replaced keep their substitutes.
+    // The member that has been unavailable for longest is replaced first. Members that are already
+    // replaced remain so.
     new.sort_by_key(|at| order[*at].unavailable_since);
     replaced.extend(new.into_iter().take(at_a_time.saturating_sub(recent)));
     // The kernel's list holds all members of a table and all replaced backends.
     replaced.truncate(listed.saturating_sub(members));
 
     let mut substitutes: Vec<usize> = behind.clone().filter(|at| !has_failed(at)).collect();
-    // Unproven ones come last.
+    // Unproven substitutes come last.
     substitutes.sort_by_key(|at| order[*at].is_unproven);
     substitutes.truncate(replaced.len());
     substitutes.sort_unstable();
@@ -104,9 +105,9 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1_000);
 
-    /// `h` available for long, `b` available for a moment, `u` unavailable for long, `v` for
-    /// longer, `n` for a moment, `?` unproven, `x` as `u` but not in the table; capitals are
-    /// replaced, for long.
+    /// `h`: available for long. `b`: available for a moment. `u`: unavailable for long, `v`: for
+    /// longer, `n`: for a moment. `?`: unproven. `x`: like `u`, but not in the table. Backends with
+    /// capital letters have been replaced for long.
     fn order(pattern: &str) -> Vec<InOrder<Duration>> {
         let one = |kind: char| {
             let (available, seconds) = match kind.to_ascii_lowercase() {
@@ -166,7 +167,7 @@ mod tests {
         check("uvuvhhhh", 4, &[1], &[4]);
         check("uh", 1, &[0], &[1]);
         check("uuuuuuuuhhhhhhhh", 8, &[0, 1], &[8, 9]);
-        // A replaced member stays replaced, although another has been unavailable for longer.
+        // A replaced member remains replaced, although another has been unavailable for longer.
         check("UvUvhhhh", 4, &[0, 1, 2], &[4, 5, 6]);
         // In the end all are replaced.
         check("UUUuhhhh", 4, &[0, 1, 2, 3], &[4, 5, 6, 7]);

@@ -1,34 +1,34 @@
-//! Which backends of a service connect may choose, given the health of all of them: the tiers of
-//! docs/design/health.md. A test covers each cell of its tables.
+//! Which backends of a service a connect may choose, given the health of all of them: the tiers of
+//! docs/design/health.md. A test covers each cell of the tables on that page.
 
 use lb_common::abi::Usable;
 
 use super::Health;
 
-/// A backend as the tiers see it.
+/// The facts about a backend on which the tiers depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierCandidate {
     /// Its health by the worst verdict.
     pub health: Health,
-    /// Whether it is a lame duck, whatever else it is.
+    /// Whether any verdict declares it a lame duck.
     pub is_lame_duck: bool,
-    /// Whether it accepts connections, as far as is known. Matters only for a refusing backend.
+    /// Whether it accepts connections, as far as is known. This matters only for refusing backends.
     pub accepts: bool,
 }
 
-/// The tier that serves: the first of these that has a backend.
+/// The tier that serves: the first in this order that has a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
     /// Healthy backends.
     Healthy,
-    /// Too few backends are available: healthy ones, ejected ones, and refusing ones that accept
-    /// connections; no lame ducks.
+    /// Healthy and ejected backends, and refusing backends that accept connections, because too few
+    /// backends are available. No lame ducks.
     Panic,
     /// Unproven backends.
     Unproven,
     /// Lame ducks, which can serve.
     LameDucks,
-    /// Ejected backends, and refusing ones that accept connections.
+    /// Ejected backends, and refusing backends that accept connections.
     Ejected,
     /// Refusing backends that accept connections.
     Answering,
@@ -39,7 +39,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// The word for it in tables and JSON.
+    /// Its name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -55,8 +55,8 @@ impl Tier {
 }
 
 /// Whether fewer than `panic_threshold` percent of the backends that a task has tried or probed are
-/// available. This suggests a fault of this host, or of something that the backends share, rather
-/// than independent faults.
+/// available. So many failures suggest a fault of this host, or of something that the backends
+/// share, rather than independent faults.
 pub fn is_below_threshold(available: usize, tried: usize, panic_threshold: u8) -> bool {
     available * 100 < tried * usize::from(panic_threshold)
 }
@@ -76,15 +76,15 @@ pub fn tier(candidates: impl IntoIterator<Item = TierCandidate>, is_panic: bool)
     candidates.into_iter().map(tier).min().unwrap_or(Tier::Nobody)
 }
 
-/// Whether connect may choose a backend while a tier serves.
+/// Whether a connect may choose a backend while a tier serves.
 ///
-/// The kernel decides about an ejected backend that is not part of the tier: it withholds it from
-/// connects and sends it trials. A refusing backend gets no trials: the witness that reported it
-/// will also report that it has recovered.
+/// An ejected backend that is not in the tier is usable "unless ejected": the kernel excludes it
+/// from connects and sends it trials. A refusing backend gets no trials, because the witness that
+/// reported it will also report that it has recovered.
 pub fn usable(TierCandidate { health, is_lame_duck, accepts }: TierCandidate, tier: Tier) -> Usable {
     match (health, tier) {
         (Health::Drained, _) | (_, Tier::Nobody) => Usable::No,
-        // Connect may choose other failing backends, so it may also choose this one if the kernel
+        // A connect may choose ejected backends now, so it may also choose this one if the kernel
         // ejects it.
         (Health::Healthy, Tier::Panic) => Usable::EvenEjected,
         (Health::Healthy, _) => Usable::UnlessEjected,
@@ -92,7 +92,7 @@ pub fn usable(TierCandidate { health, is_lame_duck, accepts }: TierCandidate, ti
         (Health::LameDuck, tier) => Usable::from(tier == Tier::LameDucks),
         (Health::Ejected, Tier::Ejected) => Usable::EvenEjected,
         (Health::Ejected, Tier::LameDucks) => Usable::UnlessEjected,
-        // Connect may choose no other backend.
+        // There is no better backend.
         (Health::Refusing, Tier::Refusing) => Usable::EvenEjected,
         (Health::Refusing, Tier::Ejected | Tier::Answering) if accepts => Usable::EvenEjected,
         (Health::Ejected | Health::Refusing, _) if is_lame_duck => Usable::No,

@@ -1,5 +1,5 @@
 //! The endpoints that may be members, and the shares of the members: by weight, equal, or from the
-//! subsets of the whole job. Of policies, this file knows only whether weights count.
+//! subsets of the whole job.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +13,12 @@ use crate::weights::{self, Graph, Precision, Solution};
 /// The source of the shares of a job's tasks.
 #[derive(Debug)]
 pub enum Shares {
-    /// The weights, if they count: for a job of one task, if every task uses all endpoints, or if
-    /// sizes follow load.
+    /// The endpoints' own weights (or equal parts, if the policy ignores weights): for a job of one
+    /// task, if every task uses all endpoints, or if sizes follow load.
     Weights,
-    /// Equal parts for each task's members, because weights do not count.
+    /// Equal parts for the members of each task, because the policy ignores weights.
     Equal(Job),
-    /// The subsets of all tasks, and the weights that make their loads even.
+    /// The subsets of all tasks, and the weights that make the loads of endpoints even.
     Solution(Graph, Solution, Job),
 }
 
@@ -26,12 +26,12 @@ pub enum Shares {
 #[derive(Debug)]
 pub struct Pool<'a> {
     endpoints: &'a [Endpoint],
-    /// By index: the position among the endpoints, and whether it may be a member; `None` if no
-    /// endpoint has the index.
+    /// By index: the position in `endpoints`, and whether the endpoint may be a member; `None` if
+    /// no endpoint has the index.
     by_index: Vec<Option<(usize, MembershipVerdict)>>,
     /// The number of endpoints that may be members.
     admitted: usize,
-    /// Their capacity.
+    /// The capacity of the endpoints that may be members.
     capacity: f64,
     /// Whether weights decide shares.
     is_weighted: bool,
@@ -58,7 +58,7 @@ impl<'a> Pool<'a> {
         Self { endpoints, by_index, admitted, capacity, is_weighted }
     }
 
-    /// The membership of every one of `clients` tasks if each uses all endpoints that may be
+    /// The membership of each of `clients` tasks if all tasks use all endpoints that may be
     /// members.
     pub fn everything(&self, clients: u32) -> Membership {
         let indexes = self.endpoints.iter().map(|endpoint| endpoint.index);
@@ -96,7 +96,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// The verdict on an index; `None` if no endpoint has it.
+    /// The verdict on an index; `None` if no endpoint has this index.
     fn verdict(&self, index: u32) -> Option<MembershipVerdict> {
         self.by_index[index as usize].map(|(_, verdict)| verdict)
     }
@@ -130,8 +130,8 @@ impl<'a> Pool<'a> {
         u32::try_from(self.admitted).expect("a list has at most 65,536 endpoints")
     }
 
-    /// How evenly the tasks connect, given the shares of all tasks, and how evenly they would with
-    /// dense indexes.
+    /// How evenly the tasks connect, and how evenly they would connect with dense indexes; `None`
+    /// if every task uses all endpoints.
     pub fn evenness(&self, algorithm: Algorithm, position: Position, shares: &Shares) -> Option<Evenness> {
         let (Shares::Equal(job) | Shares::Solution(_, _, job)) = shares else { return None };
         let dense = Graph::of_job(algorithm, Position { backends: self.count(), ..position }).connections();
@@ -142,8 +142,9 @@ impl<'a> Pool<'a> {
         Some(Evenness { by_address: mean_over_largest(&job.connections), dense: mean_over_largest(&dense) })
     }
 
-    /// The smallest size at which all endpoints that may be members are used, if the order is the
-    /// same for all sizes: the largest of the first ranks of the endpoints.
+    /// The smallest size at which every endpoint that may be a member is used, if the order is the
+    /// same for all sizes. Each endpoint has a best rank in the orders of all tasks; the size is
+    /// the largest of these ranks.
     fn least_size_by_order(&self, algorithm: Algorithm, position: Position) -> Option<u32> {
         let mut first = vec![MAX_SUBSET + 1; self.by_index.len()];
         for client in 0..position.clients {
@@ -158,7 +159,8 @@ impl<'a> Pool<'a> {
         admitted.map(|(_, rank)| rank).max().filter(|rank| *rank <= MAX_SUBSET)
     }
 
-    /// The same if each size has its own order.
+    /// The smallest size at which every endpoint that may be a member is used, if each size has an
+    /// order of its own.
     fn least_size_by_size(&self, algorithm: Algorithm, position: Position) -> Option<u32> {
         let least = self.count().div_ceil(position.clients).max(position.size + 1);
         (least..=MAX_SUBSET).find(|size| {
@@ -171,9 +173,8 @@ impl<'a> Pool<'a> {
         })
     }
 
-    /// One client's members, by index, with the initial weights of the solution: 1, or an
-    /// aperture's overlap. In an arc, the replacement of a lost member begins with the mean
-    /// overlap.
+    /// The indexes of one client's members, with the initial weights for the solution: 1, or an
+    /// aperture's overlap. In an arc, the replacement of a lost member has the mean overlap.
     fn edges(&self, algorithm: Algorithm, position: Position) -> impl Iterator<Item = (u32, f64)> {
         let length = subset::length(algorithm, position);
         let overlaps: Vec<f64> = match subset::overlaps(algorithm, position) {
@@ -192,8 +193,8 @@ impl<'a> Pool<'a> {
         &self.endpoints[at]
     }
 
-    /// Members of an order, with shares that follow their weights, or are equal, in every one of
-    /// `clients` tasks.
+    /// The members of an order, if each of `clients` tasks uses the same members. Shares follow the
+    /// weights, or are equal if weights do not count.
     pub fn by_weight(&self, order: &[(u32, MembershipVerdict)], clients: u32) -> Vec<Member> {
         let members = order.iter().filter(|(_, verdict)| *verdict == MembershipVerdict::Member);
         let endpoints: Vec<&Endpoint> = members.map(|&(index, _)| self.endpoint(index)).collect();
@@ -233,8 +234,8 @@ impl<'a> Pool<'a> {
         Shares::Solution(graph, solution, job)
     }
 
-    /// The load of each index from all tasks of a job, if each task sends the same amount to all
-    /// its members.
+    /// The load of each index from all tasks of a job, if each task divides its traffic equally
+    /// among its members.
     fn job(&self, algorithm: Algorithm, position: Position) -> Job {
         let space = self.by_index.len();
         let targets = self.targets(position.clients);
@@ -249,7 +250,7 @@ impl<'a> Pool<'a> {
         job
     }
 
-    /// By index: the load from all tasks if it were in proportion to the weights.
+    /// By index: the load from all tasks if it were proportional to the weights.
     fn targets(&self, clients: u32) -> Vec<f64> {
         let target = |capacity: u16| f64::from(clients) * f64::from(capacity) / self.capacity;
         self.capacities().into_iter().map(target).collect()
@@ -262,11 +263,11 @@ impl<'a> Pool<'a> {
         (row, shares)
     }
 
-    /// The substitutes for these members, from this order. There are none if the members fill the
-    /// kernel's list, or if the members are lame ducks themselves.
+    /// The substitutes for these members, from this order. There are no substitutes if the members
+    /// fill the kernel's list, or if the members are not healthy.
     ///
-    /// A substitute gets the mean weight of the row. In an arc, where weights depend on overlaps
-    /// times capacity, it gets the mean per unit of capacity times its own capacity.
+    /// A substitute gets the mean weight of the row. In an arc, weights are overlap times capacity,
+    /// so a substitute gets the mean weight per unit of capacity, times its own capacity.
     pub fn standby(&self, members: &[Member], order: impl IntoIterator<Item = u32>, is_arc: bool) -> Standby {
         let mut standby = Standby::default();
         let room = (MAX_SUBSET as usize).saturating_sub(members.len());
@@ -323,13 +324,13 @@ impl<'a> Pool<'a> {
 /// The substitutes for members, best first.
 #[derive(Debug, Default)]
 pub struct Standby {
-    /// Each can replace one member.
+    /// Endpoints that can replace one member each.
     pub next: Vec<Member>,
-    /// Serve if no member is available.
+    /// Lame ducks, which serve if no member is available.
     pub lame_ducks: Vec<Member>,
 }
 
-/// The number of extra substitutes, because some substitutes may be unavailable, too.
+/// The number of extra substitutes, because substitutes may be unavailable, too.
 const SPARE: usize = 8;
 
 /// The largest number of substitutes for `members` members.
@@ -337,7 +338,7 @@ pub const fn most_next(members: usize) -> usize {
     members + SPARE
 }
 
-/// The weight of a substitute: the mean of a row, or the mean per unit of capacity.
+/// The weight of a substitute: the mean weight of a row, or the mean weight per unit of capacity.
 struct MeanWeight {
     weight: f64,
     share: f64,
@@ -365,7 +366,8 @@ impl MeanWeight {
         let weight = (self.weight * unit).round() as u64;
         let share = self.share * unit;
         let endpoint = endpoint.clone();
-        // No job counts the substitute, because other tasks do not know of it.
+        // The substitute is in no sum over the job, because other tasks do not know that this task
+        // uses it.
         Member { endpoint, weight: weight.max(1), share, connections: 0, load: 0.0, target: 0.0 }
     }
 }
@@ -383,8 +385,8 @@ fn part(count: usize) -> f64 {
     1.0 / f64::from(u32::try_from(count.max(1)).unwrap_or(u32::MAX))
 }
 
-/// Converts a computed share to a whole number, for exact arithmetic from here on. A positive share
-/// stays positive.
+/// A share in units of 2^-32, so that further arithmetic is exact. A positive share remains
+/// positive.
 fn whole(share: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is between 0 and 1")]
     let whole = (share * 4_294_967_296.0).round() as u64;

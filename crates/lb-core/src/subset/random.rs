@@ -1,9 +1,8 @@
 //! Random numbers that are the same on every machine and in every version: a generator, a hash and
 //! a shuffle, in 64-bit integers.
 //!
-//! Library generators promise no stable output across versions, and a subset must never change
-//! because a dependency changed. The numbers are neither secret nor hard to predict. This file must
-//! not know what they decide.
+//! A subset must never change because a dependency changed, and generators of libraries do not
+//! promise the same output in all versions. The numbers are not secret, and can be predicted.
 
 /// Steele, Lea and Flood's SplitMix64 generator ("Fast splittable pseudorandom number generators",
 /// 2014).
@@ -13,7 +12,7 @@ pub struct SplitMix64 {
 }
 
 impl SplitMix64 {
-    /// A generator with a sequence that follows from `seed`; every seed is equally good.
+    /// A generator with this seed. Every seed is equally good.
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -30,8 +29,8 @@ impl SplitMix64 {
     /// A number below `n`; 0 if `n` is 0.
     ///
     /// Lemire's multiply-shift ("Fast random integer generation in an interval", 2019) without its
-    /// rejection step: the bias of at most `n` in 2^64 is far too small to be visible in a fleet,
-    /// and each number costs exactly one draw.
+    /// rejection step: the bias of at most `n` in 2^64 is too small to be visible in a fleet, and
+    /// each number needs exactly one draw.
     pub const fn below(&mut self, n: u64) -> u64 {
         ((self.next_u64() as u128 * n as u128) >> 64) as u64
     }

@@ -1,11 +1,11 @@
 //! Rocksteadier subsetting ("Reinventing Backend Subsetting at Google", ACM Queue 2022), socklb's
 //! default.
 //!
-//! Clients and backends are cut into lots of ten by their numbers. A lot of clients walks over the
-//! lots of backends in its own order, and within each pair of lots a shuffle deals the ten backends
-//! to the ten clients, one to each. The balance comes from the dealing, and a new backend enters an
-//! order at one position without moving the rest. This file must not know the number of clients or
-//! the size of a subset: both may change without reconnecting any client.
+//! Clients and backends are cut into lots of ten by their numbers. Each lot of clients visits the
+//! lots of backends in an order of its own, and for each pair of lots a shuffle deals the ten
+//! backends to the ten clients, one to each. The dealing makes the load even, and a new backend
+//! enters an order at one position without moving the rest. The order depends neither on the number
+//! of clients nor on the size of the subset, so that no client reconnects when either changes.
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
@@ -15,20 +15,21 @@ use super::van_der_corput::{clockwise, rank, vdc};
 /// balance worse.
 const LOT: u32 = 10;
 
-/// Distinguishes the rotation's hash from those of the shuffles.
+/// Makes the hash of the rotation differ from the hashes of the shuffles.
 const ROTATION: u64 = 0xC1;
 
 /// Each lot of backends is a shuffled column of ten, and the columns are in the order in which the
-/// client's lot walks over them. A client reads its own row across all columns, then the next row,
-/// and so on around. It skips the numbers that fill up the last lot and belong to no backend.
+/// client's lot visits them. A client reads its own row across all columns, then the next row, and
+/// so on, once around. It skips the numbers of the last lot that have no backend.
 pub(super) fn order(position: Position) -> impl Iterator<Item = u32> {
     // Without the rotation by the seed, the first client lot of every job would begin with the same
-    // backend lots, so that many small jobs with the same backends would all load these lots.
+    // backend lots. Many small jobs with the same backends would then all use these lots.
     let from = vdc(lot_of(position).into()).wrapping_add(mix64(&[position.seed, ROTATION]));
     read(position, move |lots| clockwise(lots, from))
 }
 
-/// As the article defines it: no rotation, and the lots of backends evenly spaced on the ring.
+/// The order as the article defines it: without the rotation, and with lots of backends that are
+/// evenly spaced on the ring.
 pub(super) fn scaled(position: Position) -> impl Iterator<Item = u32> {
     let client_lot = lot_of(position);
     read(position, move |lots| super::ring::from_scaled_point(lots, vdc(client_lot.into())))
@@ -38,8 +39,7 @@ const fn lot_of(position: Position) -> u32 {
     position.client / LOT
 }
 
-/// Reads the rows of a client over the columns in the order that `lots` returns for the number of
-/// lots.
+/// Reads the rows of a client. `lots` returns the order of the columns, given their number.
 fn read<I: Iterator<Item = u32>>(position: Position, lots: impl Fn(u32) -> I) -> impl Iterator<Item = u32> {
     let Position { client, backends, seed, .. } = position;
     let first_row = rank(client % LOT, LOT);
@@ -48,9 +48,9 @@ fn read<I: Iterator<Item = u32>>(position: Position, lots: impl Fn(u32) -> I) ->
         let row = (first_row + row) % LOT;
         lots(backend_lots).enumerate().map(move |(visited, lot)| (row as usize, visited, lot))
     });
-    // The dealt lots, in the order in which the first row visits them. They are stored because a
-    // list without indexes has thousands of lots, and is read far beyond the first row, as most of
-    // its numbers belong to no endpoint.
+    // The dealt lots, in the order in which the first row visits them. They are stored because the
+    // order of a list without indexes has thousands of lots, and is read far beyond the first row:
+    // most of its numbers have no endpoint.
     let mut dealt = Vec::new();
     let backend = move |(row, visited, lot): (usize, usize, u32)| {
         if visited == dealt.len() {
@@ -61,7 +61,7 @@ fn read<I: Iterator<Item = u32>>(position: Position, lots: impl Fn(u32) -> I) ->
     places.map(backend).filter(move |&backend| backend < backends)
 }
 
-/// How the backends of a lot are dealt to the rows of a client lot.
+/// The backends of a lot, in the order of the rows of the client lot to which they are dealt.
 fn column(seed: u64, client_lot: u64, lot: u32) -> [u8; LOT as usize] {
     let mut column = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
     shuffle(&mut column, &mut SplitMix64::new(mix64(&[seed, client_lot, lot.into()])));

@@ -1,19 +1,19 @@
-//! Deterministic subsetting of the SRE book ("Site Reliability Engineering", chapter 20) and its
-//! predecessor: both deal shuffled backends, with one shuffle per client, or one per round of
-//! clients.
+//! Random and deterministic subsetting of the SRE book ("Site Reliability Engineering", chapter
+//! 20): random subsetting shuffles the backends for each client, deterministic subsetting once for
+//! each round of clients.
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
 
-/// `random` (the book's "random subset"): every client shuffles all backends for itself. Uneven by
-/// chance, unless there are very many clients; here as the reference for comparison.
+/// `random` (the book's "random subset"): every client shuffles all backends for itself. Chance
+/// makes the load uneven unless there are very many clients. It is the reference for comparisons.
 pub(super) fn random(position: Position) -> impl Iterator<Item = u32> {
     shuffled((0..position.backends).collect(), position.seed, position.client).into_iter()
 }
 
-/// `deterministic-book` (the book's listing): clients are cut into rounds; a round shuffles the
-/// backends, and each of its clients takes a slice. If N is not a multiple of k, no client of the
-/// round uses the leftover backends.
+/// `deterministic-book` (the book's listing): clients are cut into rounds. Each round shuffles the
+/// backends, and each of its clients takes a slice. If N is not a multiple of k, some backends are
+/// left over, and no client of the round uses these.
 pub(super) fn deterministic_book(position: Position) -> impl Iterator<Item = u32> {
     let Some(slice) = Slice::of(position) else { return Vec::new().into_iter() };
     let shuffled = shuffled((0..position.backends).collect(), position.seed, slice.round);
@@ -21,8 +21,9 @@ pub(super) fn deterministic_book(position: Position) -> impl Iterator<Item = u32
     slice.order(slices, leftover)
 }
 
-/// `deterministic` (the article's "deterministic with leftovers"): like the book's, but each round
-/// sets other backends aside, so that over the rounds all backends serve equally often.
+/// `deterministic` (the article's "deterministic with leftovers"): like `deterministic-book`, but
+/// each round leaves out other backends, so that over many rounds all backends are used equally
+/// often.
 pub(super) fn deterministic(position: Position) -> impl Iterator<Item = u32> {
     let Some(slice) = Slice::of(position) else { return Vec::new().into_iter() };
     let n = position.backends;
@@ -30,7 +31,7 @@ pub(super) fn deterministic(position: Position) -> impl Iterator<Item = u32> {
     let first = u64::from(slice.round) * u64::from(leftovers) % u64::from(n);
     let first = u32::try_from(first).expect("below n");
     let aside: Vec<u32> = (first..n).chain(0..first).take(leftovers as usize).collect();
-    // The backends set aside are one run of the ring of indexes.
+    // The backends that are left out are a run of consecutive indexes, with wrap-around.
     let rest = (0..n).filter(|&backend| (backend + n - first) % n >= leftovers).collect();
     slice.order(&shuffled(rest, position.seed, slice.round), &aside)
 }
@@ -43,9 +44,9 @@ fn shuffled(mut backends: Vec<u32>, seed: u64, number: u32) -> Vec<u32> {
 /// A client's slice of its round.
 struct Slice {
     round: u32,
-    /// Where it begins among the shuffled backends.
+    /// Its first position in the shuffled backends.
     start: usize,
-    /// The number of backends that are in some slice of a round.
+    /// The number of backends in all slices of a round.
     in_slices: u32,
 }
 
@@ -58,7 +59,8 @@ impl Slice {
         Some(Self { round: position.client / slices, start, in_slices: slices * wanted })
     }
 
-    /// The client's own slice, the following ones around, and then the backends in no slice.
+    /// The client's own slice, then the other slices once around, and then the backends that are
+    /// left over.
     fn order(&self, slices: &[u32], leftover: &[u32]) -> std::vec::IntoIter<u32> {
         let (before, from) = slices.split_at(self.start);
         [from, before, leftover].concat().into_iter()

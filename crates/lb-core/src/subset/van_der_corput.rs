@@ -1,12 +1,11 @@
 //! The van der Corput sequence: points on a ring of circumference 1 such that, for every n, the
 //! first n of them are nearly evenly spaced.
 //!
-//! It allows adding a task or backend without moving any other, because point i never depends on
-//! the number of points. The base is 2, so point i is exactly the number i with its bits reversed,
-//! in one instruction. This file must not know the meaning of the points.
+//! A task or backend can be added without moving any other, because point i does not depend on the
+//! number of points. The base is 2, so point i is the number i with its bits reversed, which is one
+//! instruction.
 
-/// The point of `i`, as a fraction in units of 2^-64: its bits reversed. This function is its own
-/// inverse.
+/// The point of `i`, in units of 2^-64: the bits of `i` reversed. This function is its own inverse.
 pub const fn vdc(i: u64) -> u64 {
     i.reverse_bits()
 }
@@ -16,26 +15,26 @@ pub fn order(n: u32) -> impl Iterator<Item = u32> {
     clockwise(n, 0)
 }
 
-/// How many numbers below `n` have the low `bits` bits of `low`, which has no other bits.
+/// The number of numbers below `n` that have `low` as their low `bits` bits.
 const fn sharing(low: u32, bits: u32, n: u32) -> u32 {
     if low < n { ((n - 1 - low) >> bits) + 1 } else { 0 }
 }
 
-/// How many of the numbers below `n` come before `i` in their [`order`].
+/// The rank of `i` in the [`order`] of the numbers below `n`: how many of them come before it.
 ///
-/// The lowest bit decides first: the numbers before `i` agree with it up to some bit that is 1 in
-/// `i` and 0 in them.
+/// The order compares bits from the lowest up. So a number comes before `i` if all its bits below
+/// some bit equal those of `i`, and that bit is 0 in the number and 1 in `i`.
 pub fn rank(i: u32, n: u32) -> u32 {
     let before = |bit: u32| if i >> bit & 1 == 1 { sharing(i & ((1 << bit) - 1), bit + 1, n) } else { 0 };
     (0..u32::BITS - 1).map(before).sum()
 }
 
-/// The number below `n` that has this rank in their [`order`]; `rank` is below `n`.
+/// The number with this rank in the [`order`] of the numbers below `n`. `rank` must be below `n`.
 pub fn nth(mut rank: u32, n: u32) -> u32 {
     let mut number = 0;
     for bit in 0..u32::BITS - 1 {
-        // Numbers that agree with the known bits and continue with a 0 come before those that
-        // continue with a 1.
+        // Among numbers with the known low bits, numbers with a 0 as the next bit come before
+        // numbers with a 1.
         let zeros = sharing(number, bit + 1, n);
         if rank >= zeros {
             rank -= zeros;
@@ -48,21 +47,20 @@ pub fn nth(mut rank: u32, n: u32) -> u32 {
     number
 }
 
-/// The numbers below `n` in their [`order`], beginning with the one of rank `start` and going once
-/// around.
+/// The numbers below `n` in their [`order`], from the number with rank `start` on, once around.
 pub fn from_rank(n: u32, start: u32) -> impl Iterator<Item = u32> {
     clockwise(n, vdc(nth(start, n).into()))
 }
 
-/// The numbers below `n` in the order of their points, beginning with the first at or after `from`
-/// and going once around the ring. Lazy; a number costs at most two steps on average, because at
-/// most half of the points on the grid are empty.
+/// The numbers below `n` in the order of their points, from the first at or after `from` on, once
+/// around the ring. Lazy. A number costs at most two steps on average, because at most half of the
+/// points on the grid are empty.
 pub fn clockwise(n: u32, from: u64) -> impl Iterator<Item = u32> {
-    // All points are on the grid of the next power of two. At least one bit: a whole turn does not
-    // fit in 64 bits.
+    // All points are on the grid of the next power of two. It has at least one bit, because a step
+    // of a whole turn (2^64) does not fit in 64 bits.
     let bits = u64::from(n).next_power_of_two().trailing_zeros().max(1);
     let step = 1_u64 << (64 - bits);
-    // The ring begins again after the last point of the grid, hence the wrapping.
+    // `from` rounded up to the grid. It wraps, because the ring begins again after the last point.
     let start = from.wrapping_add(step - 1) & !(step - 1);
     (0..1_u64 << bits)
         .map(move |steps| vdc(start.wrapping_add(steps.wrapping_mul(step))))
@@ -73,7 +71,7 @@ pub fn clockwise(n: u32, from: u64) -> impl Iterator<Item = u32> {
 mod tests {
     use super::*;
 
-    /// The meaning of `clockwise`, without its shortcuts.
+    /// A direct implementation of `clockwise`.
     fn clockwise_by_sorting(n: u32, from: u64) -> Vec<u32> {
         let mut numbers: Vec<u32> = (0..n).collect();
         numbers.sort_by_key(|&number| vdc(number.into()).wrapping_sub(from));
