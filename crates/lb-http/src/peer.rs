@@ -33,7 +33,8 @@ impl PeerCredentials {
 /// process in another PID namespace.
 fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
-    let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("the structure is a few bytes");
+    let mut bytes =
+        libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("the structure is a few bytes");
     // SAFETY: the kernel writes at most `bytes` to the structure, which is that long.
     let result = unsafe {
         libc::getsockopt(

@@ -68,7 +68,7 @@ section! {
     INTERVAL "interval": Time(Duration::from_millis(200)..=Duration::from_hours(1)), Is(Duration::from_secs(2)),
         "time from one check to the next, varied by up to a tenth";
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
-        "time limit of one check, after which the check has failed; if no check has a result for 3 × (`interval` + `timeout`), the health is unknown";
+        "time limit of one check, after which the check has failed; if no check has a result for three times the sum of `interval` and `timeout`, the health is unknown";
     RISE "rise": Number(1..=100), Is(2), "passed checks in a row after which the backend is up; the very first check counts at once";
     FALL "fall": Number(1..=100), Is(3), "failed checks in a row after which the backend is down";
     HOLD "hold": Time(Duration::from_secs(1)..=MAX_HOLD), Is(Duration::from_mins(10)),
