@@ -1,7 +1,7 @@
 //! Health checks of an application: the methods, and one run of a check within its timeout.
 //!
-//! If a check cannot be run, its outcome is `Impossible`, which is no statement about the
-//! application. If the application fails the check, the outcome has the reason.
+//! If a check cannot be run, its outcome is `Impossible`, which says nothing about the application.
+//! If the application fails the check, the outcome contains the reason.
 
 use std::fmt;
 use std::io;
@@ -105,8 +105,8 @@ async fn tcp(at: SocketAddr) -> Outcome {
     }
 }
 
-/// Connects, but not to itself: if `at` is an ephemeral port of this host without a listener, TCP
-/// may connect a socket to itself.
+/// Connects, but refuses a connection of the socket to itself: TCP may create one if `at` is an
+/// ephemeral port of this host without a listener.
 ///
 /// # Errors
 /// If no process accepts the connection.

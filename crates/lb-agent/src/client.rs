@@ -142,7 +142,7 @@ impl Client {
 
 async fn exchange(stream: UnixStream, method: Method, uri: String) -> anyhow::Result<(StatusCode, Bytes)> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // The task ends with the answer.
+    // The connection ends after the answer, and so does this task.
     tokio::spawn(connection);
     let request = hyper::Request::builder().method(method).uri(uri).header("host", "localhost");
     let response = sender.send_request(request.body(Empty::<Bytes>::new())?).await?;

@@ -25,7 +25,7 @@ pub fn below_the_mount(text: &str) -> Option<PathBuf> {
     (is_below && !path.as_os_str().is_empty()).then(|| path.to_owned())
 }
 
-/// What a cgroup had used at some time.
+/// The use of a cgroup up to some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// When it was read.

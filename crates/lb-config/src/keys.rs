@@ -129,7 +129,7 @@ section! {
     LOAD "load": FreeForm(&["{ control = \"feedback\" }"]), Means("none"),
         "weights follow the load that backends report: see [follow-load.md](../guide/follow-load.md). Needs `health = { probe = \"report\" }`, with an \
          `interval` of at most 20 s, and a policy that uses weights";
-    // With a shorter time, the backend's first tables would already cover its whole slow start.
+    // With a shorter time, slow start would be over with the first tables that contain the backend.
     // After more than an hour, no operator still waits for the backend.
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
         "time in which an endpoint that is new, or available again, reaches its share: it starts with a tenth of the share, which grows in proportion to time. Needs \
@@ -183,8 +183,8 @@ section! {
         "the port of probes; with `report`, an endpoint may name another address (`agent`)";
     PATH "path": Text<String>(&["/healthz"], request_path), Means("`\"/\"`"),
         "`http` only: the path to request. A status of 2xx passes; redirects are not followed";
-    // With less than a tenth of a second, probes would be load. With more than a minute, no change
-    // would be detected in time.
+    // With less than a tenth of a second, probes would themselves be load. With more than a minute,
+    // no change would be detected in time.
     INTERVAL "interval": Time(Duration::from_millis(100)..=Duration::from_mins(1)), Is(Duration::from_secs(2)),
         "time between two probes of a backend, varied by up to a tenth";
     IDLE_INTERVAL "idle_interval": Time(Duration::from_millis(100)..=Duration::from_mins(10)), Is(Duration::from_secs(15)),

@@ -204,8 +204,8 @@ fn tcp_request(states: u32) -> InetRequest {
 
 /// Reads one datagram of messages. Returns whether the dump ended with it.
 ///
-/// Parses in place: the library's own message type copies each attribute, and fails for one that no
-/// caller needs.
+/// Parses in place: the library's own message type copies each attribute, and fails for an
+/// attribute that no caller needs.
 fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEntry)) -> io::Result<bool> {
     let cut = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of sockets is cut off");
     let mut rest = datagram;
@@ -334,7 +334,7 @@ mod tests {
         assert!(seen.idle.expect("told of a connection") < Duration::from_mins(1));
         assert!(!seen.is_closed);
         assert!(find(cookie(&listener)).expect("it listens").listens);
-        // Their own port is a different one.
+        // These sockets have another port of their own.
         assert_eq!(find(cookie(&client)), None);
         assert_eq!(find(cookie(&other)), None);
     }

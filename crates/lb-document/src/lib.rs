@@ -1,4 +1,5 @@
-//! Documents: TOML as a tree of values with their positions, and all faults of a file at once.
+//! Parses TOML documents into trees of values with their positions, and reports all faults of a
+//! file at once.
 //!
 //! A derived deserializer stops at the first fault, so an operator would repair one fault per
 //! attempt. This crate knows only tables of keys and kinds of values; its callers know what keys

@@ -1,4 +1,4 @@
-//! Suggests the word that a misspelt word may stand for.
+//! Suggests the intended word for a misspelt one.
 
 /// Words of other load balancers (HAProxy, nginx, Envoy, IPVS), and socklb's words for them.
 const ELSEWHERE: [(&str, &str); 16] = [

@@ -1,6 +1,6 @@
 //! One connection, which carries one request: its limits on memory and time.
 //!
-//! A request has a head of at most 8 KiB and no body. It must arrive within 5 s. The daemon has at
+//! A request has a head of at most 8 KiB and no body. It must arrive within 5 s. The server has at
 //! most a minute to produce the answer, and the peer must read the answer within 10 s.
 
 use std::convert::Infallible;
@@ -29,8 +29,8 @@ use tokio::sync::{Notify, watch};
 const HEAD_BYTES: usize = 8 << 10;
 /// Time for the request to arrive.
 const ASKING: Duration = Duration::from_secs(5);
-/// Time for the daemon to produce the answer. A request that waits for a cgroup to be covered is
-/// answered after half of this, everything else takes seconds.
+/// Time for the server to produce the answer. A request that waits for a cgroup to be covered is
+/// answered after at most half of this time; all other requests take seconds.
 const ANSWERING: Duration = Duration::from_secs(60);
 /// Time for the peer to read the answer. Prometheus' default timeout of a scrape is the same.
 const READING: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ const READING: Duration = Duration::from_secs(10);
 enum ConnectionPhase {
     /// The peer has to send the request.
     Asking,
-    /// The daemon has to produce the answer.
+    /// The server has to produce the answer.
     Answering,
     /// The peer has to read the answer.
     Reading,
@@ -55,7 +55,7 @@ impl ConnectionPhase {
     }
 }
 
-/// Progress of a connection. When a listener is full, it chooses by this which connection to
+/// Progress of a connection. When a listener is full, it uses this to choose the connection to
 /// replace.
 pub struct ConnectionActivity {
     phase: watch::Sender<ConnectionPhase>,
@@ -76,7 +76,7 @@ impl ConnectionActivity {
     }
 
     /// Sort key: connections that have not sent a request come first, and among equals the one that
-    /// has been idle longest. `None` while the connection waits for the daemon.
+    /// has been idle longest. `None` while the connection waits for the server.
     pub fn idleness(&self) -> Option<impl Copy + Ord + use<>> {
         let phase = *self.phase.borrow();
         (phase != ConnectionPhase::Answering).then(|| (phase, self.progress.load(Ordering::Relaxed)))
@@ -93,7 +93,7 @@ impl ConnectionActivity {
         self.progress.store(now(), Ordering::Relaxed);
     }
 
-    /// Returns when the peer or the daemon exceeds the time limit of its phase.
+    /// Returns when the peer or the server exceeds the time limit of its phase.
     async fn overdue(&self) {
         let mut phases = self.phase.subscribe();
         // Bound: a connection has three phases.

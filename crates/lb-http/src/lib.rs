@@ -79,7 +79,7 @@ pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize)
         moved: Arc::default(),
     };
     let mut pause = None;
-    // Runs until the daemon ends.
+    // Runs until the task is aborted.
     loop {
         tokio::select! {
             Some(ended) = hall.tasks.join_next_with_id() => hall.left(ended.map_or_else(|error| error.id(), |(id, ())| id)),
@@ -153,7 +153,7 @@ impl OpenConnections {
     }
 
     /// The connection that has been idle longest. Connections without a request come first; those
-    /// that wait for the daemon are excluded.
+    /// that wait for the server are excluded.
     fn idlest(&self) -> Option<Id> {
         let idle = self.taken.iter().filter_map(|(id, (_, activity))| Some((activity.idleness()?, *id)));
         idle.min_by_key(|(idleness, _)| *idleness).map(|(_, id)| id)

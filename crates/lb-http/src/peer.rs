@@ -29,8 +29,8 @@ impl PeerCredentials {
     }
 }
 
-/// `SO_PEERCRED`. Not with rustix: its process IDs are never 0, but the kernel reports 0 for a
-/// process in another PID namespace.
+/// Reads `SO_PEERCRED`. Does not use rustix: its process IDs are never 0, but the kernel reports 0
+/// for a process in another PID namespace.
 fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
     let mut bytes =
@@ -48,7 +48,7 @@ fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
     if result == 0 { Ok(credentials) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `SO_PEERGROUPS`, since Linux 4.13.
+/// Reads `SO_PEERGROUPS`, which exists since Linux 4.13.
 fn further_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     const SO_PEERGROUPS: libc::c_int = 59;
     // The maximum number of groups of a process.

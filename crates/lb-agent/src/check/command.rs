@@ -1,5 +1,4 @@
-//! A health check by a command. When its time is over, the command is killed with all that it has
-//! started.
+//! A health check by a command. After its timeout, the command is killed with its process group.
 
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -25,7 +24,7 @@ pub async fn run(words: &[String], timeout: Duration) -> Outcome {
         Ok(Err(error)) => Outcome::Impossible(format!("wait for {program}: {error}")),
         Err(_) => {
             running.kill();
-            // The command is dead. This wait makes its process ID free.
+            // The command is dead; this wait reaps it.
             let _ = running.0.wait().await;
             Outcome::Failed(format!(
                 "the command did not end within {} and was killed",

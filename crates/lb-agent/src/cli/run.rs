@@ -85,7 +85,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
                 let agent = start(AgentConfig { listen, backends, ..AgentConfig::default() }, Role::Within, None).await?;
                 let voice = LocalVoice::new(&agent, backend, unknown).await?;
                 let ended = run_as(args, backend, signals, voice).await;
-                // Clients that are being notified of the backend's end still receive the report.
+                // Gives clients time to receive the final report.
                 agent.heard(LAST_WORD).await;
                 agent.stop().await;
                 Ok(ended)

@@ -17,7 +17,7 @@ use crate::serve::{Reread, Role, start};
 /// If the configuration cannot be used, or the agent cannot be started.
 pub fn run(what: Serve, directories: Directories) -> Result<()> {
     let config = what.config(&directories)?;
-    // The command line overrides the file, also when the file is read again.
+    // The options of the command line also apply when the file is read again.
     let log_format = config.log_format;
     let reread: Option<Reread> = match config.path {
         Some(_) => Some(Arc::new(move || what.config(&directories))),
@@ -38,7 +38,7 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
 /// threads that it starts.
 fn keep_from_children() {
     for capability in [CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::PERFMON] {
-        // Fails on kernels that do not have the capability: no process can inherit it there.
+        // This fails on kernels without the capability; no process can inherit it there.
         let _ = configure_capability_in_ambient_set(capability, false);
     }
 }

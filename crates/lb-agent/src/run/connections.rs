@@ -1,5 +1,5 @@
-//! The backend's connections, from the kernel's lists of sockets: which are in use, and which are
-//! only open.
+//! Counts the backend's connections from the kernel's lists of sockets: those in use, and those
+//! that are only open.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

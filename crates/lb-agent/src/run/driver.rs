@@ -37,9 +37,9 @@ pub struct RunDriver {
     checks: u64,
     /// When the next look at the connections is due; `None` during a look.
     look_at: Option<Instant>,
-    /// A look at the connections has failed, and that was logged.
+    /// Whether it was logged that a look at the connections failed.
     is_blind: bool,
-    /// The application is being killed, and that was logged.
+    /// Whether it was logged that the application is being killed.
     is_killing: bool,
     ended: Option<ProcessStatus>,
 }
@@ -125,7 +125,7 @@ impl RunDriver {
     fn event(&mut self, event: RunEvent) {
         match event {
             RunEvent::Signal(signal) => {
-                // The shell that continues this process may have given it the terminal.
+                // The shell that continues this process may have given the terminal to it.
                 if let Some(terminal) = self.terminal.as_ref().filter(|_| signal == Signal::CONT) {
                     terminal.give(self.processes.group());
                 }
@@ -175,7 +175,7 @@ impl RunDriver {
                     self.processes.stop(signal);
                 }
                 Action::Kill => {
-                    // The action repeats for each process that ends and leaves others.
+                    // The lifecycle repeats this action whenever a process ends and others remain.
                     if !std::mem::replace(&mut self.is_killing, true) {
                         tracing::warn!(kill_after = ?self.args.kill_after, "the application did not end in time; killing it");
                     }
@@ -194,7 +194,7 @@ impl RunDriver {
         started.is_ok()
     }
 
-    /// The work that the current state requires, whatever event led to it.
+    /// Does the work that the current state requires, whatever event led to it.
     fn go_on(&mut self) {
         if !self.lifecycle.is_starting() {
             self.stop_checking();

@@ -1,7 +1,7 @@
 //! Process groups and sessions, by their leaders.
 //!
-//! If a leader is outside of this process's PID namespace, it has no number here; that happens in a
-//! container that was entered. The kernel then returns 0, for which rustix panics.
+//! A leader outside of this process's PID namespace has no number here. This happens if the process
+//! was started in a container from outside. The kernel then returns 0, for which rustix panics.
 
 use rustix::process::Pid;
 

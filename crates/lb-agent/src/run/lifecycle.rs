@@ -15,9 +15,9 @@ use super::status::ProcessStatus;
 /// duck. A running client does so within a few round trips; a client on a dead host never does.
 pub const HEARING: Duration = Duration::from_secs(5);
 
-/// How long a client's connection may still arrive after all clients have acknowledged: its SYN was
-/// in flight, or was lost, even twice. Kernel fact: a SYN is sent again after one second, and after
-/// three seconds (after two, since Linux 6.5: tcp_syn_linear_timeouts).
+/// Time in which connections may still arrive after all clients have acknowledged: a SYN may have
+/// been in flight, or lost, even twice. Kernel fact: a SYN is sent again after one second, and
+/// after three seconds (after two, since Linux 6.5: tcp_syn_linear_timeouts).
 pub const SETTLE: Duration = Duration::from_millis(3200);
 
 /// Pause after a failed prewarm, before the next attempt.
@@ -113,7 +113,7 @@ pub struct Wait {
 /// An action for the driver to carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Has the agent report this readiness from now on.
+    /// Makes the agent report this readiness from now on.
     Say(Readiness),
     /// Starts the prewarm command.
     Prewarm,

@@ -12,7 +12,7 @@ use super::signal::Signal;
 const GRACE: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(150);
 /// At most the longest grace: a longer idle time would make no difference.
 const IDLE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(150);
-/// An hour is more than a service manager waits.
+/// The maximum, an hour, is longer than a service manager waits.
 const KILL_AFTER: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 
 /// Options of a run

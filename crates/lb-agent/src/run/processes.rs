@@ -21,7 +21,7 @@ use super::signal::{Signal, keep_pipe};
 use super::status::ProcessStatus;
 use super::terminal::Terminal;
 
-/// What a shell command is for.
+/// The purpose of a shell command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandPurpose {
     /// To check whether the application can serve.
@@ -199,7 +199,7 @@ impl Processes {
         }
     }
 
-    /// Kills the shell commands for one purpose, or for any.
+    /// Kills the shell commands for one purpose, or all of them for `None`.
     pub fn kill_shells(&self, purpose: Option<CommandPurpose>) {
         for (id, _) in self.shells.iter().filter(|(_, of)| purpose.is_none_or(|purpose| **of == purpose)) {
             if let Some(id) = Pid::from_raw(*id) {

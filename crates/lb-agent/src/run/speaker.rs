@@ -55,7 +55,7 @@ impl Speaker {
         self.wish.send_if_modified(|wish| !std::mem::replace(&mut wish.asks, true));
     }
 
-    /// Waits for the last report, but not for long, and releases the agent.
+    /// Waits at most a second for the last report, and ends the task.
     pub async fn finish(self) {
         let Self { wish, mut task } = self;
         drop(wish);

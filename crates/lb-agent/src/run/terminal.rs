@@ -47,8 +47,8 @@ impl Terminal {
         Ok(())
     }
 
-    /// Gives the foreground to the command's group, if this process has it: a shell has just given
-    /// it (`fg`).
+    /// Gives the foreground to the command's group, if this process has it because a shell has just
+    /// continued it (`fg`).
     pub fn give(&self, group: Pid) {
         self.hand_over(self.own_group, group);
     }

@@ -33,8 +33,8 @@ impl Checks {
         Self { tasks: JoinSet::new(), by_name: BTreeMap::new(), events, begun: 0 }
     }
 
-    /// Checks a backend in this way from now on. Returns whether the method of the check has
-    /// changed.
+    /// From now on runs this check of the backend, or none. Returns whether the method of the check
+    /// has changed.
     pub fn set(&mut self, name: Name, check: Option<&HealthCheck>) -> bool {
         // Removes the tasks that have ended.
         while self.tasks.try_join_next().is_some() {}

@@ -49,13 +49,13 @@ fn names(store: &StateDirectory, file: &str) -> Result<BTreeSet<Name>, StoreErro
     Ok(text.lines().filter_map(|line| name::parse(line.trim()).ok()).collect())
 }
 
-/// How long the end of the agent waits for the disk.
+/// How long the shutdown of the agent waits for the disk.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// Pause before a failed write is tried again.
+/// Pause before a failed write is retried.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// How long an answer waits for the disk.
+/// How long the answer to a command waits for the disk.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Stores the state on a separate thread, because a disk may be slow. Dropping it waits for pending
@@ -175,7 +175,7 @@ impl Writer {
                 (Err(mpsc::RecvTimeoutError::Timeout), Some(change)) => change,
                 (Err(_), _) => return,
             };
-            // Only the last change counts.
+            // Only the last change is written.
             let (number, kept) = inbox.try_iter().last().unwrap_or(change);
             let result = self.write(&kept);
             let fault = result.as_ref().err().map(|error| chain(error));

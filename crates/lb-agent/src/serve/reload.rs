@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_secs(2);
 
 /// The state of the configuration file.
 pub struct ConfigReload {
-    /// The file, if one is followed.
+    /// The configuration file, if the agent follows one.
     pub file: Option<PathBuf>,
     /// Why the file cannot be used, if it cannot.
     pub error: Option<String>,
@@ -40,7 +40,7 @@ pub struct ConfigReload {
 }
 
 impl ConfigReload {
-    /// `file` is in force; `reread` reads it again.
+    /// `file` is the file of the present configuration; `reread` reads it again.
     pub const fn new(
         file: Option<PathBuf>,
         reread: Option<Reread>,

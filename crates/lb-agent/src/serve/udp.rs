@@ -188,7 +188,7 @@ impl BoundSockets {
             for packet in batch.receive(fd)? {
                 let local = packet.to.filter(|_| *is_wildcard);
                 let address = match packet.from {
-                    // Includes the link of a link-local address.
+                    // The address includes the link of a link-local address.
                     SocketAddr::V6(from) if from.ip().to_ipv4_mapped().is_none() => packet.from,
                     from => SocketAddr::new(from.ip().to_canonical(), from.port()),
                 };
@@ -207,7 +207,8 @@ impl BoundSockets {
         }
     }
 
-    /// Sends a datagram to a subscriber, on the way by which its request arrived.
+    /// Sends a datagram to a subscriber, from the socket and the address at which its request
+    /// arrived.
     pub fn send(&mut self, to: Asker, datagram: &Datagram) {
         let Some(socket) = self.sockets.get(to.via.socket) else { return };
         let address = of_family(to.address, socket.is_v6);

@@ -17,7 +17,7 @@ pub type Measured = Result<Usage, String>;
 /// # Errors
 /// A text, if the cgroup does not exist or its files have no figures of processors.
 pub fn measure(mounts: &Mounts, cgroup: &Path, cores: Option<u32>, now: Instant) -> Measured {
-    // If version 1 has the controller, it has the limits as well, whatever version 2 counts.
+    // If version 1 has the `cpu` controller, it also has the limits, whatever version 2 counts.
     let first = mounts.cpu.as_ref().map(|cpu| (cpu, mounts.cpuacct.as_ref().unwrap_or(cpu)));
     match (first, &mounts.unified) {
         (Some((cpu, cpuacct)), _) if cpu.join(cgroup).is_dir() => {
@@ -78,7 +78,7 @@ fn least(mount: &Path, cgroup: &Path, limit: impl Fn(&Path) -> Option<u32>) -> O
     directories.filter_map(|directory| limit(&directory)).min()
 }
 
-/// The number after a word, in a file with such a pair per line.
+/// The number after a word, in a text with one such pair per line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let lines = text.lines().filter_map(|line| line.split_once(' '));
     lines.filter(|(word, _)| *word == name).find_map(|(_, number)| number.trim().parse().ok())

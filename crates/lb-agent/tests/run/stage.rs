@@ -16,14 +16,14 @@ use tempfile::TempDir;
 /// How long a test waits for a fact; a machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Starts the following command as the first process of a PID namespace, as a container does. Its
-/// group and its session have no number there.
+/// Starts the following command as the first process of a PID namespace, as a container does. The
+/// command's group and session have no number in that namespace.
 pub const IN_PID_NAMESPACE: [&str; 6] =
     ["/usr/bin/unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_agent-stage");
 
-/// Looks until `fact` is true.
+/// Repeats `look` until `fact` accepts its result.
 #[track_caller]
 pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> T {
     within(PATIENCE, look, fact).unwrap_or_else(|seen| panic!("{what}: {seen:?}"))

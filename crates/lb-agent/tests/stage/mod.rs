@@ -1,5 +1,5 @@
 //! Shared by the tests of agents: an agent over real sockets on loopback, a client that sends
-//! requests to it, and waits for facts.
+//! requests to it, and functions that wait for a status.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -12,8 +12,7 @@ impl RunDriver {
     pub(super) fn reap(&mut self) {
         let mut changes = self.processes.changes();
         // `left` describes the processes that remain after all of these changes. The end of the
-        // command is handled first, because a process that ends together with it is not one that it
-        // leaves behind.
+        // command is handled first: a process that ends at the same time was not left behind.
         changes.sort_by_key(|change| !matches!(change, ChildChange::Command(_)));
         let has_ended = changes
             .iter()
