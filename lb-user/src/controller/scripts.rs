@@ -1,9 +1,10 @@
-//! Scripts of a daemon on a kernel in memory: lists, reloads, cgroups, connects and time, without
-//! privileges.
+//! Scripts: tests of a daemon on a kernel in memory, without privileges. They change lists,
+//! configurations and cgroups, make connects, and let time pass.
 //!
-//! Each script runs twice: plain, and with a tenth of all operations of the kernel failing, from a
-//! fixed seed. With faults, safety holds at each step (connects go to backends of a list, and
-//! counts are exact), and the final state is the same once the faults have stopped.
+//! Each script runs twice: without faults, and with a tenth of all kernel operations failing,
+//! chosen from a fixed seed. With faults, safety must hold at each step (connects go to backends of
+//! a list, and counts are exact), and the final state must be the same once the faults have
+//! stopped.
 
 mod stage;
 
@@ -49,7 +50,7 @@ const BRIEFLY: &str = "ejection = { base = \"1s\", max = \"2s\" }\nslow_start = 
 fn connects_are_spread_over_the_backends_of_the_list() {
     script("", |stage| {
         assert_eq!(stage.dial(300), 0);
-        // 64 entries cannot be divided evenly.
+        // 64 entries cannot be divided equally among three backends.
         assert!(
             stage.sent.len() == 3 && stage.sent.values().all(|sent| (98..=102).contains(sent)),
             "{:?}",
@@ -128,13 +129,13 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends_and_goes_on_countin
         stage.settle();
         assert_eq!(stage.dial(30), 0);
         stage.stop_faults();
-        // `check` compares its count with all flows that were ever sent there.
+        // `check` compares the backend's count with all flows that were ever sent to it.
         assert_eq!(stage.states()[&address(BACKENDS[0])].0, BackendState::Member);
         assert_eq!(stage.sent[&address(BACKENDS[0])], 11);
     });
 }
 
-/// Programs may still read an entry that names the slot.
+/// Until then, a program may still read an entry that names the slot.
 #[test]
 fn a_slot_is_kept_until_a_wait_for_readers_has_succeeded() {
     script("", |stage| {
@@ -221,12 +222,12 @@ fn a_client_that_an_operator_has_removed_stays_gone() {
         }
         assert!(stage.task().is_unpinned());
         assert!(stage.faults().iter().any(|fault| fault.starts_with("its pins were removed")));
-        // An equal configuration does not restore what was removed on purpose.
+        // An equal configuration does not restore what an operator has removed.
         stage.write_config("");
         stage.changed(CONFIG);
         stage.tick();
         assert_eq!((stage.connect(), stage.pinned()), (Err(0), vec![]));
-        // SIGHUP makes the client again, and so would another configuration, or a start.
+        // SIGHUP creates the client again; another configuration or a start would do so, too.
         (stage.sent, stage.open) = Default::default();
         stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
         stage.tell(Event::Hangup);
@@ -244,8 +245,8 @@ fn a_client_that_an_operator_has_removed_stays_gone() {
 }
 
 impl Stage {
-    /// Two backends hold `held` connections each, and a third is new and refuses. Each second,
-    /// calls `each_second` and dials `rate` times. Returns how many connects failed.
+    /// Two backends hold `held` connections each; a third backend is new and refuses connects. Each
+    /// second, calls `each_second` and dials `rate` times. Returns the number of failed connects.
     fn fail_beside(
         &mut self,
         held: usize,
@@ -265,8 +266,8 @@ impl Stage {
         self.dial_each_second(seconds, rate, each_second)
     }
 
-    /// Each second, calls `each_second` and dials `rate` times; open connections stay open. Returns
-    /// how many connects failed.
+    /// Each second, calls `each_second` and dials `rate` times, and leaves connections open.
+    /// Returns the number of failed connects.
     fn dial_each_second(&mut self, seconds: u32, rate: u32, each_second: impl Fn(&mut Self, u32)) -> u32 {
         let mut failed = 0;
         for second in 0..seconds {
@@ -295,8 +296,8 @@ fn a_backend_that_fails_gets_at_most_its_share_whatever_others_hold() {
     }
 }
 
-/// `p2c` compares the failing backend with one of the others at a time: the backend that holds few
-/// connections must not be the measure for both.
+/// `p2c` compares the failing backend with one other backend at a time. A backend with few open
+/// connections must not set the measure for backends with many.
 #[test]
 fn others_that_hold_very_different_numbers_give_it_no_more() {
     let list = |first: &str| {
@@ -331,7 +332,7 @@ fn others_that_hold_very_different_numbers_give_it_no_more() {
     }
 }
 
-/// Each of the other backends loses a connection now and then, as every backend does.
+/// Each other backend loses a connection now and then, as every backend does.
 #[test]
 fn single_errors_of_others_give_it_no_more() {
     for policy in ["p2c", "least-loaded"] {
@@ -371,8 +372,8 @@ fn a_backend_that_is_well_again_has_connects_soon_also_if_others_hold_none_any_m
     }
 }
 
-/// Each operation in turn fails once: the final state is as without the fault, and the next daemon
-/// can adopt the maps.
+/// Each operation fails once, in a run of its own. The final state must be the same as without the
+/// fault, and the next daemon must be able to adopt the maps.
 #[test]
 fn one_operation_that_fails_anywhere_changes_nothing_in_the_end() {
     let run = |fails: Option<u64>| {

@@ -1,5 +1,5 @@
-//! Scripts of connects by a table that is older than the state of its backends, and of the failures
-//! that operators see.
+//! Scripts of connects that use a table older than the state of its backends, and of failures that
+//! operators see.
 
 use lb_common::abi::{BackendState, NO_SLOT, StateWord};
 use lb_common::ending::Ending;
@@ -9,8 +9,8 @@ use super::reports::REPORTS;
 use super::stage::{BACKENDS, Stage, address, list_of, script};
 
 impl Stage {
-    /// Makes the backends in these slots usable and all others not, and sets the fallback, with no
-    /// daemon that could publish a new table.
+    /// Makes the backends in these slots usable and all others unusable, and sets the fallback. No
+    /// daemon runs that could publish a new table.
     fn leave_with(&mut self, usable: &[u32], fallback: u32) {
         self.kill();
         let pins = self.pins();
@@ -34,8 +34,8 @@ fn who_may_not_be_chosen_is_skipped_at_once_and_the_fallback_taken_where_nobody_
         assert_eq!(stage.dialled(300), of(&[1, 2, 3, 4]));
         stage.leave_with(&slots, NO_SLOT);
         assert_eq!(stage.dialled(300), of(&[0, 1, 2, 3, 4]), "back with one store; the table goes first");
-        // Five equal weights are five different entries in a row: a single usable backend receives
-        // all connects.
+        // Five equal weights are five different entries in a row. If only one backend is usable, it
+        // receives all connects.
         stage.leave_with(&slots[4..], NO_SLOT);
         assert_eq!((stage.dial(200), stage.dialled(200)), (0, of(&[4])));
         stage.leave_with(&[], slots[2]);
@@ -104,8 +104,8 @@ fn refusals_at_the_limit_are_told() {
     });
 }
 
-/// After all backends had been restarted one after another, load stayed uneven for long: the first
-/// to restart retained what the others had lost in the meantime.
+/// R17: after all backends had been restarted one after another, load stayed uneven for a long
+/// time: the first backend to restart retained the load that the others lost in the meantime.
 #[test]
 fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
     script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
@@ -136,7 +136,7 @@ fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
     });
 }
 
-/// In panic all backends counted as equal, so connects were sent to hosts that were being drained.
+/// R18: in panic all backends counted as equal, so connects went to hosts that were being drained.
 #[test]
 fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_said() {
     const DEAD: [&str; 3] = ["10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80"];
@@ -145,7 +145,7 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
     let (lame_line, drained_line) =
         (with(&[lame], "\nstate = \"lame-duck\""), with(&[drained], "\nweight = 0"));
     script("ejection = { base = \"2s\", max = \"1h\" }", |stage| {
-        // Three of the four backends that the list wants are dead.
+        // Of the four backends of the list with a weight, three are dead.
         stage.list(&[DEAD[0], DEAD[1], DEAD[2], well]);
         stage.list_text(&(list_of(&[DEAD[0], DEAD[1], DEAD[2], well]) + &lame_line + &drained_line));
         stage.stop_faults();
@@ -157,13 +157,13 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
             assert_eq!(stage.service().is_panic, is_told, "{:?}", stage.degraded());
             is_told
         };
-        // While the healthy backend serves, this is no panic; when it has not served for a while,
-        // it is.
+        // While the healthy backend serves, there is no panic. When it has not served for some
+        // time, there is.
         stage.tick();
         assert!(!panics(stage));
         stage.pass(std::time::Duration::from_mins(2));
         assert!(panics(stage));
-        // Failing backends have their shares again, lame ducks and drained ones have none; this
+        // Failing backends have their shares again; lame ducks and drained backends have none. This
         // needs no daemon.
         stage.kill();
         let before = stage.sent.clone();
@@ -175,8 +175,8 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
             stage.tick();
         }
         assert!(!panics(stage), "the one that is well serves");
-        // Without an ordinary backend the lame duck serves, and without that no backend: a drained
-        // one never serves.
+        // If the list has no ordinary backend, the lame duck serves. If it has no lame duck either,
+        // no backend serves: a drained backend never does.
         stage.list_text(&(lame_line.clone() + &drained_line));
         stage.stop_faults();
         assert_eq!((stage.dial(20), stage.dialled(20)), (0, [address(lame)].into()));
@@ -186,8 +186,8 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
     });
 }
 
-/// Counts were stored by position in a table: a rebuild or a restart gave them to other backends,
-/// and open connections with them.
+/// R15: counts were stored by position in a table. After a rebuild or a restart, they and open
+/// connections counted for other backends.
 #[test]
 fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
     script("", |stage| {
@@ -202,7 +202,7 @@ fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
         };
         stage.stop_faults();
         assert_eq!(counts(stage), [(3, 3); 3]);
-        // The order, the weights and the length of the list change, and with them every position in
+        // The order, the weights and the length of the list change, and so does every position in
         // the table.
         let added: Vec<String> = (10..60).map(|n| format!("10.0.1.{n}:80")).collect();
         let added: String = added.iter().map(|one| format!("{}weight = 0\n", list_of(&[one]))).collect();

@@ -16,7 +16,8 @@ const MORE_BACKEND: &str = "10.0.0.9:80";
 const SECOND: Duration = Duration::from_secs(1);
 
 impl Stage {
-    /// Configures these clients, each with its cgroup, and lets the daemon reload them.
+    /// Configures these clients, each with its cgroup, and makes the daemon reload the
+    /// configuration.
     fn clients(&mut self, clients: &[(&str, &str)]) {
         self.write_clients(clients);
         self.tell(Event::Hangup);
@@ -43,8 +44,9 @@ impl Stage {
         flow
     }
 
-    /// The second service was removed: the flow goes on, no other begins, and getpeername(2)
-    /// returns the dialled address. When the flow ends, nothing is left of the service.
+    /// Checks a flow of the second service after that service was removed: the flow continues, no
+    /// new flow begins, and getpeername(2) returns the dialled address. When the flow ends, nothing
+    /// is left of the service.
     fn ends_after_more_was_removed(&mut self, flow: FakeFlow) {
         assert_eq!(self.kernel.connect(self.place, 1, address(MORE)), Connect::Unchanged);
         assert_eq!(self.task().datapath().tables().active(self.slot(flow.backend).at.slot), 1);
@@ -60,8 +62,9 @@ impl Stage {
     }
 }
 
-/// Lets each operation of a change fail in turn: the service is balanced after the operations
-/// before that one, and from then on. Returns the stage on which none has failed.
+/// Lets each kernel operation of a change fail, each in a run of its own. In every run the service
+/// must be balanced before and after the failure. Returns the stage of the run in which no
+/// operation failed.
 fn balanced_at_each_step(change: impl Fn(&mut Stage)) -> Stage {
     let run = |fails: Option<u64>| {
         let mut stage = Stage::new("");
@@ -171,7 +174,7 @@ fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good
         stage.changed(CONFIG);
         stage.tick();
         assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
-        // Its file system does not answer: that is reported, and everything else goes on.
+        // If its file system does not answer, this is a fault, and nothing else is affected.
         stage.disk.set_silent(CONFIG, true);
         stage.changed(CONFIG);
         stage.pass(2 * SECOND);
@@ -185,7 +188,7 @@ fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good
         stage.disk.set_silent(CONFIG, false);
         stage.pass(2 * SECOND);
         assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
-        // It is gone, or cannot be read.
+        // The file is removed, or cannot be read.
         stage.disk.remove(CONFIG);
         stage.changed(CONFIG);
         stage.tick();
@@ -202,8 +205,8 @@ fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good
     });
 }
 
-/// Each fault names the steps that it needs; a restart without these is refused if maps have other
-/// sizes.
+/// Each fault names the necessary steps. If maps need other sizes, a restart without these steps is
+/// refused.
 #[test]
 fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
     script("", |stage| {
@@ -221,7 +224,7 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
         let expected = [remade.to_owned(), restart("paths.run"), restart("metrics.listen")];
         assert_eq!(stage.faults(), expected);
         assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
-        // Only that key is put back.
+        // Only the key that needs new maps is set back.
         stage.write_text(&(good + &second_service() + metrics));
         stage.tell(Event::Hangup);
         stage.settle();
@@ -232,8 +235,7 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
     });
 }
 
-/// Some pins of a client are foreign, first for one client and then for both: these clients are
-/// refused.
+/// Pins of another owner: first of one client, then of both. These clients are refused.
 #[test]
 fn a_client_that_cannot_be_started_keeps_no_other_from_that_and_heals_by_itself() {
     script("", |stage| {
@@ -296,7 +298,7 @@ fn the_line_on_the_state_follows_what_happens() {
     });
 }
 
-/// Services were restarted, and their first connects went to the service address.
+/// R29: services were restarted, and their first connects went to the service address.
 #[test]
 fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on() {
     script("", |stage| {
@@ -316,7 +318,7 @@ fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on
             stage.tick();
             assert!(waiting.try_recv().is_err());
             stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
-            // No watch has reported it: the query itself causes the check.
+            // No watch has reported the cgroup: the query itself causes the check.
             let said = cover(stage, &[stage.place.0]).try_recv();
             assert_eq!(said.expect("at once"), Coverage::Covered);
             let configured = cgroup_path("web");
@@ -327,7 +329,7 @@ fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on
     });
 }
 
-/// Readiness is reported once the maps of all clients follow their plans.
+/// Readiness is reported when the maps of all clients match their plans.
 #[test]
 fn each_sighup_is_answered_once_everything_follows() {
     script("", |stage| {
@@ -340,7 +342,7 @@ fn each_sighup_is_answered_once_everything_follows() {
             assert_eq!((reloading, ready), (times, times));
             assert_eq!(stage.controller().facts(stage.now).reloads.taken_on, times as u64);
         }
-        // Two more requests during a reload cause one more reload.
+        // Two more SIGHUPs during a reload cause only one more reload.
         stage.hangs = |work| matches!(work, BackgroundWork::Load(_));
         (0..3).for_each(|_| stage.tell(Event::Hangup));
         stage.pass(5 * SECOND);
@@ -368,7 +370,7 @@ fn a_client_that_is_added_is_attached_and_one_that_is_removed_goes_with_its_last
         stage.stop_faults();
         assert!(!stage.reaches(other), "no flow begins");
         assert_eq!(stage.pinned(), ["batch", "web"]);
-        // A daemon that dies in the meantime makes no difference.
+        // If the daemon dies in the meantime, the next one continues.
         stage.try_to_start(1);
         stage.settle();
         let leaving = &stage.controller().clients.leaving;
@@ -383,7 +385,7 @@ fn a_client_that_is_added_is_attached_and_one_that_is_removed_goes_with_its_last
 #[test]
 fn a_client_that_gets_another_name_is_balanced_all_the_time() {
     script("", |stage| {
-        // `web` is made again.
+        // `web` is created again, so its counts start from zero.
         stage.is_counted = false;
         for name in ["other", "third", "web"] {
             stage.write_clients(&[(name, "web")]);
@@ -440,14 +442,14 @@ fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
     });
 }
 
-/// The client that takes over a cgroup cannot be started: the one before goes on until it can.
+/// While the client that takes over a cgroup cannot be started, the earlier client balances there.
 #[test]
 fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     script("", |stage| {
         stage.stop_faults();
         stage.hangs = |work| matches!(work, BackgroundWork::Open(_));
         stage.write_clients(&[("heir", "web")]);
-        // Each attempt to open it fails.
+        // Each attempt to open the new client fails.
         stage.kernel.faults().fail_some(1_000, super::SEED);
         stage.tell(Event::Hangup);
         stage.kernel.faults().stop();
@@ -465,13 +467,13 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     });
 }
 
-/// The client is opened with the configuration and the list of the time when its opening began.
+/// The client is opened with the configuration and the list at the time when opening began.
 #[test]
 fn a_client_that_was_opened_late_follows_what_has_changed_meanwhile() {
     script("", |stage| {
         let places = ["b", "c"].map(|cgroup| stage.kernel.make_cgroup(&cgroup_path(cgroup)));
         stage.stop_faults();
-        // Each attempt to open it fails, except for one that hangs.
+        // Each attempt to open the other client fails, except for one that hangs.
         let configure = |stage: &mut Stage, cgroup| {
             stage.write_clients(&[("web", "web"), ("other", cgroup)]);
             stage.kernel.faults().fail_some(1_000, super::SEED);
@@ -498,7 +500,8 @@ fn a_client_that_was_opened_late_follows_what_has_changed_meanwhile() {
     });
 }
 
-/// A client that an earlier daemon has left attached, and that was not configured for a while.
+/// An earlier daemon has left a client attached, and the configuration did not contain it for some
+/// time.
 #[test]
 fn a_client_that_is_not_configured_is_named_and_taken_over_when_it_is_again() {
     script("", |stage| {
@@ -586,7 +589,7 @@ fn what_changed_while_the_daemon_was_away_is_caught_up_with() {
     });
 }
 
-/// Four clients that follow their plans, and whose events come only from changes.
+/// Four clients whose maps match their plans. Only changes cause events.
 fn with_four_clients() -> Stage {
     let mut stage = Stage::new("");
     let clients = [("a", "a"), ("b", "b"), ("c", "c"), ("d", "d")];
@@ -605,14 +608,14 @@ fn unsettled(stage: &Stage) -> usize {
     stage.controller().clients.tasks.iter().filter(|task| !task.is_settled()).count()
 }
 
-/// With many clients and services, a turn that settled all of them would delay probes, queries and
+/// If one turn settled all of many clients with many services, it would delay probes, queries and
 /// the service manager.
 #[test]
 fn a_change_of_all_clients_settles_one_in_each_turn() {
     let mut stage = with_four_clients();
     stage.write_list(&BACKENDS[1..]);
     stage.tell(Event::Changed([super::stage::LIST.into()].into()));
-    // The reading settles the first client.
+    // The turn that reads the list settles the first client.
     while unsettled(&stage) == 0 {
         let at = stage.controller().next_wakeup(stage.now).expect("it is read soon");
         stage.pass_one(at);
@@ -625,7 +628,7 @@ fn a_change_of_all_clients_settles_one_in_each_turn() {
     assert_eq!(unsettled(&stage), 0);
 }
 
-/// The reload is over for the service manager once the last client is settled.
+/// The service manager learns that the reload has ended when the last client is settled.
 #[test]
 fn a_reload_settles_one_client_in_each_turn() {
     let mut stage = with_four_clients();
@@ -654,7 +657,7 @@ fn events_that_come_again_or_too_late_change_nothing() {
             stage.tell(Event::Changed([cgroup_path("web"), CONFIG.into()].into()));
             stage.tell(Event::NamespacesFound(Vec::new()));
         }
-        // A wait for readers that ends after the client has gone.
+        // The wait for readers ends after the client has been removed.
         stage.hangs = |work| {
             matches!(
                 work,
@@ -678,7 +681,7 @@ fn events_that_come_again_or_too_late_change_nothing() {
     });
 }
 
-/// Each SIGHUP gets an answer, and so does the end of a fault.
+/// The log answers each SIGHUP, and reports when the fault has ended.
 #[test]
 fn the_log_answers_each_sighup_about_a_faulty_configuration_and_shows_its_end() {
     let mut stage = Stage::new("");

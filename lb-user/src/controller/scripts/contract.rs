@@ -1,5 +1,5 @@
-//! Scenarios that the kernel in memory and a real one must go through alike (`lb_contract`), on the
-//! kernel in memory.
+//! Runs the scenarios of `lb_contract` on the kernel in memory. A real kernel must show the same
+//! results.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

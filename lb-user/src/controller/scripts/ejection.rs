@@ -1,6 +1,6 @@
-//! Scripts of ejection: what the programs decide by themselves, mostly while no daemon runs. The
-//! local tests of the module of the same name show, for one case of each kind, that the programs in
-//! the kernel decide alike.
+//! Scripts of ejection: the programs' decisions, mostly while no daemon runs. The local tests of
+//! the same name show, for one case of each kind, that the programs in the kernel decide in the
+//! same way.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn many(count: u32) -> Vec<String> {
 }
 
 impl Stage {
-    /// Lists these backends, and runs no daemon from then on.
+    /// Lists these backends, and stops the daemon.
     fn leave_alone(&mut self, backends: &[String]) {
         let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
         self.list(&backends);
@@ -36,8 +36,7 @@ impl Stage {
         self.dead.extend(backends.iter().map(|backend| address(backend)));
     }
 
-    /// The number of ejected backends, and of withheld ejections, as a daemon that starts finds
-    /// them.
+    /// The number of ejected backends and of withheld ejections, as the maps show them to a daemon.
     fn ejected_and_withheld(&mut self) -> (usize, u64) {
         let tables = self.task().datapath().tables();
         let slots = tables.slots();
@@ -66,7 +65,7 @@ fn each_trial_that_fails_makes_the_next_ejection_twice_as_long() {
 
 #[test]
 fn all_that_are_dead_are_ejected_but_never_the_last() {
-    // Dead backends, healthy ones, and how many are ejected.
+    // The numbers of dead backends, healthy backends, and ejected backends.
     for (dead, alive, expected) in [(1, 0, 0), (3, 0, 2), (1, 1, 1), (2, 1, 2), (3, 2, 3)] {
         script(FOR_LONG, |stage| {
             let backends = many(dead + alive);
@@ -82,15 +81,15 @@ fn all_that_are_dead_are_ejected_but_never_the_last() {
     }
 }
 
-/// If no backend is healthy, the first to recover is found within the shortest time, however long
-/// its ejection was to last.
+/// If no backend is healthy, the first one to recover is found within the shortest ejection time,
+/// however long its ejection was to last.
 #[test]
 fn where_nobody_is_well_trials_come_at_the_shortest_time() {
     script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
         let backends = many(3);
         stage.leave_alone(&backends);
         stage.lose(&backends[..2]);
-        // Two are ejected for longer and longer, while the third serves.
+        // Two backends are ejected for longer and longer, while the third serves.
         for _ in 0..60 {
             stage.pass(2 * SECOND);
             stage.dial(20);
@@ -128,8 +127,8 @@ fn each_of_more_than_can_be_listed_is_ejected_and_found_again() {
         stage.leave_alone(&backends);
         let dead: Vec<String> = backends.iter().step_by(30).cloned().collect();
         stage.lose(&dead);
-        // Each dead backend is chosen once, and is tried when a sample hits it after its second of
-        // ejection.
+        // Each dead backend is chosen once. Its trial is the first sample that hits it after its
+        // second of ejection.
         stage.dial(6_000);
         assert_eq!(stage.dial(500), 0);
         stage.dead.clear();
@@ -143,7 +142,7 @@ fn each_of_more_than_can_be_listed_is_ejected_and_found_again() {
     });
 }
 
-/// Later resets, or resets after an answer, come from the client or a middlebox.
+/// Resets that come later, or after an answer, come from the client or a middlebox.
 #[test]
 fn who_answers_and_resets_then_is_not_ejected() {
     script(FOR_LONG, |stage| {
@@ -167,7 +166,7 @@ fn who_leaves_is_not_named_for_a_trial_any_more() {
         stage.stop_faults();
         stage.pass(60 * SECOND);
         assert_eq!(stage.dial(60), 0, "it is not tried");
-        // A backend that gets its slot begins without any failures.
+        // A backend that gets the slot has no failures at first.
         stage.list(&[BACKENDS[1], BACKENDS[2], "10.0.0.4:80"]);
         stage.stop_faults();
         let states = stage.states();
@@ -177,7 +176,7 @@ fn who_leaves_is_not_named_for_a_trial_any_more() {
     });
 }
 
-/// A daemon that was killed while it turned ejection off has stored the rules, but has not
+/// A daemon was killed while it turned ejection off: it has stored the rules, but has not
 /// readmitted any backend yet.
 #[test]
 fn who_is_still_ejected_where_ejection_is_off_comes_back() {
@@ -193,8 +192,8 @@ fn who_is_still_ejected_where_ejection_is_off_comes_back() {
     });
 }
 
-/// The backend that is named for the next trial may have left since, and its slot may belong to
-/// another service.
+/// The backend that is named for the next trial may have left, and its slot may belong to another
+/// service.
 #[test]
 fn a_trial_never_goes_to_a_backend_of_another_service() {
     script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
@@ -220,13 +219,14 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
         stage.pass(10 * SECOND);
         let trial = NextTrial::of(ejected.at.slot.number(), 0, 0);
         stage.kernel.change_service(&stage.pins(), 0, |row| row.next_trial = trial);
-        // `begin` would not find the other service's backend in any list.
+        // If the connect reached the other service's backend, `begin` would not find that backend
+        // in any list.
         assert_eq!(stage.dialled(20), BACKENDS.map(address).into());
     });
 }
 
-/// A subset of four of ten endpoints: a member that stays ejected is replaced, is still tried, and
-/// returns to its place.
+/// A subset of four of ten endpoints. A member that stays ejected is replaced; it still has trials,
+/// and returns to its place.
 #[test]
 fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
     let lines = "subset = { size = 4 }\nejection = { failures = 2, base = \"1s\", max = \"1s\" }\n\
@@ -259,7 +259,8 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
         let stands_in = after.difference(&before).next().expect("one");
         let told = format!("substitutes, the next of the order: {stands_in}\n");
         assert!(explained.contains(&told), "{explained}");
-        // It is in no table but is still tried, even without a daemon, and found healthy again.
+        // The member is in no table, but trials still test it, even without a daemon, and find that
+        // it is healthy again.
         let trials = |stage: &Stage| stage.backend(&lost.to_string()).trials;
         let first = trials(stage);
         stage.pass(3 * SECOND);
@@ -279,7 +280,7 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
     });
 }
 
-/// The backend is readmitted at once, without any failures.
+/// An operator readmits the backend, at once and without any failures.
 #[test]
 fn an_ejection_is_lifted_before_its_time() {
     script(FOR_LONG, |stage| {
@@ -302,14 +303,14 @@ fn an_ejection_is_lifted_before_its_time() {
         let before = stage.sent[&address(BACKENDS[0])];
         assert_eq!(stage.dial(30), 0);
         assert_eq!(stage.sent[&address(BACKENDS[0])] - before, 10, "its whole share");
-        // Four failures do not eject it; the fifth does, for as long as the first time.
+        // Four failures do not eject the backend. The fifth does, for as long as the first time.
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
         assert_eq!(stage.slot(address(BACKENDS[0])).ejection.level, 1);
     });
 }
 
-/// A trial whose connect is never decided delays no other backend.
+/// If the connect of a trial never ends, other backends still have their trials.
 #[test]
 fn a_trial_that_is_not_decided_holds_nobody_else_up() {
     script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
@@ -320,7 +321,7 @@ fn a_trial_that_is_not_decided_holds_nobody_else_up() {
         stage.lose(&backends[..2]);
         assert_eq!(stage.dial(100), 10);
         stage.pass(2 * SECOND);
-        // The first trial's SYN is sent, and nothing follows.
+        // The first trial sends its SYN, and nothing follows.
         let undecided = (0..40).find_map(|_| {
             let flow = stage.begin().ok()?;
             let is_trial = stage.dead.contains(&flow.backend);

@@ -1,4 +1,4 @@
-//! Scripts of connect probes: their results count before any connect has failed.
+//! Scripts of connect probes. Their results count even before a connect has failed.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::status;
 const PROBED: &str = "health = { probe = \"tcp\" }\nejection = \"off\"";
 const FOUR: [&str; 4] = [BACKENDS[0], BACKENDS[1], BACKENDS[2], "10.0.0.4:80"];
 
-/// The health of a backend by its row in the kernel, which outlives the daemon.
+/// The health of a backend according to its row in the kernel, which outlives the daemon.
 fn health(stage: &Stage, backend: &str) -> Health {
     status::found(&stage.slot(address(backend))).0
 }
@@ -32,7 +32,7 @@ fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
     });
 }
 
-/// Without ejection every connect to it would fail until probes have found it again.
+/// Without ejection, every connect to the backend would fail until probes found the failure again.
 #[test]
 fn what_probes_have_found_holds_while_another_daemon_takes_over() {
     script(PROBED, |stage| {
@@ -73,7 +73,7 @@ fn a_new_endpoint_gets_no_connect_before_a_probe_has_found_it_well() {
     });
 }
 
-/// This is the last resort, and better than no backend.
+/// This is the last resort, and better than having no backend.
 #[test]
 fn where_all_refuse_connections_all_serve() {
     script(PROBED, |stage| {
@@ -95,7 +95,7 @@ fn members_and_the_next_in_line_are_probed_and_who_is_listed_no_more_is_not() {
         stage.settle();
         let probed = stage.wire.probed();
         assert_eq!(probed.len(), 2 + 4, "{probed:?}");
-        // Two members that stay dead are replaced by backends that were found healthy.
+        // Two members that stay dead are replaced by healthy backends.
         let members = stage.dialled(20);
         stage.find(&ten, true);
         let dead: Vec<String> = members.iter().map(ToString::to_string).collect();
@@ -107,7 +107,7 @@ fn members_and_the_next_in_line_are_probed_and_who_is_listed_no_more_is_not() {
         stage.list(&ten[..2]);
         stage.settle();
         assert_eq!(stage.wire.probed(), [address(ten[0]), address(ten[1])].into());
-        // A configuration without probes ends them and their results.
+        // If a configuration has no probes, they stop, and their results are dropped.
         stage.configure("subset = \"all\"");
         stage.settle();
         assert!(stage.wire.probed().is_empty());
@@ -115,8 +115,8 @@ fn members_and_the_next_in_line_are_probed_and_who_is_listed_no_more_is_not() {
     });
 }
 
-/// On a host where nothing of the client is pinned, its backends are probed once before its
-/// connects are balanced.
+/// If a client has no pins on this host, its backends are probed once before its connects are
+/// balanced.
 #[test]
 fn a_first_look_comes_before_the_first_connect_and_does_not_last() {
     for answers in [true, false] {
@@ -137,7 +137,7 @@ fn a_first_look_comes_before_the_first_connect_and_does_not_last() {
             stage.pass(Duration::from_millis(400));
             assert_eq!(stage.dial(60), 20, "nothing is known of anybody");
         }
-        // The next daemon takes no first look: the pinned client goes on.
+        // The next daemon makes no first look, because the client has pins.
         stage.try_to_start(1);
         assert!(stage.kernel.is_retired(&stage.pins()).is_ok_and(|is_retired| !is_retired));
         assert!(stage.controller().is_open());

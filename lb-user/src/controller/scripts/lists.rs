@@ -1,4 +1,4 @@
-//! Scripts of endpoint files: each way in which a file changes, is lost, or is invalid.
+//! Scripts of endpoint files that change, are lost, or are invalid.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,18 @@ use crate::status;
 
 const LAST_GOOD: &str = "/var/lib/socklb";
 
-/// A list of the three backends, each with these additional lines.
+/// A list of the three backends. Each has the lines at its position.
 fn with(lines: [&str; 3]) -> String {
     let endpoint = |(backend, lines)| format!("{}{lines}\n", list_of(&[backend]));
     BACKENDS.into_iter().zip(lines).map(endpoint).collect()
 }
 
-/// The backends with these indexes.
+/// The backends at these positions.
 fn of(numbers: &[usize]) -> std::collections::BTreeSet<std::net::SocketAddr> {
     numbers.iter().map(|number| address(BACKENDS[*number])).collect()
 }
 
-/// `count` backends of a network.
+/// The addresses of `count` backends in a network.
 fn many(network: u8, count: usize) -> Vec<String> {
     (0..count).map(|n| format!("10.{network}.{}.{}:80", n / 200, 1 + n % 200)).collect()
 }
@@ -80,8 +80,8 @@ fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
         stage.settle();
         assert_eq!(stage.dialled(60), of(&[0, 2]));
         stage.close_all();
-        // When the last connection to the other lame duck ends, its slot is freed; one lame duck
-        // stays, as the backup.
+        // When the last connection to a lame duck ends, its slot is freed. One of the two lame
+        // ducks keeps its slot, as the backup.
         stage.list_text(&with(["", lame, lame]));
         stage.stop_faults();
         assert_eq!(stage.dialled(60), of(&[0]));
@@ -164,7 +164,7 @@ fn a_file_that_is_missing_or_cannot_be_read_changes_nothing_and_is_seen_when_it_
         stage.list(&BACKENDS[..2]);
         stage.settle();
         assert_eq!(stage.dialled(60), of(&[0, 1]));
-        // A read error, for example for lack of memory: the same version is retried.
+        // After a read error, for example for lack of memory, the same version is read again.
         stage.disk.set_broken(LIST, true);
         stage.list(&BACKENDS[1..]);
         stage.tick();
@@ -199,7 +199,7 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
         stage.settle();
         assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
         assert!(stage.file_fault().contains("users.toml:1:"), "{}", stage.file_fault());
-        // A stored list that was cut off is not used.
+        // A truncated stored list is not used.
         stage.kill();
         lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("no fault");
         (stage.sent, stage.open) = Default::default();
@@ -216,7 +216,7 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
     });
 }
 
-/// A source that came back empty, or a daemon that started without its source, removed all
+/// R13: a source that returned empty, or a daemon that started without its source, removed all
 /// backends.
 #[test]
 fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
@@ -256,7 +256,7 @@ fn the_json_of_prometheus_is_read_and_what_is_another_programs_is_told() {
         stage.stop_faults();
         assert_eq!(notes(stage), [""; 0]);
         assert_eq!(stage.backend(BACKENDS[2]).state, "lame-duck");
-        // The stored list begins as JSON, and serves a start without the file.
+        // The stored list starts as JSON does, and serves a start without the file.
         stage.disk.remove(LIST);
         stage.try_to_start(1);
         stage.settle();
@@ -265,8 +265,8 @@ fn the_json_of_prometheus_is_read_and_what_is_another_programs_is_told() {
     });
 }
 
-/// The shell gives up the file and the last good list, each after a while; then the kernel's state
-/// serves.
+/// The shell stops waiting for the file, and then for the last good list. After that, the kernel's
+/// state serves.
 #[test]
 fn a_start_goes_on_without_a_file_system_that_does_not_answer() {
     script("", |stage| {
@@ -295,7 +295,7 @@ fn a_start_goes_on_without_a_file_system_that_does_not_answer() {
     });
 }
 
-/// Other files of the directory change, and time passes.
+/// Only other files of the directory change, and time passes.
 #[test]
 fn an_idle_daemon_reads_nothing_anew() {
     script("", |stage| {
@@ -307,8 +307,8 @@ fn an_idle_daemon_reads_nothing_anew() {
             stage.changed(format!("/lists/other{n}"));
             stage.pass(std::time::Duration::from_mins(1));
         }
-        // A change in the directory causes a check of the file, but no reading, because the version
-        // is known.
+        // A change in the directory causes a check of the file, but no read, because the version is
+        // known.
         assert_eq!((readings(stage) - before, stage.service_source().failures), (5, 0));
         stage.hangs = |work| matches!(work, BackgroundWork::Read { .. });
         stage.pass(std::time::Duration::from_mins(1));
@@ -316,10 +316,10 @@ fn an_idle_daemon_reads_nothing_anew() {
     });
 }
 
-/// The arena holds twice the limit; tables that grow and shrink are scattered over it.
+/// The arena has room for twice the limit; tables that grow and shrink become scattered over it.
 #[test]
 fn tables_of_many_lengths_always_find_room() {
-    // Up to 32 backends take 1,024 entries, 128 take 4,096.
+    // Up to 32 backends need 1,024 entries, 128 backends need 4,096.
     let sizes =
         [(4, 128), (4, 127), (4, 1), (0, 2), (1, 128), (3, 2), (2, 2), (3, 1), (1, 127), (1, 1), (2, 128)];
     let list = |service: usize, count: usize, version: usize| {
@@ -365,7 +365,7 @@ fn a_static_list_that_finds_no_slot_keeps_no_daemon_from_starting() {
             let backends = stage.service().backends.into_iter();
             backends.filter(|one| one.usable && one.address.to_string().starts_with(of)).count()
         };
-        // 300 other backends at once do not fit beside those in force.
+        // 300 other backends do not fit beside the 300 that are in force.
         stage.write_config(&lines(&new));
         stage.try_to_start(1);
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
@@ -411,13 +411,13 @@ fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
         stage.list_all(&old);
         stage.stop_faults();
         stage.connect().expect("all are well");
-        // No slot is left beside the old backends, so these stay.
+        // The new backends do not fit beside the old ones, so the old ones stay.
         stage.list_all(&new);
         stage.tick();
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
         assert!(stage.dialled(30).iter().all(|backend| old.contains(&backend.to_string())));
-        // The list is reduced first: the slots of the other backends are freed, except the one with
-        // an open flow.
+        // A shorter list comes first: the slots of the other backends are freed, except the slot
+        // with an open flow.
         stage.list_all(&old[..20]);
         stage.stop_faults();
         stage.list_all(&new[..400]);
@@ -427,7 +427,7 @@ fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
     });
 }
 
-/// The file has not changed, so it is not read again.
+/// The file has not changed since it was refused, so it is not read again.
 #[test]
 fn a_list_that_found_no_slot_is_taken_when_flows_have_ended() {
     script("subset = \"all\"", |stage| {
@@ -441,7 +441,7 @@ fn a_list_that_found_no_slot_is_taken_when_flows_have_ended() {
         stage.list_all(&second);
         let list_in_force = list_of(&second.iter().map(String::as_str).collect::<Vec<_>>());
         stage.stop_faults();
-        // Backends of the first list have open flows; those of the second are in force.
+        // The backends of the first list have open flows, and the second list is in force.
         stage.list_all(&newest);
         stage.tick();
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
@@ -456,7 +456,8 @@ fn a_list_that_found_no_slot_is_taken_when_flows_have_ended() {
     });
 }
 
-/// If one client task has no room for a list, that is no fault of another that has accepted it.
+/// If a list does not fit for one client task, this is not a fault of another task that has
+/// accepted it.
 #[test]
 fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
     let mut stage = Stage::new("");
@@ -493,7 +494,7 @@ fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
 #[test]
 fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
     script("", |stage| {
-        // A disk that does not answer.
+        // The disk does not answer.
         stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
         for list in [&BACKENDS[..1], &BACKENDS[1..], &BACKENDS[..2]] {
             stage.list(list);
@@ -504,7 +505,7 @@ fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
         stage.tick();
         let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
         assert!(stored.starts_with(list_of(&BACKENDS[..2]).as_bytes()), "the newest");
-        // A disk that is full, and a newer list that arrives before that is known.
+        // The disk is full, and a newer list arrives before the failure is reported.
         stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
         for number in [0, 2] {
             stage.list(&BACKENDS[number..=number]);
@@ -536,7 +537,7 @@ fn a_file_that_does_not_answer_holds_nothing_up_and_is_read_when_it_does() {
     });
 }
 
-/// A result that arrives after a reload has named another file.
+/// The result of reading a file arrives after a reload has changed the service's file.
 #[test]
 fn what_was_read_of_another_file_is_not_taken() {
     script("", |stage| {
@@ -549,7 +550,7 @@ fn what_was_read_of_another_file_is_not_taken() {
         stage.finish_hung();
         stage.stop_faults();
         assert_eq!(stage.dialled(30), of(&[1]));
-        // A reading that begins while the configuration is read is the later of the two.
+        // A read that begins while the configuration is read is newer than that of the reload.
         stage.write_list(&BACKENDS[1..]);
         stage.hangs = |work| matches!(work, BackgroundWork::Load(_) | BackgroundWork::Read { .. });
         stage.write_config("");
@@ -576,7 +577,8 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on
         assert!(stage.file_fault().contains("users.toml:2:"), "{}", stage.file_fault());
         stage.list_text("[[endpoint]]\naddress = 6\n");
         assert_eq!(stage.file_failures(), 2);
-        // A new client begins with that list, rather than with none until its part is computed.
+        // A new client begins with the earlier list, so that it is not without backends until its
+        // part of the new list is computed.
         let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
         stage.hangs = |work| matches!(work, BackgroundWork::Compute { .. });
         stage.write_clients(&[("web", "web"), ("batch", "batch")]);
@@ -584,7 +586,7 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on
         stage.settle();
         assert_eq!(stage.reached(other, SERVICE), Some(address(BACKENDS[1])));
         stage.finish_hung();
-        // A later start uses the list in force, too.
+        // A later start also uses the list in force.
         stage.stop_faults();
         stage.try_to_start(1);
         stage.settle();
@@ -608,7 +610,7 @@ fn files_that_are_not_watched_are_read_at_sighup_only() {
     });
 }
 
-/// Slots that the daemon has freed go to a list that waits for room, including slots that became
+/// A list that waits for room gets the slots that the daemon frees. This includes slots that became
 /// idle while no daemon ran.
 #[test]
 fn slots_that_became_idle_while_no_daemon_ran_are_free_for_the_lists_of_a_start() {
@@ -632,7 +634,7 @@ fn slots_that_became_idle_while_no_daemon_ran_are_free_for_the_lists_of_a_start(
                 stage.write_config(&format!("subset = \"all\"\nbackends = {{ static = {last:?} }}"));
             }
             stage.try_to_start(1);
-            // A refusal would be counted, even if the list is accepted a moment later.
+            // A refusal would be counted, even if the list were accepted a moment later.
             assert_eq!((stage.file_fault().as_str(), stage.file_failures()), ("", 0));
             stage.stop_faults();
             assert_eq!((stage.file_fault().as_str(), stage.states().len()), ("", 300));

@@ -1,5 +1,5 @@
-//! Scripts of weights that follow load: reports of agents, switches of operators, and what a later
-//! daemon adopts.
+//! Scripts of weights that follow load: reports of agents, switches of operators, and the state
+//! that a later daemon adopts.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ fn lines(load: &str) -> String {
 const FEEDBACK: &str = "load = { control = \"feedback\" }";
 
 impl Stage {
-    /// Agents report these utilizations, in thousandths, of 100 requests per second.
+    /// Makes agents report these utilizations, in thousandths, and 100 requests per second.
     fn utilize(&mut self, thousandths: [u32; 3]) {
         for (backend, utilization) in BACKENDS.iter().zip(thousandths) {
             self.report(backend, |agent| agent.load = [100_000, 0, utilization]);
         }
     }
 
-    /// Lets seconds pass, with some connects in each.
+    /// Lets seconds pass, with some connects in each second.
     fn use_for(&mut self, seconds: u32) {
         for _ in 0..seconds {
             self.pass(SECOND);
@@ -60,14 +60,14 @@ impl Stage {
         })
     }
 
-    /// An operator sets the switch of the service's law.
+    /// Sets the switch of the service's law, as an operator does.
     fn switch(&mut self, switch: Switch) -> Switched {
         let said = self.switch_of(None, switch);
         assert_eq!(said.clients.len(), 1);
         said
     }
 
-    /// The same for one client, if it is named.
+    /// Sets the switch for one client, if it is named, or for all.
     fn switch_of(&mut self, client: Option<&str>, switch: Switch) -> Switched {
         let (answer, mut said) = Reply::new();
         let client = client.map(str::to_owned);
@@ -119,7 +119,8 @@ fn a58_weights_are_requests_over_utilization() {
         stage.utilize([900, 300, 300]);
         stage.use_for(60);
         stage.stop_faults();
-        // 100 requests per second at 0.9, and 100 at 0.3 twice: 111 of 778.
+        // 100 requests per second at 0.9 give a weight of 111; 100 at 0.3, twice, give 333 each:
+        // 111 of 778.
         assert!((stage.shares()[0] - 1.0 / 7.0).abs() < 0.01, "{:?}", stage.shares());
     });
 }
@@ -142,8 +143,8 @@ fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
     });
 }
 
-/// The third backend receives no connect, because its weight is too small. An idle service's agents
-/// are polled every ten minutes.
+/// The third backend receives no connects, because its weight is too small. Agents of an idle
+/// service would be polled only every ten minutes.
 #[test]
 fn of_a_service_that_is_used_members_that_get_nothing_are_asked_as_often() {
     let seldom = lines(FEEDBACK).replace("\"1s\"", "\"1s\", idle_interval = \"10m\"");
@@ -158,19 +159,21 @@ fn of_a_service_that_is_used_members_that_get_nothing_are_asked_as_often() {
         assert_eq!(stage.sent.get(&address(BACKENDS[2])).copied(), before, "it gets nothing");
         let load = stage.load();
         assert!(!load.is_idle && (load.reporting, load.expected) == (3, 3), "{load:?}");
-        // Its next report arrives within an interval, plus a second for the daemon's tick.
+        // The backend's next report arrives within an interval, plus a second for the daemon's
+        // tick.
         stage.utilize([300, 300, 700]);
         stage.use_for(3);
         assert_eq!(stage.member(2).utilization, Some(0.7));
     });
 }
 
-/// A number that cannot be true moves a share as far as a true one may, and moves no other share.
+/// An impossible utilization moves the backend's share to the clamp, as a possible one may, and
+/// moves no other share.
 #[test]
 fn what_is_absurd_moves_a_share_as_far_as_it_goes() {
     script(&lines(FEEDBACK), |stage| {
         stage.utilize([4_000_000_000, 300, 300]);
-        // Bound: this takes a minute or two.
+        // Bound: the clamp is reached within a minute or two.
         for _ in 0..300 {
             stage.use_for(1);
             if stage.member(0).is_at_clamp {
@@ -202,7 +205,7 @@ fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() 
         }
         stage.configure(&lines(&format!("{FEEDBACK}\nslow_start = \"1m\"")));
         assert!(is_as_before(stage) && stage.load().slow_start_s.is_some(), "{:?}", stage.shares());
-        // Another service is put before it in the file.
+        // Another service is inserted before this one in the file.
         let text = stage.config_text();
         let first = "[[service]]\nname = \"first\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [] }\n[[service]]";
         stage.write_text(&text.replacen("[[service]]", first, 1));
@@ -214,7 +217,7 @@ fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() 
         stage.try_to_start(1);
         stage.pass(2 * SECOND);
         assert_eq!(stage.load().switch, "freeze");
-        // A file that is cut off is ignored, and is put aside.
+        // A truncated file is ignored, and renamed.
         let stored = stage.disk.content(FILE).expect("it is stored");
         stage.disk.write(FILE, &stored[..stored.len() / 2]);
         stage.try_to_start(1);
@@ -237,7 +240,7 @@ fn what_was_said_of_a_client_holds_while_that_cannot_be_started() {
         stage.tell(Event::Hangup);
         stage.stop_faults();
         stage.switch_of(Some("web"), Switch::Frozen);
-        // `web` is dropped and configured again: the first attempt to open it fails, and the second
+        // `web` is removed and configured again. The first attempt to open it fails, and the second
         // hangs.
         stage.is_counted = false;
         stage.write_clients(&[batch]);
@@ -260,7 +263,7 @@ fn what_was_said_of_a_client_holds_while_that_cannot_be_started() {
     });
 }
 
-/// An operator's switch is in a file that cannot be read: nothing is written over it.
+/// The file with an operator's switch cannot be read, so it is not overwritten.
 #[test]
 fn what_is_said_while_the_file_cannot_be_read_holds_once_it_can_be() {
     script(&lines(FEEDBACK), |stage| {
@@ -304,7 +307,7 @@ fn a_backend_that_is_new_or_available_again_starts_slowly_also_over_a_restart() 
         stage.list(&[BACKENDS[0], BACKENDS[1], BACKENDS[2], new]);
         stage.use_for(2);
         stage.stop_faults();
-        // 64 seconds have passed: its share is whole.
+        // 64 seconds have passed, so the slow start has ended and the share is complete.
         assert!(stage.shares().iter().all(|share| (share - 0.25).abs() < 0.02), "{:?}", stage.shares());
         stage.report(BACKENDS[0], |agent| agent.readiness = lb_report::wire::Readiness::LameDuck);
         stage.use_for(10);

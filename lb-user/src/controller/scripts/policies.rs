@@ -1,6 +1,5 @@
-//! Scripts that test policies, and changes of rules while flows are open.
-//! `tests/local/replay.rs` shows that the kernel programs pick the same backends as the code that
-//! these scripts run.
+//! Scripts of policies, and of rules that change while flows are open. `tests/local/replay.rs`
+//! shows that the kernel programs choose the same backends as the code that these scripts run.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -41,7 +40,7 @@ fn least_loaded_fills_what_is_empty_and_goes_round_among_equals() {
         stage.open = [keep, rest].concat();
         stage.open_more(10);
         assert_eq!(stage.open_by_backend(), BACKENDS.map(|backend| (address(backend), 20)).into());
-        // Nothing stays open: all are equal, and are chosen in turn.
+        // No connection stays open, so all backends are equal and are chosen in turn.
         stage.close_all();
         let before = stage.sent.clone();
         assert_eq!(stage.dial(300), 0);
@@ -86,7 +85,7 @@ fn round_robin_ignores_weights_and_random_takes_each_backend_by_its_weight() {
         let explained = stage.explained();
         assert!(explained.contains("share = 1 / members: round-robin ignores weights"), "{explained}");
         assert_eq!(got(stage, "weighted-round-robin"), [33, 991, 0]);
-        // Samples of a hash: the same in each run, and not in the order of the cursor.
+        // Samples of a hash: the same in each run, but not in the order of the cursor.
         let [first, second, third] = got(stage, "random");
         assert!(
             (15..=55).contains(&first) && first != 33 && first + second == 1_024 && third == 0,
@@ -95,7 +94,7 @@ fn round_robin_ignores_weights_and_random_takes_each_backend_by_its_weight() {
     });
 }
 
-/// A cursor that began again with each table would give everything to the backends of the first
+/// A cursor that started again with each table would send everything to the backends of the first
 /// entries.
 #[test]
 fn the_cursor_goes_on_over_a_new_table() {
@@ -127,7 +126,7 @@ fn status_shows_the_shares_that_were_had() {
     });
 }
 
-/// Ticks wrap after 52 days: errors of which nothing is left would then count again.
+/// Ticks wrap after 52 days. Errors that had decayed to nothing would then count again.
 #[test]
 fn errors_that_are_long_past_are_taken_away_and_others_stay() {
     const DAY_NS: u64 = 86_400_000_000_000;

@@ -1,6 +1,6 @@
-//! Scripts of reports, while daemons and agents come and go. Other tests show which datagrams are
-//! believed (in `lb_report`), and that the kernel's programs receive them by the same rules (the
-//! local tests of `xdp`).
+//! Scripts of reports, while daemons and agents start and stop. Other tests show which datagrams
+//! are believed (in `lb_report`), and that the kernel's receiver program follows the same rules
+//! (the local tests `xdp`).
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ impl Stage {
         self.report(backend, |agent| agent.readiness = Readiness::LameDuck);
     }
 
-    /// The backends that have an entry for their reports in the kernel.
+    /// The backends that are registered in the kernel for reports.
     fn registered(&self) -> BTreeSet<SocketAddr> {
         let maps = self.kernel.host_maps(Path::new(PINS)).expect("no fault");
         let senders = maps.senders().expect("no fault").into_iter();
@@ -63,7 +63,7 @@ fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
     });
 }
 
-/// The kernel stores the report, and the next daemon adopts it although the agent does not answer.
+/// The kernel stores the report. The next daemon adopts it, even if the agent does not answer.
 #[test]
 fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_over() {
     script(REPORTS, |stage| {
@@ -78,7 +78,7 @@ fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_o
         assert!(stage.controller().is_open(), "what is pinned goes on, and waits for no first answer");
         stage.pass(5 * SECOND);
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])), "another daemon runs");
-        // The report asked for a minute.
+        // The report declared a lame duck for one minute.
         stage.pass(60 * SECOND);
         stage.settle();
         assert_eq!(stage.dialled(60).len(), 3);
@@ -99,7 +99,8 @@ fn nobody_at_the_limit_is_taken_instead_of_a_lame_duck() {
         for _ in 0..2 {
             assert_eq!(next(), address(BACKENDS[0]), "it serves, and they are at their limit");
         }
-        // All are at the limit: a backend that is no lame duck is chosen beyond it.
+        // When all backends are at their limit, one that is not a lame duck is chosen in excess of
+        // it.
         assert_ne!(next(), address(BACKENDS[0]));
     });
 }
@@ -122,7 +123,7 @@ fn a_lame_duck_that_is_ejected_is_not_tried_before_it_is_ready() {
     });
 }
 
-/// The programs of all clients read one word.
+/// The programs of all clients read the same word.
 #[test]
 fn all_clients_of_a_host_heed_what_a_backend_says() {
     script(REPORTS, |stage| {
@@ -139,20 +140,20 @@ fn all_clients_of_a_host_heed_what_a_backend_says() {
     });
 }
 
-/// If another backend got its id, the old rows would follow the reports of that backend.
+/// If the backend's id went to another backend, the old rows would follow that backend's reports.
 #[test]
 fn who_is_named_by_a_client_that_is_kept_until_another_takes_over_stays_registered() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.stop_faults();
-        // A backend that is no longer listed may come back, so its entry stays for a minute.
+        // A backend that is no longer listed may return, so its entry stays for a minute.
         stage.list(&BACKENDS[1..]);
         stage.pass(30 * SECOND);
         assert_eq!(stage.registered(), BACKENDS.map(address).into());
         stage.list(&BACKENDS);
         stage.hangs = |work| matches!(work, BackgroundWork::Open(_));
         stage.write_clients(&[("heir", "web")]);
-        // The first attempt to open it fails, and the second hangs.
+        // The first attempt to open the new client fails, and the second hangs.
         stage.kernel.faults().fail_some(1_000, SEED);
         stage.tell(Event::Hangup);
         stage.kernel.faults().stop();
@@ -174,7 +175,7 @@ fn where_all_are_lame_ducks_all_serve_and_who_is_not_heard_is_available() {
         stage.pass(3 * SECOND);
         stage.settle();
         assert_eq!(stage.dialled(60).len(), 3);
-        // A backend whose agent has never answered is better than a lame duck.
+        // A backend whose agent has never answered is preferred to a lame duck.
         let new = "10.0.0.4:80";
         stage.list(&[BACKENDS[0], BACKENDS[1], new]);
         stage.settle();
@@ -196,7 +197,7 @@ fn who_falls_silent_is_shown_as_that_and_stays_available() {
     });
 }
 
-/// Being down is a fact, unlike ejection: such a backend is chosen last.
+/// Unlike an ejection, a report of *down* is certain, so the backend is chosen last.
 #[test]
 fn who_says_that_it_is_down_is_chosen_last() {
     script(REPORTS, |stage| {
@@ -218,7 +219,8 @@ fn who_says_that_it_is_down_is_chosen_last() {
     });
 }
 
-/// First the daemon's side has both keys, then the agents have the new one, then the old one goes.
+/// First the daemon gets the new key beside the old one, then agents get the new key, then the old
+/// key is removed.
 #[test]
 fn a_key_is_replaced_without_a_gap() {
     script(REPORTS, |stage| {
@@ -235,20 +237,20 @@ fn a_key_is_replaced_without_a_gap() {
             }
             assert_eq!(stage.reported(BACKENDS[1]), "ready", "{file}, agents {agents}");
         }
-        // An agent that only has the old key is no longer believed.
+        // An agent that has only the old key is no longer believed.
         stage.report(BACKENDS[0], |agent| (agent.key, agent.readiness) = (1, Readiness::Ready));
         stage.pass(5 * SECOND);
         assert!(!stage.dialled(12).contains(&address(BACKENDS[0])));
     });
 }
 
-/// Otherwise anyone who can write a list and has a key could report for a backend of another
+/// Otherwise, anyone who has a key and can write a list could report for a backend of another
 /// service.
 #[test]
 fn a_service_hears_of_its_backends_by_its_own_key_alone() {
     let (more, list) = ("10.96.0.11:80", "/lists/more.toml");
     script(REPORTS, |stage| {
-        // A backend has a slot for each service.
+        // The backend has a slot for each service, so counts by backend do not match.
         stage.is_counted = false;
         let alone = stage.config_text();
         let with_more = |stage: &mut Stage, lines: &str| {
@@ -264,7 +266,7 @@ fn a_service_hears_of_its_backends_by_its_own_key_alone() {
         stage.disk.write(list, list_of(&BACKENDS[..1]));
         stage.are_ready(&BACKENDS);
         stage.announce_lame(BACKENDS[0]);
-        // The service requests no reports, so only its list counts, though another service of the
+        // This service requests no reports, so only its list counts, even if another service of the
         // client has a report.
         assert_eq!(with_more(stage, ""), [""; 0]);
         assert_eq!(stage.reached(stage.place, more), Some(address(BACKENDS[0])));
@@ -306,8 +308,8 @@ fn keys_that_cannot_be_read_and_a_port_that_is_taken_are_named_and_what_was_hear
     });
 }
 
-/// The agent has lost its disk, and its clock was fast before: its numbers are lower than those
-/// that were believed.
+/// The agent has lost its disk, and its clock was ahead before. So its new numbers are lower than
+/// the believed ones.
 #[test]
 fn an_agent_that_starts_again_with_lower_numbers_is_believed() {
     script(REPORTS, |stage| {
@@ -338,8 +340,8 @@ fn an_ejected_backend_whose_agent_starts_again_is_tried_by_the_next_connect() {
         stage.report(BACKENDS[0], |agent| (agent.incarnation, agent.counter) = (2, 1));
         stage.stop_faults();
         assert_eq!(stage.dialled(60).len(), 3);
-        // A backend whose agent restarts repeatedly is tried for that at most once within the time
-        // of a first ejection.
+        // If an agent restarts again and again, its backend gets at most one such trial within the
+        // duration of a first ejection.
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
         stage.report(BACKENDS[0], |agent| (agent.incarnation, agent.counter) = (3, 1));
@@ -348,7 +350,7 @@ fn an_ejected_backend_whose_agent_starts_again_is_tried_by_the_next_connect() {
     });
 }
 
-/// A fast failure is no low load: the errors that a backend reports count as open flows.
+/// A fast failure must not look like low load: reported errors count as open flows.
 #[test]
 fn a_backend_that_reports_errors_does_not_look_idle() {
     let lines = format!("policy = \"least-loaded\"\n{REPORTS}");
@@ -359,7 +361,7 @@ fn a_backend_that_reports_errors_does_not_look_idle() {
         let mut sent = 0;
         for _ in 0..20 {
             let before = stage.sent.get(&address(BACKENDS[0])).copied().unwrap_or(0);
-            // The other backends hold their connections.
+            // The other backends retain their connections.
             for _ in 0..6 {
                 stage.connect().expect("all accept");
             }

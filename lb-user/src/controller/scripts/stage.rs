@@ -1,5 +1,5 @@
-//! A daemon without a host: the controller, the shell's own readers of files, and a kernel, a disk
-//! and a network in memory, in virtual time.
+//! The stage of the scripts: a daemon without a host. It consists of the controller, the shell's
+//! own readers of files, and a kernel, a disk and a network in memory, all in virtual time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -50,13 +50,13 @@ pub const SEED: u64 = 20_261_127;
 pub const CONFIG: &str = "/etc/socklb/socklb.toml";
 pub const LIST: &str = "/lists/users.toml";
 pub const PINS: &str = "/sys/fs/bpf";
-/// Seconds until the daemon has done everything that it can: the longest pause after failures is
-/// half a minute.
+/// Seconds after which the daemon has done everything that it can. The longest pause after failures
+/// is half a minute.
 const SETTLED: u32 = 64;
-/// The number of starts at which the chance that all fail is nil.
+/// The number of attempts to start; the chance that all of them fail is negligible.
 const STARTS: u32 = 100;
 
-/// Small, so that checking all of it is cheap.
+/// The limits are small, so that checking all of the maps is cheap.
 const LIMITS: Limits = Limits { schedule_entries: 1 << 15, flow_records: 64, slots: 512 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -76,12 +76,12 @@ pub struct Disk(Mutex<DiskState>);
 
 #[derive(Default)]
 struct DiskState {
-    /// By path: how many changes the disk had had when the file was written, and the content.
+    /// By path: the content of the file, and how many changes the disk had had when it was written.
     files: BTreeMap<PathBuf, (u64, Vec<u8>)>,
     changes: u64,
-    /// Files, and directories with all files below, that can be neither read nor written.
+    /// Paths that can be neither read nor written, and neither can files below them.
     broken: BTreeSet<PathBuf>,
-    /// Files, and directories with all files below, whose file system does not answer.
+    /// Paths whose file system does not answer; this includes files below them.
     silent: BTreeSet<PathBuf>,
 }
 
@@ -101,7 +101,7 @@ impl Disk {
         self.state().files.remove(path.as_ref());
     }
 
-    /// Makes all access to a path, or below it, fail from now on, or work again.
+    /// Makes all access to a path and to files below it fail from now on, or work again.
     pub fn set_broken(&self, path: impl AsRef<Path>, is_broken: bool) {
         let (mut state, path) = (self.state(), path.as_ref().to_owned());
         if is_broken {
@@ -111,8 +111,7 @@ impl Disk {
         };
     }
 
-    /// Makes the file system of a path, and all below it, stop answering from now on, or answer
-    /// again.
+    /// Makes the file system of a path and of files below it stop answering, or answer again.
     pub fn set_silent(&self, path: impl AsRef<Path>, is_silent: bool) {
         let (mut state, path) = (self.state(), path.as_ref().to_owned());
         if is_silent {
@@ -186,35 +185,35 @@ impl Files for Disk {
     }
 }
 
-/// A network in which connect probes find what a script sets, and agents answer at once or not at
-/// all.
+/// A network in which connect probes have the results that a script sets. Agents answer at once, or
+/// not at all.
 #[derive(Clone, Default)]
 pub struct Wire(Arc<Mutex<WireState>>);
 
 #[derive(Default)]
 struct WireState {
-    /// By CLOCK_MONOTONIC.
+    /// The time by CLOCK_MONOTONIC.
     now: Duration,
     targets: BTreeSet<ConnectTarget>,
     found: BTreeMap<SocketAddr, ProbedHealth>,
     version: u64,
-    /// Whether another process has the port for reports.
+    /// Whether another process uses the port for reports.
     is_taken: bool,
-    /// The daemon's side of the exchange with agents, if it listens.
+    /// The daemon's side of the exchange with agents, if the daemon listens.
     listener: Option<Arc<Exchanging>>,
-    /// By backend.
+    /// The agents, by backend.
     agents: BTreeMap<SocketAddr, ScriptedAgent>,
 }
 
-/// What an agent reports of its backend.
+/// The report of an agent about its backend.
 #[derive(Clone, Copy, Debug)]
 pub struct ScriptedAgent {
     pub readiness: Readiness,
-    /// Requests and errors per second, and utilization, in thousandths.
+    /// Requests per second, errors per second, and utilization, all in thousandths.
     pub load: [u32; 3],
     /// The id of the agent's key.
     pub key: u16,
-    /// Rises with each start; `counter` rises with each change.
+    /// Rises with each start of the agent; `counter` rises with each change.
     pub incarnation: u32,
     pub counter: u32,
     /// Whether the agent does not answer.
@@ -246,12 +245,12 @@ impl ScriptedAgent {
     }
 }
 
-/// The service key with this id.
+/// A service key with this id.
 fn key(id: u16) -> Numbered<ServiceKey> {
     Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) }
 }
 
-/// The daemon's side of the exchange with agents, and the time.
+/// The daemon's side of the exchange with agents, and the network.
 struct Exchanging {
     exchange: Mutex<Exchange>,
     wire: Wire,
@@ -263,8 +262,8 @@ impl Exchanging {
         act(&mut self.exchange.lock().unwrap_or_else(PoisonError::into_inner), now)
     }
 
-    /// Polls the agents that are due, and handles their answers. Returns when the next one is due,
-    /// and whether the health of a backend changed.
+    /// Polls the agents that are due, and handles their answers. Returns when the next agent is
+    /// due, and whether the health of a backend has changed.
     fn turn(&self) -> (Duration, bool) {
         let agents = self.wire.with(|state| state.agents.clone());
         self.with(|exchange, now| {
@@ -322,7 +321,7 @@ impl Wire {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Gives the port for reports to another process, or frees it.
+    /// Gives the port for reports to another process, or makes it free again.
     pub fn take_port(&self, is_taken: bool) {
         self.with(|state| state.is_taken = is_taken);
     }
@@ -399,7 +398,7 @@ impl Network for WireEnd {
     }
 }
 
-/// An environment without any variables and files, for reading a configuration.
+/// An environment without variables and files, in which a configuration is read.
 struct Nothing;
 
 impl config::ProcessEnvironment for Nothing {
@@ -411,7 +410,7 @@ impl config::ProcessEnvironment for Nothing {
         None
     }
 
-    /// The name of a key file lists the ids of its keys, as in `2-1`.
+    /// The name of a key file gives the ids of its keys, for example `2-1`.
     fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let mut keys = name.split('-').map(str::parse).map_while(Result::ok).map(key);
@@ -450,7 +449,7 @@ impl io::Write for Log {
     }
 }
 
-/// Connects of a client, and a daemon that runs, or does not.
+/// A client that makes connects, and a daemon that may or may not run.
 pub struct Stage {
     pub kernel: FakeKernel,
     pub disk: Arc<Disk>,
@@ -460,7 +459,7 @@ pub struct Stage {
     pub controller: Option<Controller>,
     /// Additional lines of the service.
     lines: String,
-    /// The clients, each with its cgroup.
+    /// The names of the clients, each with its cgroup.
     clients: Vec<(String, String)>,
     start: Instant,
     pub now: Instant,
@@ -469,30 +468,32 @@ pub struct Stage {
     runtime: tokio::runtime::Runtime,
     /// Events that the controller has not handled yet.
     inbox: VecDeque<Event>,
-    /// Selects the work that hangs for now; `hung` holds the work that was left.
+    /// Selects the work that hangs for now. `hung` contains the work that has not been done because
+    /// of it.
     pub hangs: fn(&BackgroundWork) -> bool,
     hung: Vec<BackgroundWork>,
-    /// The notifications to the service manager, without status lines, and the last status line.
+    /// The notifications to the service manager without status lines; `state_line` is the last
+    /// status line.
     pub notices: Vec<Notice>,
     pub state_line: String,
     /// The directories that are watched for changes of files.
     pub watched: BTreeSet<PathBuf>,
     /// Why the last daemon could not start.
     pub refused: String,
-    /// Backends that any list has had.
+    /// The backends that any list has contained.
     listed: BTreeSet<SocketAddr>,
-    /// Backends that refuse connects.
+    /// The backends that refuse connects.
     pub dead: BTreeSet<SocketAddr>,
     /// The number of connects that were sent to each backend.
     pub sent: BTreeMap<SocketAddr, u64>,
     pub open: Vec<FakeFlow>,
-    /// Whether `sent` and `open` are all flows that the maps of the client `web` have counted.
+    /// Whether `sent` and `open` contain all flows that the maps of the client `web` have counted.
     pub is_counted: bool,
     log: Log,
     _logs: tracing::subscriber::DefaultGuard,
 }
 
-/// Runs a script plain, and with a tenth of the kernel's operations failing.
+/// Runs a script without faults, and again with a tenth of the kernel's operations failing.
 #[expect(clippy::print_stdout, reason = "it is shown if the script fails")]
 pub fn script(lines: &str, act: impl Fn(&mut Stage)) {
     for per_mille in [0, FAULTS_PER_MILLE] {
@@ -566,7 +567,7 @@ impl Stage {
         stage
     }
 
-    /// Writes the configuration with these lines of the service.
+    /// Writes the configuration; the service has these lines.
     pub fn write_config(&mut self, lines: &str) {
         lines.clone_into(&mut self.lines);
         let client = |(name, cgroup): &(String, String)| {
@@ -612,8 +613,8 @@ impl Stage {
         self.disk.write(LIST, list_of(backends));
     }
 
-    /// Starts a daemon with this list, after any earlier daemon has died, and repeats that until it
-    /// succeeds.
+    /// Writes this list and starts a daemon, after killing any earlier daemon. Repeats this until
+    /// the start succeeds.
     pub fn start(&mut self, backends: &[&str]) {
         self.write_list(backends);
         self.try_to_start(STARTS);
@@ -621,7 +622,7 @@ impl Stage {
         self.settle();
     }
 
-    /// Starts a daemon, in at most `starts` attempts.
+    /// Starts a daemon, with at most `starts` attempts.
     pub fn try_to_start(&mut self, starts: u32) {
         for _ in 0..starts {
             self.kill();
@@ -639,7 +640,7 @@ impl Stage {
         }
     }
 
-    /// The daemon dies: work that it has not done is never done.
+    /// Kills the daemon. Work that it has not done is never done.
     pub fn kill(&mut self) {
         self.wire.with(|state| {
             let WireState { agents, now, is_taken, .. } = std::mem::take(state);
@@ -707,7 +708,7 @@ impl Stage {
 
     fn work(&mut self, work: BackgroundWork) {
         let event = match work {
-            // There are neither processes nor lists of sockets.
+            // The kernel in memory has neither processes nor lists of sockets.
             BackgroundWork::Reclaim { suspects, .. } => {
                 Event::Reclaimed(Pass { clients: Vec::new(), holders: Ok(()) }, suspects)
             }
@@ -722,7 +723,7 @@ impl Stage {
                     })
                     .collect(),
             ),
-            // Without a thread for each, because there are two per second.
+            // Done without a thread, because there are two such pieces of work per second.
             BackgroundWork::Look { service, source } => {
                 let result = self.disk.look(&source.file.path);
                 Event::Looked { service, source, result }
@@ -735,7 +736,7 @@ impl Stage {
         self.inbox.push_back(event);
     }
 
-    /// Does all work that was left, late.
+    /// Does all work that hung, late.
     pub fn finish_hung(&mut self) {
         self.hangs = |_| false;
         for work in std::mem::take(&mut self.hung) {
@@ -744,7 +745,7 @@ impl Stage {
         self.run();
     }
 
-    /// Lets time pass; a daemon that runs acts in the meantime.
+    /// Lets time pass. If a daemon runs, it acts in the meantime.
     pub fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         self.run();
@@ -769,7 +770,7 @@ impl Stage {
         self.advance(until);
     }
 
-    /// Lets the next wake-up happen, at this time.
+    /// Advances to this time and passes the wake-up.
     pub fn pass_one(&mut self, at: Instant) {
         self.advance(at);
         self.tell(Event::Wakeup);
@@ -792,20 +793,20 @@ impl Stage {
         });
     }
 
-    /// Lets a second pass.
+    /// Lets a second pass, and checks the maps.
     pub fn tick(&mut self) {
         self.pass(SECOND);
         self.check();
     }
 
-    /// Makes probes find these backends healthy, or refusing connections.
+    /// Makes probes of these backends succeed, or find that the backends refuse connections.
     pub fn find(&mut self, backends: &[&str], is_well: bool) {
         let health = if is_well { Health::Healthy } else { Health::Refusing };
         self.found(backends, ProbedHealth { health, why: Why::Probe, is_unconfirmed: false });
     }
 
-    /// The first probe of these backends is lost, and no second one has shown yet that this was by
-    /// chance.
+    /// The first probe of these backends fails by chance, and no second probe has corrected this
+    /// yet.
     pub fn lose_first_probe(&mut self, backends: &[&str]) {
         self.found(
             backends,
@@ -827,20 +828,20 @@ impl Stage {
         self.changed(LIST);
     }
 
-    /// Writes this text of the list, which must not name a new backend, and lets the daemon read
-    /// it.
+    /// Writes this text as the list, and lets the daemon read it. The text must not name a new
+    /// backend.
     pub fn list_text(&mut self, text: &str) {
         self.disk.write(LIST, text);
         self.changed(LIST);
     }
 
-    /// Reports a change at this path, as a watch does, and lets it settle.
+    /// Reports a change at this path, as a watch does, and waits until the file counts as settled.
     pub fn changed(&mut self, path: impl AsRef<Path>) {
         self.tell(Event::Changed([path.as_ref().to_owned()].into()));
         self.pass(lb_core::feed::SETTLE);
     }
 
-    /// Writes these lines of the service, and lets the daemon reload them.
+    /// Writes these lines of the service, and makes the daemon reload the configuration.
     pub fn configure(&mut self, lines: &str) {
         self.write_config(lines);
         self.tell(Event::Hangup);
@@ -863,7 +864,7 @@ impl Stage {
         panic!("it does not settle: {:?}", self.task().trouble());
     }
 
-    /// Stops all faults of the kernel, and lets the daemon do what is left to do.
+    /// Stops all faults of the kernel, and lets the daemon finish its work.
     pub fn stop_faults(&mut self) {
         self.kernel.faults().stop();
         for _ in 0..SETTLED {
@@ -871,7 +872,7 @@ impl Stage {
         }
     }
 
-    /// How many lines of the log contain this.
+    /// How many lines of the log contain this text.
     pub fn logged(&self, what: &str) -> usize {
         let lines = self.log.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&lines).lines().filter(|line| line.contains(what)).count()
@@ -917,19 +918,19 @@ impl Stage {
         self.status().faults.iter().map(ToString::to_string).collect()
     }
 
-    /// Why the service's backends are used.
+    /// The explanation of the service.
     pub fn explanation(&self) -> Explanation {
         let task = self.task();
         let mut all = explain(&task.client, task.balancer(), Some("users"), true, task.loads());
         all.pop().expect("it has a list")
     }
 
-    /// The same as text.
+    /// The explanation of the service as text.
     pub fn explained(&self) -> String {
         lb_view::text::explanation(&self.explanation(), Style::default())
     }
 
-    /// Begins a connection: its SYN is sent.
+    /// Begins a connection, up to its SYN.
     pub fn begin(&mut self) -> Result<FakeFlow, u16> {
         match self.kernel.connect(self.place, 1, address(SERVICE)) {
             Connect::Unchanged => Err(0),
@@ -943,7 +944,7 @@ impl Stage {
         }
     }
 
-    /// Opens a connection; a dead backend refuses it.
+    /// Opens a connection. A dead backend refuses it.
     pub fn connect(&mut self) -> Result<SocketAddr, u16> {
         let mut flow = self.begin()?;
         if self.dead.contains(&flow.backend) {
@@ -955,8 +956,8 @@ impl Stage {
         Ok(flow.backend)
     }
 
-    /// The backend of a connection that a process in this cgroup opens to an address and ends at
-    /// once; `None` if it is not balanced.
+    /// Opens a connection from this cgroup to an address, ends it at once, and returns its backend;
+    /// `None` if the connection is not balanced.
     pub fn reached(&mut self, from: FakeCgroup, to: &str) -> Option<SocketAddr> {
         match self.kernel.connect(from, 1, address(to)) {
             Connect::Unchanged | Connect::Refused(_) => None,
@@ -972,7 +973,7 @@ impl Stage {
         }
     }
 
-    /// Opens this many connections, ends each at once, and returns how many failed.
+    /// Opens this number of connections and ends each at once. Returns how many failed.
     pub fn dial(&mut self, count: u32) -> u32 {
         let held = std::mem::take(&mut self.open);
         let mut failed = 0;
@@ -986,7 +987,7 @@ impl Stage {
         failed
     }
 
-    /// The backends that this many connects go to.
+    /// Dials this number of times, and returns the backends that were reached.
     pub fn dialled(&mut self, count: u32) -> BTreeSet<SocketAddr> {
         let before = self.sent.clone();
         self.dial(count);
@@ -1000,8 +1001,8 @@ impl Stage {
         }
     }
 
-    /// Checks that the maps hold no backend that the daemon does not have, and that counts are
-    /// exact: each backend has as many flows sent and open as the test has counted.
+    /// Checks that the maps contain no backend that the daemon does not have, and that their counts
+    /// are exact: each backend has as many sent and open flows as the script has counted.
     pub fn check(&mut self) {
         let task = self.controller.as_ref().and_then(|controller| controller.clients.task("web"));
         let Some(task) = task.filter(|task| self.is_counted && !task.is_unpinned()) else { return };
@@ -1011,7 +1012,7 @@ impl Stage {
             assert_eq!(known, Some(slot.address), "{:?}", slot.at);
             let open = self.open.iter().filter(|flow| flow.backend == slot.address).count() as u64;
             assert_eq!(tables.active(slot.at.slot), open, "{}", slot.address);
-            // A lookup may fail now.
+            // If faults are on, a lookup may fail.
             if let Ok(counts) = tables.counts(slot.at.slot) {
                 let sent = self.sent.get(&slot.address).copied().unwrap_or(0);
                 assert_eq!(counts.sums.chosen, sent, "{}", slot.address);
@@ -1024,7 +1025,7 @@ impl Stage {
         slots.into_iter().find(|slot| slot.address == backend).expect("it has a slot")
     }
 
-    /// The state of each backend that has a slot, and whether it is ejected.
+    /// For each backend that has a slot: its state, and whether it is ejected.
     pub fn states(&self) -> BTreeMap<SocketAddr, (BackendState, bool)> {
         let slots = self.task().datapath().tables().slots();
         slots.into_iter().map(|slot| (slot.address, (slot.state, slot.is_ejected))).collect()
@@ -1035,7 +1036,7 @@ impl Stage {
         Pins::of(Path::new(PINS), "web")
     }
 
-    /// The names of the clients that are pinned.
+    /// The names of the clients that have pins.
     pub fn pinned(&self) -> Vec<String> {
         let pinned = self.kernel.clients(Path::new(PINS)).expect("no fault");
         pinned.into_iter().map(|pins| pins.client).collect()

@@ -1,5 +1,5 @@
-//! Scripts of subsets: which endpoints a task of a job uses, as lists, load and the configuration
-//! change.
+//! Scripts of subsets: the endpoints that a task of a job uses, while lists, load and the
+//! configuration change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -15,7 +15,8 @@ fn many(count: usize) -> Vec<String> {
 }
 
 impl Stage {
-    /// Makes the client this task of a job of `count`, with this list, and lets the daemon follow.
+    /// Makes the client task number `index` of a job of `count` tasks, with this list, and waits
+    /// until the daemon has applied this.
     fn task_of(&mut self, index: u32, count: u32, list: &[String], lines: &str) {
         self.list(&list.iter().map(String::as_str).collect::<Vec<_>>());
         self.write_config(lines);
@@ -31,7 +32,7 @@ impl Stage {
     }
 }
 
-/// Each of 5 tasks takes an arc of three fifths of 7 backends: 4 1/5 backends.
+/// Each of 5 tasks has an arc of three fifths of 7 backends: 4 1/5 backends.
 #[test]
 fn the_edges_of_an_arc_show_in_the_shares() {
     script("", |stage| {
@@ -40,7 +41,7 @@ fn the_edges_of_an_arc_show_in_the_shares() {
         let indexed = (0..).zip(&seven).map(|(index, one)| format!("{}index = {index}\n", list_of(&[one])));
         stage.list_text(&indexed.collect::<String>());
         stage.stop_faults();
-        // 5, 5, 5, 5 and 1 of 21 in 1,024 whole entries.
+        // Shares of 5, 5, 5, 5 and 1 of 21, in 1,024 entries.
         let expected: BTreeMap<_, _> =
             seven.iter().map(|one| address(one)).zip([244, 244, 244, 244, 48]).collect();
         let entries = |(backend, member): (SocketAddr, SubsetMember)| (backend, member.entries);
@@ -108,8 +109,8 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
     });
 }
 
-/// Without a `subset` key it is `rocksteadier` with size `auto`, and more than the largest fixed
-/// size.
+/// Without a `subset` key, the subset is `rocksteadier` with size `auto`. Its size is larger than
+/// the largest fixed size.
 #[test]
 fn a_task_that_is_alone_uses_three_hundred_backends() {
     script("", |stage| {
@@ -119,15 +120,15 @@ fn a_task_that_is_alone_uses_three_hundred_backends() {
         stage.stop_faults();
         let inputs = stage.explanation().inputs;
         assert_eq!((inputs.algorithm.as_str(), inputs.size), ("rocksteadier", Some(300)));
-        assert!(inputs.auto.is_some_and(|auto| auto.min == 12 && auto.why.contains("alone")));
-        // The first 300 entries from where a cursor starts name each backend once.
+        assert!(inputs.auto.is_some_and(|auto| auto.min == 12 && auto.why.contains("only task")));
+        // From any start of a cursor, the first 300 entries name each backend once.
         let before = stage.sent.clone();
         assert_eq!((stage.dial(300), before.len(), stage.sent.len()), (0, 0, 300));
     });
 }
 
-/// For a size that follows from the list, and for one that has to be computed: two tasks that
-/// choose at random leave out some of 60 backends unless both take all.
+/// Tests a size that follows from the list, and one that has to be computed: two tasks that choose
+/// at random leave out some of 60 backends unless both use all.
 #[test]
 fn a_list_that_needs_too_many_entries_is_refused_with_both_numbers() {
     let both = "would have 2048 entries, limits.schedule_entries allows 1024";
@@ -148,8 +149,8 @@ fn a_list_that_needs_too_many_entries_is_refused_with_both_numbers() {
     }
 }
 
-/// Lists are computed beside the loop: a reload in between must not receive the result for another
-/// task.
+/// Assignments are computed beside the loop. A reload in between must not receive the result for
+/// another task.
 #[test]
 fn a_reload_while_a_list_is_computed_ends_with_both_new() {
     let lines = "subset = { algorithm = \"random\", size = 8 }";
@@ -166,7 +167,7 @@ fn a_reload_while_a_list_is_computed_ends_with_both_new() {
             assert_eq!((inputs.index, inputs.endpoints), (7 * round, list.len()));
             let members = stage.members().into_keys().collect::<BTreeSet<_>>();
             assert_eq!(stage.dialled(100), members);
-            // The result of a daemon without any earlier state.
+            // The result of a daemon that has no earlier state.
             let mut other = Stage::new("");
             other.task_of(7 * round, 400, &list, lines);
             other.start(&list.iter().map(String::as_str).collect::<Vec<_>>());
@@ -187,7 +188,7 @@ fn a_subset_grows_and_shrinks_with_its_task_s_open_flows_and_a_new_daemon_goes_o
         }
         stage.pass(Duration::from_secs(30));
         assert_eq!(members(stage), 3, "all are used");
-        // A killed daemon's successor begins with the size that the tables have.
+        // After a kill, the next daemon begins with the size that the tables have.
         stage.try_to_start(1);
         assert_eq!(members(stage), 3);
         stage.close_all();
