@@ -1,5 +1,5 @@
-//! Backends that report their own state, through a real agent: from the next connect on a lame duck
-//! is not chosen, and after it is ready it is chosen again, whatever happens to agents and daemons
+//! Backends that report their own state, through a real agent. From the next connect on a lame duck
+//! is not chosen. It is chosen again once it is ready, whatever happens to agents and daemons
 //! meanwhile.
 
 use std::net::UdpSocket;
@@ -54,7 +54,7 @@ pub fn is_lame(fixture: &Fixture, address: &str) -> bool {
     seen(fixture, address).state == "lame-duck"
 }
 
-/// The interval of polls is long, so that only the first poll can have found it.
+/// The interval of polls is long, so only the first poll can find the lame duck.
 #[test]
 fn a_standing_lame_duck_gets_no_connect_from_a_fresh_host() {
     let mut fixture = Fixture::without_daemon();
@@ -71,7 +71,8 @@ fn a_standing_lame_duck_gets_no_connect_from_a_fresh_host() {
 
 #[test]
 fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
-    // In slow guests one is enough: `verdicts` tests the programs there for each.
+    // In a slow guest one policy is enough, because `verdicts` tests the programs there under each
+    // policy.
     let policies = if stage::in_a_guest() { &POLICIES[..1] } else { &POLICIES[..] };
     for policy in policies {
         let (fixture, agent) = start(policy, &ALL);
@@ -99,7 +100,8 @@ fn a_key_is_replaced_without_a_gap() {
         let by_agent = ["unknown-key", "forged"].map(|why| status["datagrams"]["refused"][why].to_string());
         (by_agent, ["unknown-key", "forged"].map(|why| datagrams(&fixture, why)))
     };
-    // The ids of the daemon's keys, the first of which it sends with, and of the agent's keys.
+    // The ids of the daemon's keys, which sends under the first of them, and those of the agent's
+    // keys.
     let asks = || {
         let map = hash::<SenderName, Sender>(&fixture.setup.host_map(host::map::SENDERS));
         let entries = map.iter().map(|entry| entry.expect("an entry").1.0.keys.map(|key| key.id));
@@ -110,8 +112,8 @@ fn a_key_is_replaced_without_a_gap() {
         let backends = status["backends"].as_array().expect("a list");
         backends.iter().map(|backend| backend["keys"].to_string()).collect::<Vec<_>>()
     };
-    // Agents get both keys, then clients; then clients send with the new one and drop the old one,
-    // then agents drop it.
+    // Agents get both keys, then clients. Then clients send under the new key and drop the old one,
+    // and then agents drop the old one.
     for (keys, ids) in [(old.clone() + &new, [1, 2]), (new.clone() + &old, [2, 1]), (new, [2, 0])] {
         std::fs::write(fixture.setup.folder.join("service.key"), &keys).expect("write the keys");
         fixture.daemon().signal(Signal::HUP);
@@ -155,7 +157,7 @@ fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
             "--backend",
             ALL[0],
         ]);
-        // Another process serves the port, so it is ready at once.
+        // Another process serves the port, so the backend is ready at once.
         command.args(more).args(["--", "/usr/bin/sleep", "120"]);
         command.stderr(std::fs::File::create(fixture.setup.folder.join("run.log")).expect("open the log"));
         stage::daemon::Kept::of(command.spawn().expect("start it"))
@@ -172,10 +174,10 @@ fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
     let status = child.wait().expect("it ends");
     assert_eq!(status.signal(), Some(15), "as the command did: {}", log());
     assert!(is_lame(&fixture, ALL[0]), "a restart is to follow");
-    // The application cannot be reported without keys and an agent. A request to end meanwhile
+    // Without keys and an agent the run cannot report the application, and waits. A request to end
     // takes effect at once.
     let mut child = run(&[]);
-    eventually("it waits for an agent", log, |log| log.contains("not registered yet"));
+    eventually("it waits for an agent", log, |log| log.contains("cannot register with the agent yet"));
     end(&mut child);
     assert_eq!(child.wait().expect("it ends").signal(), Some(15));
     assert!(log().contains("a signal ended the run before the command was started"), "{}", log());

@@ -17,11 +17,11 @@ use stage::{Setup, eventually, look, window};
 
 use crate::reports::{ALL, reported, text};
 
-/// Where the agent listens behind a router.
+/// The address of the agent behind the link.
 const BEHIND: &str = "10.77.0.2:9465";
 
-/// Writes the key of the first backend, and the agent's configuration, with which the kernel
-/// answers on an interface. Returns the key.
+/// Writes the key of the first backend, and an agent's configuration with which the kernel answers
+/// on an interface. Returns the key.
 pub fn configure(setup: &Setup, listen: &str, interface: &str, check: &str) -> [u8; 16] {
     let service = make_key(setup, "service.key", 1);
     let file = derive_key(setup, &service, ALL[0]);
@@ -202,7 +202,7 @@ fn both_families_are_answered_on_loopback_and_what_nobody_answers_is_dropped_and
         }
         look(|| datagrams(&agent, kind)).becomes(100);
     }
-    // The program has processed them all: nothing was left for the socket to answer.
+    // The program has processed them all, and has left nothing for the socket to answer.
     assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
     let page = agent.metrics();
     assert!(page.contains("socklb_agent_xdp_interface{interface=\"lo\",mode=\"generic\"} 1.0"), "{page}");
@@ -238,7 +238,7 @@ fn backends_and_keys_of_another_configuration_are_answered_for_by_it() {
     stage::replace(&path, &configured.replace("[\"lo\"]", "[]"));
     agent.signal(Signal::HUP);
     let takes_a_restart = || agent.status()["faults"].to_string();
-    eventually("it says so", takes_a_restart, |faults| faults.contains("takes a restart: xdp"));
+    eventually("it says so", takes_a_restart, |faults| faults.contains("need a restart: xdp"));
 }
 
 /// Agents learn a new key, clients send requests under it, agents drop the old one.
@@ -283,7 +283,7 @@ fn a_key_is_replaced_while_the_kernel_answers() {
         0
     );
     first.socket.send(request(1, old, 0).bytes()).expect("send");
-    // The agent has dropped the old one.
+    // The agent has dropped the old key.
     look(|| datagrams(&agent, "unknown-key")).becomes(1);
     agent.tell(&["lame-duck"]);
     assert_eq!(second.hear().readiness(), Some(Readiness::LameDuck), "who asked under it is told");
@@ -300,7 +300,7 @@ fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
     eventually(
         "it is named",
         || faults(&agent),
-        |faults| faults.contains("interface lo: requests") && faults.contains("another program is attached, "),
+        |faults| faults.contains("lo: the kernel does not answer") && faults.contains("another program is attached, "),
     );
     let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
     asker.ask(0);
@@ -318,7 +318,7 @@ fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
     look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
 }
 
-/// A health check may be a foreign command.
+/// A health check may be a foreign command, which must not inherit these capabilities.
 #[test]
 fn what_the_agent_may_because_of_that_its_children_may_not() {
     let fixture = Fixture::without_daemon();
@@ -387,7 +387,7 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
     let count = datagrams(&agent, "answered_by_kernel");
     router.run("ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:01 dev elsewhere nud permanent");
     Asker::new("10.77.0.1", BEHIND, key).ask(0);
-    // The socket answers.
+    // The agent's socket answers.
     assert_eq!(
         look(|| datagrams(&agent, "answered_by_kernel")).now("requests are counted before they are answered"),
         count
