@@ -1,4 +1,4 @@
-//! Assignments: a list of endpoints, and the members that each task of a job uses of it.
+//! Assignments: a list of endpoints, and the members of it that each task of a job uses.
 //!
 //! [`Memberships`] makes the decisions. This module stores only the part that a task's balancer
 //! needs, because in a large fleet several lists are on their way to many tasks at the same time.
@@ -13,11 +13,11 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShareModel {
-    /// From the subsets of the whole job, as in the daemon: structural weights, which for an
-    /// aperture are those of its arcs.
+    /// From the subsets of the whole job, as in the daemon: structural weights. For an aperture
+    /// they are the weights of its arcs.
     #[default]
     Structural,
-    /// From the members' own weights only, as in balancers without knowledge of their peers. For
+    /// Only from the members' own weights, as in balancers without knowledge of their peers; for
     /// comparison.
     Equal,
 }
@@ -38,7 +38,7 @@ struct BackendTotals {
     target: f64,
 }
 
-/// A list, and the members that every task of a job uses of it.
+/// A list, and the members of it that every task of a job uses.
 #[derive(Debug)]
 pub struct JobAssignments {
     list: EndpointList,
@@ -62,8 +62,8 @@ impl JobAssignments {
             let membership = memberships.of(task);
             size = membership.size;
             let sum: f64 = membership.members.iter().map(|member| f64::from(member.endpoint.weight)).sum();
-            // If the size follows load, all members to which a task may grow; the task decides how
-            // many it uses.
+            // If the size follows load: all members to which a task may grow. The task decides how
+            // many of them it uses.
             for Member { endpoint, weight, share, connections, load, target } in
                 membership.members.into_iter().chain(membership.reserve)
             {
@@ -72,7 +72,7 @@ impl JobAssignments {
                     ShareModel::Structural => (weight, share, load),
                     ShareModel::Equal => {
                         let share = f64::from(endpoint.weight) / sum;
-                        // The load of all tasks is summed here, task by task.
+                        // Sums the load of all tasks, one task after the other.
                         (endpoint.weight.into(), share, columns[index as usize].load + share)
                     }
                 };
@@ -84,11 +84,10 @@ impl JobAssignments {
         Self { list, edges, ends, columns, size }
     }
 
-    /// The maximum number of members of one task if its size follows load, and otherwise the number
-    /// that it uses.
+    /// The number of members that one task uses; if its size follows load, the maximum number.
     ///
     /// # Panics
-    /// There is no such task.
+    /// The job has no such task.
     pub fn most(&self, task: u32) -> u32 {
         u32::try_from(self.edges_of(task).len()).expect("indexes have 32 bits")
     }
@@ -99,11 +98,12 @@ impl JobAssignments {
         &self.edges[start..self.ends[task]]
     }
 
-    /// One task's assignment: its members, and a list of only these members, which is all that its
-    /// balancer needs. If `size` is given, which follows load, only the first `size` members.
+    /// One task's assignment: its members, and a list of only these members, because its balancer
+    /// needs no more. If `size` is given because the size follows load, only the first `size`
+    /// members.
     ///
     /// # Panics
-    /// There is no such task.
+    /// The job has no such task.
     pub fn task(&self, task: u32, service: &Service, size: Option<u32>) -> (EndpointList, Membership) {
         let edges = self.edges_of(task);
         let edges = &edges[..size.map_or(edges.len(), |size| edges.len().min(size as usize))];

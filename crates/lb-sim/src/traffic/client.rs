@@ -4,7 +4,7 @@
 //! The controller is a real [`Balancer`]. The kernel's own [`pick`] decides each connect, with a
 //! cursor for each CPU on which the task runs. An [`Ejector`] ejects failing backends; if the
 //! policy considers errors, they also count as load. The caller decides when anything happens. Must
-//! not know more of backends than their indexes.
+//! not know anything of backends except their indexes.
 
 mod load;
 
@@ -45,13 +45,13 @@ use load::Following;
 use size::GrowingSize;
 use tables::ClientTables;
 
-/// A client's connections to the backend in one slot: the one that it holds for requests, or those
-/// that its arrivals have opened.
+/// A client's connections to the backend in one slot: the one connection that the client holds for
+/// requests, or the connections that its arrivals have opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotConnections {
     /// The index of the backend.
     pub backend: u32,
-    /// Differs from the serial numbers of all earlier links in this slot.
+    /// A number that no earlier link in this slot had.
     pub serial: u32,
     pub state: LinkState,
     /// Requests that have not ended, or open connections.
@@ -61,15 +61,16 @@ pub struct SlotConnections {
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// It is being established.
+    /// The connection is being established.
     Establishing,
-    /// It can be used.
+    /// The connection can be used.
     Ready,
-    /// The backend is down; the client re-establishes the connection once the backend is back.
+    /// The backend is down; the client re-establishes the connection when the backend is back.
     Lost,
-    /// It ends with its last request, because the backend has left the subset or the service.
+    /// The connection ends with its last request, because the backend has left the subset or the
+    /// service.
     Draining {
-        /// Whether the backend has left only the subset.
+        /// Whether the backend has only left the subset, and is still part of the service.
         is_moved: bool,
     },
 }
@@ -84,28 +85,28 @@ impl LinkState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotBackend {
     pub backend: u32,
-    /// Whether a connect may choose it.
+    /// Whether a connect may choose the backend.
     pub usable: bool,
 }
 
 #[derive(Debug)]
 pub struct SimulatedClient {
-    /// The position of its job.
+    /// The position of its job in the scenario.
     pub job: usize,
     pub index: u32,
-    /// The version of the newest list that it has received.
+    /// The version of the newest list that the client has received.
     pub version: u64,
-    /// Samples its arrivals and their lifetimes.
+    /// Samples the client's arrivals and their lifetimes.
     pub rng: SplitMix64,
     /// Samples events on connections that stay open. Arrivals do not use it, so they are the same
     /// in all runs.
     pub kept_rng: SplitMix64,
-    /// Uses the scenario's clock.
+    /// The daemon's controller, with the scenario's clock.
     balancer: Balancer<Duration>,
     schedule: Arc<[Slot]>,
     /// The number of schedule entries of each slot.
     entries: Vec<u32>,
-    /// The slots of the schedule, each once; `None` if they are too many for a list.
+    /// The slots of the schedule, each once; `None` if there are too many for a list.
     members: Option<Vec<u32>>,
     fallback: u32,
     rules: Rules,
@@ -115,9 +116,9 @@ pub struct SimulatedClient {
     scheduler: SplitMix64,
     /// The recent errors of the backend in each slot.
     errors: Vec<RecentErrors>,
-    /// Whether the backend in each slot is a lame duck by its own reports, as connects see it.
+    /// Whether the backend in each slot is a lame duck by its own report, as connects see it.
     lame: Vec<bool>,
-    /// The backends that report to be lame ducks.
+    /// The backends that are lame ducks by their own reports.
     lame_ducks: BTreeSet<u32>,
     /// The number of the newest report received from each backend.
     heard: BTreeMap<u32, u32>,
@@ -131,24 +132,24 @@ pub struct SimulatedClient {
     pub pairs: Vec<PairCounts>,
     /// The ejection counts of backends that have lost their slots, until the caller collects them.
     pub freed: Vec<PairCounts>,
-    /// How many of its members were ejected when [`Self::count_ejected`] was last evaluated.
+    /// How many members were ejected when [`Self::count_ejected`] was last evaluated.
     pub ejected: u32,
-    /// `None` if its weights do not follow load.
+    /// `None` if the client's weights do not follow load.
     following: Option<Following>,
-    /// `None` if its size does not follow load.
+    /// `None` if the client's size does not follow load.
     growing: Option<GrowingSize>,
     /// `None` if the service does not eject backends.
     ejector: Option<Ejector>,
     ejection_rules: EjectionRules,
     serial: u32,
-    /// Whether it holds a connection to every member. Then it can choose only members with an
-    /// established connection.
+    /// Whether the client holds a connection to every member. Then it can choose only members with
+    /// an established connection.
     needs_links: bool,
 }
 
 impl SimulatedClient {
-    /// A client without any backend yet. There are never more than `most_backends` different
-    /// addresses.
+    /// Creates a client without backends. The lists that it receives have at most `most_backends`
+    /// different addresses.
     ///
     /// # Panics
     /// There are more backends than slots.
@@ -160,8 +161,8 @@ impl SimulatedClient {
         most_backends: u32,
         needs_links: bool,
     ) -> Self {
-        // One table of the maximum length, and a slot for every backend that the client can ever
-        // receive.
+        // Limits for one table of the maximum length, and a slot for every backend that the client
+        // can ever receive.
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
         let task = format!("{}/{index}", job.1);
@@ -225,9 +226,9 @@ impl SimulatedClient {
         self.start_slowly(now);
     }
 
-    /// Handles a backend's report that it is a lame duck, or no longer one. Connects use this at
-    /// once, and the daemon builds its tables accordingly. Returns false if the report is not newer
-    /// than the newest one received.
+    /// Handles a backend's report that it is, or is no longer, a lame duck. Connects use the report
+    /// at once, and the daemon builds its tables accordingly. Returns false if the report is not
+    /// newer than the newest one received.
     pub fn hear(&mut self, now: Duration, backend: u32, report: u32, is_lame: bool) -> bool {
         let newest = self.heard.entry(backend).or_default();
         if report <= *newest {
@@ -247,7 +248,7 @@ impl SimulatedClient {
         true
     }
 
-    /// Updates the data that picks read from the plan.
+    /// Updates the data that picks read, from the plan.
     fn publish(&mut self) {
         let plan = self.balancer.plan();
         let service = plan.services.values().next().expect("the plan has the service");
@@ -305,7 +306,7 @@ impl SimulatedClient {
             None => pick::pick(&tables, &self.cursors[cpu], table, self.rules, now),
         };
         let is_lame = |slot: u32| self.lame[slot as usize];
-        // This applies to any kind of choice, including a trial and the fallback.
+        // Applies to every choice, including a trial and the fallback.
         if self.lame.get(picked.slot as usize) == Some(&true) {
             let limit = pick::limit_of_diversion(picked.how, self.rules);
             let other = pick::other_than_lame(&tables, table, sample, limit, picked.slot, is_lame);
@@ -315,17 +316,18 @@ impl SimulatedClient {
         picked
     }
 
-    /// Its open flows and unanswered connects to the backend in a slot.
+    /// The client's open flows and unanswered connects to the backend in a slot.
     fn flows(&self, slot: u32) -> u32 {
         self.links[slot as usize].map_or(0, |link| link.flows) + self.pending[slot as usize]
     }
 
-    /// Resets the count of flows that have begun: they do not show how long flows live.
+    /// Resets the count of flows that have begun: flows from before the first tick do not show how
+    /// long flows live.
     pub fn forget_begun(&mut self) {
         self.following.iter_mut().for_each(Following::forget_begun);
     }
 
-    /// Applies these rules to its weights from now on.
+    /// Makes the client's weights follow load by these rules from now on.
     pub fn follow(&mut self, rules: ControlRules) {
         self.following = Some(Following::new(rules));
     }
@@ -342,9 +344,9 @@ impl SimulatedClient {
         judgement
     }
 
-    /// Counts an error of a flow to the backend in a slot, which counts as load for a while. Unlike
-    /// the daemon, the planner does not delay halvings while connects are rare, and does not limit
-    /// errors when other flows end.
+    /// Counts an error of a flow to the backend in a slot; the error counts as load for a while.
+    /// Unlike the daemon, the planner does not delay halvings while connects are rare, and does not
+    /// limit errors when other flows end.
     pub fn count_error(&mut self, slot: u32, now: u32) {
         self.following.iter_mut().for_each(|following| following.fail(slot));
         let half_life = self.rules.error_half_life;
@@ -366,7 +368,8 @@ impl SimulatedClient {
         }
     }
 
-    /// Returns how many members may be chosen or are ejected, and how many of these are ejected.
+    /// Returns the number of members that may be chosen or are ejected, and the number of ejected
+    /// ones.
     pub fn count_ejected(&self) -> (u32, u32) {
         let Some(ejector) = &self.ejector else { return (0, 0) };
         let states = (0..).zip(&self.slots).map(|(slot, _)| ejector.state(slot));
@@ -375,7 +378,7 @@ impl SimulatedClient {
         })
     }
 
-    /// Ticks until the last of its ejections ends.
+    /// Ticks until the last ejection of the client ends.
     pub fn longest_left(&self, now: u32) -> u32 {
         let Some(ejector) = &self.ejector else { return 0 };
         let held_back = (0..).zip(&self.slots).map(|(slot, _)| slot);

@@ -1,7 +1,7 @@
-//! The demand of tasks: the CPU time of a request, and bursts in which all tasks send more.
+//! The demand of tasks: the CPU time of requests, and bursts in which all tasks send more.
 //!
-//! Logarithms and powers are those of the `libm` crate, which are the same on every machine; the
-//! four basic operations follow IEEE 754. Must not know which backend serves a request.
+//! Logarithms and powers come from the `libm` crate, which gives the same results on every machine;
+//! the four basic operations follow IEEE 754. Must not know which backend serves a request.
 
 use lb_core::subset::random::SplitMix64;
 
@@ -31,7 +31,7 @@ pub enum Cost {
 const PS_PER_S: f64 = 1e12;
 
 impl Cost {
-    /// Lognormal with this mean; the cap applies afterwards.
+    /// Lognormal with this mean before the cap applies.
     pub fn lognormal(mean_us: u64, sigma: f64, cap_us: u64) -> Self {
         let mu = libm::log(float(mean_us) / 1e6) - sigma * sigma / 2.0;
         Self::Lognormal { mu, sigma, cap_ps: cap_us.saturating_mul(PS_PER_US) }
@@ -73,26 +73,26 @@ fn below(z: f64) -> f64 {
     0.5 * libm::erfc(-z / std::f64::consts::SQRT_2)
 }
 
-/// Times in which all tasks send more, all at once.
+/// Times in which all tasks send more, at the same time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bursts {
-    /// The factor by which the rate increases.
+    /// The factor on the rate.
     pub factor: f64,
-    /// Time between the starts of two bursts, and until the first one.
+    /// Time between the starts of two bursts; also the time until the first one.
     pub every_us: u64,
     /// The length of each burst.
     pub lasts_us: u64,
 }
 
 impl Bursts {
-    /// Returns when an arrival comes that is due `gap_us` after `now_us`: time passes faster within
-    /// a burst.
+    /// Returns when an arrival comes that is due `gap_us` after `now_us`: within a burst, time
+    /// passes faster.
     pub fn due(self, now_us: u64, gap_us: u64) -> u64 {
         let (mut at, mut left) = (now_us, float(gap_us));
-        // Bound: each iteration advances to the next end of a burst or of a pause.
+        // Bound: each iteration advances to the next start or end of a burst.
         loop {
             let phase = at % self.every_us;
-            // There is no burst before the time `every`.
+            // The first burst begins at the time `every`.
             let is_burst = at >= self.every_us && phase < self.lasts_us;
             let end = if at < self.every_us {
                 self.every_us
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn costs_have_the_mean_and_the_cap_that_were_asked_for() {
         let cost = Cost::lognormal(15_000, 2.0, 10_000_000);
-        // 0.18 ms of the mean are beyond the cap, of which 0.11 ms remain.
+        // 0.18 ms of the mean are above the cap; with the cap 0.11 ms of these remain.
         assert!((cost.mean() - 0.014_92).abs() < 0.000_02, "{}", cost.mean());
         let mut rng = rng();
         let samples: Vec<f64> = (0..1_000_000).map(|_| float(cost.sample(&mut rng)) / PS_PER_S).collect();

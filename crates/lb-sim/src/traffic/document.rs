@@ -1,7 +1,7 @@
-//! A scenario file as written: its keys, their defaults, and the bounds of each single value.
+//! A scenario file as written: its keys, their defaults, and the bounds of each value.
 //!
 //! `crates/lb-sim/scenarios/README.md` describes the file for users. [`scenario`](super::scenario)
-//! checks how values combine; its messages need the positions of some values, which are therefore
+//! checks how values combine. Its messages need the positions of some values; these are
 //! [`Spanned`].
 
 pub mod size;
@@ -39,13 +39,12 @@ pub const MAX_CLIENTS: u32 = 20_000;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScenarioDocument {
-    /// A description of one line.
+    /// A description in one line.
     pub title: String,
     /// The seed of everything random in time.
     #[serde(default = "seed_0")]
     pub seed: Seed,
-    /// With how many seeds the scenario is played: `seed` and the following ones, each with other
-    /// subsets.
+    /// How many seeds are played: `seed` and the following ones, each with other subsets.
     #[serde(default = "one_seed")]
     pub seeds: Within<1, 100>,
     /// The length of the scenario in virtual time.
@@ -55,11 +54,11 @@ pub struct ScenarioDocument {
     /// The time at which the measurement of load and latency begins.
     #[serde(default = "from_the_start")]
     pub measure_from: Spanned<Span>,
-    /// The delay until clients know of a change.
+    /// The delay until clients learn of a change.
     #[serde(default)]
     pub notice: PropagationDelay,
     /// How clients receive the reports of backends. Without this table, the list marks lame ducks,
-    /// and no backend reports its load.
+    /// and backends report no load.
     pub reports: Option<Spanned<ReportsTable>>,
     /// The name of the service that all clients connect to.
     #[serde(default = "service_name")]
@@ -91,8 +90,8 @@ pub struct ScenarioDocument {
     pub run: Vec<Spanned<RunTable>>,
 }
 
-/// The delay until a client knows of a change: `delay` plus a random part of `spread`, for each
-/// client.
+/// The delay until a client learns of a change: `delay` plus a random part of `spread`, drawn for
+/// each client.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PropagationDelay {
@@ -120,11 +119,11 @@ pub struct ReportsTable {
     #[serde(default = "one_second")]
     pub window: Span,
     /// Whether the reported utilization includes, as an agent's does, the share of time in which a
-    /// request waited for a core or for more quota, besides the use of the cores.
+    /// request waited for a core or for more quota, in addition to the use of the cores.
     #[serde(default = "yes")]
     pub pressure: bool,
-    /// Whether reports include requests and errors per second, which an application must give its
-    /// agent.
+    /// Whether reports include requests and errors per second. In production an application must
+    /// give them to its agent.
     #[serde(default = "yes")]
     pub rates: bool,
     /// Percent of load reports that are lost. Reports of lame ducks are repeated until they arrive.
@@ -146,13 +145,13 @@ pub struct BackendsTable {
     /// The speed of these cores.
     #[serde(default = "as_costs_are_counted")]
     pub speed: Spanned<Speed>,
-    /// How much of its machine each backend may use; if left out, all of it.
+    /// How much of its machine each backend may use; without it, all of the machine.
     pub quota: Option<Spanned<QuotaTable>>,
     /// Neighbours that make backends slower at times.
     pub antagonist: Option<Spanned<AntagonistTable>>,
-    /// What makes backends slower after a start.
+    /// The cost of a start, which makes backends slower for a while.
     pub restart_cost: Option<RestartCost>,
-    /// How many requests a backend processes at a time; it rejects further ones.
+    /// The maximum number of requests that a backend processes at a time; it rejects further ones.
     #[serde(default = "queue_of_10_000")]
     pub queue: Within<1, 1_000_000>,
 }
@@ -173,21 +172,21 @@ pub struct WeightTable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Traffic {
-    /// Each arrival is a connect, and the connection lives on its own.
+    /// Each arrival is a connect, and its connection does not depend on other connections.
     Connections,
     /// Each task holds a connection to every member, and each arrival is a request over one of
-    /// them.
+    /// these connections.
     Requests,
 }
 
-/// What a client does with a connection to a backend that has left its subset.
+/// What a client does with a connection if the backend leaves the client's subset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Closing {
-    /// Lets its requests end.
+    /// The client lets the requests of the connection end.
     #[default]
     Drain,
-    /// Closes it at once; its requests fail.
+    /// The client closes the connection at once; its requests fail.
     Cut,
 }
 
@@ -198,7 +197,7 @@ pub struct JobTable {
     pub name: ScenarioName,
     /// The number of tasks at the start.
     pub tasks: Tasks,
-    /// The number of such jobs, named `<name>-0` and so on.
+    /// The number of jobs of this kind, named `<name>-0` and so on.
     pub copies: Option<Within<1, 10_000>>,
     /// The subsetting algorithm.
     #[serde(default = "rocksteadier")]
@@ -227,10 +226,10 @@ pub struct JobTable {
     /// Time until a new connection of `requests` can be used.
     #[serde(default)]
     pub connect: Span,
-    /// What happens to connections of `requests` to backends that leave the subset.
+    /// What happens to connections of `requests` if the backend leaves the subset.
     #[serde(default)]
     pub closing: Closing,
-    /// When its tasks eject a backend; if left out, never.
+    /// When the job's tasks eject a backend; if left out, never.
     pub ejection: Option<EjectionChoice>,
     /// How a task chooses among its members.
     #[serde(default = "weighted_round_robin")]
@@ -244,7 +243,8 @@ pub struct JobTable {
     /// The half-life of an error, for policies that compare loads.
     #[serde(default)]
     pub error_decay: ErrorDecay,
-    /// The number of requests or connections of a task to one backend at which the task skips it.
+    /// The number of requests or connections of a task to one backend at which the task skips the
+    /// backend.
     pub active_limit: Option<ActiveLimit>,
     /// What happens when all members are at that limit.
     #[serde(default = "least_loaded")]
@@ -252,27 +252,27 @@ pub struct JobTable {
     /// The number of CPUs on which each task runs; each CPU has its own cursor.
     #[serde(default = "one_cpu")]
     pub cpus: Within<1, 256>,
-    /// Arrivals per second at one task, instead of an interval.
+    /// Arrivals per second at one task, instead of `interval`.
     pub rate: Option<Rate>,
-    /// Users that wait for each request to end, instead of an interval or a rate.
+    /// Users that wait for each request to end, instead of `interval` or `rate`.
     pub closed: Option<ClosedTable>,
-    /// How unequal the rates of its tasks are; if left out, they are equal.
+    /// How unequal the rates of the job's tasks are; if left out, they are equal.
     pub skew: Option<SkewChoice>,
-    /// Times in which all its tasks send more.
+    /// Times in which all tasks of the job send more.
     pub burst: Option<BurstChoice>,
-    /// Percent of its tasks that are absent: subsets include them, but they send nothing.
+    /// Percent of the job's tasks that are absent: subsets include them, but they send nothing.
     #[serde(default)]
     pub missing: Within<0, 99>,
-    /// CPU time of a request; if left out, the request takes none and lasts as long as `lasts`
-    /// states.
+    /// CPU time of a request; if left out, the request takes no CPU time and lasts for the time of
+    /// `lasts`.
     pub cost: Option<CostChoice>,
-    /// Mean time for which a request with a cost is held in addition to its CPU time, for input and
-    /// output elsewhere.
+    /// Mean time for which a request with a cost is held in addition to its CPU time, for example
+    /// for input and output elsewhere.
     pub wait: Option<Span>,
-    /// Mean lifetime of a connection that carries several requests in turn; if left out, each
-    /// connection has one request.
+    /// Mean lifetime of a connection that carries several requests, one after the other; if left
+    /// out, each connection has one request.
     pub connection_life: Option<Span>,
-    /// Mean time from the end of such a request to the next one.
+    /// Mean time from the end of a request to the next request on the same connection.
     #[serde(default)]
     pub pause: Span,
     /// The time after which a client gives up a request; if left out, never.
@@ -287,14 +287,15 @@ pub struct JobTable {
 #[serde(deny_unknown_fields)]
 pub struct ResizeTable {
     pub at: Span,
-    /// The number of backends from then on.
+    /// The number of backends after the change.
     pub backends: Option<Backends>,
-    /// How long a backend that is no longer in the list still serves.
+    /// How long a backend still serves after it has left the list.
     #[serde(default)]
     pub lame_duck: Span,
-    /// The job that changes. A job with copies is named without their numbers.
+    /// The job that changes. A job with copies is named without their numbers, and all its copies
+    /// change.
     pub job: Option<ScenarioName>,
-    /// The number of tasks from then on.
+    /// The number of tasks after the change.
     pub tasks: Option<Tasks>,
 }
 
@@ -311,12 +312,12 @@ pub struct RestartTable {
     pub lame_duck: Span,
     /// How long each backend is down.
     pub down: Span,
-    /// Time from when a batch is up to the start of the next batch.
+    /// Time from the return of a batch to the start of the next batch.
     #[serde(default)]
     pub pause: Span,
 }
 
-/// Backends that fail, once or repeatedly, while their source still reports them as healthy.
+/// Backends that fail, once or repeatedly, while the source still reports them as healthy.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailTable {
@@ -325,7 +326,7 @@ pub struct FailTable {
     /// The length of each failure.
     #[serde(rename = "for")]
     pub lasts: Span,
-    /// Percent of the backends that fail.
+    /// The percentage of the backends that fail.
     pub share: Option<Within<1, 100>>,
     /// The number of backends that fail, instead of a share.
     pub backends: Option<Backends>,
@@ -347,10 +348,10 @@ pub struct FailTable {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailMode {
-    /// Connects are refused at once.
+    /// The backend refuses connects at once.
     #[default]
     Refuse,
-    /// Connects are not answered; the client gives up after a time.
+    /// The backend does not answer connects; the client gives up after a time.
     Blackhole,
     /// Connections are established, and reset at once.
     ResetAtOnce,
@@ -377,11 +378,11 @@ impl FailMode {
     }
 }
 
-/// One variant: how it differs from the scenario's jobs and restarts.
+/// One variant of the scenario: the values that it overrides.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunTable {
-    /// Its name; by default the name of its algorithm.
+    /// The name of the run; by default the name of its algorithm or policy.
     pub name: Option<ScenarioName>,
     /// The subsetting algorithm of all jobs.
     pub algorithm: Option<AlgorithmName>,
@@ -393,7 +394,7 @@ pub struct RunTable {
     pub lame_duck: Option<Span>,
     /// When a backend is ejected, in all jobs with traffic of connections.
     pub ejection: Option<EjectionChoice>,
-    /// How all tasks choose.
+    /// How all tasks choose among their members.
     pub policy: Option<PolicyName>,
     /// How clients receive the reports of backends.
     pub reports: Option<ReportsTable>,
@@ -409,7 +410,8 @@ pub struct RunTable {
     pub rate: Option<Rate>,
     /// How unequal the tasks of all jobs are.
     pub skew: Option<SkewChoice>,
-    /// How long requests with a cost are held in addition to it, in all jobs.
+    /// Mean time for which requests with a cost are held in addition to their CPU time, in all
+    /// jobs.
     pub wait: Option<Span>,
     /// How often a client retries, in all jobs.
     pub retries: Option<Within<0, 10>>,

@@ -1,18 +1,18 @@
-//! Counts for failing backends: ejections, trials, and their effect, by step and by run.
+//! Counts for failing backends: ejections, trials and their effect, by step and by run.
 //!
-//! They complement the [tally](super::tally), and are part of a report only if one of its runs
-//! ejects backends. Must not decide anything.
+//! They complement the [tally](super::tally). A report contains them only if one of its runs ejects
+//! backends. Must not decide anything.
 
 use serde::Serialize;
 
-/// Counts since the start. They only grow.
+/// Counts since the start. They never decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EjectionCounts {
-    /// Connects that failed at their backend: refused, not answered, or reset at once. They include
-    /// trials.
+    /// Connects that failed at their backend: refused, not answered, or reset at once. Trials are
+    /// included.
     pub failed: u64,
-    /// How often a client ejected a backend. A backend that stays ejected after a trial counts
-    /// again.
+    /// How often a client ejected a backend. If a backend stays ejected after a failed trial, this
+    /// counts as another ejection.
     pub ejections: u64,
     /// Connects that were the trial of an ejected backend.
     pub trials: u64,
@@ -40,7 +40,7 @@ pub struct EjectionRow {
     pub run: String,
     /// The end of the step.
     pub at_us: u64,
-    /// Ejected members at its end, over all clients.
+    /// Ejected members at the end of the step, over all clients.
     pub ejected: u64,
     /// The counts of the step.
     #[serde(flatten)]
@@ -54,19 +54,19 @@ pub struct EjectionTotal {
     pub counts: EjectionCounts,
     /// The largest part of a client's members that was ejected at one time.
     pub most_ejected: f64,
-    /// The smallest number of members that a client had left that were not ejected; `None` if no
-    /// client ejected any.
+    /// The smallest number of members that were not ejected at a client with ejected members;
+    /// `None` if no client ejected any.
     pub fewest_left: Option<u32>,
-    /// The maximum counts between one client and one backend.
+    /// The maximum counts of a pair of a client and a backend.
     pub most: Most,
     /// The longest remaining ejection when the last failure ended.
     pub longest_left_us: u64,
     /// Time from the end of the last failure until no backend was ejected any more; `None` if a
-    /// backend was still ejected at the end of the run, or if nothing ever failed.
+    /// backend was still ejected at the end of the run, or if no failure occurred.
     pub well_after_us: Option<u64>,
 }
 
-/// The maximum counts between one client and one backend. The maxima may be of different pairs.
+/// The maximum counts of a pair of a client and a backend. Each maximum may come from another pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Most {
     /// Failed connects that were not trials, to a backend without a withheld ejection.
@@ -77,7 +77,7 @@ pub struct Most {
     pub trials: u32,
 }
 
-/// The counts between one client and one backend.
+/// The counts of a pair of a client and a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairCounts {
     /// Failed connects that were not trials.
@@ -102,6 +102,6 @@ impl Most {
 pub struct Ejections {
     /// A row for every step of every run, run after run.
     pub steps: Vec<EjectionRow>,
-    /// In the order of the scenario.
+    /// One entry for each run, in the order of the scenario.
     pub runs: Vec<EjectionTotal>,
 }

@@ -56,10 +56,10 @@ pub struct RunFigures {
     /// How even the utilization of backends was.
     #[serde(flatten)]
     pub evenness: UtilizationEvenness,
-    /// The evenness if chance alone distributed the requests, by capacity.
+    /// The evenness if chance alone distributed the requests, in proportion to capacity.
     pub floor: UtilizationEvenness,
-    /// The part of the total capacity that is in use when the first machine is full, if the load of
-    /// all machines grows in proportion.
+    /// The part of the total capacity that would be in use when the first machine is full, if the
+    /// load of all machines grew in proportion.
     pub usable: Interval,
     /// Busy core time over usable cores, over all backends.
     pub cpu_mean: Interval,
@@ -70,7 +70,7 @@ pub struct RunFigures {
     pub latency_ms: RequestLatency,
     /// The number of failed requests.
     pub errors: Interval,
-    /// The failed part of the arrivals.
+    /// The failed arrivals as a part of all arrivals.
     pub error_share: Interval,
     /// Connections that clients closed only because the backend had left their subset, in the whole
     /// run.
@@ -81,7 +81,7 @@ pub struct RunFigures {
     pub capacity: Vec<f64>,
 }
 
-/// [`RunFigures::usable`] of one seed. Each machine counts in proportion to its capacity.
+/// [`RunFigures::usable`] for one seed. Each machine counts in proportion to its capacity.
 pub fn usable(cpu: &[f64], capacity: &[f64]) -> f64 {
     let used: f64 = cpu.iter().zip(capacity).map(|(cpu, capacity)| cpu * capacity).sum();
     used / capacity.iter().sum::<f64>() / cpu.iter().copied().fold(0.0, f64::max)
@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn usable_capacity_counts_what_machines_can_do_and_not_their_cores() {
-        // The slow machine is full at 0.8 of a load at which the machine that is 2.5 times as fast
-        // is used to 0.32.
+        // The utilization of the slow machine is 0.8, and that of the other machine, which is 2.5
+        // times as fast, is 0.32.
         assert!((usable(&[0.8, 0.32], &[4.0, 10.0]) - (4.0 + 4.0) / 14.0).abs() < 1e-12);
         assert!((usable(&[0.5, 0.5], &[4.0, 10.0]) - 1.0).abs() < 1e-12);
     }

@@ -1,11 +1,11 @@
-//! A backend's machine: its cores, which requests share, its slowdowns, and how much of it the
+//! A backend's machine: its cores, which requests share, its slowdowns, and the part of it that the
 //! backend may use.
 //!
 //! The model is processor sharing. With `n` requests on `c` cores, each request has a whole core
-//! while there are enough cores, and `c / n` of a core otherwise, as with the time slices of an
-//! operating system's scheduler. With a quota, all requests pause from when it is used up until the
-//! end of the period. CPU time is counted in whole numbers, costs in picoseconds of a core of speed
-//! 1 and progress in femtoseconds, so that a run is the same on every machine. Must not know which
+//! while there are enough cores, and otherwise `c / n` of a core, as with the time slices of an
+//! operating system's scheduler. When a quota is used up, all requests pause until the end of the
+//! period. CPU time is counted in whole numbers, costs in picoseconds of a core of speed 1 and
+//! progress in femtoseconds, so that a run is the same on every machine. Must not know which
 //! clients sent the requests.
 
 use std::cmp::Reverse;
@@ -14,10 +14,10 @@ use std::collections::BinaryHeap;
 use super::quota::{Bandwidth, Quota};
 use crate::metrics::float;
 
-/// CPU time that a core of speed 1 provides in a microsecond, in picoseconds.
+/// CPU time of a core of speed 1 in a microsecond, in picoseconds.
 pub const PS_PER_US: u64 = 1_000_000;
 
-/// How many internal units of CPU time make a picosecond. The unit is that small because each of
+/// How many internal units of CPU time make a picosecond. The unit is this small because each of
 /// thousands of requests on a slow core receives little CPU time.
 const FINER: u64 = 1_000;
 
@@ -31,19 +31,19 @@ pub struct Machine {
     /// The current speed, in the same unit.
     speed: u64,
     at_us: u64,
-    /// CPU time that a request would have received if it had been here since the start.
+    /// CPU time that a request would have received if it had been on the machine since the start.
     served: u128,
-    /// The value of `served` at which each request is done, and its number.
+    /// For each request, the value of `served` at which it is done, and its number.
     ends: BinaryHeap<Reverse<(u128, u32)>>,
     /// Time in which cores worked, summed over all cores.
     busy_us: f64,
-    /// Time in which a request waited for a core, or for more quota.
+    /// Time in which at least one request waited for a core or for more quota.
     waited_us: f64,
 }
 
 impl Machine {
-    /// A machine without requests. Each of its cores is `speed` times as fast as the cores in which
-    /// costs are counted; the quota limits their use.
+    /// Creates a machine without requests. Each of its cores is `speed` times as fast as the cores
+    /// for which costs are counted; the quota limits their use.
     pub fn new(cores: u32, speed: f64, quota: Option<Quota>) -> Self {
         let speed = scaled(PS_PER_US * FINER, speed);
         Self {
@@ -59,35 +59,36 @@ impl Machine {
         }
     }
 
-    /// The number of requests on it.
+    /// The number of requests on the machine.
     pub fn requests(&self) -> usize {
         self.ends.len()
     }
 
-    /// Time in which its cores have worked until now, summed over all cores, in microseconds.
+    /// Time in which the machine's cores have worked until now, summed over all cores, in
+    /// microseconds.
     pub const fn busy_us(&self) -> f64 {
         self.busy_us
     }
 
-    /// Time in which at least one request has waited for a core, or for more quota, until now, in
-    /// microseconds: "some" pressure in Linux.
+    /// Time until now in which at least one request has waited for a core or for more quota, in
+    /// microseconds. Linux calls this "some" pressure.
     pub const fn waited_us(&self) -> f64 {
         self.waited_us
     }
 
-    /// How many cores may work all the time.
+    /// How many cores may work all the time, given the quota.
     pub fn usable_cores(&self) -> f64 {
         let cores = f64::from(self.cores);
         self.bandwidth.map_or(cores, |bandwidth| bandwidth.quota.cores().min(cores))
     }
 
-    /// How much CPU time all of its cores provide per second without any slowdown, in seconds of a
-    /// core of speed 1.
+    /// How much CPU time all cores provide per second without any slowdown, in seconds of a core of
+    /// speed 1.
     pub fn capacity(&self) -> f64 {
         float(self.full_speed) / float(PS_PER_US * FINER) * self.usable_cores()
     }
 
-    /// Advances the time. Finished requests remain until [`Machine::next_done`] removes them.
+    /// Advances the time. Finished requests stay until [`Machine::next_done`] removes them.
     pub fn advance(&mut self, now_us: u64) {
         let passed = now_us - self.at_us;
         self.at_us = now_us;
@@ -103,7 +104,7 @@ impl Machine {
         self.waited_us += float(if requests > at_work { passed } else { passed - ran });
     }
 
-    /// Sets its speed to `factor` times its full speed, from now on.
+    /// Sets the machine's speed to `factor` times its full speed, from now on.
     pub fn set_factor(&mut self, now_us: u64, factor: f64) {
         self.advance(now_us);
         self.speed = scaled(self.full_speed, factor);
@@ -120,7 +121,7 @@ impl Machine {
     pub fn next_end(&self) -> Option<u64> {
         let Reverse((end, _)) = self.ends.peek()?;
         let (left, speed) = (end.saturating_sub(self.served), self.speed_of_each());
-        // A division in 64 bits, where possible, takes a tenth of the time.
+        // If possible, divides in 64 bits, which takes a tenth of the time.
         let left_us = match u64::try_from(left) {
             Ok(left) => left.div_ceil(speed),
             Err(_) => u64::try_from(left.div_ceil(speed.into())).unwrap_or(u64::MAX),
@@ -148,13 +149,13 @@ impl Machine {
         requests
     }
 
-    /// The number of cores that have work; one if there are no requests.
+    /// The number of cores that have work; 1 if there are no requests.
     fn at_work(&self) -> u64 {
         (self.ends.len() as u64).clamp(1, self.cores.into())
     }
 
-    /// CPU time that each request receives in a microsecond in which cores work. It is never 0,
-    /// because the request would never end.
+    /// CPU time that each request receives in a microsecond in which cores work. It is at least 1,
+    /// because with 0 the request would never end.
     fn speed_of_each(&self) -> u64 {
         let requests = self.ends.len().max(1) as u64;
         let cores = u64::from(self.cores);
@@ -200,8 +201,8 @@ mod tests {
 
     #[test]
     fn more_requests_than_cores_share_them_evenly() {
-        // Four requests on two cores run at half speed. The short one is done at 20 ms. The other
-        // three then share two cores, so 10 ms of CPU take 15 ms.
+        // Four requests on two cores run at half speed. The short request is done at 20 ms. The
+        // other three then share two cores, so 10 ms of CPU take 15 ms.
         let mut machine = Machine::new(2, 1.0, None);
         for (request, cost) in [(1, 10), (2, 20), (3, 20), (4, 20)] {
             machine.add(0, request, cost * COST);
@@ -229,7 +230,7 @@ mod tests {
         assert!((machine.capacity() - 2.5).abs() < 1e-9);
         machine.add(0, 1, 10 * COST);
         machine.set_factor(2 * MS, 0.8);
-        // 5 ms of CPU remain, at twice the speed.
+        // 5 ms of CPU time remain, and the core has twice the speed.
         assert_eq!(run(&mut machine), [(4_500, 1)]);
         machine.set_factor(5 * MS, 1.0);
         machine.add(5 * MS, 2, 10 * COST);
@@ -247,8 +248,8 @@ mod tests {
         assert_eq!(run(&mut machine), [(8_640_000_000, 1)]);
         machine.add(8_640_000_000, 2, 1_000_000 * PS_PER_US);
         assert_eq!(run(&mut machine), [(8_640_001_000, 2)]);
-        // Ten thousand requests at a thousandth of the speed: the core completes a thousand per
-        // second, so all of them take ten seconds.
+        // Ten thousand requests at a thousandth of the speed: the core completes a thousand
+        // requests per second, so all of them take ten seconds.
         let mut slow = Machine::new(1, 0.001, None);
         (0..10_000).for_each(|request| slow.add(0, request, PS_PER_US));
         assert_eq!(slow.next_end(), Some(10_000_000));
@@ -268,11 +269,12 @@ mod tests {
     fn what_has_used_its_quota_up_stands_still_until_the_period_ends() {
         let mut machine = Machine::new(1, 1.0, Some(QUOTA));
         assert!((machine.capacity() - 0.04).abs() < 1e-9);
-        // One millisecond in each of two periods, and half a millisecond in the third.
+        // The request needs one millisecond in each of two periods, and half a millisecond in the
+        // third.
         machine.add(3 * MS, 1, 2 * COST + COST / 2);
         assert_eq!(run(&mut machine), [(50_500, 1)]);
         assert_eq!((machine.busy_us(), machine.waited_us()), (2_500.0, 45_000.0));
-        // Half a millisecond remains in this period. Nothing carries over to the next one.
+        // Half a millisecond of quota remains in this period, and is lost at its end.
         machine.add(60 * MS, 2, COST);
         assert_eq!(run(&mut machine), [(75_500, 2)]);
         machine.add(1_000 * MS, 3, COST);
@@ -285,8 +287,8 @@ mod tests {
         for request in 1..=4 {
             machine.add(0, request, COST);
         }
-        // Two cores work for half a millisecond in each period, and four requests need four times
-        // that.
+        // Two cores work for half a millisecond in each period, and the four requests need four
+        // times as much.
         let done = run(&mut machine);
         assert!(done.iter().all(|(at, _)| *at == 75_500), "{done:?}");
         assert_eq!((machine.busy_us(), machine.waited_us()), (4_000.0, 75_500.0));

@@ -1,9 +1,10 @@
 //! Future events in the order of virtual time. Events of the same time are in the order of their
 //! insertion.
 //!
-//! The second order makes a run a function of its seed. Nearly all events are due within a tenth of
-//! a second, so the queue holds them in buckets of a few events, and sorts only the current bucket.
-//! One heap of all events took a third of a run's time. Must not know what the events are.
+//! Because of the second order, a run is a function of its seed. Nearly all events are due within a
+//! tenth of a second, so the queue holds them in buckets of a few events each, and sorts only the
+//! current bucket. A single heap of all events would take a third of a run's time. Must not know
+//! what the events are.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -11,22 +12,22 @@ use std::collections::BinaryHeap;
 /// The binary logarithm of a bucket's width in microseconds.
 const WIDTH_LOG2: u32 = 7;
 
-/// The number of buckets ahead: together 131 ms.
+/// The number of buckets after the current one: together they cover 131 ms.
 const BUCKETS: usize = 1024;
 
 #[derive(Debug)]
 pub struct Queue<E> {
-    /// The events of the current bucket, and those inserted for an earlier time. In descending
-    /// order: the next one is the last.
+    /// The events of the current bucket, and events that were inserted for an earlier time. They
+    /// are in descending order, so the next event is the last one.
     current: Vec<QueuedEvent<E>>,
-    /// The number of the current bucket: any time in it, divided by the width.
+    /// The number of the current bucket: any time in the bucket, divided by the width.
     number: u64,
-    /// The buckets after the current one, unsorted. The position of a bucket is the remainder of
-    /// its number.
+    /// The buckets after the current one, unsorted. A bucket is at the position of its number
+    /// modulo [`BUCKETS`].
     near: Vec<Vec<QueuedEvent<E>>>,
-    /// A bit for each near bucket: whether it has any events.
+    /// A bit for each near bucket, which is set if the bucket has any events.
     occupied: [u64; BUCKETS / 64],
-    /// Events after the near buckets.
+    /// Events that are later than the near buckets.
     far: BinaryHeap<QueuedEvent<E>>,
     serial: u64,
 }
@@ -117,7 +118,7 @@ impl<E> Queue<E> {
         self.current.pop().map(|queued| (queued.at_us(), queued.event))
     }
 
-    /// Makes the next bucket with an event the current one. Returns `None` if there is no event.
+    /// Makes the next bucket with an event the current bucket. Returns `None` if there is no event.
     fn next_bucket(&mut self) -> Option<()> {
         let near = self.next_near();
         let far = self.far.peek().map(QueuedEvent::bucket);
@@ -138,8 +139,8 @@ impl<E> Queue<E> {
     fn next_near(&self) -> Option<u64> {
         let from = self.number + 1;
         let (_, first, bit) = place(from);
-        // The words from that of the first bucket on, and finally the bits before that bucket in
-        // its own word.
+        // Examines the words of `occupied` from the word of bucket `from` on, and at the end the
+        // bits before that bucket in its own word.
         (0..=self.occupied.len()).find_map(|step| {
             let word = self.occupied[(first + step) % self.occupied.len()];
             let before = (1 << bit) - 1;
@@ -176,7 +177,7 @@ mod tests {
     #[test]
     fn events_near_and_far_come_in_the_order_of_a_sorted_map() {
         let mut rng = SplitMix64::new(1);
-        // Within a bucket, within all buckets, around their end, and far beyond it.
+        // The spans are within a bucket, within all buckets, around their end, and far beyond it.
         for span in [100, 100_000, 131_000, 131_072, 140_000, 10_000_000] {
             let (mut queue, mut sorted, mut now) = (Queue::default(), BTreeMap::new(), 0);
             for serial in 0..20_000_u64 {

@@ -1,19 +1,19 @@
-//! How much of its machine a backend may use, with the rules of Linux (`cpu.max`; CFS bandwidth
-//! control, `Documentation/scheduler/sched-bwc.rst`): a fixed amount of core time in each period,
-//! after which nothing runs until the period ends.
+//! How much of its machine a backend may use, by the rules of Linux (`cpu.max`; CFS bandwidth
+//! control, `Documentation/scheduler/sched-bwc.rst`): a fixed amount of core time in each period.
+//! When it is used up, nothing runs until the period ends.
 //!
-//! The kernel begins a period when something runs again after a pause, and each CPU reserves a part
-//! of the quota in advance. In this model, periods follow each other without a gap from time 0, and
-//! all cores share one account.
+//! The model is simpler than the kernel. The kernel begins a period when something runs again after
+//! a pause, and each CPU reserves a part of the quota in advance. Here, periods follow each other
+//! without a gap from time 0, and all cores use one account.
 
 use crate::metrics::float;
 
 /// How long all cores together may work in each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// In microseconds of a core. Not 0.
+    /// The amount of core time, in microseconds; not 0.
     pub runtime_us: u64,
-    /// In microseconds. Not 0.
+    /// The length of a period, in microseconds; not 0.
     pub period_us: u64,
 }
 
@@ -33,9 +33,9 @@ impl Quota {
 #[derive(Clone, Copy, Debug)]
 pub struct Bandwidth {
     pub quota: Quota,
-    /// The unused part of this period.
+    /// The unused part of the quota in the current period.
     left_us: u64,
-    /// The end of this period.
+    /// The end of the current period.
     ends_us: u64,
 }
 
@@ -54,8 +54,8 @@ impl Bandwidth {
         Self { quota: self.quota, left_us: runtime_us, ends_us: (now_us / period_us + 1) * period_us }
     }
 
-    /// Uses the quota for `cores` cores that have work for `passed_us` from `now_us` on. Returns
-    /// how long they run.
+    /// Uses the quota for `cores` cores that have work from `now_us` on, for `passed_us`. Returns
+    /// how long they run in this time.
     pub fn run(&mut self, now_us: u64, passed_us: u64, cores: u64) -> u64 {
         *self = self.at(now_us);
         let first = passed_us.min(self.ends_us - now_us);
@@ -71,7 +71,8 @@ impl Bandwidth {
         ran + whole * in_full + last
     }
 
-    /// The time at which `cores` cores that have work from `now_us` on have each run for `work_us`.
+    /// The time at which each of `cores` cores that have work from `now_us` on has run for
+    /// `work_us`.
     pub fn done(&self, now_us: u64, work_us: u64, cores: u64) -> u64 {
         let now = self.at(now_us);
         let first = (now.ends_us - now_us).min(now.left_us.div_ceil(cores));

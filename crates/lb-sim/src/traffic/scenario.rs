@@ -1,8 +1,8 @@
-//! A scenario that can be played: its values are consistent, and it fits into memory and into a
-//! minute or two.
+//! A scenario that can be played: its values are consistent, it fits into memory, and it takes at
+//! most a minute or two.
 //!
-//! `cost` checks the cost of playing it before anything is allocated for it; `fails` reads which
-//! backends fail and when. A fault names the file, the line, the value and the correction.
+//! `cost` checks the cost of playing before anything is allocated for it; `fails` reads which
+//! backends fail, and when. An error names the file, the line, the value and the correction.
 
 mod cost;
 
@@ -31,13 +31,13 @@ pub use machines::Machines;
 
 #[derive(Debug)]
 pub struct Scenario {
-    /// The name of a shipped scenario, or the file name.
+    /// The name of a shipped scenario, or the file name without its extension.
     pub name: String,
-    /// A description of one line.
+    /// A description in one line.
     pub title: String,
     /// The seed of everything random in time.
     pub seed: u64,
-    /// With how many seeds it is played.
+    /// How many seeds are played.
     pub seeds: u32,
     /// Its length in virtual time.
     pub duration: Span,
@@ -45,22 +45,22 @@ pub struct Scenario {
     pub step: Span,
     /// The time at which the measurement of load and latency begins.
     pub measure_from: Span,
-    /// The delay until clients know of a change.
+    /// The delay until clients learn of a change.
     pub notice: PropagationDelay,
     /// How clients receive the reports of backends; `None` if backends send no reports.
     pub reports: Option<ReportsTable>,
     pub service: String,
     /// The number of backends at the start.
     pub backends: u32,
-    /// The weights of all indexes that are ever used.
+    /// The weight of every backend that ever exists, by index.
     pub weights: Vec<u16>,
     /// The machines of the backends.
     pub machines: Machines,
-    /// The jobs, each copy as a job of its own.
+    /// The jobs. Each copy is a separate job.
     pub jobs: Vec<JobTable>,
-    /// The names of jobs in the file.
+    /// The names of jobs as in the file.
     pub names: Vec<String>,
-    /// For each of `jobs`, the position of its name in `names`.
+    /// For each of `jobs`, the position of the job's name in `names`.
     pub named: Vec<usize>,
     /// Resizes, in order of time.
     pub resizes: Vec<Resize>,
@@ -74,25 +74,25 @@ pub struct Scenario {
     pub switches: Vec<SwitchTable>,
     /// Replacements of daemons, in order of time.
     pub upgrades: Vec<UpgradeTable>,
-    /// The variants, at least one.
+    /// The variants; there is at least one.
     pub runs: Vec<ScenarioRun>,
-    /// Whether rows record the values of each backend. A file cannot enable this, because rows and
-    /// backends may both be many.
+    /// Whether rows record the values of each backend. A file cannot enable this, because many rows
+    /// and many backends would take too much memory.
     pub keeps_traces: bool,
 }
 
-/// A new size of the service or of jobs.
+/// A change of the size of the service or of jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resize {
     pub at: Span,
     pub to: NewSize,
 }
 
-/// The object that is resized, and its new size.
+/// What is resized, and its new size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NewSize {
-    /// The service: the number of backends, and how long backends that are no longer listed still
-    /// serve.
+    /// The service: the number of backends, and how long backends still serve after they have left
+    /// the list.
     Backends(u32, Span),
     /// Jobs, by their positions: the number of tasks of each.
     Tasks(Range<usize>, u32),
@@ -102,7 +102,7 @@ pub enum NewSize {
 #[derive(Clone, Debug, Default)]
 pub struct ScenarioRun {
     pub name: String,
-    /// How it differs from the scenario.
+    /// The values that the run overrides.
     pub differs: RunTable,
 }
 
@@ -124,23 +124,23 @@ impl ScenarioRun {
 pub struct ScenarioError {
     /// The file, or the name of a shipped scenario.
     pub file: String,
-    /// From 1.
+    /// The line; the first is 1.
     pub line: usize,
-    /// From 1.
+    /// The column; the first is 1.
     pub column: usize,
-    /// The fault and the correction.
+    /// The error and the correction.
     pub message: String,
     pub text: String,
 }
 
-/// A fault with its span in the text, before line and column are computed.
+/// An error and its span in the text, before its line and column are computed.
 type SpannedFault = (Range<usize>, String);
 
 impl Scenario {
     /// Reads a scenario.
     ///
     /// # Errors
-    /// The first fault.
+    /// The first error in the file.
     pub fn read(name: &str, file: &str, text: &str) -> Result<Self, ScenarioError> {
         let document: Result<ScenarioDocument, _> = toml::from_str(text);
         let read = match document {
@@ -269,7 +269,8 @@ impl Scenario {
         Ok(weights)
     }
 
-    /// Refuses two restarts at the same time: each would start backends that the other has stopped.
+    /// Refuses two restarts at the same time, because each would start backends that the other has
+    /// stopped.
     fn check_restarts(&self, tables: &[Spanned<RestartTable>]) -> Result<(), SpannedFault> {
         for run in &self.runs {
             let mut free = 0;
@@ -299,7 +300,7 @@ fn most_backends(document: &ScenarioDocument) -> u32 {
     resized.fold(document.backends.count.0, |most, backends| most.max(backends.0))
 }
 
-/// How clients receive the reports of backends.
+/// Returns how clients receive the reports of backends.
 fn reports(document: &ScenarioDocument) -> Result<Option<ReportsTable>, SpannedFault> {
     let Some(spanned) = &document.reports else { return Ok(None) };
     check_reports(*spanned.get_ref()).map_err(|message| (spanned.span(), message))?;
@@ -321,7 +322,7 @@ fn check_reports(table: ReportsTable) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses ejection for jobs without connects to judge.
+/// Refuses ejection for jobs without connects, because ejection judges connects.
 fn check_ejection(document: &ScenarioDocument) -> Result<(), SpannedFault> {
     let of_requests = |job: &&Spanned<JobTable>| job.get_ref().traffic == Traffic::Requests;
     let is_asked_for = |job: &&Spanned<JobTable>| job.get_ref().ejection.is_some();
@@ -339,7 +340,7 @@ fn check_ejection(document: &ScenarioDocument) -> Result<(), SpannedFault> {
     }
 }
 
-/// The positions of each job's copies, by the job's name in the file.
+/// The positions of each job's copies, by the name of the job in the file.
 fn copies(tables: &[Spanned<JobTable>]) -> Result<BTreeMap<String, Range<usize>>, SpannedFault> {
     let mut copies = BTreeMap::new();
     let mut first = 0;
@@ -366,7 +367,7 @@ fn copies(tables: &[Spanned<JobTable>]) -> Result<BTreeMap<String, Range<usize>>
     Ok(copies)
 }
 
-/// The copies of a job, each as a job of its own.
+/// The copies of a job as separate jobs.
 fn written_out(job: JobTable) -> impl Iterator<Item = JobTable> {
     let count = job.copies.map_or(1, |copies| copies.0);
     let is_numbered = job.copies.is_some();
@@ -379,7 +380,7 @@ fn written_out(job: JobTable) -> impl Iterator<Item = JobTable> {
     })
 }
 
-/// Sorts tables by time; tables of the same time stay in file order.
+/// Sorts tables by time. Tables of the same time keep their order in the file.
 fn sorted<T: Clone>(
     tables: &[Spanned<T>],
     end: Span,

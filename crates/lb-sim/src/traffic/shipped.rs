@@ -1,6 +1,6 @@
-//! The scenarios that come with the program, each playable by its name.
+//! The scenarios that come with the program. Users select one by its name.
 //!
-//! They are compiled in, so the program needs no files. Must not know their meaning.
+//! They are compiled in, so the program needs no files. Must not know what they mean.
 
 use super::scenario::Scenario;
 
@@ -34,7 +34,7 @@ pub fn text(name: &str) -> Option<&'static str> {
     SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// A shipped scenario that is known to exist.
+/// Returns a shipped scenario that is known to exist.
 ///
 /// # Panics
 /// No shipped scenario has this name.
@@ -43,7 +43,7 @@ pub fn scenario(name: &str) -> Scenario {
     Scenario::read(name, name, text).expect("what is shipped is a scenario")
 }
 
-/// All names, for messages.
+/// All names, for error messages.
 pub fn names() -> String {
     SHIPPED.map(|(name, _)| name).join(", ")
 }

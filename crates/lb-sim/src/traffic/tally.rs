@@ -11,19 +11,19 @@ use crate::metrics::{Spread, raw_utilization};
 pub struct RequestErrors {
     /// The client had no backend to choose.
     pub refused: u64,
-    /// The client had no usable connection to the backends that it tried.
+    /// The client had no established connection to the backends that it tried.
     pub unready: u64,
-    /// The backend was down, and the client did not know it yet.
+    /// The backend was down, and the client did not know this yet.
     pub down: u64,
-    /// Its connection ended first.
+    /// The connection ended before the request did.
     pub cut: u64,
-    /// All backends that the client could choose were at its limit.
+    /// All backends that the client could choose were at the client's limit.
     pub limited: u64,
     /// The backend was already processing its maximum number of requests.
     pub rejected: u64,
     /// The backend answered with an error.
     pub answered: u64,
-    /// The client gave it up.
+    /// The client gave up the request.
     pub timed_out: u64,
 }
 
@@ -48,7 +48,7 @@ impl RequestErrors {
     }
 }
 
-/// Counts since the start. They only grow.
+/// Counts since the start. They never decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TrafficCounts {
     /// Connects or requests that began.
@@ -65,8 +65,8 @@ pub struct TrafficCounts {
     pub opened: u64,
     /// Connections that clients closed.
     pub closed: u64,
-    /// Connections that clients closed only because a healthy and listed backend had left the
-    /// client's subset.
+    /// Connections that clients closed only because the backend had left their subset. The backend
+    /// was healthy and listed.
     pub moved: u64,
     /// Connections that ended because their backend stopped.
     pub dropped: u64,
@@ -89,19 +89,19 @@ impl TrafficCounts {
     }
 }
 
-/// The counts of one job and its copies.
+/// The counts of a job and its copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct JobCounts {
-    /// The job, as the file names it.
+    /// The name of the job in the file.
     pub job: String,
     /// Connects or requests that began.
     pub arrivals: u64,
     /// Arrivals that failed.
     pub errors: u64,
-    /// Connections that its clients opened.
+    /// Connections that the job's clients opened.
     pub opened: u64,
-    /// Connections that its clients closed only because a healthy and listed backend had left the
-    /// client's subset.
+    /// Connections that the job's clients closed only because the backend had left their subset.
+    /// The backend was healthy and listed.
     pub moved: u64,
 }
 
@@ -123,12 +123,12 @@ pub struct StepRow {
     pub run: String,
     /// The end of the step.
     pub at_us: u64,
-    /// Running backends at its end.
+    /// Running backends at the end of the step.
     pub backends: u32,
-    /// Running clients at its end.
+    /// Running clients at the end of the step.
     pub clients: u32,
-    /// Open connections at its end, of the running backends for which the source requests traffic:
-    /// not of lame ducks.
+    /// Open connections at the end of the step, of the running backends for which the source
+    /// requests traffic. Lame ducks are not included.
     pub connections: Spread,
     /// Arrivals over capacity during the step, of the backends that were healthy and listed
     /// throughout.
@@ -136,25 +136,25 @@ pub struct StepRow {
     /// The mean load over the largest: the part of the capacity that is usable before the first
     /// backend is full.
     pub utilization: f64,
-    /// Busy core time over usable cores during the step, of the same backends, if requests cost CPU
-    /// time.
+    /// Busy core time over usable cores during the step, of the same backends; `None` if requests
+    /// cost no CPU time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Spread>,
-    /// How clients' weights changed, in a run with load or slow start.
+    /// How clients' weights changed; `None` in a run without load or slow start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<WeightChanges>,
     /// The counts of the step.
     #[serde(flatten)]
     pub counts: TrafficCounts,
-    /// The counts of each job, if there are several.
+    /// The counts of each job; empty if there is only one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobCounts>,
-    /// The values behind `load` and `cpu`, if the scenario records traces.
+    /// The values behind `load` and `cpu`; `None` if the scenario records no traces.
     #[serde(skip)]
     pub traces: Option<Traces>,
 }
 
-/// The values of each backend in a step, by index: one point of its trace.
+/// The values of each backend in a step, by index. They are one point of each backend's trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traces {
     /// Arrivals over capacity.
@@ -178,12 +178,12 @@ pub struct Total {
     pub run: String,
     #[serde(flatten)]
     pub counts: TrafficCounts,
-    /// The counts of each job, if there are several.
+    /// The counts of each job; empty if there is only one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobCounts>,
     /// Arrivals that had not ended at the end of the run.
     pub under_way: u64,
-    /// Connections that were open at the start, before any event: those that clients hold for their
+    /// Connections that were open at the start, before any event. Clients hold them for their
     /// requests.
     pub connections_at_start: u64,
     /// Connections that were open at the end.
@@ -194,10 +194,10 @@ pub struct Total {
     pub load: Spread,
     /// The mean load over the largest.
     pub utilization: f64,
-    /// The utilization if each arrival went to a backend drawn by weight: the effect of chance
-    /// alone. `None` if nothing arrived.
+    /// The utilization if each arrival went to a backend drawn in proportion to weight: the effect
+    /// of chance alone. `None` if nothing arrived.
     pub floor: Option<f64>,
-    /// How many of these backends received neither an arrival nor a connection.
+    /// How many of the backends of `load` received neither an arrival nor a connection.
     pub unused: u32,
     /// The largest share of failed arrivals in a step.
     pub worst_errors: f64,
@@ -211,18 +211,18 @@ pub struct LoadTotal {
     pub cpu: Vec<f64>,
     /// The capacity of each of these backends' machines without any slowdown, in cores of speed 1.
     pub capacity: Vec<f64>,
-    /// Utilization if each request went to a backend drawn by capacity.
+    /// Utilization if each request went to a backend drawn in proportion to capacity.
     pub floor: Vec<f64>,
     /// CPU time of all arrivals over the capacity of the machines at the start without any
     /// slowdown.
     pub asked: f64,
     /// The 50th, 99th and 99.9th percentile of the duration of served requests, in microseconds.
     pub latency_us: [u64; 3],
-    /// The counts of the same time.
+    /// The counts from the start of measuring.
     pub counts: TrafficCounts,
 }
 
-/// The utilization of some loads; 1 if there were none, because nothing is wasted.
+/// The utilization of these loads; 1 if all are 0, because nothing is wasted.
 pub fn utilization_of(loads: &[f64]) -> f64 {
     if loads.iter().all(|load| *load == 0.0) { 1.0 } else { raw_utilization(loads) }
 }

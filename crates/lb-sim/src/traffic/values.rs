@@ -1,7 +1,7 @@
 //! The words and numbers of a scenario file, as types that hold only allowed values.
 //!
 //! Each type refuses other values with a message that names the value and the correction; the TOML
-//! reader adds line and column. Must not know the purpose of the values.
+//! reader adds line and column. Must not know what the values are for.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads a text into a value. The message for anything that is not text contains the expectation.
+/// Reads a value from a text. The message for a value that is not a text contains the expectation.
 struct TextVisitor<T>(&'static str, PhantomData<T>);
 
 impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
@@ -31,8 +31,8 @@ impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
     }
 }
 
-/// Reads these types from text through their `TryFrom<String>`, with an expectation for the message
-/// if the value is not text.
+/// Reads these types from a text through their `TryFrom<String>`. The expectation is for the
+/// message if the value is not a text.
 macro_rules! read_from_text {
     ($($value:ty: $expected:literal,)*) => { $(
         impl<'de> Deserialize<'de> for $value {
@@ -125,8 +125,7 @@ impl TryFrom<String> for Span {
 }
 
 impl fmt::Display for Span {
-    /// Formats the span as a scenario file does, in the largest unit that is exact. Hours appear
-    /// only without a remainder.
+    /// Formats the span as in a scenario file, in the largest unit in which it is a whole number.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unit = UNITS.iter().rev().find(|(_, us)| self.us.is_multiple_of(*us) && self.us > 0);
         let (name, us) = unit.copied().unwrap_or(("s", 1_000_000));
@@ -134,7 +133,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// A seed: a 64-bit number as text, because TOML and JSON have no integers of that size.
+/// A seed: a 64-bit number as text, because the integers of TOML and JSON are too small for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
@@ -191,7 +190,7 @@ impl TryFrom<String> for PolicyName {
     }
 }
 
-/// The reaction when every backend is at its limit, by its name.
+/// What a task does when every backend is at its limit, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverflowName(pub Overflow);
 
@@ -205,7 +204,7 @@ impl TryFrom<String> for OverflowName {
     }
 }
 
-/// The law that adjusts weights to load, or `"off"`.
+/// The law that adjusts weights to load, by name, or `"off"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadChoice(pub Option<Law>);
 
@@ -224,7 +223,7 @@ impl TryFrom<String> for LoadChoice {
     }
 }
 
-/// The state to which an operator switches a law, by its name.
+/// The state to which an operator switches a law, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchName(pub Switch);
 
@@ -238,7 +237,8 @@ impl TryFrom<String> for SwitchName {
     }
 }
 
-/// The age of the state that a daemon has saved for its successor, or `"nothing"`.
+/// The age of the state that a daemon has saved for its successor; `"nothing"` if it has saved
+/// none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LearntStateAge(pub Option<Span>);
 
@@ -262,7 +262,7 @@ fn seconds_or_off(key: &str, text: String) -> Result<Option<Span>, String> {
         .ok_or_else(|| format!("{key} is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
 }
 
-/// The half-life of an error, or `"off"`: errors do not count.
+/// The half-life of an error; `"off"` if errors do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorDecay(pub Option<Span>);
 
@@ -281,7 +281,7 @@ impl TryFrom<String> for ErrorDecay {
     }
 }
 
-/// The time in which a member reaches its share, or `"off"`: at once.
+/// The time in which a member reaches its share; `"off"` if it gets its share at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlowStart(pub Option<Span>);
 
@@ -327,7 +327,7 @@ impl<'de> Deserialize<'de> for ActiveLimit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EjectionChoice(pub Option<Ejection>);
 
-/// The table, with the defaults.
+/// The table, with the defaults for missing keys.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct EjectionTable {
@@ -364,8 +364,8 @@ impl TryFrom<EjectionTable> for EjectionChoice {
         }
         let failures = u8::try_from(failures.0).expect("its bounds are within those of u8");
         let (base, max) = (Duration::from_micros(base.us), Duration::from_micros(max.us));
-        // In this model the ejector receives no evidence of established connections that a backend
-        // does not answer.
+        // In this model the ejector receives no evidence of backends that do not answer on
+        // established connections.
         Ok(Self(Some(Ejection { failures, base, max, hangs: false })))
     }
 }

@@ -1,12 +1,11 @@
-//! The events of virtual time: backends come, go and restart, clients learn of it with a delay, and
-//! connect all the while.
+//! The events of virtual time: backends come, go and restart, clients learn of this with a delay,
+//! and connect all the time.
 //!
 //! In reading order: the whole state, in this file; changes of the `backends`; operator actions on
-//! `daemons`; the `jobs`, and the lists, reports and connections of their `clients`; the `requests`
-//! that they send; the machines that do the work, `serving`; the clients' reaction to failures,
-//! `judging`; the backends' reports of their load, `loads`; and their rows and totals, `measures`,
-//! beside the effect of chance alone, `floor`. Must not choose a backend: the [`SimulatedClient`]
-//! does.
+//! `daemons`; the `jobs`; the lists, reports and connections of their `clients`; the `requests`
+//! that the clients send; the work of the machines (`serving`); the clients' reaction to failures
+//! (`judging`); the backends' reports of their load (`loads`); rows and totals (`measures`); and
+//! the effect of chance alone (`floor`). Must not choose a backend: the [`SimulatedClient`] does.
 
 mod backends;
 
@@ -71,7 +70,7 @@ pub fn play(scenario: &Scenario, run: &ScenarioRun, seed: u64, subset_seed: Opti
     let end = scenario.duration.us;
     let (mut rows, mut ejections) = (Vec::new(), Vec::new());
     let mut row_end = scenario.step.us;
-    // Bound: the scenario's reader has counted arrivals, notices and restarts.
+    // Bound: the scenario's reader has limited arrivals, notices and restarts.
     while let Some((at_us, event)) = world.queue.pop_before(end) {
         while row_end <= at_us {
             rows.push(world.row(row_end));
@@ -93,19 +92,19 @@ pub fn play(scenario: &Scenario, run: &ScenarioRun, seed: u64, subset_seed: Opti
     Played { rows, total, load, ejections: (ejections, world.ejection_total()) }
 }
 
-/// An event at a time. It is small, because a heap moves events all the time: large and rare parts
-/// are boxed.
+/// An event that happens at a time. Large and rare parts are boxed, because a heap moves events all
+/// the time.
 #[derive(Debug)]
 enum SimulationEvent {
-    /// The resize at this position.
+    /// The resize at this position in the scenario.
     Resize(usize),
     /// A batch of the restart at this position enters a stage.
     Restart(Box<BatchRestart>),
-    /// The backends of the table at this position begin to fail; `times` failures follow.
+    /// The backends of the table at this position begin to fail; `times` more failures follow.
     Fail { fail: usize, times: u32 },
     /// The failing backends recover.
     Recover,
-    /// The weights at this position are in the list from now on.
+    /// The weights of the table at this position are in the list from now on.
     Reweight(usize),
     /// An operator gives the command of the table at this position.
     Switch(usize),
@@ -113,7 +112,7 @@ enum SimulationEvent {
     KeepLearnt,
     /// All daemons are replaced; `is_kept` is set if they had saved their state.
     Upgrade { is_kept: bool },
-    /// Backends with these indexes, which are no longer listed, stop.
+    /// Backends with these indexes stop. They have left the list before.
     Stop(Range<u32>),
     /// A client receives a list.
     Learn(Box<ListNotice>),
@@ -125,9 +124,9 @@ enum SimulationEvent {
     Arrive(u32),
     /// A user's request has ended.
     Think(u32),
-    /// A request is retried.
+    /// A client retries a request.
     TryAgain(RequestRef),
-    /// The next request on a connection that stays open.
+    /// A client sends the next request on a connection that stays open.
     Next(RequestRef),
     /// A connect or request ends.
     Finish(RequestRef),
@@ -137,9 +136,9 @@ enum SimulationEvent {
     TimeOut(RequestRef),
     /// A machine may have finished a request.
     Wake(u32),
-    /// Neighbours use another part of a machine.
+    /// The neighbours of a machine change the part of it that they use.
     Antagonize(u32),
-    /// The time of higher cost after a backend's start is over.
+    /// The time of higher cost after a backend's start ends.
     WarmedUp(u32),
     /// A backend reports its load.
     ReportLoad(u32),
@@ -161,8 +160,7 @@ struct ListNotice {
     version: u64,
 }
 
-/// A batch of a restart, and the stage that it enters. There are no batches that begin at `last` or
-/// later.
+/// A batch of a restart, and the stage that it enters. No batch begins at `last` or later.
 #[derive(Debug)]
 struct BatchRestart {
     restart: usize,
@@ -182,30 +180,31 @@ enum RestartStage {
 #[derive(Debug)]
 struct SimulatedBackend {
     weight: u16,
-    /// Whether the service has it, running or not.
+    /// Whether the backend belongs to the service, running or not.
     exists: bool,
     /// The state that the source reports; `None` if the source does not list the backend.
     reported: Option<EndpointState>,
     running: bool,
-    /// How it fails; `None` if it does not fail while it runs.
+    /// How the backend fails while it runs; `None` if it does not fail.
     failing: Option<FailMode>,
-    /// Whether it reports itself to be a lame duck.
+    /// Whether the backend reports that it is a lame duck.
     is_lame: bool,
-    /// How often its own report has changed.
+    /// How often the backend's own report has changed.
     reports: u32,
-    /// When it stops, if it is no longer listed.
+    /// When the backend stops, if it has left the list.
     stops_at: Option<u64>,
-    /// Since when the service has it.
+    /// The time since which the backend belongs to the service.
     exists_since: u64,
-    /// Since when it runs and the source requests traffic for it.
+    /// The time since which the backend runs and the source requests traffic for it; `None` if it
+    /// does not.
     wanted_since: Option<u64>,
     connections: u64,
-    /// The links to it: the client, and the slot in that client.
+    /// The links to the backend: the client, and the slot in that client.
     holders: BTreeSet<(u32, u32)>,
     /// Arrivals since the last row.
     step_load: u64,
-    /// All arrivals, those that it answered with an error or rejected, and those that came while it
-    /// hung.
+    /// Counts of all arrivals, of those that the backend answered with an error or rejected, and of
+    /// those that came while it hung.
     load: u64,
     errors: u64,
     hung: u64,
@@ -226,13 +225,13 @@ struct World<'a> {
     reporting: Vec<LoadReports>,
     count: u32,
     jobs: Vec<SimulatedJob>,
-    /// All clients that ever existed; removed ones are empty.
+    /// All clients that ever existed; `None` for removed clients.
     clients: Vec<Option<Box<SimulatedClient>>>,
     requests: Requests,
     version: u64,
     /// The backends that currently fail.
     failing: Vec<u32>,
-    /// The time after which clients give up unanswered connects to them.
+    /// The time after which clients give up unanswered connects to failing backends.
     timeout_us: u64,
     /// The utilization that backends report in mode `lies`, in thousandths.
     lie: u32,
@@ -246,7 +245,7 @@ struct World<'a> {
     /// The counts when measuring began.
     counts_before: TrafficCounts,
     at_last_row: (u64, TrafficCounts),
-    /// The current counts of each job of the file, and those at the last row.
+    /// The current counts of each job of the file; below, those at the last row.
     by_job: Vec<JobCounts>,
     by_job_at_last_row: Vec<JobCounts>,
     connections_at_start: u64,
@@ -284,7 +283,7 @@ impl<'a> World<'a> {
         let machines: Vec<Machine> = speeds.iter().enumerate().map(machine).collect();
         let at_start = scenario.backends as usize;
         let weights: Vec<f64> = scenario.weights[..at_start].iter().copied().map(f64::from).collect();
-        // A backend that requests no traffic has no share of it.
+        // A backend that requests no traffic has no share of the capacity.
         let asks = |(machine, weight): (&Machine, &f64)| if *weight > 0.0 { machine.capacity() } else { 0.0 };
         let capacities: Vec<f64> = machines[..at_start].iter().zip(&weights).map(asks).collect();
         let floor = Floor::new(&weights, &capacities, seed);
@@ -311,7 +310,7 @@ impl<'a> World<'a> {
             lie: 0,
             switch: Switch::On,
             judged: Judged::default(),
-            // Three digits; longer latencies count as the maximum.
+            // Stores three digits; longer latencies count as the maximum.
             latency: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("the bounds are fine"),
             floor,
             counts: TrafficCounts::default(),
@@ -327,7 +326,8 @@ impl<'a> World<'a> {
             world.set_tasks(job, world.jobs[job].table.tasks.0);
         }
         world.connections_at_start = world.open();
-        // Connections that are open at the start count as opened before it.
+        // Connections that are open at the start count as opened before it, not as opened by a
+        // client during the run.
         world.counts = TrafficCounts::default();
         world.by_job.clone_from(&world.by_job_at_last_row);
         for client in 0..world.clients.len() {
@@ -426,21 +426,21 @@ impl<'a> World<'a> {
     }
 }
 
-/// The maximum latency of the histogram: a day.
+/// The maximum latency in the histogram: a day.
 const MAX_LATENCY_US: u64 = 24 * 3600 * 1_000_000;
 
 impl SimulatedBackend {
-    /// Returns whether the source requests traffic for it.
+    /// Returns whether the source requests traffic for the backend.
     fn is_wanted(&self) -> bool {
         self.weight > 0 && self.reported == Some(EndpointState::Healthy) && !self.is_lame
     }
 
-    /// Returns whether it accepts connections.
+    /// Returns whether the backend accepts connections.
     const fn is_up(&self) -> bool {
         self.running && (self.failing.is_none() || matches!(self.failing, Some(how) if how.is_up()))
     }
 
-    /// Returns whether the service has had it from the start and requests traffic for it.
+    /// Returns whether the backend belonged to the service from the start and requests traffic.
     const fn is_lasting(&self) -> bool {
         self.exists && self.exists_since == 0 && self.weight > 0
     }

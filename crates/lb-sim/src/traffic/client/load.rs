@@ -1,7 +1,6 @@
-//! Adjusts a client's weights to load and slow start, as the daemon does once a second, with the
-//! daemon's own laws.
+//! Adjusts a client's weights to load and slow start once a second, with the daemon's own laws.
 //!
-//! Must not know how reports travel.
+//! Must not know how reports reach the client.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,11 +15,11 @@ use lb_core::control::{
 
 use super::{SimulatedClient, index_of};
 
-/// A client's knowledge of its own flows, for its law.
+/// The law of a client, and the client's knowledge of its own flows.
 #[derive(Debug)]
 pub(super) struct Following {
     control: Control,
-    /// The state that the daemon last saved, and when.
+    /// The state that the daemon last saved, and the time of saving.
     kept: Option<(LearntWeights, Duration)>,
     /// Flows that have begun since the last tick.
     begun: u32,
@@ -54,12 +53,12 @@ impl Following {
         &mut self.of_late[slot]
     }
 
-    /// Forgets the flows of a slot, because another backend has it now.
+    /// Removes the flows of a slot, because another backend has the slot now.
     pub(super) fn forget(&mut self, slot: u32) {
         *self.at(slot) = OfLate::default();
     }
 
-    /// Ignores the flows that have begun until now: they existed before the first tick.
+    /// Ignores the flows that have begun until now, because they existed before the first tick.
     pub(super) fn forget_begun(&mut self) {
         self.begun = 0;
     }
@@ -67,7 +66,7 @@ impl Following {
 
 impl SimulatedClient {
     /// Evaluates the newest received reports, and updates the tables if the change is large enough.
-    /// Returns whether it updated them.
+    /// Returns whether it has updated them.
     pub fn follow_load(&mut self, now: Duration, heard: impl Fn(u32) -> Option<Heard>) -> bool {
         let Some(mut following) = self.following.take() else { return false };
         let open: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
@@ -104,8 +103,8 @@ impl SimulatedClient {
             .for_each(|following| following.kept = Some((following.control.learnt(now), now)));
     }
 
-    /// Replaces the daemon. The new daemon's law knows the saved state, if there is one, and no
-    /// recent flows.
+    /// Replaces the daemon. The law of the new daemon knows the saved state, if there is one, but
+    /// no recent flows.
     pub fn replace_daemon(&mut self, now: Duration, is_kept: bool, switch: Switch) {
         let Some(before) = self.following.take() else { return };
         let mut following = Following::new(before.control.rules());
@@ -121,7 +120,7 @@ impl SimulatedClient {
         self.put_in_force(now, factors);
     }
 
-    /// The factors of its members that are in force.
+    /// The factors in force of the client's members.
     pub fn factors(&self) -> Vec<f64> {
         let Some(following) = &self.following else { return Vec::new() };
         let in_force = following.control.in_force();
@@ -129,7 +128,8 @@ impl SimulatedClient {
         members.map(|(address, _)| in_force.of(*address).number()).collect()
     }
 
-    /// Handles members that have arrived or changed their availability: slow starts begin at once.
+    /// Handles members that have arrived or changed their availability, because their slow starts
+    /// begin at once.
     pub(super) fn start_slowly(&mut self, now: Duration) {
         let Some(mut following) = self.following.take() else { return };
         let row = self.look(&following, |_| None);
@@ -141,7 +141,7 @@ impl SimulatedClient {
         self.following = Some(following);
     }
 
-    /// This client's knowledge of its row.
+    /// This client's knowledge of its members, for the law.
     fn look(&self, following: &Following, heard: impl Fn(u32) -> Option<Heard>) -> Look {
         let slots: BTreeMap<u32, u32> =
             (0..).zip(&self.slots).filter_map(|(slot, of)| Some((of.as_ref()?.backend, slot))).collect();

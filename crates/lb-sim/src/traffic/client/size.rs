@@ -1,6 +1,6 @@
-//! Grows and shrinks a client's subset with its own load, by the daemon's own rule.
+//! Grows and shrinks a client's subset with the client's own load, by the daemon's rule.
 //!
-//! Must not know when it is called.
+//! Must not decide when this happens.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,20 +18,20 @@ pub(super) struct GrowingSize {
 }
 
 impl SimulatedClient {
-    /// Makes its size follow its load from now on.
+    /// Makes the client's size follow its load from now on.
     pub fn follow_flows(&mut self, band: LoadBand) {
         self.growing = Some(GrowingSize { banded: BandedSize::new(band), assignments: None });
     }
 
-    /// The number of its members, from these assignments on; `None` if its size does not follow
-    /// load.
+    /// Stores these assignments, and returns the number of members to use; `None` if the client's
+    /// size does not follow load.
     pub fn size_in(&mut self, assignments: &Rc<JobAssignments>) -> Option<u32> {
         let growing = self.growing.as_mut()?;
         growing.assignments = Some(Rc::clone(assignments));
         Some(growing.banded.size())
     }
 
-    /// Evaluates its open flows. Returns the assignments if its size changes.
+    /// Evaluates the client's open flows. Returns the assignments if the size changes.
     pub fn look_at_flows(&mut self, now: Duration) -> Option<Rc<JobAssignments>> {
         let established: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
         let open = established + self.pending.iter().sum::<u32>();

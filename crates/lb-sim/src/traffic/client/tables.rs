@@ -1,8 +1,8 @@
-//! The data that a client's picks read: its tables as the kernel would have them.
+//! The data that a client's picks read: the client's tables as the kernel would have them.
 //!
 //! If a service ejects backends, state words and members are those of the ejector. If the client
-//! holds connections, it can choose only backends with an established connection. The only change
-//! that this module makes is to begin a trial.
+//! holds connections, it can choose only backends with an established connection. This module makes
+//! only one change: it begins a trial.
 
 use lb_common::abi::{BackendState, EjectionState, RecentErrors, StateWord, TableRef};
 use lb_common::pick::Tables;

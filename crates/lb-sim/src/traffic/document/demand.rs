@@ -1,4 +1,4 @@
-//! The keys of a job for how much its tasks send, how unequally, and the cost of a request.
+//! The keys of a job that define how much its tasks send, how unequally, and the cost of a request.
 
 use serde::{Deserialize, Deserializer};
 
@@ -16,7 +16,7 @@ impl TryFrom<f64> for Rate {
     type Error = String;
 
     fn try_from(rate: f64) -> Result<Self, String> {
-        // Times are whole microseconds: at a higher rate, rounding would change gaps by more than a
+        // Times are whole microseconds. At a higher rate, rounding would change gaps by more than a
         // percent.
         if (1e-5..=2e4).contains(&rate) {
             return Ok(Self(rate));
@@ -124,7 +124,7 @@ impl TryFrom<BurstTable> for BurstChoice {
     }
 }
 
-/// Users of each task that wait for the end of one request before they send the next.
+/// Users of each task. Each user waits until its request has ended before it sends the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClosedTable {

@@ -1,4 +1,4 @@
-//! The keys of the backends for their speed and their slowdowns.
+//! The keys of the backends that define their speed and their slowdowns.
 
 use serde::{Deserialize, Deserializer};
 
@@ -13,7 +13,7 @@ pub enum Speed {
     List(Vec<f64>),
     /// These speeds in turn.
     Alternate(Vec<f64>),
-    /// A percentage of the backends has this speed; the seed decides which.
+    /// A percentage of the backends with this speed; the seed decides which backends these are.
     Share(u32, f64),
 }
 
@@ -67,18 +67,18 @@ impl<'de> Deserialize<'de> for Speed {
     }
 }
 
-/// How much of its machine each backend may use, in the form of a container's CPU limit.
+/// How much of its machine each backend may use, as with a container's CPU limit.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuotaTable {
     /// The maximum number of cores.
     pub cores: QuotaCores,
-    /// The period.
+    /// The time over which the quota is measured.
     #[serde(default = "a_tenth_of_a_second")]
     pub period: Span,
 }
 
-/// The default of the kernel and of Kubernetes.
+/// The default period of the kernel and of Kubernetes.
 const fn a_tenth_of_a_second() -> Span {
     Span { us: 100_000 }
 }
@@ -92,17 +92,17 @@ pub enum QuotaCores {
     List(Vec<f64>),
 }
 
-/// Neighbours on the same machine that make it slower, by a different part each time.
+/// Neighbours on the same machine that make it slower, by another part in each time slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AntagonistTable {
     /// The largest slowdown in percent; every value up to it is equally likely.
     pub share: Within<1, 99>,
-    /// The length of each of these times.
+    /// The length of a time slice.
     pub every: Span,
 }
 
-/// The cost of a start: caches are cold, and code is not compiled yet.
+/// The cost of a start, because caches are cold and code is not compiled yet.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "RestartCostTable")]
 pub struct RestartCost {

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::traffic::values::{LearntStateAge, Span, SwitchName, Within};
 
-/// Backends with another weight in the list from then on.
+/// Backends that get another weight in the list at a time.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReweightTable {
@@ -33,6 +33,6 @@ pub struct SwitchTable {
 #[serde(deny_unknown_fields)]
 pub struct UpgradeTable {
     pub at: Span,
-    /// The age of the state that the previous daemon has saved of what its laws had learnt.
+    /// The age of the state that the previous daemon had saved of its laws.
     pub kept: LearntStateAge,
 }

@@ -1,7 +1,7 @@
 //! The size of a subset in a scenario: the forms that the configuration accepts, with their bounds.
 //!
-//! A number, `"auto"`, `{ min = 20 }`, or `{ low = 0.875, high = 1.125 }` for a size that follows
-//! load. Must not know the effect of sizes.
+//! The forms are a number, `"auto"`, `{ min = 20 }`, and `{ low = 0.875, high = 1.125 }` for a size
+//! that follows load. Must not know the effect of sizes.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ use crate::traffic::values::Within;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubsetSize(pub Size);
 
-/// The table form.
+/// The form of a size as a table.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SizeTable {
@@ -50,7 +50,7 @@ impl TryFrom<SizeTable> for SubsetSize {
     }
 }
 
-/// Reads the number of flows for each backend, which a file writes as a decimal fraction.
+/// Reads a number of flows for each backend, which a file writes as a decimal fraction.
 fn thousandths(key: &str, flows: f64) -> Result<u32, String> {
     let rounded = (1000.0 * flows).round();
     let is_exact = (1000.0 * flows - rounded).abs() < 1e-6 * rounded.max(1.0);

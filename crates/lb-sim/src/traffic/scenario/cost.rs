@@ -1,8 +1,8 @@
-//! The cost of playing a scenario: clients, members, arrivals, and how often clients are notified
-//! of a change.
+//! The cost of playing a scenario: its clients, members and arrivals, and the notices of changes to
+//! clients.
 //!
-//! The file determines all of it, so a scenario that is too large is refused before anything is
-//! allocated for it. The limits are the work of a laptop in a few minutes.
+//! The file determines the cost, so the planner refuses a scenario that is too large before it
+//! allocates anything. The limits correspond to a few minutes of work on a laptop.
 
 use std::ops::Range;
 
@@ -19,8 +19,8 @@ const MAX_TABLES: u64 = 1_000;
 const MAX_ROWS: u64 = 100_000;
 /// The maximum number of subset members of all clients together.
 const MAX_MEMBERS: u64 = 1_000_000;
-/// The maximum number of slots in the tables of all clients together: each client has one for every
-/// backend that ever exists.
+/// The maximum number of slots in the tables of all clients together. Each client has a slot for
+/// every backend that ever exists.
 const MAX_SLOTS: u64 = 20_000_000;
 /// The maximum number of arrivals of all runs together.
 const MAX_ARRIVALS: u64 = 200_000_000;
@@ -30,11 +30,11 @@ const MAX_ALIVE: u64 = 2_000_000;
 const MAX_NOTICES: u64 = 500_000;
 /// The maximum number of members of all subsets sent to clients, in all runs together.
 const MAX_TOLD: u64 = 20_000_000;
-/// The maximum number of endpoints in all lists sent to jobs, in one run: a list stays in memory
-/// until its last client has received it.
+/// The maximum number of endpoints in all lists that jobs receive in one run. A list stays in
+/// memory until its last client has received it.
 const MAX_LISTED: u64 = 5_000_000;
-/// The maximum number of steps to compute subsets: lists (the first, and one for each change)
-/// times clients times backends, in all runs together.
+/// The maximum number of steps to compute subsets, in all runs together: lists (the first one, and
+/// one for each change) times clients times backends.
 const MAX_ORDERED: u64 = 2_000_000_000;
 
 /// The maximum number of arrivals and departures of machines' neighbours, in all runs together.
@@ -45,7 +45,7 @@ const MAX_REPORTS: u64 = 5_000_000;
 const MAX_LOADS: u64 = 50_000_000;
 /// The maximum number of load reports that clients evaluate, in all runs together.
 const MAX_LOOKS: u64 = 500_000_000;
-/// The maximum number of members evaluated by sizes that follow load, once a second each, in all
+/// The maximum number of members that sizes that follow load examine, once a second each, in all
 /// runs together.
 const MAX_RESIZED: u64 = 500_000_000;
 /// The maximum number of backend failures, in all runs together.
@@ -70,7 +70,7 @@ pub(super) fn check_tables(document: &ScenarioDocument) -> Result<(), SpannedFau
 }
 
 struct ClientCounts {
-    /// The largest number that runs at a time.
+    /// The largest number of clients that run at a time.
     most: u64,
     /// All clients that are ever started.
     started: u64,
@@ -84,7 +84,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         rows.saturating_mul(scenario.runs.len() as u64),
         MAX_ROWS,
     )?;
-    // Each seed is played like a run.
+    // Each seed costs as much as a run.
     let runs = scenario.runs.len() as u64 * u64::from(scenario.seeds);
     let (mut most, mut started, mut arrivals, mut all_alive, mut members) = (0u64, 0u64, 0u64, 0u64, 0u64);
     let mut resized = 0u64;
@@ -166,7 +166,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     ];
     let span = spans.into_iter().flatten().next().unwrap_or(0..0);
     if scenario.runs.iter().any(|run| run.reports(scenario).is_some()) {
-        // Each backend reports that it leaves, and that it is back.
+        // Each backend reports twice in a restart: that it leaves, and that it is back.
         let restarts = scenario.restarts.len() as u64 + 1;
         let reports = 2u64.saturating_mul(restarts).saturating_mul(backends).saturating_mul(started);
         limit(
@@ -180,7 +180,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     limit(&span, "notices of changes to clients", notices, MAX_NOTICES)?;
     let listed = (changes + 1).saturating_mul(first as u64).saturating_mul(backends);
     limit(&span, "endpoints in the lists that jobs receive", listed, MAX_LISTED)?;
-    // Clients receive every change, and one list at the start.
+    // Clients receive a list for every change, and one at the start.
     let lists = (changes + 1).saturating_mul(runs);
     limit(&span, "members of all subsets that clients receive", lists.saturating_mul(members), MAX_TOLD)?;
     let ordered = lists.saturating_mul(most).saturating_mul(backends);
@@ -195,8 +195,8 @@ struct Demand {
     alive: u64,
 }
 
-/// The demand of one task of a job in a run. If demand exceeds the capacity of the machines, their
-/// queues bound the requests that they process at a time.
+/// The demand of one task of a job in a run. If the demand exceeds the capacity of the machines,
+/// their queues limit the requests that they process at a time.
 fn demand(
     scenario: &Scenario,
     job: &JobTable,
@@ -208,7 +208,7 @@ fn demand(
     let rate = job.rate.map(|rate| run.rate.unwrap_or(rate).0);
     let interval = job.interval.map(|interval| 1e6 / float(interval.us));
     let cost_us = job.cost.map_or(0.0, |cost| cost.0.mean() * 1e6);
-    // On the fastest machine of the scenario.
+    // The shortest time of a request: on the fastest machine of the scenario.
     let least_us =
         cost_us / scenario.machines.fastest() + float(run.wait.or(job.wait).unwrap_or(job.lasts).us);
     let unanswered_us = job.timeout.map_or(unanswered_us, |timeout| timeout.us.min(unanswered_us));
@@ -219,13 +219,13 @@ fn demand(
     });
     let Some(per_second) = interval.or(rate).or(users) else { return Demand { each: 0, alive: 0 } };
     let tries = f64::from(1 + run.retries.unwrap_or(job.retries).0);
-    // A connection that stays open carries many requests. The connections that are open at the
-    // start are the arrivals of one lifetime.
+    // A connection that stays open carries many requests. At the start as many connections are open
+    // as arrive in one lifetime.
     let life_us = job.connection_life.map_or(0.0, |life| float(life.us));
     let on_each = 1.0 + life_us / (least_us + float(job.pause.us)).max(1.0);
     let each = (float(scenario.duration.us) + life_us) / 1e6 * per_second * bursts * tries * on_each;
-    // If a client has a timeout, each request has an event at that time, whether it was served or
-    // not.
+    // If a client has a timeout, each request has an event at the time of the timeout, even if it
+    // was served before.
     let kept_us = held_us.max(life_us).max(job.timeout.map_or(0.0, |timeout| float(timeout.us)));
     let alive = job.closed.map_or(per_second * peak * kept_us / 1e6, |closed| f64::from(closed.clients.0));
     Demand { each: whole(each), alive: whole(alive) }
@@ -242,7 +242,7 @@ fn whole(number: f64) -> u64 {
     whole
 }
 
-/// Counts the clients of a job and its copies, which are at these positions.
+/// Counts the clients of a job and its copies at these positions.
 fn clients(scenario: &Scenario, job: &JobTable, positions: Range<usize>) -> ClientCounts {
     let copies = positions.len() as u64;
     let (mut now, mut most, mut started) = (job.tasks.0, job.tasks.0, u64::from(job.tasks.0));
@@ -259,7 +259,7 @@ fn clients(scenario: &Scenario, job: &JobTable, positions: Range<usize>) -> Clie
 }
 
 /// The maximum number of members of a task's subset if the job has this number of tasks. With fewer
-/// tasks each may have more members, but not all of them together.
+/// tasks, each may have more members, but all together have no more.
 fn most_members(
     scenario: &Scenario,
     job: &JobTable,

@@ -1,6 +1,6 @@
-//! Backends that fail while they are listed: which part of them, how, when and how often.
+//! Backends that fail while they are listed: how many, how, when and how often.
 //!
-//! Must not know which backends these are: that is decided when the scenario is played.
+//! Must not know which backends fail: this is decided when the scenario is played.
 
 use toml::Spanned;
 
@@ -68,8 +68,8 @@ pub(super) fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail
     let mut fails: Vec<Fail> = Vec::with_capacity(tables.len());
     for spanned in by_time {
         let fail = fail(spanned.get_ref()).map_err(|message| (spanned.span(), message))?;
-        // Two failures at the same time are refused: each would restore backends that the other has
-        // taken down.
+        // Refuses two failures at the same time, because each would restore backends that the other
+        // has taken down.
         let free = fails.last().map_or(0, |before| before.end_us());
         if fail.at.us < free {
             let message = format!(

@@ -1,5 +1,5 @@
-//! How the keys of a job combine: how much it sends, the cost of that, and whether its policy can
-//! be played.
+//! How the keys of a job combine: how much it sends, the cost of its requests, and whether its
+//! policy can be played.
 
 use std::ops::Range;
 
@@ -38,7 +38,7 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
             );
         }
         if job.closed.is_some_and(|closed| closed.think.us < 1_000) {
-            // A request that fails at once would be sent again at the same moment, without end.
+            // A request that fails at once would be repeated at the same moment, without end.
             return wrong(
                 "users without a pause would repeat failing requests without end: write think = \"1ms\" or more".into(),
             );
@@ -125,8 +125,8 @@ fn check_load(
     Ok(())
 }
 
-/// Refuses a size that follows load if the algorithm computes the subsets of all tasks together, as
-/// the configuration does.
+/// Refuses a size that follows load if the algorithm computes the subsets of all tasks together.
+/// The configuration refuses it too.
 fn check_size(
     job: &JobTable,
     ScenarioRun { name, differs: run }: &ScenarioRun,

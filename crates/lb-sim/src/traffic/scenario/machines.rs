@@ -21,9 +21,9 @@ pub struct Machines {
     quotas: Vec<Quota>,
     /// Neighbours that make the machines slower at times.
     pub antagonist: Option<AntagonistTable>,
-    /// What makes them slower after a start.
+    /// The cost of a start, which makes machines slower for a while.
     pub restart_cost: Option<RestartCost>,
-    /// How many requests one machine processes at a time.
+    /// The maximum number of requests that one machine processes at a time.
     pub queue: u32,
 }
 
@@ -53,7 +53,7 @@ impl Machines {
         })
     }
 
-    /// The highest possible speed of any of them. A quota does not reduce the speed until it is
+    /// The highest possible speed of any machine. A quota does not reduce the speed until it is
     /// used up.
     pub fn fastest(&self) -> f64 {
         match &self.speed {

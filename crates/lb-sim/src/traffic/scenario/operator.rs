@@ -1,4 +1,4 @@
-//! Operator actions while clients send: whether an action is possible at its time, and whether it
+//! Operator actions while clients send: checks that an action is possible at its time, and that it
 //! changes anything.
 
 use toml::Spanned;
@@ -41,7 +41,7 @@ pub(super) fn upgrades(document: &ScenarioDocument, end: Span) -> Result<Vec<Upg
     sorted(&document.upgrade, end, |table| table.at)
 }
 
-/// Refuses an action that would not change anything in any run.
+/// Refuses an action that would change nothing in any run.
 fn check_is_moved<T>(
     document: &ScenarioDocument,
     table: Option<&Spanned<T>>,

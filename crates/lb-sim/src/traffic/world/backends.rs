@@ -1,4 +1,4 @@
-//! Changes of backends: they are listed, start, stop and restart, and clients are notified.
+//! Changes of backends: they enter the list, start, stop and restart, and clients are notified.
 //!
 //! Must not know how clients react.
 
@@ -21,7 +21,7 @@ impl World<'_> {
             backend.exists = true;
             backend.exists_since = self.now;
             backend.stops_at = None;
-            // The report from before the backend left is no longer valid.
+            // The report from before the backend left the service is no longer valid.
             self.report(index, false);
             self.set_reported(index, Some(EndpointState::Healthy));
             self.start(index);
@@ -41,12 +41,12 @@ impl World<'_> {
         self.count = count;
     }
 
-    /// Performs one stage of a batch, and queues the next one.
+    /// Performs one stage of a batch, and queues the next stage.
     pub(super) fn restart(&mut self, BatchRestart { restart, batch, last, stage }: BatchRestart) {
         let table = self.scenario.restarts[restart];
         let lame_duck = self.run.differs.lame_duck.unwrap_or(table.lame_duck);
-        // The restart covers the backends that the service has when the restart begins, except
-        // those that it has lost since.
+        // The restart covers the backends that belong to the service when the restart begins,
+        // except those that have left the service since.
         let last =
             if batch.start == 0 && matches!(stage, RestartStage::LameDuck) { self.count } else { last };
         let indexes = batch.start..batch.end.min(last).min(self.count);
@@ -114,7 +114,7 @@ impl World<'_> {
         self.queue.push(at_us, SimulationEvent::Hear { client, backend, report, is_lame });
     }
 
-    /// A new client requests reports from all backends, and lame ducks answer.
+    /// Makes a new client request reports from all backends; lame ducks answer.
     pub(super) fn ask(&mut self, client: u32) {
         let Some(reports) = self.reports else { return };
         let lame: Vec<u32> = (0..)
@@ -125,11 +125,11 @@ impl World<'_> {
         lame.into_iter().for_each(|backend| self.report_to(client, backend, reports));
     }
 
-    /// Makes some backends fail, without notifying any client.
+    /// Makes some backends fail, without a notice to any client.
     pub(super) fn fail(&mut self, position: usize, times: u32) {
         let fail = self.scenario.fails[position];
         // The choice depends only on the seed: it is the same each time and in each run, and a
-        // larger part includes all of a smaller part.
+        // larger part includes all backends of a smaller part.
         let mut indexes: Vec<u32> = (0..self.count).collect();
         indexes.sort_by_cached_key(|&index| mix64(&[self.seed, 2, index.into()]));
         indexes.truncate(fail.part.of(self.count) as usize);
@@ -168,7 +168,7 @@ impl World<'_> {
         self.note_recovery();
     }
 
-    /// Gives backends another weight in the list.
+    /// Changes the weight of backends in the list.
     pub(super) fn reweight(&mut self, ReweightTable { from, to, weight, .. }: ReweightTable) {
         let weight = u16::try_from(weight.0).expect("its bounds are those of u16");
         for index in from.0..=to.0 {

@@ -1,9 +1,9 @@
-//! The actions of clients: they come and go, receive lists and reports of lame ducks, and hold
+//! The actions of clients: they come and go, receive lists and lame-duck reports, and hold
 //! connections.
 //!
-//! A client is removed from the list of clients while an event changes it, so that the client and
-//! the backends can both change. The module `requests` has the requests that clients send. Must not
-//! know when backends stop and start.
+//! While an event changes a client, the client is removed from the list of clients, so that the
+//! event can change both the client and the backends. The module `requests` has the requests that
+//! clients send. Must not know when backends stop and start.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -49,7 +49,7 @@ impl World<'_> {
             if control.law.is_some() || control.slow_start.is_some() {
                 client.follow(control);
                 client.switch(self.switch);
-                // The clients do not all tick at the same time.
+                // The clients must not all tick at the same time.
                 let first = SplitMix64::new(mix64(&[self.seed, 11, id.into()])).below(1_000_000);
                 self.queue.push(self.now + first, SimulationEvent::TickControl(id));
             }
@@ -107,7 +107,7 @@ impl World<'_> {
         }
     }
 
-    /// Changes a client and other state with it, unless the client is gone.
+    /// Changes a client, and other state with it; does nothing if the client is gone.
     pub(super) fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut SimulatedClient)) {
         if let Some(mut client) = self.clients[id as usize].take() {
             change(self, &mut client);
@@ -117,7 +117,7 @@ impl World<'_> {
 
     pub(super) fn learn(&mut self, id: u32, assignments: &Rc<JobAssignments>, version: u64) {
         self.with_client(id, |world, client| {
-            // Notices may overtake each other: a notice that is older than the client's list is
+            // Notices may overtake each other, so a notice that is older than the client's list is
             // dropped.
             if client.version < version {
                 world.assign(id, client, assignments, version);
@@ -125,7 +125,7 @@ impl World<'_> {
         });
     }
 
-    /// A client evaluates its open flows and adjusts its size.
+    /// Makes a client evaluate its open flows and adjust its size.
     pub(super) fn look_at_flows(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             if let Some(assignments) = client.look_at_flows(Duration::from_micros(world.now)) {
@@ -152,10 +152,10 @@ impl World<'_> {
         }
     }
 
-    /// A client receives a backend's own report.
+    /// Delivers a backend's own report to a client.
     pub(super) fn hear(&mut self, id: u32, backend: u32, report: u32, is_lame: bool) {
         self.with_client(id, |world, client| {
-            // Reports may overtake each other, as notices do.
+            // Reports may overtake each other, as notices may; the client drops an older one.
             if client.hear(Duration::from_micros(world.now), backend, report, is_lame) {
                 world.note_ejected(client);
                 if world.jobs[client.job].holds_links() {
@@ -167,7 +167,7 @@ impl World<'_> {
 
     // ---- connections that stay open ----
 
-    /// Opens a connection to every member, and ends the connections to other backends.
+    /// Makes a client open a connection to every member, and end its connections to other backends.
     fn hold_links(&mut self, id: u32, client: &mut SimulatedClient) {
         let closing = self.jobs[client.job].table.closing;
         for slot in 0..client.slots.len() {
@@ -200,7 +200,7 @@ impl World<'_> {
         self.backends[backend as usize].holders.insert((id, number(slot)));
     }
 
-    /// Establishes a connection, and returns its state.
+    /// Begins to establish a connection, and returns its state.
     fn establish(&mut self, id: u32, job: usize, slot: usize, backend: u32, serial: u32) -> LinkState {
         let to = &mut self.backends[backend as usize];
         if !to.is_up() {
@@ -225,7 +225,7 @@ impl World<'_> {
         }
     }
 
-    /// Closes a connection of the client; its requests fail.
+    /// Closes a connection of the client. The requests on the connection fail.
     pub(super) fn close(&mut self, id: u32, client: &mut SimulatedClient, slot: usize, is_moved: bool) {
         let link = client.links[slot].expect("what is closed was open");
         if link.flows > 0 {
@@ -260,7 +260,7 @@ impl World<'_> {
         self.end_connections(index);
     }
 
-    /// Ends the connections of a backend; their requests fail.
+    /// Ends the connections of a backend. The requests on them fail.
     pub(super) fn end_connections(&mut self, index: u32) {
         let backend = &mut self.backends[index as usize];
         self.counts.dropped += backend.connections;
@@ -303,7 +303,8 @@ impl World<'_> {
         }
     }
 
-    /// A backend serves from now on: clients that lost their connection to it re-establish it.
+    /// Makes clients that lost their connection to a backend re-establish it, because the backend
+    /// serves from now on.
     pub(super) fn take_up(&mut self, index: u32) {
         let backend = &self.backends[index as usize];
         if !backend.is_up() {

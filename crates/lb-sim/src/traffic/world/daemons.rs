@@ -27,9 +27,9 @@ impl World<'_> {
     }
 
     /// Replaces every client's daemon by a new one, which loads the saved state if there is one.
-    /// Connections and the rest of the daemons' knowledge stay.
+    /// Connections stay, and so does everything else that the daemons know.
     pub(super) fn replace_daemons(&mut self, is_kept: bool) {
-        // A daemon saves an operator's setting at once.
+        // A daemon saves an operator's setting at once, so only missing state loses the setting.
         self.switch = if is_kept { self.switch } else { Switch::On };
         let switch = self.switch;
         self.of_each_client(|client, now| client.replace_daemon(now, is_kept, switch));

@@ -1,9 +1,9 @@
-//! The unevenness from chance alone: the same arrivals with the same costs, each at a backend drawn
-//! by capacity.
+//! The unevenness from chance alone: the same arrivals with the same costs, each at a backend that
+//! is drawn in proportion to capacity.
 //!
-//! A policy that sends independent arrivals to backends in proportion cannot be more even than
-//! this, except by chance. Reports print this floor beside the results of policies, so that noise
-//! is not mistaken for a fault. Must not know which module decides.
+//! A policy that sends independent arrivals to backends in proportion to capacity cannot be more
+//! even than this floor, except by chance. Reports print the floor beside the results of policies,
+//! so that readers do not mistake noise for a fault. Must not know which module decides.
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
@@ -22,7 +22,7 @@ pub(super) struct Floor {
     cpu: Vec<f64>,
 }
 
-/// Draws numbers in proportion to their parts of a whole.
+/// Draws numbers from 0 on in proportion to their parts of a whole.
 #[derive(Debug)]
 struct Urn {
     parts: Vec<f64>,
@@ -78,7 +78,8 @@ impl Floor {
         loads.enumerate().filter(|(index, _)| is_meant(*index)).map(|(_, load)| load).collect()
     }
 
-    /// The part of the total capacity that the costs need, times the seconds measured.
+    /// The CPU time of all costs over the total capacity. Divided by the measured seconds, it is
+    /// the part of the capacity that the costs need.
     pub fn asked(&self) -> f64 {
         self.cpu.iter().sum::<f64>() / self.capacities.parts.iter().sum::<f64>()
     }

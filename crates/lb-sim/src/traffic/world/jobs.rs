@@ -1,5 +1,5 @@
-//! Jobs during a run: how their tasks choose, as the daemon's configuration would define it, and
-//! how much each task sends.
+//! Jobs during a run: how their tasks choose backends, as the daemon's configuration would define
+//! it, and how much each task sends.
 //!
 //! Must not know clients or backends.
 
@@ -24,15 +24,16 @@ pub(super) struct SimulatedJob {
     pub service: Service,
     /// The client of each task.
     pub clients: Vec<u32>,
-    /// Mean time between two arrivals of all its tasks, or the mean pause of a user.
+    /// Mean time between two arrivals at one task, or the mean pause of a user.
     gap_us: Option<u64>,
-    /// How much the tasks at the start send; the mean is 1. Empty if all send the same.
+    /// The relative rates of the tasks at the start; their mean is 1. Empty if all tasks send the
+    /// same.
     rates: Vec<f64>,
-    /// Tasks that are absent.
+    /// The absent tasks.
     missing: BTreeSet<u32>,
 }
 
-/// Longer than any run, which is at most a day.
+/// Longer than any run: a run takes at most a day.
 const NEVER_US: u64 = 100 * 24 * 3600 * 1_000_000;
 
 impl SimulatedJob {
@@ -64,8 +65,8 @@ impl SimulatedJob {
         let subset = Subset::Sized { algorithm, size };
         let service = Service::new(&scenario.service, SERVICE, subset, seed_of_subsets);
         let ejection = run.ejection.or(table.ejection).and_then(|choice| choice.0);
-        // A client holds its connections whether backends fail or not: it makes no choice that an
-        // ejector could judge.
+        // A client that holds connections keeps them even if backends fail, so it makes no choice
+        // that an ejector could judge.
         let ejection = ejection.filter(|_| table.traffic == Traffic::Connections);
         let policy = table.policy.0;
         let error_decay = table.error_decay.0.filter(|_| policy.counts_errors());
@@ -122,7 +123,7 @@ impl SimulatedJob {
         self.gap_us(task).map_or(0.0, |gap_us| life / float(gap_us.max(1)))
     }
 
-    /// Returns when an arrival comes that is due after a gap.
+    /// Returns the time of an arrival that is due after a gap.
     pub fn due(&self, now_us: u64, gap_us: u64) -> u64 {
         self.table.burst.map_or(now_us + gap_us, |burst| burst.0.due(now_us, gap_us))
     }

@@ -1,5 +1,5 @@
 //! The evidence that connects give about their backends, the clients' reaction, and the counts of
-//! it.
+//! both.
 //!
 //! Must not know when backends fail, and must not decide which backends are ejected: the
 //! [`SimulatedClient`]'s ejector does.
@@ -25,7 +25,7 @@ pub(super) struct Judged {
     most: Most,
     /// When the last failure ended, and the longest remaining ejection at that time.
     over: Option<(u64, u64)>,
-    /// Since when no backend is ejected.
+    /// The time since which no backend is ejected.
     well_since: u64,
 }
 
@@ -55,12 +55,12 @@ impl World<'_> {
         if was_established {
             self.succeed(client, slot, is_trial);
         }
-        // A client task is one process in this model. Its failures alone must suffice for an
-        // ejection, so the evidence names several sources.
+        // A client task is one process in this model, and its failures alone must suffice for an
+        // ejection, so the evidence claims several sources.
         let end = End::of(ending, was_established);
         self.judge(client, slot, Evidence::of_end(end, is_trial, FailureSource::SEVERAL, 0));
-        // If an established trial has readmitted the backend, without errors, this is its first
-        // error since.
+        // If an established trial has just readmitted the backend, which clears its errors, this is
+        // its first error since.
         if ending.is_error() {
             client.count_error(slot, self.tick());
         }
@@ -84,7 +84,7 @@ impl World<'_> {
         self.note_ejected(client);
     }
 
-    /// Updates the number of ejected members with those of one client.
+    /// Updates the number of ejected members after a change of one client.
     pub(super) fn note_ejected(&mut self, client: &mut SimulatedClient) {
         let before = u64::from(client.ejected);
         let (members, ejected) = client.count_ejected();
@@ -107,12 +107,12 @@ impl World<'_> {
         self.judged.ejected -= u64::from(client.ejected);
     }
 
-    /// Collects the counts of backends that have left their slots for good.
+    /// Collects the counts of backends that have lost their slots.
     pub(super) fn forget_pairs(&mut self, client: &mut SimulatedClient) {
         client.freed.drain(..).for_each(|pair| self.judged.most.add(pair));
     }
 
-    /// Handles the recovery of backends. If no failure follows, records the longest remaining
+    /// Handles the recovery of backends. After the last failure, records the longest remaining
     /// ejection.
     pub(super) fn note_recovery(&mut self) {
         if self.scenario.fails.iter().all(|fail| fail.end_us() <= self.now) {

@@ -18,13 +18,13 @@ use crate::traffic::document::{FailMode, ReportsTable};
 /// The load measurements and reports of one backend.
 #[derive(Debug, Default)]
 pub(super) struct LoadReports {
-    /// The sums at each measurement, oldest first: as many as a window needs.
+    /// The sums at each measurement, oldest first; only as many as a window needs.
     measured: VecDeque<Sums>,
     /// Reports that were sent and may still be on their way, oldest first.
     sent: VecDeque<SentReport>,
 }
 
-/// Sums of a backend from the start to a time.
+/// Sums of a backend, from the start of the run to a time.
 #[derive(Clone, Copy, Debug)]
 struct Sums {
     at_us: u64,
@@ -89,7 +89,7 @@ impl World<'_> {
         }
     }
 
-    /// The newest report of a backend that has reached a client.
+    /// Returns the newest report of a backend that has reached a client.
     fn heard(&self, client: u32, backend: u32) -> Option<Heard> {
         let table = self.reports?;
         let reached = |sent: &SentReport| {
@@ -111,7 +111,7 @@ impl World<'_> {
         })
     }
 
-    /// A client evaluates the reports, and adjusts its shares.
+    /// Makes a client evaluate the reports and adjust its shares.
     pub(super) fn tick_control(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let is_made =
@@ -123,12 +123,12 @@ impl World<'_> {
     }
 }
 
-/// How many reports are stored beyond those that may be on their way. If more than these are lost
-/// in a row, the client has no report.
+/// How many reports are stored in addition to those that may be on their way. If more than these
+/// are lost in a row, the client has no report.
 const KEPT: u64 = 32;
 
 /// The load between two measurements as an agent reports it: utilization is the use of the cores
-/// plus the share of time in which a request waited for a core or for quota.
+/// plus the share of time in which a request waited for a core or for more quota.
 fn load_of(before: &Sums, now: &Sums, cores: f64, table: ReportsTable) -> ReportedLoad {
     let passed_us = float(now.at_us - before.at_us);
     let busy = (now.busy_us - before.busy_us) / passed_us / cores;

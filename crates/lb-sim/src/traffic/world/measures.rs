@@ -1,7 +1,7 @@
-//! Rows and totals: the counts, and how even connections and load are at the end of a step and of a
-//! run.
+//! Rows and totals: the counts, and how even connections and load are, at the end of a step and of
+//! a run.
 //!
-//! Counts are checked against each other at the end. Must not change the course of the run.
+//! At the end, the counts are checked against each other. Must not change the course of the run.
 
 use super::serving::SimulatedServer;
 use super::{SimulatedBackend, World};

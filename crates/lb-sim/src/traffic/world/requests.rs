@@ -1,9 +1,9 @@
 //! The requests and connects of clients, from arrival to end.
 //!
-//! A request has the same number from its arrival on, also when it is retried, unless a backend
-//! still works on it: then the retry has a new number. A backend does not know that a client has
-//! given up a request, so it finishes that work in vain. Must not know when backends stop and
-//! start, nor how machines share time.
+//! A request keeps its number from its arrival to its end, also when it is retried. Only if a
+//! backend still works on the failed request, the retry has a new number. A backend does not know
+//! that a client has given up a request, so it finishes that work in vain. Must not know when
+//! backends stop and start, nor how machines share time.
 
 use std::time::Duration;
 
@@ -25,21 +25,21 @@ const FIRST_RETRANSMIT: Duration = Duration::from_secs(1);
 pub(super) struct SimulatedRequest {
     pub client: u32,
     job: usize,
-    /// The slot and the backend to which it was last sent.
+    /// The slot and the backend to which the request was last sent.
     pub slot: u32,
     pub backend: u32,
     began_us: u64,
     cost_ps: u64,
-    /// How long it is held in addition to its CPU time.
+    /// How long the request is held in addition to its CPU time.
     wait_us: u64,
     tries_left: u32,
-    /// When its client gives it up.
+    /// When its client gives up the request.
     gives_up_us: u64,
-    /// How long its connection stays open.
+    /// How long the request's connection stays open.
     kept_until_us: u64,
-    /// Whether a user waits for it, and sends the next request later.
+    /// Whether a user waits for the request, and sends the next one later.
     is_users: bool,
-    /// Whether it is counted on its client's link to the backend.
+    /// Whether the request is counted on its client's link to the backend.
     pub is_on_link: bool,
     stage: RequestStage,
 }
@@ -47,17 +47,17 @@ pub(super) struct SimulatedRequest {
 /// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestStage {
-    /// Not sent, or about to be retried.
+    /// The request is not sent, or about to be retried.
     Unsent,
-    /// Its connect was sent at `since_us`, and is not answered.
+    /// The connect of the request was sent at `since_us`, and is not answered.
     Unanswered { since_us: u64, is_trial: bool },
-    /// The backend has it, and it needs CPU time.
+    /// The backend has the request, which needs CPU time.
     OnMachine,
-    /// The backend has it, and it needs no CPU time.
+    /// The backend has the request, which needs no more CPU time.
     Held,
-    /// It has ended, and its connection stays open for the next one.
+    /// The request has ended, and its connection stays open for the next one.
     Idle,
-    /// The backend works on it, but its client has given it up.
+    /// The backend works on the request, but its client has given it up.
     Forsaken,
 }
 
@@ -67,8 +67,8 @@ impl SimulatedRequest {
     }
 }
 
-/// A request, by its place and by a generation that differs from those of all earlier requests in
-/// that place.
+/// A request, by its place and a generation. No earlier request in this place had the same
+/// generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestRef {
     place: u32,
@@ -105,7 +105,7 @@ impl Requests {
         self.places[place as usize].1.as_mut().expect("there is a request in this place")
     }
 
-    /// The place of a request; `None` if it has ended.
+    /// Returns the place of a request; `None` if it has ended.
     fn find(&self, RequestRef { place, generation }: RequestRef) -> Option<u32> {
         let (here, request) = &self.places[place as usize];
         (*here == generation && request.is_some()).then_some(place)
@@ -115,7 +115,8 @@ impl Requests {
         RequestRef { place, generation: self.places[place as usize].0 }
     }
 
-    /// Returns a new reference to the same request, which makes its pending events stale.
+    /// Returns a new reference to the same request. Pending events with the old reference become
+    /// stale.
     fn renew(&mut self, place: u32) -> RequestRef {
         let (generation, _) = &mut self.places[place as usize];
         *generation = generation.wrapping_add(1);
@@ -127,8 +128,8 @@ impl Requests {
         self.places[place as usize].1.as_ref().is_some_and(SimulatedRequest::is_under_way)
     }
 
-    /// The places of the requests that have not ended, and of connections that stay open for the
-    /// next one, for which `is_meant` is true.
+    /// Returns the places of requests for which `is_meant` is true. Connections that stay open for
+    /// the next request count as requests here.
     pub fn of(&self, is_meant: impl Fn(&SimulatedRequest) -> bool) -> Vec<u32> {
         let places = (0..).zip(&self.places);
         let meant = places.filter(|(_, (_, request))| {
@@ -139,7 +140,7 @@ impl Requests {
         meant.map(|(place, _)| place).collect()
     }
 
-    /// How many requests have not ended.
+    /// Returns how many requests have not ended.
     pub fn under_way(&self) -> u64 {
         self.of(SimulatedRequest::is_under_way).len() as u64
     }
@@ -158,7 +159,7 @@ pub(super) enum RequestFailure {
 }
 
 impl World<'_> {
-    /// Begins a request or connect that is due, and schedules the next one.
+    /// Begins a request or connect that is due, and schedules the client's next one.
     pub(super) fn arrive(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
@@ -174,8 +175,8 @@ impl World<'_> {
     /// Begins a request or connect. `left` is the remaining part of its connection's lifetime.
     fn begin(&mut self, id: u32, client: &mut SimulatedClient, left: f64) {
         let table = &self.jobs[client.job].table;
-        // Always sampled, so that all runs of a scenario have the same arrivals with the same
-        // lifetimes and costs.
+        // Samples even what it does not use, so that all runs of a scenario have the same arrivals
+        // with the same lifetimes and costs.
         let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.rng));
         let wait = if table.cost.is_some() { table.wait.unwrap_or_default() } else { table.lasts };
         let wait_us = sampling::sample(table.lives, wait.us, &mut client.rng);
@@ -277,8 +278,7 @@ impl World<'_> {
         self.serve(id, client, request);
     }
 
-    /// The backend of a request on an established connection begins to work on it, or does not
-    /// accept it.
+    /// Makes the backend begin to work on a request on an established connection, or reject it.
     fn serve(&mut self, id: u32, client: &mut SimulatedClient, request: u32) {
         let SimulatedRequest { job, backend, cost_ps, .. } = *self.requests.at(request);
         let to = &mut self.backends[backend as usize];
@@ -310,7 +310,7 @@ impl World<'_> {
         self.queue.push(ends_us, SimulationEvent::Finish(self.requests.reference(request)));
     }
 
-    /// Stops all work of a backend. Requests that need no CPU time end as they would have.
+    /// Stops all work of a backend. Requests that need no more CPU time end at their usual time.
     pub(super) fn hang(&mut self, backend: u32) {
         for request in self.take_off_machine(backend) {
             if self.requests.is_waited_for(request) {
@@ -356,7 +356,7 @@ impl World<'_> {
     }
 
     /// Sends the next request over a connection that stays open, unless the connection's lifetime
-    /// is over.
+    /// has ended.
     pub(super) fn next_request(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
         let SimulatedRequest { client: id, job, kept_until_us, .. } = *self.requests.at(place);
@@ -377,10 +377,11 @@ impl World<'_> {
         });
     }
 
-    /// Opens connections for a new client, as many as it has open on average.
+    /// Opens connections for a new client, as many as the client has open on average.
     pub(super) fn open_kept(&mut self, id: u32) {
         self.with_client(id, |world, client| {
-            // On average as many as arrive in one lifetime, even if that is less than one.
+            // The expected number is the number of arrivals in one lifetime, even if that is less
+            // than one.
             let some = world.jobs[client.job].kept(client.index) + unit(&mut client.kept_rng);
             let mut opened = 1.0;
             while opened <= some {
@@ -406,7 +407,7 @@ impl World<'_> {
         });
     }
 
-    /// Removes a request that was sent from its connection.
+    /// Removes a sent request from its connection.
     fn end_flow(&mut self, id: u32, client: &mut SimulatedClient, request: u32) {
         let ended = self.requests.at(request);
         ended.is_on_link = false;
@@ -459,7 +460,7 @@ impl World<'_> {
         }
     }
 
-    /// A client gives up an unanswered connect, even if the backend would answer by now.
+    /// Makes a client give up an unanswered connect, even if the backend would answer now.
     pub(super) fn give_up(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
         let SimulatedRequest { client: id, slot, stage: RequestStage::Unanswered { is_trial, .. }, .. } =
@@ -474,8 +475,8 @@ impl World<'_> {
         self.fail_request(place, RequestFailure::Down);
     }
 
-    /// A client gives up a request because of its timeout. The request is not retried, because no
-    /// client waits for it any longer.
+    /// Makes a client give up a request because of its timeout. The request is not retried, because
+    /// the client no longer waits for it.
     pub(super) fn time_out(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
         let timed_out = self.requests.at(place);
@@ -504,12 +505,12 @@ impl World<'_> {
         Attempt { soft_error: 0, retransmits, is_due: !due.is_zero() && waited >= due }.ending()
     }
 
-    /// Handles a failed request that is on no connection: retries it if retries are left.
+    /// Handles a failed request that is on no connection: retries the request if retries are left.
     pub(super) fn fail_request(&mut self, request: u32, why: RequestFailure) {
         let failed = self.requests.at(request);
         failed.is_on_link = false;
         if failed.stage == RequestStage::Idle {
-            // The connection of an idle request is gone, and no client waits for it.
+            // The connection of an idle request is gone, and no client waits for the request.
             self.forget(request);
             return;
         }
@@ -517,7 +518,7 @@ impl World<'_> {
             failed.tries_left -= 1;
             self.counts.retries += 1;
             let again = if failed.stage == RequestStage::OnMachine {
-                // The backend still works on this request, so the retry is another one.
+                // The backend still works on this request, so the retry is a new request.
                 let again = SimulatedRequest { stage: RequestStage::Unsent, ..*failed };
                 failed.stage = RequestStage::Forsaken;
                 self.requests.insert(again)

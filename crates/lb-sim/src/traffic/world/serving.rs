@@ -1,5 +1,5 @@
-//! The work of machines on requests, and what makes machines slower: neighbours, failures and
-//! starts.
+//! The work of machines on requests, and the causes that make machines slower: neighbours, failures
+//! and starts.
 //!
 //! Must not know which clients sent the requests.
 
@@ -15,16 +15,18 @@ use crate::traffic::machine::Machine;
 pub(super) struct SimulatedServer {
     machine: Machine,
     queue: usize,
-    /// When its next event comes; later events that were queued for it are stale.
+    /// When the machine's next event comes; later events that were queued for the machine are
+    /// stale.
     wakes_us: u64,
-    /// The part that neighbours use.
+    /// The part of the machine that neighbours use.
     antagonist: f64,
     neighbours: SplitMix64,
-    /// The factor by which a failure makes it slower.
+    /// The factor by which a failure makes the machine slower.
     slowdown: f64,
-    /// The factor by which a recent start makes it slower, and until when.
+    /// The factor by which a recent start makes the machine slower, and the time until which it
+    /// does.
     cold: (f64, u64),
-    /// The working time of its cores when measuring began, and at the end of the last step.
+    /// The working time of the cores when measuring began; below, at the end of the last step.
     busy_before_us: f64,
     busy_at_row_us: f64,
 }
@@ -44,17 +46,17 @@ impl SimulatedServer {
         }
     }
 
-    /// Returns whether it accepts no further request.
+    /// Returns whether the machine accepts no further request.
     pub fn is_full(&self) -> bool {
         self.machine.requests() >= self.queue
     }
 
-    /// How many cores it may use all the time.
+    /// How many cores the backend may use all the time.
     pub fn cores(&self) -> f64 {
         self.machine.usable_cores()
     }
 
-    /// Its capacity without any slowdown, in cores of speed 1.
+    /// The machine's capacity without any slowdown, in cores of speed 1.
     pub fn capacity(&self) -> f64 {
         self.machine.capacity()
     }
@@ -64,19 +66,19 @@ impl SimulatedServer {
         self.machine.set_factor(now_us, (1.0 - self.antagonist) / self.slowdown / cold);
     }
 
-    /// The working time of its cores since measuring began.
+    /// The working time of the cores since measuring began.
     pub fn busy_us(&self) -> f64 {
         self.machine.busy_us() - self.busy_before_us
     }
 
-    /// The working time of its cores, and the time in which a request waited for a core or for
+    /// The working time of the cores, and the time in which a request waited for a core or for more
     /// quota.
     pub fn busy_and_waited_us(&mut self, now_us: u64) -> (f64, f64) {
         self.machine.advance(now_us);
         (self.machine.busy_us(), self.machine.waited_us())
     }
 
-    /// The working time of its cores since the last step.
+    /// The working time of the cores since the last step.
     pub fn take_step_us(&mut self, now_us: u64) -> f64 {
         self.machine.advance(now_us);
         let before = std::mem::replace(&mut self.busy_at_row_us, self.machine.busy_us());
@@ -112,7 +114,7 @@ impl World<'_> {
         self.wake_in_time(backend);
     }
 
-    /// Ensures that a machine is checked when the next request is done. An event that comes too
+    /// Ensures that the machine is checked when its next request is done. An event that comes too
     /// early is postponed, which costs less than an event for each request that slows others down.
     fn wake_in_time(&mut self, backend: u32) {
         let server = &mut self.machines[backend as usize];
@@ -140,7 +142,7 @@ impl World<'_> {
         let AntagonistTable { share, every } =
             self.scenario.machines.antagonist.expect("there are antagonists");
         let server = &mut self.machines[backend as usize];
-        // Neighbours do not change at the same times on all machines.
+        // The neighbours must not change on all machines at the same times.
         let is_first = self.now == 0;
         let lasts_us = if is_first { 1 + server.neighbours.below(every.us) } else { every.us };
         // Neighbours are absent half of the time.
