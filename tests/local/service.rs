@@ -56,7 +56,7 @@ fn a_cgroup_whose_parents_are_made_with_it_is_attached() {
 #[test]
 fn wait_returns_when_the_cgroup_is_covered() {
     let fixture = Fixture::new();
-    // Covered before the process was started.
+    // The cgroup was covered before the process was started.
     assert_eq!(fixture.probe().socklb(&fixture.setup, &["wait", "web"]), 0);
     // The cgroup is new: the waiting process is in a cgroup that the daemon has not seen yet.
     for _ in 0..5 {
@@ -218,7 +218,7 @@ fn a_socket_that_was_made_elsewhere_is_named_as_uncovered() {
         found.iter().map(|(_, text)| text).filter(|t| t.contains("not covered")).collect();
     assert_eq!(uncovered.len(), 2, "{found:?}");
     assert!(uncovered.iter().any(|text| text.contains("connected to 127.0.0.1:8001")), "{found:?}");
-    assert!(uncovered.iter().any(|text| text.contains("it listens")), "{found:?}");
+    assert!(uncovered.iter().any(|text| text.contains("it only listens")), "{found:?}");
     assert!(uncovered.iter().all(|text| text.contains("of probe (pid")), "{found:?}");
     // A second process that inherits them is named with the first.
     let second = fixture.probe();

@@ -80,7 +80,7 @@ pub struct ClientTask {
     recorded: RecordedProcesses,
     /// Why the programs are not attached, if the kernel refused to attach them.
     attach_error: Option<String>,
-    /// When attaching is retried.
+    /// When to retry attaching.
     attaching: Backoff,
     /// Whether any backend was ejected, or had failures, when the programs' verdicts were last
     /// read.
@@ -110,7 +110,8 @@ pub struct ClientTask {
     told: health::Told,
     /// Whether the client had no pins when this client task was opened.
     pub is_new: bool,
-    /// How long attaching waits at most for the first results of probes.
+    /// The latest time until which attaching waits for the first results of probes; `None` if it
+    /// does not wait.
     pub first_look: Option<Instant>,
     /// The version of the probe results that were applied last; `None` if the current results must
     /// be applied whatever their version.

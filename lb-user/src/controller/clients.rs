@@ -68,7 +68,7 @@ impl Clients {
     /// Settles the next client that waits for it, if any.
     fn settle_next(&mut self, now: Instant) {
         let next = self.to_settle.pop_first();
-        // A reload may have dropped it.
+        // A reload may have removed the client.
         if let Some(client_task) =
             next.and_then(|name| self.tasks.iter_mut().find(|task| task.client.name == name))
         {
@@ -89,7 +89,7 @@ impl Controller {
     /// Adds a client that was opened. It replaces the client of the same name, if there is one,
     /// because that one's pins were removed.
     pub fn take_in(&mut self, mut client_task: ClientTask, others: Vec<Leaving>, now: Instant) {
-        // The first sample: counts of the last minute are the differences to it.
+        // The first sample. The counts of the last minute are computed against it.
         if let Err((error, _)) = client_task.sample(now) {
             warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read the programs' counters; retrying");
         }

@@ -30,7 +30,7 @@ impl Controller {
         self.settle_if_needed(now);
     }
 
-    /// Adapts all weights to the reports, for as many tables as one tick has room for.
+    /// Adapts weights to the reports, and rebuilds as many tables as one tick has room for.
     pub fn follow_load(&mut self, now: Instant) {
         let mut proposals: Vec<((usize, usize), Proposal)> = Vec::new();
         let Self { clients, probing, ticks, .. } = self;

@@ -66,7 +66,7 @@ impl Controller {
         listener.poll_first(names.collect(), self.first_look_jitter, SPACING);
     }
 
-    /// The latest end of the first look that ends next.
+    /// The latest time at which the next first look ends.
     pub fn next_end_of_first_look(&self) -> Option<Instant> {
         self.clients.tasks.iter().filter_map(|client_task| client_task.first_look).min()
     }

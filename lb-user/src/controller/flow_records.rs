@@ -43,8 +43,8 @@ impl ReclaimPasses {
         Self { suspects: Some(Suspects::default()), ..Self::default() }
     }
 
-    /// Records that a pass has found nothing for the clients without an active flow, because they
-    /// have no flow records.
+    /// Notes an empty result for the clients without an active flow: they have no flow records, so
+    /// a pass would find nothing.
     fn nothing_open(&mut self, client_tasks: &[ClientTask], targets: &[ReclaimTarget], now: Instant) {
         let is_target = |name: &str| targets.iter().any(|target| target.pins.client == name);
         let client_task =

@@ -27,7 +27,7 @@ pub trait Network: Send {
     /// with a service that uses it.
     fn probe(&mut self, targets: &BTreeMap<ConnectTarget, String>);
 
-    /// Starts no probe for this time.
+    /// Delays the next probe by this time, and so all probes after it.
     fn hold_back(&self, time: Duration);
 
     /// A number that grows whenever targets or results change.

@@ -154,8 +154,8 @@ impl Register {
         Ok(())
     }
 
-    /// Whether every backend with an entry is polled, and every polled backend has an entry. Then
-    /// nothing is left that only takes time.
+    /// Whether every backend with an entry is polled, and every polled backend has an entry. If so,
+    /// the passing of time changes nothing.
     pub fn is_steady(&self) -> bool {
         self.absent.is_empty() && self.ids.uncovered() == 0
     }

@@ -52,7 +52,7 @@ pub struct Loaded {
     pub files: Vec<Reading>,
     /// The number of this read.
     pub begun: u64,
-    /// The lists that the configuration holds.
+    /// The lists in the configuration itself, with assignments.
     pub statics: AssignmentsByService,
     /// The clients that did not run yet, with the results of opening them.
     pub opened: Vec<Opened>,
@@ -351,7 +351,7 @@ impl Controller {
     fn deliver_all(&mut self, begun: u64, read: Vec<Reading>, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if let Err(refused) = client_task.deliver_static(&self.sources.statics, now) {
-                warn!(client = %client_task.client.name, error = %refused, "endpoint list refused");
+                warn!(client = %client_task.client.name, error = %refused, "endpoint list refused; the earlier list stays in use");
             }
         }
         let mut before = std::mem::take(&mut self.sources.files);

@@ -60,7 +60,7 @@ impl Loader {
             loaded.files = self.read_files(&config, &before, patience).await;
             let open = move || {
                 let statics = assignments::statics(&config.clients, &statics);
-                // This takes tens of milliseconds per client, to load the programs.
+                // Opening a client takes tens of milliseconds, to load its programs.
                 let absent = config.clients.into_iter().filter(|client| !there.contains(&client.name));
                 (statics, opener.open_all(absent))
             };

@@ -97,9 +97,9 @@ const fn recovery(before: Option<Who>) -> &'static str {
     match before {
         Some(Who::Kernel) => "readmitted",
         Some(Who::Probe) => "probes succeed",
-        Some(Who::Report) => "no report against it",
+        Some(Who::Report) => "no bad report",
         Some(Who::Source) => "list: healthy",
-        None => "nothing is known against it",
+        None => "no evidence against it",
     }
 }
 
