@@ -1,4 +1,4 @@
-//! The errors between the daemon and the kernel: one variant per operation that failed.
+//! The errors of operations on the kernel: one variant per operation that can fail.
 
 mod refusal;
 
@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use refusal::Refusal;
 
-/// A failure of the datapath, with a remedy if one is known.
+/// A failed operation. The message contains a remedy if one is known.
 #[derive(Debug, Error)]
 pub enum DatapathError {
     #[error(
@@ -184,8 +184,8 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
-    /// The error of a program that the kernel did not load. Names a shortage instead of the
-    /// verifier's verdict, because the verifier did not cause it.
+    /// The error for a program that the kernel did not load. If a resource was exhausted, the error
+    /// names this resource and not the verifier.
     pub(crate) fn refused(program: &'static str, error: ProgramError) -> Self {
         let refusal = Refusal::of(&error);
         let source = match error {
@@ -204,7 +204,7 @@ impl DatapathError {
         Self::Shortage { program, lack, source }
     }
 
-    /// The error of a probe, or of the first call that needed a privilege.
+    /// The error for a failed probe, or for the first call that needed a privilege.
     pub(crate) fn of_probe(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::PermissionDenied => Self::Privilege(error),
@@ -218,8 +218,8 @@ impl DatapathError {
         matches!(self, Self::Privilege(_)) || self.is_caused_by(io::ErrorKind::PermissionDenied)
     }
 
-    /// Turns a failed load into one that lacks a privilege, whose message names the remedy. Returns
-    /// any other error unchanged.
+    /// Turns the error of a failed load into the error for a missing privilege, which names the
+    /// remedy. Returns any other error unchanged.
     pub fn into_denied(self) -> Self {
         match self {
             Self::Load(source) => Self::LoadDenied(source),
@@ -237,7 +237,8 @@ impl DatapathError {
         self.is_caused_by(io::ErrorKind::NotFound)
     }
 
-    /// Whether a resource was exhausted that may be free again later: descriptors, memory.
+    /// Whether the cause is an exhausted resource that may be free again later, such as descriptors
+    /// or memory.
     pub fn is_shortage(&self) -> bool {
         const SHORTAGES: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN, libc::ENOSPC];
         self.has_cause(|error| error.raw_os_error().is_some_and(|errno| SHORTAGES.contains(&errno)))

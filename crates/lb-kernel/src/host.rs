@@ -1,9 +1,10 @@
-//! The host: its abilities, its permissions, and everything that all its clients share.
+//! The host: its kernel's features, this process's permissions, and everything that all clients
+//! share.
 //!
-//! The modules are: the kernel's abilities ([`features`], with the kernel's types from [`btf`]);
-//! the permissions of this process ([`privileges`]); the host's [`cgroup`]s and [`process`]es; the
+//! The modules are: the kernel's [`features`], which need the kernel's types from [`btf`]; the
+//! permissions of this process ([`privileges`]); the host's [`cgroup`]s and [`process`]es; the
 //! [`loader`] of programs; the [`pins`] of clients and the [`maps`] beside them; and the thread
-//! that keeps a program attached to network [`interfaces`] ([`xdp`]), which is either the
+//! that keeps a program attached to network [`interfaces`] ([`xdp`]). This program is either the
 //! [`receiver`] of reports or an agent's [`responder`].
 
 pub mod btf;

@@ -1,8 +1,8 @@
-//! The kernel as the controller of a host needs it, beside the client tasks that it runs: cgroups,
-//! pinned clients, and the maps of the host.
+//! The kernel of a host, as the daemon's controller uses it: cgroups, pinned clients, and the maps
+//! of the host. [`ClientKernel`] is the part for one running client task.
 //!
-//! [`Linux`] is the implementation for the real kernel. Another implementation is in memory, so
-//! that the daemon's decisions are tested without privileges.
+//! [`Linux`] is the implementation for the real kernel. `lb-fake` contains an implementation in
+//! memory, so that tests of the daemon's decisions need no privileges.
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ pub trait Kernel: Send + Sync {
     /// Locks the pins of a client. Opens nothing yet.
     ///
     /// # Errors
-    /// If another process works on the pins, or they cannot be locked.
+    /// If another process has locked the pins, or they cannot be locked.
     fn client(&self, pins: Pins) -> Result<Box<dyn ClientKernel>, DatapathError>;
 
     /// Opens the maps of a client for reading.
@@ -55,25 +55,26 @@ pub trait Kernel: Send + Sync {
     /// If another process holds the lock, or it cannot be acquired.
     fn lock(&self, pins: &Pins) -> Result<Option<Lock>, DatapathError>;
 
-    /// Whether a client was retired: its open flows still end, and no new flow begins.
+    /// Whether a client was retired: no new flow begins, but its open flows are still followed
+    /// until they end.
     ///
     /// # Errors
     /// If the pins cannot be read.
     fn is_retired(&self, pins: &Pins) -> Result<bool, DatapathError>;
 
-    /// Lets no new flow of a client begin. Open flows still end, and are counted until then.
+    /// Retires a client: no new flow begins, but its open flows are still followed until they end.
     ///
     /// # Errors
     /// If a link cannot be removed.
     fn retire(&self, pins: &Pins) -> Result<(), DatapathError>;
 
-    /// The cgroups in which a client's flows begin.
+    /// The ids of the cgroups in which a client's flows begin.
     ///
     /// # Errors
     /// If the links cannot be read.
     fn begins_at(&self, pins: &Pins) -> Result<Vec<u64>, DatapathError>;
 
-    /// The open flows of a leaving client of any ABI version.
+    /// The number of open flows of a leaving client of any ABI version.
     ///
     /// # Errors
     /// If they cannot be counted.
@@ -91,7 +92,7 @@ pub trait Kernel: Send + Sync {
     /// As [`HostMaps::open`].
     fn host_maps(&self, pins: &Path) -> Result<HostMaps, DatapathError>;
 
-    /// Waits until every program that is running now has ended. May block.
+    /// Waits until every kernel program that is running now has ended. May block.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -144,9 +145,9 @@ impl Kernel for Linux {
 
     fn open_flows(&self, pins: &Pins) -> Result<u64, DatapathError> {
         match open_flows(pins) {
-            // An interrupted start left no map of counts, and so no flow. If links are pinned,
-            // there was such a map: it was removed, or that version uses another name for it, so
-            // its flows cannot be counted.
+            // If no links are pinned, a start was interrupted before it created the map, so there
+            // are no flows. If links are pinned, the map existed: it was removed, or that version
+            // has another name for it, so the flows cannot be counted.
             Err(error) if error.is_missing() && pins.link_names()?.is_empty() => Ok(0),
             result => result,
         }

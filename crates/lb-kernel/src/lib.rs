@@ -1,21 +1,23 @@
 //! The kernel side of client tasks: their maps, programs and links, and the steps that change them.
 //!
-//! This crate carries out plans and reports counts, and decides nothing. No other crate of the
-//! program uses aya or bpf(2).
+//! This crate carries out plans and reports counts; it makes no decisions. No other crate of the
+//! daemon uses aya or bpf(2).
 //!
-//! Four modules form layers. Each may use those after it in this list, and none before it:
+//! Four modules form layers. Each may use the modules after it in this list, but not those before
+//! it:
 //!
 //! - `read`: observations of clients ([`Snapshot`], [`FlowSnapshot`], [`flows`](flows()),
 //!   [`reclaim`](reclaim()), [`ClientNamespace`], [`neighbours`](neighbours()));
 //! - `client`: the maps ([`Tables`]), programs ([`Purpose`]) and links ([`is_balanced`]) of one
 //!   client task ([`Datapath`]), and its removal ([`detach`](detach()));
-//! - `host`: the abilities and permissions of the host ([`Features`], [`host`](host()), [`Cgroup`],
-//!   [`process`]), the pins of clients ([`Pins`]), the maps that clients share ([`HostMaps`]), and
-//!   the programs on network [`interfaces`](interfaces()) ([`xdp`]: [`receiver`], [`responder`]);
+//! - `host`: the host's kernel features and this process's permissions ([`Features`],
+//!   [`host`](host())), cgroups and processes ([`Cgroup`], [`process`]), the pins of clients
+//!   ([`Pins`]), the maps that clients share ([`HostMaps`]), and the programs on network
+//!   [`interfaces`](interfaces()) ([`xdp`]: [`receiver`], [`responder`]);
 //! - `sys`: system calls.
 //!
-//! [`Kernel`] is all that a daemon needs of them beside its clients, and [`DatapathError`] is the
-//! error type.
+//! [`Kernel`] is the interface through which the daemon uses these modules, and [`DatapathError`]
+//! is the error type.
 
 mod client;
 

@@ -1,10 +1,10 @@
 //! Observations of clients, whether or not a daemon runs.
 //!
-//! The modules are: [`snapshot`], from which everything is shown; the open [`flows`]; the
-//! [`records`] of flows, and [`reclaim`] for records without a socket, which uses the
-//! [`namespaces`]' lists of sockets and the [`holders`] of sockets; the network namespace of a
-//! client ([`client_namespace`]); sockets that are not balanced ([`uncovered`]); and foreign
-//! programs on the same cgroups ([`neighbours`]).
+//! The modules are: the [`snapshot`] of a client's maps, which all output uses; the open [`flows`];
+//! the [`records`] of flows; [`reclaim`], which frees records without a socket, with the lists of
+//! sockets of network [`namespaces`] and the sockets that processes have open ([`holders`]); the
+//! network namespace of a client ([`client_namespace`]); sockets that are not balanced
+//! ([`uncovered`]); and foreign programs on the same cgroups ([`neighbours`]).
 
 pub mod client_namespace;
 

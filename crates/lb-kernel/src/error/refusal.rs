@@ -1,17 +1,17 @@
-//! Extracts from the verifier's log why it refused a program: the function, and the last line that
+//! Extracts from the verifier's log why it rejected a program: the function, and the last line that
 //! gives a reason.
 //!
-//! The log continues with statistics (`BPF_LOG_STATS`), and the steps before the refusal have lines
-//! of their own, which matter to the programs' author only.
+//! The log contains other lines as well: the steps before the refusal, which only authors of
+//! programs need, and statistics after it (`BPF_LOG_STATS`).
 
 use std::fmt::{self, Display, Formatter};
 
 use aya::programs::ProgramError;
 
-/// The reason in the log of a refused program. Empty if the log gives none.
+/// The reason in the log of a rejected program. Empty if the log gives no reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refusal {
-    /// The function that the verifier checked last, if it was not the program's own.
+    /// The global function that the verifier checked last; `None` for the program's main function.
     function: Option<String>,
     line: Option<String>,
 }
@@ -25,7 +25,7 @@ impl Refusal {
     }
 
     fn in_log(log: &str) -> Self {
-        /// Beginnings of lines that give no reason: statistics, and states.
+        /// Beginnings of lines that give no reason: statistics, and states of the verifier.
         const OTHERS: [&str; 7] =
             ["processed ", "verification time ", "stack depth ", "mark_precise:", "from ", "frame ", "SCC "];
         let is_reason = |line: &&str| {

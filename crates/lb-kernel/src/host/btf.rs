@@ -1,8 +1,8 @@
 //! The positions of fields in the kernel's structures, from the kernel's own description of its
 //! types (BTF, `/sys/kernel/btf/vmlinux`).
 //!
-//! `Documentation/bpf/btf.rst` describes the layout. socklb parses it itself because the existing
-//! parsers keep their types private, or have a licence that is incompatible with this program's.
+//! The kernel's `Documentation/bpf/btf.rst` describes the layout. socklb has its own parser because
+//! the existing parsers have private types, or a licence that is incompatible with socklb's.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,22 +39,24 @@ pub struct Offsets {
     pub socket_filter: u32,
     pub socket_flags: u32,
     pub unicast_ttl: u32,
-    /// How to get pointers to such structures without a helper, if the kernel has the functions.
+    /// The data with which programs get pointers to such structures without a helper, if the kernel
+    /// has the function for it.
     pub casts: Option<Casts>,
 }
 
-/// The function that gives programs pointers to the kernel's own structures, and the fields that
-/// are read through these pointers. Functions and types are numbers in the kernel's description.
+/// The function that returns pointers to the kernel's own structures, and the fields that programs
+/// read through these pointers. Functions and types are identified by their numbers in the kernel's
+/// BTF. Fields are positions in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Casts {
     pub bpf_rdonly_cast: u32,
-    /// Types: the structures with these names.
+    /// The numbers of the types of the structures with these names.
     pub tcp_sock: u32,
     pub bpf_sock_addr_kern: u32,
     pub bpf_sock_ops_kern: u32,
-    /// `sk` in a `struct bpf_sock_addr_kern`, in bytes.
+    /// The field `sk` in a `struct bpf_sock_addr_kern`.
     pub sock_addr_sk: u32,
-    /// `sk` in a `struct bpf_sock_ops_kern`.
+    /// The field `sk` in a `struct bpf_sock_ops_kern`.
     pub sock_ops_sk: u32,
     /// In a `struct sock`.
     pub skc_cookie: u32,
@@ -64,7 +66,7 @@ pub struct Casts {
 }
 
 impl Offsets {
-    /// All offsets, each with its name.
+    /// The name and the value of each offset, and of each field of [`Casts`].
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u32)> {
         let casts = self.casts.iter().flat_map(|casts| {
             [
@@ -105,7 +107,7 @@ impl Offsets {
     }
 }
 
-/// The file in which the kernel describes its types.
+/// The file with the kernel's BTF.
 pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 const MAGIC: u16 = 0xeb9f;
@@ -116,7 +118,7 @@ const KIND_FUNCTION: u32 = 12;
 /// Reads the positions of the fields that the programs read.
 ///
 /// # Errors
-/// If the kernel does not describe its types, or not these types.
+/// If the kernel has no BTF, or if a type or field is missing in it.
 pub fn offsets(path: &Path) -> io::Result<Offsets> {
     let bytes = std::fs::read(path)?;
     let sockets = ["sock", "sock_common", "inet_sock", "inet_connection_sock", "tcp_sock"];
@@ -132,8 +134,8 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
         bits if bits % 8 == 0 => Ok(bits / 8),
         _ => Err(invalid(&format!("has a field {field} inside a byte of structure {structure}"))),
     };
-    // On little-endian processors, the only ones that run these programs, bit fields count from the
-    // lowest bit.
+    // The programs run only on little-endian processors, where the positions of bit fields count
+    // from the lowest bit.
     let kernels = bits("sock", "sk_kern_sock")?;
     let locks = bits("sock", "sk_userlocks")?;
     let queue = field("sock", "sk_error_queue")?;
@@ -181,7 +183,7 @@ pub struct FileOffsets {
 /// Reads the positions of the fields that the iterator over open files reads.
 ///
 /// # Errors
-/// If the kernel does not describe its types, or not these types.
+/// If the kernel has no BTF, or if a type or field is missing in it.
 pub fn file_offsets(path: &Path) -> io::Result<FileOffsets> {
     let bytes = std::fs::read(path)?;
     let types = Types::parse(&bytes, &["file", "inode", "socket", "sock", "sock_common"], &[]);
@@ -204,18 +206,18 @@ fn invalid(what: &str) -> io::Error {
 }
 
 struct Types<'b> {
-    /// All types, one after the other.
+    /// The section of types: all types, one after the other.
     types: &'b [u8],
-    /// The position of each type; type number 0 is `void` and has none.
+    /// The position of each type in that section. Type number 0 is `void` and has no position.
     starts: Vec<usize>,
-    /// The positions and the numbers of the structures with these names.
+    /// The position and the number of each requested structure, by name.
     structures: BTreeMap<&'static str, (usize, u32)>,
-    /// The numbers of the functions with these names.
+    /// The number of each requested function, by name.
     functions: BTreeMap<&'static str, u32>,
     strings: &'b [u8],
 }
 
-/// The first words of a type.
+/// The first words of a type's description.
 struct Type {
     name: u32,
     kind: u32,
@@ -224,8 +226,8 @@ struct Type {
 }
 
 impl<'b> Types<'b> {
-    /// Finds all types, and in the same pass over several hundred thousand types the structures and
-    /// functions with these names.
+    /// Finds the positions of all types and, in the same pass over several hundred thousand types,
+    /// the structures and functions with these names.
     fn parse(bytes: &'b [u8], structures: &[&'static str], functions: &[&'static str]) -> Option<Self> {
         let magic = u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?);
         if magic != MAGIC {
@@ -246,7 +248,7 @@ impl<'b> Types<'b> {
             strings,
         };
         let mut at = 0;
-        // Bound: each turn is a type further, and types have at least twelve bytes.
+        // Bound: each turn advances by one type, which has at least twelve bytes.
         while at < types.len() {
             let number = u32::try_from(found.starts.len()).ok()?;
             found.starts.push(at);
@@ -277,11 +279,11 @@ impl<'b> Types<'b> {
         })
     }
 
-    /// The position of a field in bits. Also finds fields of unnamed structures and unions inside
-    /// the structure.
+    /// The position of a field in bits. It may also be a field of an unnamed structure or union
+    /// inside the structure.
     fn field(&self, structure: &str, field: &str) -> Option<u32> {
         let (start, _) = *self.structures.get(structure)?;
-        // Structures still to be searched, and their positions.
+        // The structures still to be searched, and their positions in bits.
         let mut pending = vec![(start, 0)];
         // Bound: unnamed structures nest a few levels deep.
         while let Some((start, base)) = pending.pop() {
@@ -334,7 +336,8 @@ impl<'b> Types<'b> {
     }
 }
 
-/// Bytes of a type after its first three words.
+/// The number of bytes of a type's description after its first three words; `None` for an unknown
+/// kind.
 fn extra(this: &Type) -> Option<usize> {
     /// `FWD`, `TYPEDEF`, `VOLATILE`, `CONST`, `RESTRICT`, `FUNC`, `FLOAT`, `TYPE_TAG`, and `PTR`:
     /// nothing.
@@ -361,7 +364,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// A description with these strings, and types of these words.
+    /// BTF with these strings, and with types that consist of these words.
     fn description(strings: &[u8], types: &[u32]) -> Vec<u8> {
         let types: Vec<u8> = types.iter().flat_map(|word| word.to_le_bytes()).collect();
         let lengths = [types.len(), strings.len()].map(|length| u32::try_from(length).unwrap());
@@ -434,8 +437,7 @@ mod tests {
 
     #[test]
     fn this_kernel_describes_its_sockets() {
-        // Every kernel that runs these tests has BTF; on kernels without it, socklb does not know
-        // the causes of failures.
+        // Every kernel on which these tests run has BTF.
         let offsets = offsets(Path::new(VMLINUX)).unwrap();
         assert!(offsets.sk_err > 0 && offsets.srtt_us > offsets.sk_err, "{offsets:?}");
     }

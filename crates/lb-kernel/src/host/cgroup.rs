@@ -15,7 +15,8 @@ use crate::error::DatapathError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     pub path: PathBuf,
-    /// The kernel's id of the cgroup. A cgroup that was removed and made again has another id.
+    /// The kernel's id of the cgroup. If the cgroup is removed and created again, it has another
+    /// id.
     pub id: u64,
 }
 
@@ -23,7 +24,7 @@ impl Cgroup {
     /// Opens the cgroup at a full path.
     ///
     /// # Errors
-    /// If there is no such cgroup, or the path does not lead to cgroup2.
+    /// If there is no such cgroup, or the path does not lead to a cgroup of version 2.
     pub fn at(path: &Path) -> Result<Self, DatapathError> {
         open(path).map(|(cgroup, _)| cgroup)
     }
@@ -31,7 +32,7 @@ impl Cgroup {
     /// Opens the cgroup's directory.
     ///
     /// # Errors
-    /// If it cannot be opened, or its path leads to another cgroup by now.
+    /// If it cannot be opened, or if its path leads to another cgroup by now.
     pub fn open(&self) -> Result<File, DatapathError> {
         match open(&self.path)? {
             (now, directory) if now == *self => Ok(directory),
@@ -44,7 +45,7 @@ fn open(path: &Path) -> Result<(Cgroup, File), DatapathError> {
     let fail = |source| DatapathError::OpenCgroup { path: path.to_owned(), source };
     let directory = match File::open(path) {
         Ok(directory) => directory,
-        // A path below something that is not a directory names no cgroup either.
+        // If a component of the path is not a directory, there is no such cgroup either.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Err(DatapathError::NoCgroup(path.to_owned()));
         }
@@ -96,7 +97,8 @@ pub fn processes(cgroup: &Path) -> Vec<u32> {
     each_process(cgroup).collect()
 }
 
-/// As [`processes`], but each cgroup is read only when the iterator reaches it.
+/// The processes of a cgroup and of all cgroups below it. Each cgroup is read only when the
+/// iterator reaches it.
 pub fn each_process(cgroup: &Path) -> impl Iterator<Item = u32> {
     let mut pending = vec![cgroup.to_owned()];
     // Bound: cgroups below this one, each read once.
@@ -106,13 +108,13 @@ pub fn each_process(cgroup: &Path) -> impl Iterator<Item = u32> {
         Some(directory)
     });
     directories.flat_map(|directory| {
-        // A cgroup that is removed meanwhile has no processes.
+        // If the cgroup is removed meanwhile, it has no processes.
         let procs = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
         procs.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
     })
 }
 
-/// Ids of all cgroups below a cgroup.
+/// The ids of all cgroups below a cgroup.
 pub fn ids_below(cgroup: &Path) -> Vec<u64> {
     let mut ids = Vec::new();
     let mut pending = children(cgroup);
@@ -132,8 +134,8 @@ fn children(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Ids of this process's cgroup and of those above it, innermost first. Programs that are attached
-/// to any of them run for sockets that this process makes.
+/// The ids of this process's cgroup and of the cgroups above it, innermost first. Programs that are
+/// attached to any of these run for the sockets that this process creates.
 ///
 /// # Errors
 /// If there is no cgroup2, or this process is outside the mounted part of it.
@@ -142,7 +144,7 @@ pub fn ours_and_above() -> Result<Vec<u64>, DatapathError> {
     Ok(and_above(&text)?.into_iter().map(|(_, id)| id).collect())
 }
 
-/// Paths and ids of a process's cgroup and of those above it, innermost first.
+/// The paths and ids of a process's cgroup and of the cgroups above it, innermost first.
 ///
 /// # Errors
 /// If there is no such process or no cgroup2, or the process is outside the mounted part of
@@ -152,15 +154,17 @@ pub fn of_process_and_above(pid: u32) -> Result<Vec<(PathBuf, u64)>, DatapathErr
     and_above(&text.map_err(|source| DatapathError::CgroupOfProcess { pid, source })?)
 }
 
-/// Paths and ids of a process's cgroup, from the text of its `cgroup` file, and of those above it.
+/// The paths and ids of a process's cgroup and of the cgroups above it, from the text of the
+/// process's `cgroup` file.
 fn and_above(text: &str) -> Result<Vec<(PathBuf, u64)>, DatapathError> {
     let relative = of_version_2(text).ok_or(DatapathError::NoCgroup2)?;
-    // The path is relative to the root of our cgroup namespace, so it is valid only below a mount
-    // of that root.
+    // The path in the text is relative to the root of this process's cgroup namespace, so it is
+    // valid only below a mount of that root.
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
     let mount = mounts_of_type(&table, "cgroup2").into_iter().find(|mount| mount.root == "/");
     let mount = mount.ok_or(DatapathError::NoOwnCgroup2)?.at;
-    // Collected from components, because the root's path would end in a slash.
+    // The path is collected from its components, because otherwise the root's path would end with a
+    // slash.
     let path: PathBuf = mount.join(relative.trim_start_matches('/')).components().collect();
     let ancestors = path.ancestors().take_while(|ancestor| ancestor.starts_with(&mount));
     let with_id = |path: &Path| std::fs::metadata(path).map(|metadata| (path.to_owned(), metadata.ino()));
@@ -176,8 +180,8 @@ fn of_version_2(text: &str) -> Option<&str> {
 /// The mount point of cgroup2, found by file system type: `/sys/fs/cgroup` on a unified host,
 /// elsewhere on a hybrid one.
 ///
-/// If there are several mounts, returns one that shows the whole tree: in a cgroup namespace, other
-/// mounts show only the part below the root of the namespace.
+/// If there are several mounts, it returns one that shows the whole tree, if there is one: a mount
+/// that was made in a cgroup namespace shows only the part below the root of the namespace.
 ///
 /// # Errors
 /// If it is not mounted.
@@ -189,8 +193,8 @@ pub fn cgroup2_mount() -> Result<PathBuf, DatapathError> {
     mounts.into_iter().next().map(|mount| mount.at).ok_or(DatapathError::NoCgroup2)
 }
 
-/// A warning if paths of cgroups begin at the root of a cgroup namespace, which hides the host's
-/// other cgroups.
+/// A warning if the mount of cgroup2 shows only the part of the tree below the root of a cgroup
+/// namespace, so that the host's other cgroups are hidden.
 pub fn namespace_warning() -> Option<String> {
     let mount = cgroup2_mount().ok()?;
     (!is_whole(&mount)).then(|| {
@@ -202,9 +206,10 @@ pub fn namespace_warning() -> Option<String> {
     })
 }
 
-/// Whether a mount shows the root of the hierarchy, not the root of a cgroup namespace.
+/// Whether a mount shows the whole hierarchy, and not only the part below the root of a cgroup
+/// namespace.
 fn is_whole(mount: &Path) -> bool {
-    // Kernel fact: the root of the hierarchy is made first and has id 1.
+    // Kernel fact: the root of the hierarchy is the first cgroup and has id 1.
     std::fs::metadata(mount).is_ok_and(|metadata| metadata.ino() == 1)
 }
 

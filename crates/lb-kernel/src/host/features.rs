@@ -1,6 +1,6 @@
-//! The abilities of this kernel, found by trying, never by its version number. One table lists the
-//! abilities that not every kernel has, and for each a probe program (`lb-ebpf/src/bin/probes.rs`),
-//! which the verifier accepts or refuses.
+//! The optional features of this kernel, found by probes and never by the version number. One table
+//! lists these features. Each has a probe program (`lb-ebpf/src/bin/probes.rs`), which the kernel
+//! accepts if it has the feature.
 //!
 //! The daemon's log, `doctor`, the documentation and the constants of the programs all use this
 //! table.
@@ -17,8 +17,8 @@ use crate::error::DatapathError;
 use crate::host::loader::objects;
 use crate::sys;
 
-/// Which of [`FEATURES`] the kernel has. socklb works without them, with the losses that the table
-/// describes.
+/// Which of [`FEATURES`] the kernel has. socklb also works without them, with the losses that the
+/// table describes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     pub fetching_atomics: bool,
@@ -29,26 +29,26 @@ pub struct Features {
     pub connect_timeouts: bool,
     pub knows_kernel_sockets: bool,
     pub kernel_casts: bool,
-    /// The positions of the fields that some programs read.
+    /// The positions of the fields that some programs read, if the kernel describes its types.
     pub offsets: Option<Offsets>,
 }
 
-/// An optional ability of the kernel.
+/// An optional feature of the kernel.
 pub struct Feature {
-    /// The name of its probe, also in the log and in JSON.
+    /// The name of the feature's probe, which is also the feature's name in the log and in JSON.
     pub name: &'static str,
-    /// The name of the ability in words.
+    /// The name of the feature in words.
     pub title: &'static str,
-    /// The kernel version, options and capabilities that it needs.
+    /// The kernel version, kernel options and capabilities that the feature needs.
     pub takes: &'static str,
-    /// The loss without it, in sentences.
+    /// What is lost without the feature, in sentences.
     pub without: &'static str,
-    /// The globals that tell the programs about it; 0 if the kernel lacks it.
+    /// The constants that tell the programs about the feature; they are 0 if the kernel lacks it.
     globals: &'static [(&'static str, Value)],
     field: fn(&mut Features) -> &mut bool,
 }
 
-/// The value of a global if the kernel has the ability.
+/// The value of a constant if the kernel has the feature.
 enum Value {
     One,
     /// The position of a field.
@@ -60,7 +60,7 @@ enum Value {
 
 const BTF_AND_PERFMON: &str = "the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON";
 
-/// All abilities, in the order of the documentation.
+/// All optional features, in the order of the documentation.
 pub static FEATURES: [Feature; 8] = [
     Feature {
         name: "fetching_atomics",
@@ -163,17 +163,17 @@ pub static FEATURES: [Feature; 8] = [
 ];
 
 impl Feature {
-    /// Whether `features` contains this ability.
+    /// Whether `features` contains this feature.
     pub fn is_in(&self, mut features: Features) -> bool {
         *(self.field)(&mut features)
     }
 
-    /// Whether the programs read fields of the kernel's structures for it.
+    /// Whether the programs read fields of the kernel's structures for this feature.
     fn reads(&self) -> bool {
         self.globals.iter().any(|(_, value)| !matches!(value, Value::One))
     }
 
-    /// The values of its globals if the kernel has it.
+    /// The values of the feature's constants if the kernel has the feature.
     fn globals(&self, offsets: Option<Offsets>) -> impl Iterator<Item = (&'static str, u32)> {
         self.globals.iter().map(move |(name, value)| match value {
             Value::One => (*name, 1),
@@ -184,7 +184,7 @@ impl Feature {
 }
 
 impl Features {
-    /// Each ability by its name, and whether the kernel has it.
+    /// The name of each feature, and whether the kernel has it.
     pub fn named(self) -> impl Iterator<Item = (&'static str, bool)> {
         FEATURES.iter().map(move |feature| (feature.name, feature.is_in(self)))
     }
@@ -192,12 +192,12 @@ impl Features {
     /// Probes the kernel.
     ///
     /// # Errors
-    /// If this process may load no program at all (usually because of a missing privilege), or
-    /// lacks memory or descriptors for the probes.
+    /// If this process may load no program at all (usually because of a missing privilege), or if
+    /// memory or descriptors for the probes are exhausted.
     pub fn probe() -> Result<Self, DatapathError> {
-        // If the kernel refuses even a program that does nothing, the results below would mean
-        // nothing. This check does not use aya: without privilege, aya reports a kernel without any
-        // ability instead of EPERM.
+        // If the kernel refuses even a program that does nothing, the results of the probes would
+        // be meaningless. This check does not use aya: without privilege, aya reports a kernel
+        // without any feature instead of EPERM.
         if !sys::accepts_nothing().map_err(DatapathError::of_probe)? {
             return Err(DatapathError::Unsupported(io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -205,8 +205,8 @@ impl Features {
             )));
         }
         check_loader(false).map_err(DatapathError::of_probe)?;
-        // Fields cannot be read if the kernel does not describe its types, or describes unexpected
-        // ones.
+        // If the kernel does not describe its types, or if the expected fields are missing, the
+        // programs read no fields.
         let offsets = btf::offsets(Path::new(btf::VMLINUX)).ok();
         let mut probes = load_probes(offsets)?;
         let mut found = Self { offsets, ..Self::default() };
@@ -214,14 +214,14 @@ impl Features {
             *(feature.field)(&mut found) =
                 is_accepted(&mut probes, feature.name).map_err(DatapathError::of_probe)?;
         }
-        // Programs must balance the kernel's sockets for paths of MPTCP, and only `knows_mptcp`
-        // distinguishes these from the kernel's own sockets.
+        // Programs must balance the sockets that the kernel opens for paths of MPTCP, and only
+        // `knows_mptcp` distinguishes these from the kernel's own sockets.
         found.knows_kernel_sockets &= found.knows_mptcp;
         check_loader(found.outcomes_at_release).map_err(DatapathError::of_probe)?;
         Ok(found)
     }
 
-    /// The values of all globals that depend on the kernel's abilities.
+    /// The values of all constants that depend on the kernel's features.
     pub fn globals(self) -> impl Iterator<Item = (&'static str, u32)> {
         let value = move |feature: &'static Feature| {
             let is_on = feature.is_in(self);
@@ -230,12 +230,14 @@ impl Features {
         FEATURES.iter().flat_map(value)
     }
 
-    /// The functions of the kernel that the programs may call.
+    /// The kernel function that the programs may call, and the fields that they read with it;
+    /// `None` if the kernel lacks the feature.
     pub fn casts(self) -> Option<Casts> {
         self.offsets.and_then(|offsets| offsets.casts).filter(|_| self.kernel_casts)
     }
 
-    /// The names of the abilities that exist (`there`), or of those that are missing.
+    /// The names of the features that the kernel has (`there` is true) or lacks, separated by
+    /// blanks.
     pub fn names(self, there: bool) -> String {
         let names: Vec<_> = self.named().filter(|(_, has)| *has == there).map(|(name, _)| name).collect();
         names.join(" ")
@@ -244,8 +246,8 @@ impl Features {
 
 fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
     let globals: Vec<_> = FEATURES.iter().flat_map(|feature| feature.globals(offsets)).collect();
-    // The probes have only some of these globals: each probe reads one field, whichever fields the
-    // programs read.
+    // The probes contain only some of these constants, because a probe reads only one field of
+    // those that the programs read. So an object without one of the constants is not rejected.
     let globals = globals.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), false)));
     // The probes have no maps to pin.
     let casts = offsets.and_then(|offsets| offsets.casts);
@@ -255,8 +257,8 @@ fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
 fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
     match load_program(probes, name) {
         Ok(_) => Ok(true),
-        // The verifier answers EINVAL to what it does not know and EACCES to what it does not
-        // allow.
+        // The verifier returns EINVAL for unknown instructions or helpers, and EACCES for those
+        // that it does not allow.
         Err(ProgramError::LoadError { io_error, .. })
             if matches!(io_error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) =>
         {
@@ -267,10 +269,10 @@ fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
     }
 }
 
-/// Checks that aya has detected the kernel's abilities correctly. aya probes once per process. If a
-/// probe fails for a temporary reason, aya treats the ability as missing: the process could then
-/// never create maps, and only another process could retry. Some of aya's probes are tracing
-/// programs, which need CAP_PERFMON (`may_trace`).
+/// Checks that aya has detected the kernel's features correctly. aya probes once per process. If a
+/// probe fails for a temporary reason, aya treats the feature as missing, and this process may
+/// never be able to create maps; only another process can retry. `may_trace`: whether this process
+/// may load tracing programs (CAP_PERFMON), with which aya probes some features.
 fn check_loader(may_trace: bool) -> io::Result<()> {
     let found = sys::without_signals(aya::features);
     let types = found.btf().is_some_and(|btf| btf.btf_func() && btf.btf_func_global() && btf.btf_datasec());

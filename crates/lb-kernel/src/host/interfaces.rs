@@ -13,20 +13,20 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its number, which does not change while the interface exists.
+    /// The interface's number, which does not change while the interface exists.
     pub index: u32,
     /// Its current name.
     pub name: String,
     pub is_up: bool,
-    /// Bytes of the longest packet.
+    /// The size of the longest packet in bytes.
     pub mtu: u32,
-    /// Its kind, if it is not a device of its own: `veth`, `bond`, `loopback`.
+    /// The kind of a virtual interface, such as `veth`, `bond` or `loopback`; `None` for a device.
     pub kind: Option<String>,
-    /// The bond or bridge that it is a part of.
+    /// The index of the bond or bridge to which the interface belongs.
     pub master: Option<u32>,
-    /// The ids of its XDP programs, which run before the network stack.
+    /// The ids of the interface's XDP programs.
     pub programs: Vec<u32>,
-    /// Its hardware address, if it has one of six bytes.
+    /// The hardware address, if the interface has one with six bytes.
     pub hardware_address: Option<[u8; 6]>,
     pub addresses: Vec<IpAddr>,
 }
@@ -36,7 +36,7 @@ pub struct Interface {
 /// # Errors
 /// If the kernel does not list them.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
-    // Bound: a list that changes while it is read is read again, a few times.
+    // Bound: if the list changes while it is read, it is read again, a few times.
     for _ in 0..8 {
         match list() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -72,7 +72,8 @@ pub struct Driver {
     pub joins_packets: bool,
 }
 
-/// The driver of an interface, as ethtool(8) reports it; `None` if it has none.
+/// The driver of an interface, from the same request as that of ethtool(8); `None` if the interface
+/// has no driver.
 pub fn driver_of(interface: &str) -> Option<Driver> {
     const GET_DRIVER: u32 = 0x3;
     const GET_FLAGS: u32 = 0x25;
@@ -89,7 +90,8 @@ pub fn driver_of(interface: &str) -> Option<Driver> {
     Some(Driver { name: String::from_utf8_lossy(&name).into_owned(), joins_packets })
 }
 
-/// Makes the driver of an interface fill in the rest of a structure that begins with a command.
+/// Calls the driver of an interface with a structure that begins with a command; the driver fills
+/// in the rest of the structure.
 fn ask(socket: &OwnedFd, interface: &str, structure: &mut [u32]) -> io::Result<()> {
     // SAFETY: a structure of plain numbers and a pointer, for all of which zero is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -106,13 +108,13 @@ fn ask(socket: &OwnedFd, interface: &str, structure: &mut [u32]) -> io::Result<(
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A socket that is readable when interfaces or addresses have changed.
+/// A socket that becomes readable when interfaces or addresses change.
 pub struct Changes {
     socket: OwnedFd,
 }
 
 impl Changes {
-    /// Begins to listen.
+    /// Begins to listen for changes.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -122,7 +124,8 @@ impl Changes {
         Ok(Self { socket: socket(GROUPS)? })
     }
 
-    /// Discards the changes until now, including those for which the socket had no room.
+    /// Discards all pending notifications of changes, and the error that notifications were lost
+    /// because the socket had no room.
     pub fn forget(&self) {
         let mut buffer = [0; 1];
         // Bound: as many messages as a socket holds.
@@ -142,24 +145,25 @@ impl AsFd for Changes {
 }
 
 fn socket(groups: u32) -> io::Result<OwnedFd> {
-    // The protocol without a number is NETLINK_ROUTE.
+    // No protocol number means NETLINK_ROUTE.
     let socket =
         rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     rustix::net::bind(&socket, &netlink::SocketAddrNetlink::new(0, groups))?;
     Ok(socket)
 }
 
-/// The list has changed in a way that made the kernel lose its position. The library lacks this
-/// flag.
+/// A flag that the library lacks: the list changed while the kernel sent it, so that the result may
+/// be incomplete.
 const NLM_F_DUMP_INTR: u16 = 0x10;
 
-/// Makes the kernel list the objects that a message requests.
+/// Sends a request for a list of objects, and calls `each` with every object.
 fn dump(
     socket: &OwnedFd,
     request: RouteNetlinkMessage,
     mut each: impl FnMut(RouteNetlinkMessage),
 ) -> io::Result<()> {
-    /// The kernel fills a page or two at a time, and more with many attributes.
+    /// Room for a message: the kernel sends one or two pages at a time, and more if objects have
+    /// many attributes.
     const BUFFER: usize = 64 << 10;
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | NLM_F_DUMP;
@@ -175,7 +179,8 @@ fn dump(
         let mut rest = buffer.get(..length).unwrap_or_default();
         while let Some(length) = rest.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes) as usize) {
             let Some(one) = rest.get(..length).filter(|_| length > 0) else { break };
-            // An object missing from the list would be considered gone.
+            // A message that does not parse is an error, because an object that is missing in the
+            // list would be considered gone.
             let message =
                 NetlinkMessage::<RouteNetlinkMessage>::deserialize(one).map_err(io::Error::other)?;
             if message.header.flags & NLM_F_DUMP_INTR != 0 {
@@ -225,7 +230,7 @@ fn interface(link: LinkMessage) -> Option<Interface> {
     (!interface.name.is_empty()).then_some(interface)
 }
 
-/// The ids of an interface's programs; the kernel names one of them twice if there are several.
+/// The ids of an interface's programs. If there are several, the kernel reports one of them twice.
 fn programs(xdp: &[LinkXdp]) -> Vec<u32> {
     let mut ids: Vec<u32> = Vec::new();
     for attribute in xdp {
@@ -240,8 +245,8 @@ fn programs(xdp: &[LinkXdp]) -> Vec<u32> {
     ids
 }
 
-/// The interface's own address. On a point-to-point interface the kernel reports the address of the
-/// other end as well.
+/// The interface's own address. For a point-to-point interface the kernel also reports the address
+/// of the other end.
 fn address(found: &AddressMessage) -> Option<IpAddr> {
     let local = found.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),

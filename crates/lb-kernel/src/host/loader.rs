@@ -1,10 +1,11 @@
-//! Loads objects of kernel programs. No other module creates one of aya's loaders.
+//! Loads objects of kernel programs. No other module creates a loader of aya.
 //!
-//! A new loader of aya reads and parses the kernel's BTF, which takes 17 ms of CPU time and 4,500
-//! page faults (<https://github.com/aya-rs/aya/issues/1172>), and no object here has relocations
-//! that need it. So the process has one loader. A loader remembers its overrides from one load to
-//! the next. Therefore globals are written into a copy of the object instead, and each load sets
-//! all pins and capacities that it needs. This module must not know the name of any map or program.
+//! Each new loader of aya reads and parses the kernel's BTF, which takes 17 ms of CPU time and
+//! 4,500 page faults (<https://github.com/aya-rs/aya/issues/1172>), although no object here has
+//! relocations that need it. So the process has a single loader. A loader retains its overrides
+//! from one load to the next. Therefore this module writes globals into a copy of the object, and
+//! each load sets all pins and capacities that it needs. The module must not know the name of any
+//! map or program.
 
 pub mod objects;
 
@@ -30,23 +31,23 @@ use crate::sys;
 /// The name of the map of constants in an object, which contains all globals.
 pub const CONSTANTS: &str = ".rodata";
 
-/// Values of globals by name. The flag: whether an object without that global is rejected.
+/// Values of globals by name. The flag is whether an object without this global is rejected.
 pub type Globals<'g> = HashMap<&'g str, (&'g [u8], bool)>;
 
-/// Number of entries of each map that has more or fewer than the object declares.
+/// The number of entries of each map for which it differs from the object's declaration.
 pub type Capacities<'c> = &'c [(&'static str, u32)];
 
 /// A copy of an object in which globals have their values.
 pub struct Image {
-    /// Aligned as ELF structures are.
+    /// Words, so that ELF structures are aligned.
     words: Vec<u64>,
     constants: Vec<u8>,
 }
 
 impl Image {
-    /// Writes constants, and calls of the kernel's functions if the kernel has them, into the
-    /// instructions with placeholders for them. Appends all constants to the object, followed by
-    /// `mark`, which no program reads.
+    /// Replaces the placeholders in instructions with the values of constants, and with calls of
+    /// kernel functions if the kernel has these (`casts`). Appends all constants to the object,
+    /// followed by `mark`, which no program reads.
     ///
     /// # Errors
     /// If the object lacks a global that must exist, or has one of another size.
@@ -62,13 +63,13 @@ impl Image {
             globals.iter().map(|(name, (value, _))| (*name, double_word(value))).collect();
         let is_constant = |name: &str| constants::NAMES.contains(&name);
         let data = globals.into_iter().map(|(name, (value, must_exist))| {
-            // Constants are in instructions; only probes have some of them as data.
+            // Constants are in instructions; only the probes have some of them as data.
             (name, (value, must_exist && !is_constant(name)))
         });
         parsed.patch_map_data(data.collect()).map_err(refused)?;
         // A test checks that objects have no other section of globals.
         let map = parsed.maps.get(CONSTANTS).expect("a test checks that objects have constants");
-        // A later start compares these with its own constants.
+        // The constants are appended because a later start compares them with its own constants.
         let told =
             constants::NAMES.iter().filter_map(|name| values.get(name)).flat_map(|value| value.to_le_bytes());
         let constants = [map.data(), &told.collect::<Vec<u8>>(), mark].concat();
@@ -104,11 +105,12 @@ fn double_word(value: &[u8]) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Writes constants and calls into the instructions with placeholders for them; a constant without
-/// a value is 0. If the kernel lacks a function, the instructions after its call are dead code, but
-/// old verifiers check them nevertheless, and refuse a helper that they do not know. (Instructions
-/// are aligned words: an operation, registers, an offset, a number. Nothing else in an object looks
-/// like a placeholder: 16 bits of each number are arbitrary, and the offset is 0.)
+/// Replaces the placeholders in instructions with the values of constants and with calls. A
+/// constant without a value is 0. If the kernel lacks the function, its call is replaced with a
+/// move: the instructions around the call are dead code then, but old verifiers check them
+/// nevertheless, and reject an unknown helper. (Instructions are aligned words that consist of an
+/// operation, registers, an offset and a number. Nothing else in an object looks like a
+/// placeholder, because 16 bits of a placeholder's number are arbitrary, and its offset is 0.)
 fn put_in_place(words: &mut [u64], values: &HashMap<&str, u64>, casts: Option<Casts>) {
     const NUMBER: u32 = 32;
     const LOW: u64 = u32::MAX as u64;
@@ -138,8 +140,8 @@ fn put_in_place(words: &mut [u64], values: &HashMap<&str, u64>, casts: Option<Ca
     }
 }
 
-/// Loads an object whose maps are all pinned at these paths. Adopts existing maps, and creates and
-/// pins missing ones.
+/// Loads an object with all of its maps pinned at these paths. Adopts existing maps, and creates
+/// and pins missing ones.
 ///
 /// # Errors
 /// If the kernel refuses, usually because of a missing privilege.
@@ -149,8 +151,8 @@ pub fn load_pinned(
     pins: impl IntoIterator<Item = (&'static str, PathBuf)>,
 ) -> Result<Ebpf, DatapathError> {
     static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| Mutex::new(loader()));
-    // Held while maps are made, which takes milliseconds. The verifier checks programs later,
-    // outside the lock.
+    // The lock is held while maps are created, which takes milliseconds. The verifier checks
+    // programs later, without the lock.
     let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
     for (name, pin) in pins {
         loader.map_pin_path(name, pin);
@@ -158,8 +160,8 @@ pub fn load_pinned(
     load(&mut loader, image, capacities)
 }
 
-/// Loads an object with its own unpinned maps, which are closed with it. A loader cannot forget
-/// pins, so this creates another loader. No start of the daemon needs it.
+/// Loads an object with unpinned maps, which are closed together with it. A loader cannot forget
+/// pins, so this creates another loader. No start of the daemon needs this.
 ///
 /// # Errors
 /// As [`load_pinned`].
@@ -175,14 +177,14 @@ fn load(
     for (name, entries) in capacities {
         loader.map_max_entries(name, *entries);
     }
-    // aya probes the kernel on the way, and treats a probe that a signal interrupts as a missing
-    // ability.
+    // Signals are blocked because aya probes the kernel during a load, and treats a feature as
+    // missing if a signal interrupts its probe.
     sys::without_signals(|| loader.load(image.bytes())).map_err(load_error)
 }
 
 pub struct LoadedProgram {
     pub fd: OwnedFd,
-    /// The kernel's id of the program, which the info of its links contains as well.
+    /// The kernel's id of the program, which the properties of its links contain as well.
     pub id: u32,
 }
 
@@ -198,7 +200,7 @@ impl LoadedProgram {
     }
 }
 
-/// As [`LoadedProgram::load`], but returns only the descriptor.
+/// Loads one of an object's programs. Returns its descriptor.
 pub fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
     let program = object.program_mut(name).expect("the object's programs are checked by a test");
     let fd = match program {
@@ -230,7 +232,7 @@ fn loader() -> EbpfLoader<'static> {
     loader
 }
 
-/// The error of an object that aya cannot load, usually because the kernel refuses a map.
+/// The error for an object that aya cannot load, usually because the kernel refuses a map.
 fn load_error(error: EbpfError) -> DatapathError {
     let failed = DatapathError::Load(Box::new(error));
     if failed.is_permission() { failed.into_denied() } else { failed }
@@ -243,7 +245,7 @@ mod tests {
 
     const OBJECTS: [&[u8]; 4] = [objects::CLIENT, objects::PROBES, objects::HOST, objects::RESPONDER];
 
-    /// Therefore the loader does not need the kernel's BTF.
+    /// This is why the loader does not need the kernel's BTF.
     #[test]
     fn no_object_has_relocations_by_the_kernels_types() {
         for object in OBJECTS {
@@ -265,8 +267,8 @@ mod tests {
         assert_eq!(programs(&before), programs(&after));
     }
 
-    /// The verifier refuses a constant without a placeholder, or worse, mistakes it for something
-    /// else.
+    /// If a placeholder were not replaced, the verifier would reject the program, or treat the
+    /// placeholder as a value.
     #[test]
     fn an_image_has_constants_and_functions_in_their_places() {
         const CASTS: Casts = Casts {
@@ -280,7 +282,7 @@ mod tests {
             skc_net: 7,
             net_cookie: 8,
         };
-        /// Numbers that differ from all others in the programs.
+        /// Numbers that differ from all other numbers in the programs.
         const VALUES: [u64; constants::NAMES.len()] = {
             let mut values = [0; constants::NAMES.len()];
             let mut number = 0;
@@ -349,7 +351,7 @@ mod tests {
         }
     }
 
-    /// An image gets the values of this section only.
+    /// [`Image`] sets the values only in this section.
     #[test]
     fn globals_lie_in_rodata_alone() {
         for object in OBJECTS {

@@ -1,11 +1,12 @@
 //! The maps that all client tasks of a host share: the verdicts (until when each backend is a lame
-//! duck by its own report), the senders of reports, the last believed reports, and the addresses at
-//! which a program of network interfaces receives reports, with the results of reception.
+//! duck by its own report), the register of backends that send reports, and the last believed
+//! reports. For the program of network interfaces that receives reports, there are also the
+//! addresses at which it receives, and the counts of its results.
 //!
-//! They are pinned in `<pins>/host-v<host ABI>/`, beside the directories of the clients, and
-//! outlive daemons and the clients' ABI. The first process that opens them creates them, and
-//! programs of clients are loaded with them. They are removed with the last client. The receivers
-//! of reports decide what is stored in them, and when.
+//! The maps are pinned in `<pins>/host-v<host ABI>/`, beside the directories of the clients, and
+//! outlive daemons and versions of the clients' ABI. The first process that opens them creates
+//! them, and the programs of clients use them. They are removed with the last client. This module
+//! does not decide what is stored in them: the receivers of reports do.
 
 use std::fs::{self, File};
 use std::io;
@@ -30,7 +31,7 @@ use crate::host::loader::shape::{self, Shape};
 use crate::sys::elements::{self, Elements};
 use crate::sys::{mapped::Mapped, per_cpu::PerCpuArray};
 
-/// The prefix of the directories of all host ABI versions, before the version number.
+/// The prefix of the names of the directories of all host ABI versions, before the version number.
 const PREFIX: &str = "host-v";
 
 /// The directory of the pinned maps and of the links of programs of network interfaces.
@@ -38,12 +39,12 @@ pub fn directory(pins: &Path) -> PathBuf {
     pins.join(format!("{PREFIX}{HOST_ABI_VERSION}"))
 }
 
-/// The pin of the verdicts for the programs of clients.
+/// The pin of the map of verdicts.
 pub fn verdicts_pin(pins: &Path) -> PathBuf {
     directory(pins).join(map::VERDICTS)
 }
 
-/// The host's maps. They are not removed while a process holds this.
+/// The host's maps. No process removes them while this exists.
 pub struct HostMaps {
     verdicts: Mapped<Verdict>,
     last_reports: Mapped<LastReport>,
@@ -75,7 +76,7 @@ impl HostMaps {
     ///
     /// # Errors
     /// If the directory is not on a bpf file system, cannot be created, may be written by another
-    /// user, is being removed, or contains something else; or if the kernel refuses.
+    /// user, is being removed, or contains other objects; or if the kernel refuses.
     pub fn open(pins: &Path) -> Result<Self, DatapathError> {
         let path = directory(pins);
         pins::create(&path)?;
@@ -99,10 +100,10 @@ impl HostMaps {
         Self { verdicts, last_reports, senders, listeners, receptions, path: directory(pins), _lock: None }
     }
 
-    /// Takes over the programs that other versions attached to network interfaces, and then removes
-    /// the maps of those versions. The maps of a version that a process has open stay. Returns
-    /// whether there was such a program: it reads the maps of its version until another program
-    /// replaces it.
+    /// Takes over the programs that other host ABI versions attached to network interfaces, and
+    /// then removes the maps of these versions. A version whose maps a process has open is left
+    /// unchanged. Returns whether there was such a program: it continues to use the maps of its
+    /// version until another program replaces it.
     ///
     /// # Errors
     /// If the pins cannot be read, moved or removed.
@@ -135,18 +136,19 @@ impl HostMaps {
         &self.path
     }
 
-    /// Stores until when the backend with this report id is a lame duck, with a single store: it
-    /// applies from the next connect on.
+    /// Stores until when the backend with this report id is a lame duck, in nanoseconds of
+    /// `CLOCK_MONOTONIC`. The next connect already uses the new value.
     ///
     /// # Panics
-    /// If the id does not exist, or is that of backends without reports.
+    /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
     pub fn set_lame_until_ns(&self, id: u32, ns: u64) {
         self.verdicts.store_atomic64(index_of(id), 0, ns);
     }
 
-    /// Stores which report of a backend was the last, unless another process has replaced `before`
-    /// meanwhile. Returns whether it was stored. Answers to earlier requests are not believed any
-    /// more, because they may be older.
+    /// Stores the number of the last report of a backend, unless another process or a program has
+    /// replaced `before` meanwhile. Returns whether it was stored. This also clears the nonce, so
+    /// that answers to earlier requests are no longer believed, because they may be older than this
+    /// report.
     ///
     /// # Panics
     /// As [`HostMaps::set_lame_until_ns`].
@@ -157,12 +159,12 @@ impl HostMaps {
             return false;
         }
         self.last_reports.replace64(index, HIGHEST, highest, highest.max(base.to_word()));
-        // Not a nonce that was drawn meanwhile.
+        // A nonce that was drawn meanwhile is not cleared.
         self.last_reports.replace64(index, NONCE, nonce, 0);
         true
     }
 
-    /// Clears the last report and the nonce of a backend.
+    /// Clears the last report, the nonce and the verdict of a backend.
     ///
     /// # Panics
     /// As [`HostMaps::set_lame_until_ns`].
@@ -175,7 +177,7 @@ impl HostMaps {
     }
 
     /// Stores the nonce of a request to a backend, which identifies the answer; 0 if no answer is
-    /// expected any more.
+    /// expected.
     ///
     /// # Panics
     /// As [`HostMaps::set_lame_until_ns`].
@@ -183,8 +185,8 @@ impl HostMaps {
         self.last_reports.store_atomic64(index_of(id), NONCE, nonce);
     }
 
-    /// Makes programs receive the datagrams that are sent to the daemon at these addresses, and no
-    /// others. Returns how many addresses, from the end of the list, have no room.
+    /// Makes programs process the datagrams to the daemon's port at these addresses, and at no
+    /// others. Returns the number of addresses at the end of the list for which there is no room.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -200,7 +202,7 @@ impl HostMaps {
         Ok(addresses.len() - wanted.len())
     }
 
-    /// The number of datagrams that programs have received, by
+    /// The number of datagrams that programs have processed, by result, in the order of
     /// [`NAMES`](lb_report::receive::Reception::NAMES).
     ///
     /// # Errors
@@ -210,7 +212,7 @@ impl HostMaps {
         Ok(sums.counts)
     }
 
-    /// Every backend that has a report id.
+    /// The entries of all backends that have a report id.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -248,10 +250,10 @@ impl HostMaps {
     }
 }
 
-/// The words of a backend, which the program writes as well.
+/// The words of a backend, which the kernel program writes as well.
 ///
 /// # Panics
-/// If the id does not exist, or is that of backends without reports.
+/// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
 impl Words for HostMaps {
     fn base(&self, id: u32) -> ReportBase {
         ReportBase::from_word(self.last_reports.load64(id as usize, BASE))
@@ -271,7 +273,8 @@ fn index_of(id: u32) -> usize {
     id as usize
 }
 
-/// The verdicts, for reading. A host whose clients are all of an older ABI has none.
+/// The map of verdicts, for reading. It may not exist: if all clients of the host have an older
+/// ABI, there is no such map.
 pub struct Verdicts {
     map: Option<Mapped<Verdict>>,
 }
@@ -293,7 +296,8 @@ impl Verdicts {
         Self { map: Some(map) }
     }
 
-    /// As [`HostMaps::lame_until_ns`]; 0 for an id that does not exist.
+    /// Until when the backend with this report id is a lame duck, in nanoseconds of
+    /// `CLOCK_MONOTONIC`; 0 if it is not, or if there is no such id.
     pub fn lame_until_ns(&self, id: u32) -> u64 {
         let map = self.map.as_ref().filter(|map| (id as usize) < map.length());
         map.map_or(0, |map| map.load64(id as usize, 0))
@@ -316,12 +320,12 @@ fn remove(pins: &Path) -> Result<(), DatapathError> {
     let Some(base) = Directory::open(pins)? else { return Ok(()) };
     for name in base.names()?.iter().filter(|name| name.starts_with(PREFIX)) {
         let Some(host) = base.within(name)? else { continue };
-        // Locked first: a process that opens the maps for a client has created the client's
-        // directory before.
+        // The lock must come first, and the check for clients after it: a process that opens the
+        // maps for a client has created the client's directory before.
         if !host.lock()? || !Pins::all_versions(pins)?.is_empty() {
             return Ok(());
         }
-        // Links first: while they exist, packets go through their programs.
+        // Links are removed first, because packets go through their programs while they exist.
         let (links, maps): (Vec<_>, Vec<_>) = host.names()?.into_iter().partition(|pin| is_link(pin));
         for link in links {
             host.detach(&link)?;
@@ -334,7 +338,7 @@ fn remove(pins: &Path) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Prevents the removal of the maps.
+/// Locks the directory for sharing, which prevents the removal of the maps.
 fn lock(path: &Path) -> Result<File, DatapathError> {
     let fail = |source| DatapathError::PinDirectory { path: path.to_owned(), source };
     let directory = File::open(path).map_err(fail)?;
@@ -345,14 +349,15 @@ fn lock(path: &Path) -> Result<File, DatapathError> {
     }
 }
 
-/// The pins of all maps.
+/// The name and the pin of each map.
 pub fn map_pins(directory: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
     map::ALL.into_iter().map(|name| (name, directory.join(name)))
 }
 
 /// Creates the maps that are not pinned. If another process pins a map meanwhile, that map is used.
 fn make_missing(path: &Path) -> Result<(), DatapathError> {
-    // An attempt ends at the first map that another process pins meanwhile.
+    // Several attempts, because an attempt fails at the first map that another process pins
+    // meanwhile.
     for _ in map::ALL {
         if map_pins(path).all(|(_, pin)| pin.exists()) {
             break;
@@ -393,7 +398,7 @@ mod tests {
             (map::VERDICTS, (4, size_of::<Verdict>(), REPORT_IDS)),
         ];
         assert_eq!(found, expected);
-        // Programs of clients are loaded with the host's map in place of their own.
+        // The loader replaces the clients' declaration of this map with the host's map.
         assert_eq!(shape::declared(objects::CLIENT)[map::VERDICTS], shapes[map::VERDICTS]);
     }
 }

@@ -1,10 +1,10 @@
-//! The directory in bpffs that contains a client task's maps and links, and its lock, which
-//! excludes a second writer.
+//! The directory in bpffs that contains the pins of a client task's maps and links, and the lock of
+//! this directory, which excludes a second writer.
 //!
-//! The layout is `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. These pins
-//! are the state itself: programs and tables continue to work while no daemon runs. Directories of
-//! other ABI versions may lie beside it: an upgrade left them until their last flows end, or
-//! another build of socklb made them.
+//! The layout is `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. The pins
+//! keep the programs and maps in the kernel, so that these continue to work while no daemon runs.
+//! There may be directories of other ABI versions: those of previous versions, until their last
+//! flows have ended, or those of another build of socklb.
 
 mod removal;
 
@@ -23,13 +23,13 @@ pub use removal::Directory;
 use crate::error::DatapathError;
 use crate::sys;
 
-/// The directory of one client, locked while this is held.
+/// A lock on the directory of one client. It is held until this is dropped.
 #[derive(Debug)]
 pub struct Lock {
     directory: File,
 }
 
-/// The directories of a client's maps and links.
+/// The names of the directories of a client's maps and links.
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
 
@@ -38,7 +38,7 @@ fn root(pins: &Path, version: u32) -> PathBuf {
     pins.join(format!("v{version}"))
 }
 
-/// The ABI versions that have a directory, including other versions than ours.
+/// All ABI versions that have a directory.
 fn versions(pins: &Path) -> Result<Vec<u32>, DatapathError> {
     let of = |name: &String| name.strip_prefix('v').and_then(|version| version.parse().ok());
     Ok(names(pins)?.iter().filter_map(of).collect())
@@ -55,20 +55,22 @@ pub fn remove_empty(pins: &Path) {
 
 /// Creates a directory on bpffs that no other user may write.
 pub fn create(directory: &Path) -> Result<(), DatapathError> {
-    // The nearest existing ancestor shows the file system. Without this check the directories would
-    // be made on any other file system, and pinning would fail with an error that does not mention
-    // it.
+    // The nearest existing ancestor determines the file system. Without this check the directories
+    // would be created on another file system, and pinning would fail with an error that does not
+    // mention this.
     let existing = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
     if !sys::on_bpffs(existing) {
         return Err(DatapathError::NoBpffs(directory.to_owned()));
     }
-    // Not open to all users: a process that can open the directory can hold its lock.
+    // The mode excludes other users, because a process that can open the directory can hold its
+    // lock.
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o750)
         .create(directory)
         .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })?;
-    // Also if it existed: the pins of other users in it would be mistaken for our own.
+    // An existing directory is checked as well, because the pins of other users in it would be
+    // mistaken for our own.
     Ok(trust::check_pins(directory)?)
 }
 
@@ -77,7 +79,7 @@ pub use lb_common::abi::DEFAULT_PINS;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pins {
     pub client: String,
-    /// The ABI version of the socklb that made them.
+    /// The ABI version of the socklb that created the pins.
     pub version: u32,
     base: PathBuf,
     directory: PathBuf,
@@ -134,8 +136,8 @@ impl Pins {
         }
     }
 
-    /// Locks the client's directory, whichever user owns it, before removing its contents; `None`
-    /// if it does not exist.
+    /// Locks the client's directory before its contents are removed; `None` if it does not exist.
+    /// Any user may own the directory.
     ///
     /// # Errors
     /// If it cannot be opened, or is locked.
@@ -148,7 +150,7 @@ impl Pins {
         }
     }
 
-    /// The parent of the client's directory, and that directory; `None` if one is missing.
+    /// The parent of the client's directory, and the client's directory; `None` if one is missing.
     fn open(&self) -> Result<Option<(Directory, Directory)>, DatapathError> {
         let Some(base) = Directory::open(self.base())? else { return Ok(None) };
         let Some(above) = base.within(&format!("v{}", self.version))? else { return Ok(None) };
@@ -179,7 +181,8 @@ impl Pins {
         self.directory.join(LINKS)
     }
 
-    /// Whether the client's directory is the locked one: neither removed nor recreated since.
+    /// Whether the client's directory is still the locked one, and has not been removed or
+    /// recreated.
     ///
     /// # Errors
     /// If its metadata cannot be read, usually because of a missing permission.
@@ -210,7 +213,7 @@ impl Pins {
         names(&self.links())
     }
 
-    /// Removes the links for which `first` is true, which are those that begin flows.
+    /// Detaches and removes the links for which `first` is true: those at which flows begin.
     ///
     /// # Errors
     /// If one cannot be removed.
@@ -221,12 +224,12 @@ impl Pins {
         Ok(())
     }
 
-    /// Removes everything that is ours: first the links for which `first` is true, then the other
-    /// links, then the maps.
+    /// Removes all pins for which `ours` is true: first the links for which `first` is true, then
+    /// the other links, then the maps; and then the directories.
     ///
     /// # Errors
-    /// If something cannot be removed, or a pin that is not ours is left. Earlier removals are not
-    /// undone.
+    /// If a pin cannot be removed, or if a pin for which `ours` is false is left in a directory.
+    /// Earlier removals are not undone.
     pub fn remove(
         &self,
         ours: impl Fn(&str) -> bool,
@@ -251,8 +254,8 @@ impl Pins {
     }
 }
 
-/// Opens a pinned link and reads its `info`. `None` if nothing is pinned there; every other failure
-/// is an error.
+/// Opens a pinned link and reads its properties with `info`. `None` if nothing is pinned at `path`;
+/// every other failure is an error.
 pub fn look_at_link<I>(
     path: &Path,
     info: impl FnOnce(BorrowedFd<'_>) -> io::Result<I>,
@@ -269,7 +272,7 @@ pub fn look_at_link<I>(
 
 /// Detaches a link and removes its pin. A missing pin is not an error.
 ///
-/// Detaches before it removes the pin, as [`Directory::detach`] does.
+/// It detaches the link before it removes the pin, for the reason given at [`Directory::detach`].
 ///
 /// # Errors
 /// If the link cannot be opened or detached (it stays pinned and attached then), or its pin cannot

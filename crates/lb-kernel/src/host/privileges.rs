@@ -1,5 +1,5 @@
-//! The permissions of this process and the properties of this host. The checks change nothing but
-//! this process's RLIMIT_MEMLOCK.
+//! The permissions of this process and the properties of this host. The checks change only this
+//! process's RLIMIT_MEMLOCK.
 
 use std::fs;
 use std::path::Path;
@@ -14,11 +14,11 @@ use crate::sys;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
     pub name: &'static str,
-    /// What socklb uses it for.
+    /// The purpose for which socklb needs the capability.
     pub why: &'static str,
-    /// Whether socklb cannot work without it.
+    /// Whether socklb cannot work without the capability.
     pub needed: bool,
-    /// Whether this process has it.
+    /// Whether this process has the capability.
     pub held: bool,
 }
 
@@ -33,11 +33,12 @@ pub struct Host {
     /// system.
     pub bpffs: bool,
     pub capabilities: Vec<Capability>,
-    /// Bytes that this process may lock; `None` is unlimited. Matters below Linux 5.11 only.
+    /// Number of bytes of memory that this process may lock; `None` means unlimited. It matters
+    /// only below Linux 5.11.
     pub memlock: Option<u64>,
 }
 
-/// The number of files that a process may open, if it can be read.
+/// The maximum number of open files of a process (its soft limit), if it can be read.
 pub fn open_files_of(pid: u32) -> Option<u64> {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
@@ -81,14 +82,14 @@ pub fn host(pins: &Path) -> Host {
     }
 }
 
-/// Checks that this process may load programs, and probes the optional abilities of the kernel.
+/// Checks that this process may load programs, and probes the optional features of the kernel.
 ///
 /// # Errors
 /// If this process may not load programs.
 pub fn probe() -> Result<Features, DatapathError> {
-    // Below Linux 5.11 maps count against RLIMIT_MEMLOCK, including those that an earlier daemon
-    // pinned: these would prevent this process from loading anything. If raising the limit is not
-    // allowed or not needed, its failure does no harm.
+    // Below Linux 5.11 maps count against RLIMIT_MEMLOCK, including maps that an earlier daemon
+    // pinned, so that this process might be unable to load anything. An error is ignored: if the
+    // limit was needed, a later load fails with an error that names it.
     let unlimited = Rlimit { current: None, maximum: None };
     let _ = setrlimit(Resource::Memlock, unlimited);
     Features::probe()

@@ -1,7 +1,7 @@
-//! The names of the processes that the kernel programs have seen, if these still run.
+//! The names of processes that the kernel programs have seen, if the processes are still running.
 //!
-//! PIDs are reused, so a name is given only for a process that is old enough. The programs see PIDs
-//! of the initial PID namespace; in another namespace the same PIDs are other processes.
+//! PIDs are reused, so a name is returned only if the process is old enough. The programs see PIDs
+//! of the initial PID namespace; in another namespace the same PIDs belong to other processes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,9 +12,9 @@ use crate::sys::clock::{monotonic_ns, now_ns};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its name, as [`name`] returns it.
+    /// The process's name, as [`name`] returns it.
     name: String,
-    /// The earliest time at which it may have begun, by `CLOCK_MONOTONIC`.
+    /// The earliest time at which the process may have begun, in nanoseconds of `CLOCK_MONOTONIC`.
     started_ns: u64,
 }
 
@@ -23,12 +23,12 @@ pub fn process(pid: u32) -> Option<Process> {
     Some(Process { name: name(pid)?, started_ns: monotonic_of_start(start_of(pid)?) })
 }
 
-/// The earliest time at which a process may have begun, by `CLOCK_MONOTONIC` in nanoseconds.
-/// `start`: in clock ticks since the boot.
+/// The earliest time at which a process may have begun, in nanoseconds of `CLOCK_MONOTONIC`.
+/// `start`: the start of the process in clock ticks since the boot.
 pub fn monotonic_of_start(start: u64) -> u64 {
     let ticks = rustix::param::clock_ticks_per_second().max(1);
     let started = u128::from(start) * 1_000_000_000 / u128::from(ticks);
-    // Kernel fact: the start counts from the boot on, suspended time included.
+    // Kernel fact: the ticks are counted from the boot and include suspended time.
     let suspended = now_ns(ClockId::Boottime).saturating_sub(monotonic_ns());
     u64::try_from(started).unwrap_or(u64::MAX).saturating_sub(suspended)
 }
@@ -40,33 +40,37 @@ pub fn name(pid: u32) -> Option<String> {
 }
 
 fn printable(comm: &[u8]) -> String {
-    // The kernel ends the name with a line break; earlier line breaks are part of the name.
+    // The kernel appends a line break to the name; earlier line breaks are part of the name.
     String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(comm)).escape_debug().to_string()
 }
 
 impl Process {
-    /// Its name, unless the process began after `ns`.
+    /// The process's name, unless the process began after `ns`, in nanoseconds of
+    /// `CLOCK_MONOTONIC`.
     pub fn name_at(&self, ns: u64) -> Option<&str> {
-        /// Both times are exact to a tick of the kernel's clock, which is 10 ms at most.
+        /// The error of both times together: each is exact to a tick of the kernel's clock, which
+        /// is 10 ms at most.
         const TICKS_NS: u64 = 20_000_000;
         (self.started_ns <= ns.saturating_add(TICKS_NS)).then_some(self.name.as_str())
     }
 }
 
-/// Whether the PIDs that the kernel programs see are those of `/proc`.
+/// Whether the PIDs that the kernel programs see are also those in `/proc`: whether this process is
+/// in the initial PID namespace.
 pub fn numbers_are_ours() -> bool {
     /// The inode of the initial PID namespace: `PROC_PID_INIT_INO`.
     const FIRST: u64 = 0xeffffffc;
     fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST)
 }
 
-/// When the process with this PID began, in clock ticks since the boot, if it runs.
+/// When the process with this PID began, in clock ticks since the boot; `None` if there is no such
+/// process.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
     started(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
 }
 
-/// When a process began, in clock ticks: the 22nd field. The second field is its name in brackets,
-/// with any characters.
+/// When a process began, in clock ticks: the 22nd field of its `stat` file. The second field is the
+/// process's name in brackets, which may contain any characters.
 fn started(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(22 - 3)?.parse().ok()

@@ -1,9 +1,10 @@
-//! The program that receives reports on network interfaces (XDP), attached to those that the daemon
-//! names.
+//! The program of network interfaces (XDP) that receives reports. It is attached to the interfaces
+//! that the daemon's configuration names.
 //!
-//! Its links are pinned beside the maps of the host and outlive the daemon. Every start loads the
-//! program again and replaces the attached one in a single step, so that no report is lost. An
-//! interface accepts one such program; the program of another owner is never replaced.
+//! Its links are pinned beside the maps of the host and outlive the daemon. Each start of the
+//! daemon loads the program again and replaces the attached one in a single step, so that no report
+//! is lost. An interface accepts only one such program; a program of another owner is never
+//! replaced.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,17 +23,17 @@ use crate::error::DatapathError;
 use crate::host::loader::objects;
 use crate::sys::{self, XdpLinkInfo, XdpMode};
 
-/// The name of the program, and its name for kernels without fetching atomics.
+/// The name of the program, and of its version for kernels without fetching atomics.
 const PROGRAM: &str = "socklb_receive";
 const WITHOUT_FETCHING_ATOMICS: &str = "socklb_receive_5_10";
 
-/// The loaded program.
+/// The loaded program, and the directory of its links.
 pub struct Receiver {
     program: LoadedProgram,
     directory: PathBuf,
 }
 
-/// The attachments of the program, usually those of an earlier daemon.
+/// The attachments of the program according to the pins, usually those that an earlier daemon made.
 ///
 /// # Errors
 /// If the pins cannot be read.
@@ -47,8 +48,8 @@ pub fn attached(pins: &Path) -> Result<Vec<Attachment>, DatapathError> {
     Ok(all)
 }
 
-/// Detaches the program from all network interfaces but these, and removes the pins of interfaces
-/// that no longer exist. Returns the interfaces from which it was detached.
+/// Detaches the program from all network interfaces except those with these indexes, and removes
+/// the pins of interfaces that no longer exist. Returns the removed attachments.
 ///
 /// # Errors
 /// If the pins cannot be read, or one cannot be removed.
@@ -74,7 +75,7 @@ fn look(path: &Path) -> Result<Option<(OwnedFd, XdpLinkInfo)>, DatapathError> {
 }
 
 impl Receiver {
-    /// Loads the program for reports that arrive at a port, to work on these maps.
+    /// Loads the program for reports to a UDP port, with these maps.
     ///
     /// # Errors
     /// If the kernel refuses, as it does without CAP_PERFMON.
@@ -90,8 +91,8 @@ impl Receiver {
         Ok(Self { program: load(object, features)?, directory })
     }
 
-    /// Loads the program with small maps of its own, and closes it, to find out whether this
-    /// process may load it.
+    /// Loads the program with new small maps and closes it, to find out whether this process may
+    /// load it.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -101,9 +102,9 @@ impl Receiver {
         load(object, features).map(drop)
     }
 
-    /// Attaches the program to a network interface in the first of these modes that the interface
-    /// supports. If a program of ours is attached there in one of these modes, replaces that
-    /// program instead.
+    /// Attaches the program to a network interface, in the first of these modes that the interface
+    /// supports. If a receiver is already attached there in one of these modes, this program
+    /// replaces it. Returns the mode.
     ///
     /// # Errors
     /// If the interface supports none of these modes, has another program, or no longer exists.
@@ -112,8 +113,8 @@ impl Receiver {
         for mode in XdpMode::ALL {
             let path = self.directory.join(pin_name(Attachment { interface, mode }));
             let Some((link, info)) = look(&path)? else { continue };
-            // An interface with the same number may be another one, in the network namespace of an
-            // earlier daemon.
+            // The link may lead to another interface with the same number, in the network namespace
+            // of an earlier daemon.
             let leads_here = info.interface == interface && to.programs.contains(&info.program_id);
             if !leads_here || !modes.contains(&mode) {
                 pins::detach(&path)?;

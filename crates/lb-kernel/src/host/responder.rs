@@ -1,8 +1,8 @@
-//! The program that answers requests in an agent's place on network interfaces (XDP), and the maps
-//! with the answers that the agent has prepared.
+//! The program of network interfaces (XDP) that answers requests in an agent's place, and its maps,
+//! which contain the answers that the agent has prepared.
 //!
-//! Nothing is pinned: when an agent ends, for any reason, its program, its links and its maps end
-//! with it, and no program answers for it.
+//! Nothing is pinned: when an agent ends for any reason, the kernel also removes its program, links
+//! and maps, so that no program answers for it any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -39,7 +39,7 @@ pub struct Secret {
     pub drawn_ns: u64,
 }
 
-/// The loaded program, and its attachments.
+/// The loaded program, its attachments, and the maps that determine which requests it answers.
 pub struct Responder {
     program: LoadedProgram,
     addresses: OwnedFd,
@@ -47,19 +47,20 @@ pub struct Responder {
     links: BTreeMap<u32, (XdpMode, OwnedFd)>,
 }
 
-/// The program's answers, and its records of subscribers and counts.
+/// The maps with the prepared answers, the recorded subscribers and the counts of requests.
 pub struct Answers {
     answers: OwnedFd,
     subscribers: OwnedFd,
     counts: PerCpuArray<Counts>,
 }
 
-/// Loads the program for requests that arrive at a port, with empty maps of its own.
+/// Loads the program for requests to a UDP port, with new and empty maps.
 ///
 /// # Errors
 /// If the kernel refuses, as it does without CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
 pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathError> {
-    // The error of this probe names the missing privilege; the error of creating maps would not.
+    // If a privilege is missing, the error of this probe names it; the error of creating maps would
+    // not.
     privileges::probe()?;
     let port = u32::from(port);
     // The programs run on little-endian processors only, and read the secret's halves as
@@ -107,8 +108,9 @@ impl Responder {
         self.program.id
     }
 
-    /// Attaches the program to a network interface in the first of these modes that the interface
-    /// supports, unless it is attached already.
+    /// Attaches the program to a network interface, in the first of these modes that the interface
+    /// supports. Does nothing if the program is already attached there in one of these modes.
+    /// Returns the mode.
     ///
     /// # Errors
     /// If the interface supports none of these modes, has another program, or no longer exists.
@@ -126,8 +128,8 @@ impl Responder {
         Ok(mode)
     }
 
-    /// Detaches the program from all network interfaces but these. Returns those from which it was
-    /// detached.
+    /// Detaches the program from all network interfaces except those with these indexes. Returns
+    /// the indexes of the interfaces from which it was detached.
     pub fn detach_others(&mut self, interfaces: &BTreeSet<u32>) -> Vec<u32> {
         let others: Vec<u32> =
             self.links.keys().copied().filter(|index| !interfaces.contains(index)).collect();
@@ -137,8 +139,8 @@ impl Responder {
         others
     }
 
-    /// Makes the program answer requests at these addresses, and no others. Returns how many
-    /// addresses, from the end of the list, have no room.
+    /// Makes the program answer requests at these addresses, and at no others. Returns the number
+    /// of addresses at the end of the list for which there is no room.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -150,8 +152,8 @@ impl Responder {
         Ok(addresses.len() - wanted.len())
     }
 
-    /// Makes the program answer only frames that are addressed to these interfaces, of which the
-    /// first [`MAX_STATIONS`] count.
+    /// Makes the program answer only frames that are addressed to these interfaces. Only
+    /// [`MAX_STATIONS`] different hardware addresses have room.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -170,7 +172,7 @@ impl Responder {
 }
 
 impl Answers {
-    /// Makes the program give this answer to requests for a backend.
+    /// Makes the program send this answer to requests for a backend.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -179,7 +181,8 @@ impl Answers {
         set.map_err(|error| fail(map::ANSWERS, "write", error))
     }
 
-    /// Removes the answer for a backend: requests for it are then requests for an unknown name.
+    /// Removes the answer for a backend. The program then refuses requests for this backend as
+    /// requests for an unknown name.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -188,8 +191,8 @@ impl Answers {
         removed.map(drop).map_err(|error| fail(map::ANSWERS, "write", error))
     }
 
-    /// Removes the subscribers since the last call from the map, some thousand at most, and calls
-    /// `each` with them. Returns whether these were all.
+    /// Removes the subscribers that the program has recorded since the last call from the map, some
+    /// thousand at most, and calls `each` with them. Returns whether these were all.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -201,7 +204,7 @@ impl Answers {
         taken.map_err(|error| fail(map::SUBSCRIBERS, "read", error))
     }
 
-    /// The number of requests answered, and the numbers of requests not answered, by
+    /// The number of answered requests, and the numbers of refused requests, indexed by
     /// [`Refused::number`](lb_report::answer::Refused::number).
     ///
     /// # Errors

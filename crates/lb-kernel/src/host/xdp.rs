@@ -1,8 +1,8 @@
-//! A thread that keeps a program attached to the named network interfaces, as they appear,
+//! A thread that keeps a program attached to the configured network interfaces while these appear,
 //! disappear and are renamed.
 //!
 //! It is a separate thread because a driver may take a second to change the program of an
-//! interface, and packets do not wait for an event loop.
+//! interface, which would block an event loop for too long.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -19,16 +19,16 @@ use super::interfaces::{Changes, Interface, interfaces};
 use crate::error::DatapathError;
 use crate::sys::{self, XdpMode};
 
-/// The work of the thread after every change.
+/// The work that the thread does after every change.
 pub trait Work: Send + 'static {
     /// The wanted state.
     type Wanted: Clone + Send;
 
-    /// Establishes the wanted state on these interfaces. `all` contains every interface of the
-    /// host.
+    /// Establishes the wanted state, and returns the resulting state. `all` contains every
+    /// interface of the host.
     fn follow(&mut self, wanted: Option<&Self::Wanted>, all: &[Interface]) -> Found;
 
-    /// Logs the new findings, which the previous call of [`Work::follow`] did not return.
+    /// Logs those findings that the previous call of [`Work::follow`] did not return.
     fn tell(&mut self, news: Found);
 }
 
@@ -37,7 +37,7 @@ pub trait Work: Send + 'static {
 pub struct Found {
     /// One entry per named interface.
     pub interfaces: Vec<Named>,
-    /// An error that concerns no interface in particular.
+    /// An error that does not concern a particular interface.
     pub error: Option<String>,
 }
 
@@ -45,13 +45,13 @@ pub struct Found {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     pub name: String,
-    /// The mode in which the program runs there, or why it does not run.
+    /// The mode in which the program runs on the interface, or why it does not run there.
     pub attached: Result<XdpMode, String>,
 }
 
 impl Named {
-    /// The word for the handler of packets there: the program's mode, or `socket` if only the
-    /// process's socket receives them.
+    /// The word for how packets are received on the interface: the program's mode, or `socket` if
+    /// only the socket of this process receives them.
     pub fn mode(&self) -> &'static str {
         self.attached.as_ref().map_or("socket", |mode| mode.name())
     }
@@ -75,31 +75,31 @@ impl Found {
 /// The prefix of the names of the receiver's pins.
 const PREFIX: &str = "receive-";
 
-/// A network interface that a program is attached to.
+/// A network interface to which the receiver is attached, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attachment {
     pub interface: u32,
     pub mode: XdpMode,
 }
 
-/// The name of the pin, beside the host's maps.
+/// The name of the pin of an attachment, in the directory of the host's maps.
 pub(crate) fn pin_name(attachment: Attachment) -> String {
     format!("{PREFIX}{}@{}", attachment.mode.name(), attachment.interface)
 }
 
-/// Parses the name of a pin; `None` if it is not a link of ours.
+/// Parses the name of a pin; `None` if it is not the name of a link.
 pub(crate) fn of_pin(name: &str) -> Option<Attachment> {
     let (mode, interface) = name.strip_prefix(PREFIX)?.split_once('@')?;
     let mode = XdpMode::ALL.into_iter().find(|known| known.name() == mode)?;
     Some(Attachment { interface: interface.parse().ok()?, mode })
 }
 
-/// Whether a pin beside the host's maps is a link of ours, by its name.
+/// Whether the name of a pin in the directory of the host's maps is that of a link.
 pub(crate) fn is_link(name: &str) -> bool {
     of_pin(name).is_some()
 }
 
-/// The thread, which ends when this is dropped.
+/// A handle of the thread. The thread ends when this is dropped.
 pub struct Follower<W: Work> {
     shared: Arc<Mutex<Shared<W::Wanted>>>,
     wake: Wake,
@@ -116,11 +116,11 @@ fn lock<T>(shared: &Mutex<Shared<T>>) -> MutexGuard<'_, Shared<T>> {
 }
 
 impl<W: Work> Follower<W> {
-    /// Starts the thread with this wanted state. Without it the thread would first remove existing
-    /// attachments.
+    /// Starts the thread with the wanted state. (If the state were set later, the thread would
+    /// first remove existing attachments.)
     ///
     /// # Errors
-    /// If the kernel refuses a thread, or does not report changes of interfaces.
+    /// If the thread cannot be started, or the kernel does not report changes of interfaces.
     pub fn start(work: W, wanted: Option<W::Wanted>) -> io::Result<Self> {
         let changes = Changes::listen()?;
         let shared = Shared { wanted, found: Found::default(), is_stopping: false };
@@ -157,11 +157,11 @@ struct Thread<W: Work> {
     wake: Wake,
 }
 
-/// Delay before another attempt at an interface whose program could not be attached, because the
-/// owner of the other program may have detached it.
+/// Delay before a retry if a program could not be attached to an interface: by then, another
+/// program may have been detached from it.
 const RETRIED: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// Interfaces change in bursts. This delay usually lasts until a burst is over.
+/// Delay after a change. Interfaces change in bursts, and a burst is usually over after this time.
 const SETTLES: Duration = Duration::from_millis(20);
 
 impl<W: Work> Thread<W> {
@@ -190,7 +190,8 @@ impl<W: Work> Thread<W> {
             let limit = (!is_complete).then_some(&RETRIED);
             let mut waiting =
                 [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.changes, PollFlags::IN)];
-            // A failure comes from a signal, or from a kernel without memory: the loop runs again.
+            // An error means that a signal has arrived or that the kernel has no memory: the loop
+            // then runs again.
             let _ = poll(&mut waiting, limit);
             let is_woken = !waiting[0].revents().is_empty();
             if is_woken {
@@ -203,17 +204,18 @@ impl<W: Work> Thread<W> {
     }
 }
 
-/// The interfaces on which a program is wanted.
+/// The interfaces to which a program should be attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub interfaces: Vec<String>,
-    /// Whether the program may run in the network stack for interfaces of devices.
+    /// Whether the program may also run in the network stack (generic mode) on interfaces that
+    /// carry a device's traffic.
     pub allows_generic: bool,
-    /// The key of the configuration that allows it.
+    /// The configuration key that sets `allows_generic`.
     pub generic_key: &'static str,
 }
 
-/// Why a named interface has no program.
+/// Why the program is not attached to a configured interface that does not exist.
 const NO_INTERFACE: &str = "no such interface; the program is attached when the interface appears";
 
 impl Place {
@@ -222,8 +224,8 @@ impl Place {
         all.iter().filter(|interface| self.interfaces.contains(&interface.name))
     }
 
-    /// The result if the program cannot be loaded: no interface has it. The reason for existing
-    /// interfaces is `why`.
+    /// The result for all configured interfaces if the program cannot be loaded. `why` is the
+    /// reason for interfaces that exist.
     pub fn refused(&self, all: &[Interface], why: &str) -> Vec<Named> {
         let named = self.interfaces.iter().map(|name| {
             let is_there = all.iter().any(|interface| interface.name == *name);
@@ -234,9 +236,9 @@ impl Place {
     }
 }
 
-/// Attaches a program to each of the named interfaces. The program may run in the network stack if
-/// the interface does not carry the traffic of a device, or if `place` allows that. `attach` tries
-/// the given modes; `ours` is the kernel's id of the program.
+/// Attaches a program to each of the named interfaces. The generic mode is used only if the
+/// interface does not carry a device's traffic or if `place` allows it. `attach` must attach the
+/// program in one of the given modes; `ours` is the kernel's id of the program.
 pub fn attach_to(
     place: &Place,
     all: &[Interface],
@@ -250,7 +252,8 @@ pub fn attach_to(
         let is_allowed = place.allows_generic || !carries_a_device(interface);
         let modes: &[XdpMode] = if is_allowed { &XdpMode::ALL } else { &[XdpMode::Native] };
         attach(interface, modes).map_err(|error| {
-            // Listed again, because another program may have been attached meanwhile.
+            // The interfaces are listed again, because another program may have been attached
+            // meanwhile.
             let now = interfaces().unwrap_or_default().into_iter().find(|one| one.index == interface.index);
             let others = now.map(|now| names_of_others(&now, Some(ours))).unwrap_or_default();
             explain(&error, interface, all, &others, (!is_allowed).then_some(place.generic_key))
@@ -259,8 +262,8 @@ pub fn attach_to(
     place.interfaces.iter().map(|name| Named { name: name.clone(), attached: one(name) }).collect()
 }
 
-/// The addresses of a socket that listens at this address: the address itself, or all addresses of
-/// the host, with those of the named interfaces first.
+/// The addresses at which a socket receives if it listens at `ip`: `ip` itself, or if that is the
+/// unspecified address, all addresses of the host, with those of the named interfaces first.
 pub fn addresses_of(ip: IpAddr, names: &[String], all: &[Interface]) -> Vec<IpAddr> {
     let (named, others): (Vec<&Interface>, Vec<&Interface>) =
         all.iter().partition(|interface| names.contains(&interface.name));
@@ -272,8 +275,8 @@ pub fn addresses_of(ip: IpAddr, names: &[String], all: &[Interface]) -> Vec<IpAd
     addresses
 }
 
-/// Whether a socket that listens at an address receives datagrams for another address. `::` is both
-/// families.
+/// Whether a socket that listens at `listens_at` receives datagrams to `address`. `::` includes
+/// both families.
 pub fn takes(listens_at: IpAddr, address: IpAddr) -> bool {
     match listens_at {
         IpAddr::V4(v4) if v4.is_unspecified() => address.is_ipv4(),
@@ -282,8 +285,8 @@ pub fn takes(listens_at: IpAddr, address: IpAddr) -> bool {
     }
 }
 
-/// The programs that an interface has besides ours: each with its id and, if the kernel reports it,
-/// its name.
+/// The programs on an interface except the program with the id `ours`: the id of each and, if the
+/// kernel reports it, the name.
 pub fn names_of_others(interface: &Interface, ours: Option<u32>) -> Vec<String> {
     let others = interface.programs.iter().filter(|id| ours != Some(**id));
     others
@@ -291,7 +294,7 @@ pub fn names_of_others(interface: &Interface, ours: Option<u32>) -> Vec<String> 
         .collect()
 }
 
-/// Attaches a program in the first of these modes that an interface supports.
+/// Attaches a program to an interface in the first of these modes that the interface supports.
 pub fn link_to(
     program: BorrowedFd<'_>,
     interface: u32,
@@ -303,7 +306,7 @@ pub fn link_to(
             Ok(link) => return Ok((*mode, link)),
             Err(error) => failed = error,
         }
-        // If another program is attached, do not look for another mode past it.
+        // If another program is attached, do not fall back to another mode.
         if matches!(failed.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) {
             break;
         }
@@ -311,13 +314,15 @@ pub fn link_to(
     Err(DatapathError::AttachInterface(failed))
 }
 
-/// Whether the traffic of a device goes through an interface: it is a device, or is made of one.
+/// Whether an interface carries a device's traffic: it is a device, or it is a virtual interface on
+/// top of devices.
 fn carries_a_device(interface: &Interface) -> bool {
     const OF_DEVICES: [&str; 7] = ["bond", "team", "vlan", "bridge", "macvlan", "macvtap", "ipvlan"];
     interface.kind.as_deref().is_none_or(|kind| OF_DEVICES.contains(&kind))
 }
 
-/// Why a program cannot be attached, and the remedy.
+/// The message that explains why the program is not attached to an interface, with a remedy if one
+/// is known.
 fn explain(
     error: &DatapathError,
     interface: &Interface,

@@ -1,4 +1,4 @@
-//! Checks whether new sockets know their cgroup of version 2.
+//! Checks whether the kernel stores the cgroup of version 2 in new sockets.
 //!
 //! Kernel fact: below Linux 5.15 a socket has room for either its cgroup of version 2 or its
 //! classes of the version 1 controllers net_cls and net_prio. Once any process has used one of
@@ -11,12 +11,12 @@ use lb_diag::SocketLists;
 
 use crate::host::cgroup::ours_and_above;
 
-/// Whether a new socket is in this process's cgroup; `None` if that cannot be determined, as in the
-/// root cgroup.
+/// Whether a new socket of this process is in the process's cgroup; `None` if that cannot be
+/// determined, for example because the process is in the root cgroup.
 pub fn sockets_have_theirs() -> Option<bool> {
     let cgroups = ours_and_above().ok()?;
-    // Found by its port in the kernel's list. The socket is bound to loopback, and accepts no
-    // connection.
+    // The socket is identified by its port in the kernel's list. It is bound to loopback, and
+    // accepts no connection.
     let socket = TcpListener::bind("127.0.0.1:0").ok()?;
     let port = socket.local_addr().ok()?.port();
     let list = SocketLists::open().and_then(|lists| lists.tcp()).ok()?;
@@ -24,7 +24,8 @@ pub fn sockets_have_theirs() -> Option<bool> {
     theirs(&cgroups, seen.cgroup?)
 }
 
-/// `cgroups`: that of the process, and those above it.
+/// `cgroups`: the id of the process's cgroup, and the ids of the cgroups above it. `made_in`: the
+/// id of the socket's cgroup.
 fn theirs(cgroups: &[u64], made_in: u64) -> Option<bool> {
     match cgroups {
         [] | [_] => None,
@@ -43,7 +44,7 @@ mod tests {
         assert_eq!(theirs(&[7, 1], 1), Some(false));
     }
 
-    /// No kernel on which the tests run has this fault.
+    /// The tests run only on kernels on which sockets have their cgroup.
     #[test]
     fn a_socket_of_this_process_has_its_cgroup() {
         assert_ne!(sockets_have_theirs(), Some(false));

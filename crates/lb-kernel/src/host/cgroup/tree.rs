@@ -1,9 +1,9 @@
-//! Makes and enters a cgroup that another process names: below the cgroup2 mount, by descriptor,
-//! and through no symlink.
+//! Creates and enters cgroups with paths that another process has chosen. It opens them relative to
+//! the descriptor of the cgroup2 mount, and follows no symbolic link.
 //!
-//! `socklb exec` may run as root, while the daemon that names a client's cgroup may run as another
-//! user. So a path is never opened as text: a path that the kernel resolves below the mount's own
-//! descriptor can only be a cgroup.
+//! `socklb exec` may run as root, while the daemon, which determines the path of a client's cgroup,
+//! may run as another user. So a path is never opened as it is: if the kernel resolves it below the
+//! descriptor of the mount, it can only lead to a cgroup.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -50,7 +50,8 @@ impl CgroupTree {
         }
     }
 
-    /// Makes the cgroup at a full path. Its parent must exist. Returns whether this call made it.
+    /// Creates the cgroup at a full path. Its parent must exist. Returns `false` if the cgroup
+    /// existed before.
     ///
     /// # Errors
     /// If the kernel refuses, or the path leads out of the mount.
@@ -75,7 +76,7 @@ impl CgroupTree {
         let cgroup = self.directory(path)?;
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let processes = rustix::fs::openat2(&cgroup, "cgroup.procs", flags, Mode::empty(), BELOW);
-        // Zero stands for the process that writes it.
+        // Zero means the process that writes it.
         let written = processes.and_then(|processes| rustix::io::write(processes, b"0"));
         match written {
             Ok(_) => {}
@@ -93,7 +94,7 @@ impl CgroupTree {
     fn directory(&self, path: &Path) -> Result<OwnedFd, DatapathError> {
         let outside = || DatapathError::OutsideCgroup2(path.to_owned());
         let below = path.strip_prefix(&self.mount).map_err(|_| outside())?;
-        // The mount's path below itself is empty.
+        // For the mount itself, the relative path is empty.
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
         let opened = rustix::fs::openat2(self.root.as_fd(), below, DIRECTORY, Mode::empty(), BELOW);
         opened.map_err(|error| match error {

@@ -1,4 +1,4 @@
-//! The objects of kernel programs, as they are committed beside their sources.
+//! The object files of the kernel programs, which are committed beside their sources.
 
 #[cfg(not(feature = "log-programs"))]
 macro_rules! object {
@@ -7,7 +7,7 @@ macro_rules! object {
     };
 }
 
-/// As above, for programs that write log lines. `cargo xtask run --log-programs` sets the directory
+/// The same for programs that write log lines. `cargo xtask run --log-programs` sets the directory
 /// for the build.
 #[cfg(feature = "log-programs")]
 macro_rules! object {
@@ -25,5 +25,5 @@ pub static HOST: &[u8] = object!("host");
 /// The program that answers requests for an agent.
 pub static RESPONDER: &[u8] = object!("responder");
 
-/// The programs that probe the abilities of the kernel.
+/// The programs that probe the features of the kernel.
 pub static PROBES: &[u8] = aya::include_bytes_aligned!("../../../../../lb-ebpf/object/probes.o");

@@ -1,5 +1,5 @@
-//! Writes the log lines of kernel programs to standard error as they arrive, in a build for
-//! developers of the programs.
+//! Writes the log lines of kernel programs to standard error when they arrive. It is part only of a
+//! build for developers of the programs.
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
@@ -22,8 +22,8 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// Writes the log lines of an object's programs to standard error until this process ends. Uses its
-/// own thread, because lines can arrive at any time.
+/// Writes the log lines of an object's programs to standard error until this process ends. This
+/// runs in a separate thread, because lines can arrive at any time.
 pub fn follow(object: &mut Ebpf) {
     let Ok(mut logger) = EbpfLogger::init_with_logger(object, Stderr) else { return };
     std::thread::spawn(move || {

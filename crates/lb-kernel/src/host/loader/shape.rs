@@ -1,4 +1,4 @@
-//! The shapes of maps: those that an object declares, and those that are pinned.
+//! The shapes of maps: of those that an object declares, and of those that are pinned.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,7 +7,8 @@ use std::path::Path;
 use crate::error::DatapathError;
 use crate::sys;
 
-/// The required properties of a map.
+/// The properties by which maps are compared: the type, the sizes of key and value, the number of
+/// entries, and the flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     kind: u32,
@@ -18,8 +19,9 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Kernel memory that a map occupies when it is created. For a hash that allocates on demand,
-    /// these are the buckets; docs/reference/limits.md gives the size of its elements.
+    /// The number of bytes of kernel memory that a map occupies when it is created, on a host with
+    /// this number of CPUs. A hash that allocates its elements on demand occupies only its buckets
+    /// at that time; docs/reference/limits.md documents the size of its elements.
     pub fn bytes(self, cpus: u64) -> u64 {
         const HASH: u32 = 1;
         const PER_CPU_ARRAY: u32 = 6;
@@ -40,7 +42,7 @@ impl Shape {
         }
     }
 
-    /// Bytes of key and value, and number of entries.
+    /// The sizes of key and value in bytes, and the number of entries.
     #[cfg(test)]
     pub fn sizes(self) -> (usize, usize, u32) {
         (self.key_size as usize, self.value_size as usize, self.max_entries)
@@ -65,7 +67,7 @@ pub fn declared(object: &[u8]) -> BTreeMap<String, Shape> {
         max_entries: map.max_entries(),
         flags: map.map_flags(),
     };
-    // Without the maps of sections, and without the map of the programs' log lines.
+    // The result does not contain the maps of sections and the map of the programs' log lines.
     let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.') && *name != "AYA_LOGS");
     declared.map(|(name, map)| (name.clone(), shape(map))).collect()
 }

@@ -1,9 +1,9 @@
-//! Removes a client's pins and then the empty directories from bpffs: by descriptor, and through no
-//! symlink within bpffs.
+//! Removes a client's pins and then the empty directories from bpffs. It opens each directory
+//! relative to the descriptor of its parent, and follows no symbolic link within bpffs.
 //!
 //! `socklb detach` runs as root on a directory that may belong to the daemon's user. Whatever that
-//! user creates there, only names in this directory itself may be removed, because a symbolic link
-//! may lead anywhere.
+//! user creates there, only pins and directories below this directory may be removed: a symbolic
+//! link could lead anywhere else.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -34,7 +34,7 @@ impl Directory {
         let fd = match rustix::fs::open(path, FLAGS, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
-            // The administrator made a symbolic link outside bpffs, so it is followed.
+            // A symbolic link outside bpffs was created by an administrator, so it is followed.
             Err(Errno::NOTDIR | Errno::LOOP) if !may_be_on_bpffs(path) => {
                 rustix::fs::open(path, FLAGS.difference(OFlags::NOFOLLOW), Mode::empty())
                     .map_err(|error| fail(path, error))?
@@ -60,7 +60,8 @@ impl Directory {
         }
     }
 
-    /// Locks the directory against other writers; false if another process holds the lock.
+    /// Locks the directory against other writers. Returns `false` if another process holds the
+    /// lock.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -90,16 +91,16 @@ impl Directory {
 
     /// Detaches a link and removes its pin. A missing pin is not an error.
     ///
-    /// Detaches before it removes the pin: if only the last name is removed, the kernel detaches
-    /// the link some milliseconds later, in the background. Until then connects would still be
-    /// balanced, and links would be detached in any order.
+    /// It detaches the link before it removes the pin. If only the pin were removed, the kernel
+    /// would detach the link some milliseconds later, in the background: until then connects would
+    /// still be balanced, and links would be detached in any order.
     ///
     /// # Errors
     /// If it is not a pin, or cannot be removed.
     pub fn detach(&self, name: &str) -> Result<(), DatapathError> {
         let Some(pin) = self.pin(name)? else { return Ok(()) };
-        // By descriptor, because the name may refer to another object by now. If this fails,
-        // removing the pin detaches the link.
+        // The pin is opened through its descriptor, because the name may refer to another object by
+        // now. If detaching fails, the removal of the pin detaches the link.
         let path = PathBuf::from(format!("/proc/self/fd/{}", pin.as_raw_fd()));
         if let Ok(link) = sys::open_pin(&path) {
             let _ = sys::link_detach(link.as_fd());
@@ -118,12 +119,13 @@ impl Directory {
     /// Removes an empty subdirectory. A missing one is not an error.
     ///
     /// # Errors
-    /// If it is not empty.
+    /// If it is not empty, or cannot be removed.
     pub fn remove_directory(&self, name: &str) -> Result<(), DatapathError> {
         self.remove(name, AtFlags::REMOVEDIR)
     }
 
-    /// The pin with this name, never the target of a symbolic link; `None` if it does not exist.
+    /// Opens the pin with this name, without following a symbolic link; `None` if it does not
+    /// exist.
     fn pin(&self, name: &str) -> Result<Option<OwnedFd>, DatapathError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
@@ -152,8 +154,8 @@ impl From<Directory> for File {
     }
 }
 
-/// Whether a path, not followed if it is a symbolic link, is on bpffs. Also true if that cannot be
-/// determined, because the link must not be followed then.
+/// Whether the object at a path, which may itself be a symbolic link, is on bpffs. Also true if
+/// that cannot be determined, because the link must not be followed in that case.
 fn may_be_on_bpffs(path: &Path) -> bool {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map_or(true, |link| sys::is_bpffs(&link))
