@@ -93,7 +93,7 @@ pub fn run(options: &Options) -> Result<()> {
     for name in (0..options.runs).flat_map(|_| names()) {
         let mut clients = groups::group(*name).clients().into_iter();
         if options.reports && clients.any(|client| client.protocol != "tcp") {
-            println!("left out, for the agent here speaks of TCP services: {name:?}\n");
+            println!("left out: {name:?} (the agent of this benchmark reports only TCP services)\n");
             continue;
         }
         let outcome = measure(*name, &stage, options)?;

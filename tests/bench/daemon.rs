@@ -109,7 +109,7 @@ fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
         let count = || daemon.log().matches("configuration applied").count();
         let before = count();
         act();
-        stage::eventually("it is taken on", count, |count| *count > before);
+        stage::eventually("the configuration is in force", count, |count| *count > before);
     };
     let before = cpu_ticks(daemon.pid())?;
     for _ in 0..TIMES {

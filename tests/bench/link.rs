@@ -69,7 +69,7 @@ impl Link {
                 anyhow::Ok((far, listen()?))
             })());
         });
-        let (far, listening) = started.context("it was run")??;
+        let (far, listening) = started.context("the thread has no result")??;
         let carried = Arc::new(Carried { delay, lost: AtomicU64::new(0), ends: AtomicBool::new(false) });
         let mut carriers = Vec::new();
         for (seed, from, to) in [(1, &near, &far), (2, &far, &near)] {

@@ -90,8 +90,8 @@ fn conclude(missed: &[String], is_checked: bool) -> Result<()> {
         println!("missed: {missed}");
     }
     match missed.len() {
-        0 => println!("all that is needed is reached"),
-        missed if is_checked => bail!("{missed} needs are missed"),
+        0 => println!("all requirements are met"),
+        missed if is_checked => bail!("{missed} requirements are missed"),
         _ => {}
     }
     Ok(())

@@ -31,7 +31,7 @@ pub fn empty(object: &Path, cgroup: &Cgroup) -> Result<Attached> {
 
 /// Attaches the program that sends [`SERVICE`] to one backend.
 pub fn floor(object: &Path, cgroup: &Cgroup, backend: SocketAddr) -> Result<Attached> {
-    let SocketAddr::V4(backend) = backend else { bail!("the floor program knows IPv4") };
+    let SocketAddr::V4(backend) = backend else { bail!("the floor program supports only IPv4") };
     let mut ebpf = load(object)?;
     let mut services: HashMap<_, [u32; 2], u32> =
         HashMap::try_from(ebpf.map_mut("floor_services").context("a map")?)?;

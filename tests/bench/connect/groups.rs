@@ -53,13 +53,13 @@ pub fn group(name: Name) -> Group {
         Name::LeastLoaded => least_loaded(),
         Name::Echo => established(
             "Requests and responses of 64 bytes",
-            "Eight connections that are kept; the client polls for the answer.",
+            "Eight reused connections; the client polls for the answer.",
             (Work::Echo, Manner::Echo),
             Target::new(Measure::P50, Bound::Within(0.005)),
         ),
         Name::Bulk => established(
             "Bulk",
-            "4 MiB and an acknowledgement, on one connection that is kept.",
+            "4 MiB and an acknowledgement, on one reused connection.",
             (Work::Bulk, Manner::Sink),
             Target::new(Measure::Rate, Bound::CoversOne),
         ),
@@ -177,8 +177,8 @@ fn udp_connect() -> Group {
     }
     Group {
         title: "UDP connect() of one socket again and again",
-        remark: "No handshake around the programs: what they cost shows many times larger. Timed in eights, because clocks step \
-                 by 10 ns on some machines.",
+        remark: "There is no handshake, so the ratio shows the cost of the programs many times larger. Timed in groups of eight, \
+                 because clocks step by 10 ns on some machines.",
         work: Work::UdpConnect,
         ..connect_group(arms)
     }
@@ -192,7 +192,7 @@ fn large(title: &'static str, hosts: u32, bounds: [f64; 2]) -> Group {
     }
     Group {
         title,
-        remark: "`subset = \"all\"`; the direct arms dial as many addresses, each as often, in an order of chance.",
+        remark: "`subset = \"all\"`; the direct arms dial as many addresses, each equally often, in random order.",
         backends: Addresses { first: (HOSTS, PORT).into(), ports: 1, hosts },
         ..connect_group(arms)
     }
@@ -204,7 +204,7 @@ fn least_loaded() -> Group {
     arms.extend(ACCOUNTINGS.map(of));
     Group {
         title: "TCP connect(), least-loaded over 100",
-        remark: "The direct arms dial as many addresses, each as often, in an order of chance.",
+        remark: "The direct arms dial as many addresses, each equally often, in random order.",
         backends: Addresses { first: (HOSTS, PORT).into(), ports: 1, hosts: 100 },
         ..connect_group(arms)
     }
@@ -231,8 +231,8 @@ fn first_byte() -> Group {
     arms.push(arm("HAProxy", Between::Haproxy));
     Group {
         title: "To the first byte of a backend",
-        remark: "The only fair figure of a proxy, which accepts before it has a backend. Backends sleep; CPU time is that of \
-                 client, backends and proxy.",
+        remark: "The only fair figure for a proxy, because a proxy accepts a connection before it has a backend. Backends sleep; \
+                 CPU time is that of client, backends and proxy.",
         work: Work::FirstByte,
         manner: Manner::Greet,
         polls: false,

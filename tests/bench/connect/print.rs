@@ -96,9 +96,7 @@ pub fn summary(outcomes: &[Outcome]) -> String {
     let count = |verdict| rows().flat_map(|row| &row.verdicts).filter(|(_, is)| *is == verdict).count();
     let not_run: usize = rows().filter(|row| row.figures.is_err()).map(|row| row.arm.targets.len()).sum();
     let mut text = format!("targets: {} reached, {} not", count(Verdict::Pass), count(Verdict::NotReached));
-    for (number, what) in
-        [(count(Verdict::TooNoisy), "in too much noise"), (not_run, "of arms that were not run")]
-    {
+    for (number, what) in [(count(Verdict::TooNoisy), "too noisy"), (not_run, "of arms without a run")] {
         if number > 0 {
             write!(text, ", {number} {what}").expect("a string takes all");
         }
@@ -167,6 +165,6 @@ mod tests {
         let outcome = outcome(Name::LeastLoaded, |arm| (arm != 2).then_some(1000.0));
         assert!(terminal(&outcome).contains("not run: refused for a reason"));
         assert!(markdown(&outcome).contains("| socklb active, least-loaded | not run |"));
-        assert_eq!(summary(&[outcome]), "targets: 1 reached, 0 not, 1 of arms that were not run");
+        assert_eq!(summary(&[outcome]), "targets: 1 reached, 0 not, 1 of arms without a run");
     }
 }

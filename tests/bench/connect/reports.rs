@@ -61,5 +61,5 @@ pub fn wait(setup: &Setup) {
         let native = status.interfaces.iter().any(|one| one.mode == "native");
         native && backends.all(|backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready"))
     };
-    eventually("all backends are heard", heard, |heard| *heard);
+    eventually("all backends have reported", heard, |heard| *heard);
 }

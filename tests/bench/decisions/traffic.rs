@@ -9,8 +9,8 @@ use lb_sim::traffic::{shipped, world};
 
 /// The shipped scenario of the book's fleet with other numbers.
 fn fleet(count: u32, size: u32, seconds: u32, policy: &str) -> Scenario {
-    let text = shipped::text("book-load").expect("it is shipped");
-    let (fleet, _) = text.split_once("[[run]]").expect("it has runs");
+    let text = shipped::text("book-load").expect("book-load is shipped");
+    let (fleet, _) = text.split_once("[[run]]").expect("book-load has runs");
     let text = fleet
         .replace("count = 50", &format!("count = {count}"))
         .replace("tasks = 50", &format!("tasks = {count}"))

@@ -172,7 +172,7 @@ fn at_once(service: SocketAddr, connects: u64, threads: u32, within: Duration) -
         let start = |_| std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, work);
         let workers = (0..threads).map(start).collect::<std::io::Result<Vec<_>>>()?;
         for worker in workers {
-            made.add(worker.join().expect("it does not panic")?);
+            made.add(worker.join().expect("the thread does not panic")?);
         }
         Ok(())
     })?;
@@ -201,7 +201,7 @@ fn paced(service: SocketAddr, connects: u64, rate: u32, lost: u32) -> Result<Mad
         let next = (begun < connects).then(|| late + Duration::from_secs(begun) / rate);
         let over = pending.front().map(|pending| pending.began + PATIENCE);
         let begins = next.is_some_and(|next| over.is_none_or(|over| next < over));
-        let due = if begins { next } else { over }.context("something is due")?;
+        let due = if begins { next } else { over }.context("nothing is due")?;
         wait_until(started + due);
         if begins {
             let behind = started.elapsed().saturating_sub(due);

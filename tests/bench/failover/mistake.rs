@@ -58,8 +58,8 @@ impl Seen {
     /// A requirement that is missed.
     pub fn missed(&self) -> Option<String> {
         let Self { trouble, policy, ejections, most, .. } = self;
-        let many =
-            (ejections > most).then(|| format!("{trouble}, {policy}: {ejections} ejections, {most} may be"));
+        let many = (ejections > most)
+            .then(|| format!("{trouble}, {policy}: {ejections} ejections, at most {most} allowed"));
         many.or_else(|| self.contradiction.as_ref().map(|why| format!("{trouble}, {policy}: {why}")))
     }
 }
@@ -148,7 +148,7 @@ fn meet(stage: &Stage, trouble: &Trouble, policy: Policy, connects: u64) -> Resu
         took_s: made.took.as_secs_f64(),
         contradiction: (!agree).then(|| {
             format!(
-                "{started} started and {unanswered} unanswered, seen {} and {:?}",
+                "counted {started} started and {unanswered} unanswered, seen {} and {:?}",
                 made.connects, made.errors
             )
         }),

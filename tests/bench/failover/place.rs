@@ -39,8 +39,9 @@ impl Client {
 
     /// Its service, as status shows it.
     pub fn of(&self, status: &StatusDocument) -> Result<ServiceStatus> {
-        let client = status.client(&self.name).with_context(|| format!("status shows {}", self.name))?;
-        client.services.first().cloned().context("it has a service")
+        let client =
+            status.client(&self.name).with_context(|| format!("status does not show {}", self.name))?;
+        client.services.first().cloned().context("the client has no service")
     }
 }
 
@@ -75,7 +76,7 @@ impl Place {
         let mut place = Self { daemon: Some(started), setup, clients };
         if !daemon {
             let code = place.daemon.take().and_then(Daemon::stop);
-            ensure!(code == Some(0), "the daemon stops: {code:?}");
+            ensure!(code == Some(0), "the daemon did not stop cleanly: {code:?}");
         }
         Ok(place)
     }

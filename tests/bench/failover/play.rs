@@ -49,7 +49,7 @@ impl Listeners {
     fn start() -> Result<Self> {
         let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
         let blackhole = bound(any(BLACKHOLE), QUEUE)?;
-        stage::filter::drop_all(&blackhole).context("drop what comes")?;
+        stage::filter::drop_all(&blackhole).context("drop all packets")?;
         Ok(Self {
             _live: Listener::start(any(LIVE), Does::Greets)?,
             _resets: Listener::start(any(RESETS), Does::Resets)?,

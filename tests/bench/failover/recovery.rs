@@ -63,7 +63,7 @@ impl Seen {
         (is_late || *share_off > MOST_SHARE_OFF).then(|| {
             let back = after(*back_after_s);
             format!(
-                "{policy}, daemon {daemon}, outage of {outage_s} s: back after {back}, {at_most_s:.2} s may be; \
+                "{policy}, daemon {daemon}, outage of {outage_s} s: back after {back}, at most {at_most_s:.2} s allowed; \
                  share {:.0} % off",
                 share_off * 100.0
             )

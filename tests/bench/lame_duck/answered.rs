@@ -80,7 +80,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
         Agent::start_with(&setup, |command| router.place(command))
     };
     let mode = || agent.status()["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned();
-    eventually("it answers", mode, |mode| mode == arm.mode);
+    eventually("the agent answers", mode, |mode| mode == arm.mode);
     let socket = UdpSocket::bind((arm.asker, 0))?;
     socket.connect(at)?;
     socket.set_read_timeout(Some(LOST))?;

@@ -131,13 +131,13 @@ impl<'l> Fleet<'l> {
 
     /// Sends SIGTERM to a backend's run.
     pub fn terminate(&self, number: usize) -> Result<()> {
-        signal(self.runs[number].as_ref().context("it runs")?, Signal::TERM);
+        signal(self.runs[number].as_ref().context("not running")?, Signal::TERM);
         Ok(())
     }
 
     /// Kills a backend's application.
     pub fn crash(&self, number: usize) -> Result<()> {
-        let run = self.runs[number].as_ref().context("it runs")?.id();
+        let run = self.runs[number].as_ref().context("not running")?.id();
         let pids = std::fs::read_to_string(self.cgroup.path().join("cgroup.procs"))?;
         let is_child = |pid: &i32| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -145,7 +145,7 @@ impl<'l> Fleet<'l> {
             parent == Some(run.to_string().as_str())
         };
         let pid = pids.lines().filter_map(|pid| pid.parse().ok()).find(is_child);
-        let pid = pid.and_then(Pid::from_raw).context("it has an application")?;
+        let pid = pid.and_then(Pid::from_raw).context("the run has no application")?;
         Ok(kill_process(pid, Signal::KILL)?)
     }
 }

@@ -68,7 +68,7 @@ const SENDER: usize = 0;
 /// Makes the calling thread, and what it starts, run on the processor that sends, or on all others.
 fn place(sends: bool, count: usize) -> Result<()> {
     let mut processors = rustix::thread::CpuSet::new();
-    ensure!(count > 1, "one processor sends, and another has to be left for what is measured");
+    ensure!(count > 1, "one processor sends, and the measured processes need another one");
     for processor in (0..count).filter(|processor| (*processor == SENDER) == sends) {
         processors.set(processor);
     }
@@ -102,7 +102,7 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
         backends: &backends,
     };
     let host = Host::start(stage, "flood", &wanted);
-    eventually("they are heard", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
+    eventually("all backends have reported", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
     let native = || host.setup.status().interfaces.iter().any(|one| one.mode == "native");
     eventually("the kernel listens", native, |is| *is);
     let link = host.setup.host_map(&format!("receive-native@{}", sys::interface_index("near")));
@@ -112,9 +112,9 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
     // and a report of a backend that receives no requests.
     let report = |readiness, counter| Report { readiness, counter };
     let captured = speaker.push(backends[0], report(Readiness::LameDuck, 5), || {})?;
-    eventually("it is heard", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
+    eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
     speaker.push(backends[0], report(Readiness::Ready, 6), || {})?;
-    eventually("it is back", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
+    eventually("the backend is ready again", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
     let (id, secret) = (key.id, key.of_backend(backends[1]));
     let forged = report(Readiness::LameDuck, 1_000).push(backends[0], id, secret);
     let stranger = format!("{NEAR}:9").parse()?;
@@ -126,7 +126,7 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
         arm("only dropped, again", &drop, &forged, None),
         arm("forged", &receiver, &forged, Some("forged")),
         arm("replayed", &receiver, &replayed, Some("replayed")),
-        arm("of nobody", &receiver, &unknown, Some("unknown-name")),
+        arm("unknown backend", &receiver, &unknown, Some("unknown-name")),
         arm("passed to the socket", &pass, &forged, None),
     ];
     // The link's IPv6 address becomes valid only after two seconds, and the daemon then checks its
@@ -161,7 +161,7 @@ fn application(backend: &SocketAddr) -> Result<Kept> {
     command.args(["application", &backend.to_string()]).stdin(Stdio::null());
     die_with_us(&mut command);
     let child = Kept::of(command.spawn()?);
-    eventually("it listens", || std::net::TcpStream::connect(backend).is_ok(), |is| *is);
+    eventually("the application listens", || std::net::TcpStream::connect(backend).is_ok(), |is| *is);
     Ok(child)
 }
 
@@ -170,7 +170,7 @@ fn dropped_by(interface: &str) -> Result<u64> {
     let output =
         Command::new("ip").args(["-statistics", "-json", "link", "show", "dev", interface]).output()?;
     let links: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    links[0]["stats64"]["tx"]["dropped"].as_u64().context("what was dropped, as `ip -statistics` has it")
+    links[0]["stats64"]["tx"]["dropped"].as_u64().context("`ip -statistics` shows no dropped frames")
 }
 
 /// A finished turn: its arm, its time, and how many frames arrived.
@@ -231,7 +231,7 @@ fn flood(
                 pause::pause(SETTLES);
                 // The sent frames for which the link had room.
                 let frames = frames - (dropped_by("far")? - dropped);
-                turns.lock().expect("nobody else").push(Turn { arm, from_ns, to_ns, frames });
+                turns.lock().expect("no thread has panicked").push(Turn { arm, from_ns, to_ns, frames });
             }
         }
         Ok(())

@@ -59,11 +59,11 @@ impl Host {
     pub fn service(&self) -> Result<ServiceStatus> {
         let status = self.setup.status();
         let service = status.client("web").and_then(|client| client.service("users")).cloned();
-        service.context("status shows the service")
+        service.context("status does not show the service")
     }
 
     pub fn pid(&self) -> Result<u32> {
-        Ok(self.daemon.as_ref().context("it runs")?.pid())
+        Ok(self.daemon.as_ref().context("not running")?.pid())
     }
 
     pub fn log(&self) -> String {
@@ -75,7 +75,7 @@ impl Host {
         let log = self.log();
         let lines = log.lines().filter(|line| line.contains("polling agents"));
         let at = lines.filter_map(|line| line.split("address=").nth(1)).next_back();
-        Ok(at.context("it says where it asks agents from")?.trim().parse()?)
+        Ok(at.context("the log does not show the address of requests")?.trim().parse()?)
     }
 
     /// How many backends are in a state by their own reports.

@@ -109,20 +109,20 @@ impl Scene {
             backends: &backends,
         };
         let host = Host::start(stage, "hostile", &wanted);
-        eventually("they are heard", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
+        eventually("all backends have reported", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
         let lame = Report { readiness: Readiness::LameDuck, counter: 10 };
         let push = speaker.push(backends[0], lame, || {})?;
-        eventually("it is heard", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
+        eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
         // Earlier requests are answered, and the daemon has processed these answers when it sends
         // the next requests.
         let answered = speaker.answered();
-        eventually("they are asked again", || speaker.answered(), |count| *count >= answered + 6);
+        eventually("requests are sent again", || speaker.answered(), |count| *count >= answered + 6);
         speaker.fall_silent();
         let words = Verdicts::open(&host.setup)?;
         let scene = Self { host, key, words, speaker, backends, push };
         let believed = || scene.counts().get("believed").copied().unwrap_or(0);
         // One of them is the push.
-        eventually("all answers are taken in", believed, |believed| *believed > scene.speaker.answered());
+        eventually("all answers are processed", believed, |believed| *believed > scene.speaker.answered());
         Ok(scene)
     }
 
@@ -157,7 +157,7 @@ impl Scene {
         let (id, key) = keys(lame);
         let (_, other) = keys(ready);
         let (request, answer) =
-            self.speaker.spoken(lame).and_then(|spoken| spoken.last).context("it was asked")?;
+            self.speaker.spoken(lame).and_then(|spoken| spoken.last).context("no request has arrived")?;
         // A forger's goals: the lame duck ready, and a ready backend lame.
         let back = Report { readiness: Readiness::Ready, counter: 99 };
         let mut all: Vec<Made> = Vec::with_capacity(DATAGRAMS);
@@ -187,7 +187,7 @@ impl Scene {
             bytes.resize(random.usize(BYTES + 1..1_400), 0);
             bytes
         });
-        add("no version, kind, readiness or name", "malformed", 10_000, &mut || {
+        add("invalid version, kind, readiness or name", "malformed", 10_000, &mut || {
             let mut wrong = back.push(lame, id, key);
             match random.u8(0..4) {
                 0 => wrong.version = 0,
@@ -209,11 +209,11 @@ impl Scene {
             back.answer(&other, key).bytes().to_vec()
         });
         add("the request sent back", "not-a-report", 2_500, &mut || request.bytes().to_vec());
-        add("of a backend that nobody asks", "unknown-name", 1_500, &mut || {
+        add("of a backend without requests", "unknown-name", 1_500, &mut || {
             let stranger = SocketAddr::from(([127, 0, 0, 2], random.u16(1..)));
             back.push(stranger, id, self.key.of_backend(stranger)).bytes().to_vec()
         });
-        add("a push of one that has answered nothing", "premature", 1_000, &mut || {
+        add("a push of a backend that has never answered", "premature", 1_000, &mut || {
             let (id, key) = keys(unheard);
             let push = Report { readiness: Readiness::LameDuck, counter: random.u32(..) };
             push.push(unheard, id, key).bytes().to_vec()

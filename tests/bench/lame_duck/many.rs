@@ -86,12 +86,15 @@ fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     let link = asked(stage, "link", &key, &far, &speaker)?;
     Ok(vec![
         Finding::shown(
-            format!("{REPORTING} backends that are not asked"),
+            format!("{REPORTING} backends without requests"),
             format!("{:.1} % of a processor", unasked * 100.0),
         ),
-        Finding::shown(format!("{REPORTING} backends asked every 2 s, on loopback"), loopback.to_string()),
+        Finding::shown(
+            format!("{REPORTING} backends with a request every 2 s, on loopback"),
+            loopback.to_string(),
+        ),
         Finding::judged(
-            format!("{REPORTING} backends asked every 2 s, over a link"),
+            format!("{REPORTING} backends with a request every 2 s, over a link"),
             link.to_string(),
             "<= 5 % of a processor",
             link.share() <= NEEDED,
@@ -143,7 +146,7 @@ fn asked(
     };
     let host = Host::start(stage, name, &wanted);
     let heard = || host.reported("ready").unwrap_or(0);
-    eventually("all are heard", heard, |heard| *heard == backends.len());
+    eventually("all backends have reported", heard, |heard| *heard == backends.len());
     let before = speaker.answered();
     let (cpu, wall) = watched(&host, WATCHED)?;
     Ok(Cost { cpu, wall, probes: speaker.answered() - before })

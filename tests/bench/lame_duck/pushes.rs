@@ -51,7 +51,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
         let again: usize = told.iter().map(|told| told.again).sum();
         findings.push(Finding::shown(
             format!("{count} clients, of {CHANGES} changes: first client to last"),
-            format!("{}, {again} pushes that came twice", list(|told| told.last - told.first)),
+            format!("{}, {again} duplicate pushes", list(|told| told.last - told.first)),
         ));
         findings
             .push(Finding::shown(format!("{count} clients: command to last client"), list(|told| told.last)));
@@ -123,7 +123,11 @@ impl Clients {
         let (mut first, mut last, mut heard, mut again) = (None, Duration::ZERO, 0, 0);
         // For as long as pushes may be repeated after the last client has received one.
         while heard < has_heard.len() || began.elapsed() < last + Duration::from_millis(100) {
-            ensure!(began.elapsed() < LOST, "{heard} of {} have heard in {LOST:?}", has_heard.len());
+            ensure!(
+                began.elapsed() < LOST,
+                "{heard} of {} clients have received the push in {LOST:?}",
+                has_heard.len()
+            );
             let mut events = Vec::with_capacity(256);
             let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
             epoll::wait(all, rustix::buffer::spare_capacity(&mut events), Some(&wait))?;
@@ -147,6 +151,6 @@ impl Clients {
                 }
             }
         }
-        Ok(Told { first: first.context("somebody was told")?, last, again })
+        Ok(Told { first: first.context("no client has received the push")?, last, again })
     }
 }

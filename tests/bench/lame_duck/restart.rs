@@ -53,7 +53,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     };
     let host = Host::start(stage, "client", &wanted);
     let heard = || host.reported("ready").unwrap_or(0);
-    eventually("all are heard", heard, |heard| *heard == backends.len());
+    eventually("all backends have reported", heard, |heard| *heard == backends.len());
     let words = Verdicts::open(&host.setup)?;
     let ids = backends.iter().map(|backend| Ok(registered(&host.setup, *backend)?.0));
     let ids = ids.collect::<Result<_>>()?;
@@ -88,7 +88,7 @@ impl Scene<'_> {
                 && fleet.runs(number).unwrap_or(false)
                 && words.word(ids[number]) <= now_ns()
         };
-        eventually("it is back", is_back, |is_back| *is_back);
+        eventually("the backend is ready again", is_back, |is_back| *is_back);
     }
 
     /// Restarts one after the other, until each was restarted and there were enough requests.
@@ -148,7 +148,7 @@ fn judged(what: &str, asked: &[Asked]) -> Vec<Finding> {
     let of = |pooled: bool| {
         let of: Vec<&Asked> = asked.iter().filter(|asked| asked.pooled == pooled).collect();
         let failed = || of.iter().copied().filter(|asked| asked.failure.is_some());
-        let who = if pooled { "kept connections" } else { "a connection each" };
+        let who = if pooled { "reused connections" } else { "a connection per request" };
         let measured = format!("{} of {}{}", failed().count(), of.len(), kinds(failed()));
         Finding::judged(format!("{what}: failed requests, {who}"), measured, "0", failed().count() == 0)
     };
@@ -185,7 +185,7 @@ fn crashed(crashes: &[(SocketAddr, u64)], asked: &[Asked]) -> Vec<Finding> {
             too_late == 0,
         ),
         Finding::shown(
-            format!("{} crashes: failed connects after one, at most", crashes.len()),
+            format!("{} crashes: maximum of failed connects after one", crashes.len()),
             most.to_string(),
         ),
         Finding::shown(

@@ -87,7 +87,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let hosts = [host("active", 9467), host("idle", 9468)];
     for host in &hosts {
         let heard = || host.reported("ready").unwrap_or(0);
-        eventually("all are heard", heard, |heard| *heard == backends.len());
+        eventually("all backends have reported", heard, |heard| *heard == backends.len());
     }
     pause::pause(IDLE_INTERVAL);
     let seen = [Seen::open(&hosts[0], &backends)?, Seen::open(&hosts[1], &backends)?];
@@ -113,11 +113,11 @@ fn shut_down(fleet: &mut Fleet<'_>, seen: &[Seen; 2], backends: &[SocketAddr]) -
             let out = |seen: &Seen| (0..backends.len()).filter(|number| seen.is_lame(*number)).count();
             fleet.start_missing().is_ok() && !seen.iter().any(|seen| seen.is_lame(number) || out(seen) >= OUT)
         };
-        eventually("it is back", &mut is_back, |is_back| *is_back);
+        eventually("the backend is ready again", &mut is_back, |is_back| *is_back);
         let at_ns = now_ns();
         fleet.terminate(number)?;
         let stored = std::thread::scope(|scope| scope.spawn(|| stored(seen, number, at_ns)).join());
-        let stored = stored.expect("somebody looks")?;
+        let stored = stored.expect("the poller has a result")?;
         shutdowns.push(Shutdown { backend: backends[number], at_ns, stored });
         pause::until(began + APART);
     }
@@ -139,7 +139,7 @@ fn stored(seen: &[Seen; 2], number: usize, at_ns: u64) -> Result<[Duration; 2]> 
         if let [Some(active), Some(idle)] = stored {
             return Ok([active, idle]);
         }
-        ensure!(since < LOST, "a host has not heard of a shutdown in {LOST:?}: {stored:?}");
+        ensure!(since < LOST, "a host has not stored a shutdown in {LOST:?}: {stored:?}");
         pause::pause(Duration::from_micros(50));
     }
 }
@@ -171,7 +171,7 @@ fn judged(share: f64, shutdowns: &[Shutdown], asked: &[Asked]) -> Vec<Finding> {
         eprintln!("failed: {failure}");
     }
     vec![
-        judged("SIGTERM to the last connect that chose it, active", &last),
+        judged("SIGTERM to the last connect that chose the backend, active", &last),
         judged("SIGTERM to the stored word, active", &times(|shutdown| shutdown.stored[0])),
         judged("SIGTERM to the stored word, idle", &times(|shutdown| shutdown.stored[1])),
         Finding::shown(

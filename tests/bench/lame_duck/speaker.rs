@@ -130,8 +130,10 @@ impl Speaker {
     pub fn push(&self, backend: SocketAddr, report: Report, sending: impl FnOnce()) -> Result<Datagram> {
         let mut shared = self.shared.spoken();
         let (spoken, client) = &mut *shared;
-        let client = client.ok_or_else(|| anyhow::anyhow!("nobody has asked"))?;
-        let spoken = spoken.get_mut(&backend).ok_or_else(|| anyhow::anyhow!("it speaks for {backend}"))?;
+        let client = client.ok_or_else(|| anyhow::anyhow!("no request has arrived"))?;
+        let spoken = spoken
+            .get_mut(&backend)
+            .ok_or_else(|| anyhow::anyhow!("the speaker has no backend {backend}"))?;
         spoken.report = report;
         let push = report.push(backend, spoken.key_id, spoken.key);
         sending();

@@ -69,7 +69,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
         backends: &[backend],
     };
     let host = Host::start(stage, arm.name, &wanted);
-    eventually("it is heard", || host.reported("ready").unwrap_or(0), |ready| *ready == 1);
+    eventually("the report has arrived", || host.reported("ready").unwrap_or(0), |ready| *ready == 1);
     let by = || host.setup.status().interfaces.iter().filter(|one| one.why.is_none()).count();
     eventually("the kernel listens", by, |by| *by == usize::from(arm.xdp.is_some()));
     let (id, _) = registered(&host.setup, backend)?;

@@ -118,7 +118,7 @@ pub fn run(
     let setup = Setup::new(stage, &format!("{}-{round}", arm.name()));
     let fleet = Fleet::start(&setup, modes, cost)?;
     let mut host = Host::start(&setup, arm, &fleet);
-    eventually("all backends are heard", || host.heard(), |heard| *heard);
+    eventually("all backends have reported", || host.heard(), |heard| *heard);
     for mode in modes {
         host.send(*mode, cost)?;
     }

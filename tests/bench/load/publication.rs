@@ -92,7 +92,7 @@ pub fn run(arms: &[Arm]) -> Result<Vec<Finding>> {
         findings.push(shown(&format!("weights follow load, which is {how}"), &costs));
         let more = mean(&costs) - mean(&without);
         findings.push(Finding::judged(
-            format!("{fleet}, load is {how}: what following it takes, in the mean"),
+            format!("{fleet}, load is {how}: mean cost of following it"),
             format!("{:.2} % of a processor", more * 100.0),
             "<= 2 %",
             more <= NEEDED,
@@ -176,7 +176,7 @@ fn watched(
 ) -> Result<(Cost, Option<Cost>)> {
     if heeds != Heeds::Nothing {
         let asked = speaker.answered() + all.len() as u64;
-        eventually("all backends are asked", || speaker.answered(), |answered| *answered >= asked);
+        eventually("requests are sent to all backends", || speaker.answered(), |answered| *answered >= asked);
     }
     let services: Vec<SocketAddr> = (1..=SERVICES).map(address).collect();
     let pace = Pace { connections: CONNECTS_A_SECOND, life: Duration::ZERO, pause: Duration::ZERO };

@@ -95,7 +95,7 @@ async fn send(options: Options, counts: Arc<Counts>) {
     let mut random = fastrand::Rng::with_seed(options.seed);
     let (life, pause) = (Duration::from_millis(options.life), Duration::from_millis(options.pause));
     let mut services = options.services.iter().copied().cycle();
-    let mut next = || services.next().expect("it dials something");
+    let mut next = || services.next().expect("a sender has at least one service");
     // As many connections as arrive in a life are open from the beginning, at all ages, so that
     // they do not send together.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of connections")]

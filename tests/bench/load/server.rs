@@ -143,7 +143,7 @@ fn tell(agent: &Path, backend: SocketAddr, served: &AtomicU64) {
             HOLDS.as_millis()
         );
         if let Err(error) = post(agent, &said) {
-            eprintln!("{backend}: tell the agent: {error}");
+            eprintln!("{backend}: cannot report to the agent: {error}");
         }
     }
 }
