@@ -215,7 +215,7 @@ mod tests {
             [consumer(0, 5, 7), consumer(4, 5, 7), consumer(4, 6, 7), consumer(4, 5, 8), consumer(0, 5, 7)];
         let mut assignments = Assignments::new(list(7));
         assignments.complete(&consumers);
-        assert_eq!(assignments.memberships.len(), 4, "each once");
+        assert_eq!(assignments.memberships.len(), 4, "each distinct consumer once");
         for consumer in &consumers {
             let alone = Membership::of(&consumer.service, consumer.task, assignments.list());
             let assignment = assignments.assignment(&consumer.service, consumer.task).unwrap();
@@ -242,13 +242,13 @@ mod tests {
         let mut after = Assignments::new(list(7));
         assert!(!after.is_of_the_same_reading(&before) && before.clone().is_of_the_same_reading(&before));
         after.follow(&before);
-        assert!(after.is_of_the_same_reading(&before), "an equal list is the same from then on");
+        assert!(after.is_of_the_same_reading(&before), "both share one list object");
         after.complete(&[consumer(1, 5, 7), consumer(2, 5, 7)]);
         let at = |assignments: &Assignments, index| {
             assignments.memberships.iter().position(|(d, _)| d.task.index == index)
         };
         assert_eq!([0, 1, 2].map(|index| at(&after, index)), [None, Some(0), Some(1)]);
-        assert!(Arc::ptr_eq(&after.memberships[0].1, &before.memberships[1].1), "it was not computed again");
+        assert!(Arc::ptr_eq(&after.memberships[0].1, &before.memberships[1].1), "the membership is reused");
         // Assignments with a different list have no memberships yet.
         let mut longer = Assignments::new(list(8));
         longer.take_over(&before);

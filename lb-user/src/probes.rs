@@ -466,7 +466,7 @@ mod tests {
         targets.insert(dead.clone(), "other".to_owned());
         probes.set_targets(&targets);
         tokio::time::timeout(Duration::from_secs(5), probes.news.notified()).await.expect("news");
-        assert_eq!(refusing(&probes), [(dead, Why::Probe)], "of the others no probe has ended");
+        assert_eq!(refusing(&probes), [(dead, Why::Probe)], "no probe of a silent backend has ended");
     }
 
     #[tokio::test]
@@ -479,7 +479,11 @@ mod tests {
         };
         set(&mut probes, &slow);
         tokio::time::timeout(Duration::from_secs(10), probes.news.notified()).await.expect("news");
-        assert_eq!(refusing(&probes), [(slow.clone(), Why::Answer)], "it has accepted");
+        assert_eq!(
+            refusing(&probes),
+            [(slow.clone(), Why::Answer)],
+            "the backend accepts connections but does not answer"
+        );
         assert_eq!(probes.findings(&slow).unwrap().failure.as_deref(), Some("no answer in 50 ms"));
     }
 

@@ -355,7 +355,7 @@ mod tests {
     fn start() -> (ReportExchanger, Receiver<(Name, Option<Duration>)>) {
         let (told, stored) = channel();
         let socket = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        (ReportExchanger::start(socket, Arc::default(), Told(told)).expect("it listens"), stored)
+        (ReportExchanger::start(socket, Arc::default(), Told(told)).expect("the thread starts"), stored)
     }
 
     fn target(agent: &UdpSocket) -> Target {
@@ -398,13 +398,13 @@ mod tests {
         let target = target(&agent);
         listener.set_targets([target.clone()], |_| (None, None));
         answer(&agent, Readiness::LameDuck);
-        let (name, lame_until) = stored.recv_timeout(Duration::from_secs(10)).expect("it is stored");
+        let (name, lame_until) = stored.recv_timeout(Duration::from_secs(10)).expect("the report is stored");
         assert_eq!(name, target.name);
         assert!(lame_until.expect("a lame duck") > now());
         tokio::time::timeout(Duration::from_secs(10), listener.news.notified()).await.expect("news");
         assert_eq!(listener.sick(), BTreeMap::from([(target.name, Health::LameDuck)]));
         answer(&agent, Readiness::Ready);
-        let (_, lame_until) = stored.recv_timeout(Duration::from_secs(10)).expect("it is stored");
+        let (_, lame_until) = stored.recv_timeout(Duration::from_secs(10)).expect("the report is stored");
         assert_eq!(lame_until, None);
         tokio::time::timeout(Duration::from_secs(10), listener.news.notified()).await.expect("news");
         assert!(listener.sick().is_empty());

@@ -331,7 +331,7 @@ mod tests {
     fn a_window_is_a_minute_or_a_sample_more() {
         let start = Duration::from_secs(1000);
         let mut window = Window::<Duration>::default();
-        assert_eq!(recent(&window, start, 5), None, "there is no sample");
+        assert_eq!(recent(&window, start, 5), None, "there is no sample yet");
         let mut longest = 0;
         for second in 0..300 {
             let now = start + Duration::from_secs(second);
@@ -356,27 +356,27 @@ mod tests {
             window.push(DISTANCE * at, vec![Sample::of(backend, &chosen(count))], Vec::new());
             window.chosen().contains(&backend)
         };
-        assert!(is_chosen(0, BACKEND, 5), "it is not known when");
+        assert!(is_chosen(0, BACKEND, 5), "the time of the choice is unknown");
         assert!(!is_chosen(1, BACKEND, 5));
         assert!(is_chosen(2, BACKEND, 6));
         assert!(!is_chosen(3, BACKEND, 6));
-        assert!(is_chosen(4, backend(2), 6), "another one");
+        assert!(is_chosen(4, backend(2), 6), "another backend has the slot");
         assert!(!is_chosen(5, backend(3), 0));
         window.begin(backend(4), &chosen(7));
         window.push(DISTANCE * 6, vec![Sample::of(backend(4), &chosen(7))], Vec::new());
-        assert!(window.chosen().is_empty(), "it has begun with what it was chosen before");
+        assert!(window.chosen().is_empty(), "earlier choices do not count");
     }
 
     #[test]
     fn nothing_is_counted_of_a_backend_whose_flows_are_over_until_another_is_sent_to_it() {
         let mut window = Window::<Duration>::default();
-        assert!(!window.is_settled(BACKEND, 0), "there is no sample");
+        assert!(!window.is_settled(BACKEND, 0), "there is no sample yet");
         for is_settled in [true, false] {
             let sample = Sample { is_settled, ..Sample::of(BACKEND, &chosen(5)) };
             window.push(DISTANCE, vec![sample], Vec::new());
             assert_eq!(window.is_settled(BACKEND, 5), is_settled);
             assert!(!window.is_settled(BACKEND, 6));
-            assert!(!window.is_settled(backend(2), 5), "another one");
+            assert!(!window.is_settled(backend(2), 5), "another backend has the slot");
         }
     }
 
@@ -396,7 +396,7 @@ mod tests {
         );
         assert_eq!(push(1, &[BACKEND, other], vec![]), (vec![first, of_other], vec![]));
         assert_eq!(push(2, &[BACKEND, other], vec![later]), (vec![later, of_other], vec![BACKEND]));
-        assert_eq!(push(3, &[other], vec![]), (vec![of_other], vec![]), "one has left");
+        assert_eq!(push(3, &[other], vec![]), (vec![of_other], vec![]), "one backend has left");
     }
 
     #[test]
@@ -438,7 +438,7 @@ mod tests {
             [window.limited(THREE, 160), window.limited(FOUR, 9), window.limited(ServiceIndex(5), 9)],
             [Some(60), Some(2), Some(9)]
         );
-        assert_eq!(window.limited(THREE, 6), Some(6), "another service has the index");
+        assert_eq!(window.limited(THREE, 6), Some(6), "another service has taken the index");
         // A minute later, the first sample is too old.
         window.push(Duration::from_secs(1075), Vec::new(), vec![(THREE, 150)]);
         assert_eq!(window.limited(THREE, 150), Some(20));

@@ -182,8 +182,8 @@ mod tests {
         for cut in [0, 10, 30, whole.len() - 1] {
             let answer = asked(&whole[..cut], Method::GET);
             assert!(matches!(answer, Ok(Answer::NotRunning)), "{cut}: {:?}", answer.err());
-            assert!(asked(&whole[..cut], Method::POST).is_err(), "{cut}: it may have been done");
+            assert!(asked(&whole[..cut], Method::POST).is_err(), "{cut}: the change may have been made");
         }
-        assert!(asked(b"SSH-2.0-OpenSSH\r\n\r\n", Method::GET).is_err(), "it is no daemon");
+        assert!(asked(b"SSH-2.0-OpenSSH\r\n\r\n", Method::GET).is_err(), "the answer is not HTTP");
     }
 }

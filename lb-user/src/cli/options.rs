@@ -390,6 +390,10 @@ mod tests {
         }
         assert_eq!(longs, [('c', "config"), ('s', "service"), ('w', "watch")].into());
         let is_short = |long: &&str| longs.values().any(|other| other == long);
-        assert_eq!(without.into_iter().find(is_short), None, "it is short with other commands");
+        assert_eq!(
+            without.into_iter().find(is_short),
+            None,
+            "other commands have a short form of this option"
+        );
     }
 }

@@ -101,7 +101,7 @@ mod tests {
             let (running, mut wanted) = (with(running), with(wanted));
             assert_eq!(told(&running, &wanted), expected);
             keep(&running, &mut wanted);
-            assert_eq!(told(&running, &wanted), [""; 0], "what is kept is as it was");
+            assert_eq!(told(&running, &wanted), [""; 0], "the fixed settings are unchanged");
         }
     }
 

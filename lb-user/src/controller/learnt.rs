@@ -341,7 +341,7 @@ mod tests {
         let known = known(&text);
         let of = |client, service, seconds| known.learnt(client, service, at(seconds));
         assert_eq!(of("web", "users", 1_090), Some((learnt.clone(), Duration::from_secs(90))));
-        assert_eq!(of("web", "users", 900), Some((learnt, Duration::ZERO)), "a clock that went back");
+        assert_eq!(of("web", "users", 900), Some((learnt, Duration::ZERO)), "the clock was set back");
         assert_eq!((of("web", "mail", 900), of("batch", "users", 900)), (None, None));
     }
 
@@ -355,11 +355,11 @@ mod tests {
             |seconds| known.learnt("web", "users", at(seconds)).map(|(learnt, _)| learnt.starting);
         assert_eq!(starting_at(1_000), Some(starting(5)));
         assert_eq!(starting_at(1_090), Some(starting(95)));
-        assert_eq!(starting_at(900), Some(starting(0)), "a clock that went back");
+        assert_eq!(starting_at(900), Some(starting(0)), "the clock was set back");
         let service = |learnt| BTreeMap::from([("users".to_owned(), KeptService::of(learnt, 1_000))]);
         let without = LearntWeights { starting: BTreeMap::new(), ..learnt.clone() };
         let later = LearntWeights { starting: starting(9), ..learnt.clone() };
-        assert!(!differ(&service(&learnt), &service(&later)), "it goes on");
+        assert!(!differ(&service(&learnt), &service(&later)), "a continuing slow start is no change");
         assert!(differ(&service(&learnt), &service(&without)));
     }
 
@@ -375,7 +375,7 @@ mod tests {
         let text =
             br#"{"schema":1,"clients":{"web":{"at":18446744073709551615,"services":{"users":{"switch":"stop",
             "factors":{"10.0.0.1:80":4294967295,"10.0.0.2:80":0}}}}}}"#;
-        let (learnt, age) = known(text).learnt("web", "users", at(5)).expect("it is whole");
+        let (learnt, age) = known(text).learnt("web", "users", at(5)).expect("the file is complete");
         assert_eq!((learnt.switch, age), (Switch::On, Duration::ZERO));
         assert!(learnt.factors.iter().all(|(_, factor)| factor.number() > 0.0 && factor.number() <= 1_024.0));
         let negative = br#"{"schema":1,"clients":{"web":{"at":1,"services":{"users":{"switch":"on","factors":{"10.0.0.1:80":-1}}}}}}"#;
@@ -392,7 +392,7 @@ mod tests {
         assert!(!differ(&before, &service(Switch::On, 1.26)) && differ(&before, &service(Switch::On, 1.3)));
         assert!(differ(&before, &service(Switch::Off, 1.25)) && differ(&before, &Services::new()));
         assert!(!differ(&service(Switch::On, 1.0), &service(Switch::On, 1.0)));
-        assert!(service(Switch::On, 1.0)["users"].factors.is_empty(), "of those that have moved");
+        assert!(service(Switch::On, 1.0)["users"].factors.is_empty(), "only changed factors are stored");
     }
 
     #[test]

@@ -120,7 +120,7 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends_and_goes_on_countin
         stage.stop_faults();
         assert_eq!(stage.states()[&address(BACKENDS[0])].0, BackendState::Leaving);
         assert_eq!(stage.dial(60), 0);
-        assert_eq!(stage.sent[&address(BACKENDS[0])], 1, "no new one goes there");
+        assert_eq!(stage.sent[&address(BACKENDS[0])], 1, "no new flow goes to the removed backend");
         stage.close_all();
         stage.stop_faults();
         assert_eq!(stage.states().len(), 2);
@@ -190,7 +190,7 @@ fn a_cgroup_that_is_made_anew_is_followed_and_the_old_one_until_its_flows_end() 
         let old = stage.place;
         stage.kernel.remove_cgroup(&cgroup_path("web"));
         stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
-        assert_eq!(stage.connect(), Err(0), "no program is there yet");
+        assert_eq!(stage.connect(), Err(0), "no program is attached yet");
         stage.changed(cgroup_path("web"));
         stage.settle();
         stage.stop_faults();
@@ -201,7 +201,11 @@ fn a_cgroup_that_is_made_anew_is_followed_and_the_old_one_until_its_flows_end() 
             let kernel = stage.task().datapath().kernel();
             (kernel.begins_at().expect("no fault"), kernel.has_old_links(new.0).expect("no fault"))
         };
-        assert_eq!(kernel(stage), (vec![new.0], true), "in the old one no flow begins, and one still ends");
+        assert_eq!(
+            kernel(stage),
+            (vec![new.0], true),
+            "no flow begins in the old cgroup, and one is still open"
+        );
         stage.close_all();
         stage.stop_faults();
         assert_eq!(kernel(stage), (vec![new.0], false));
@@ -317,7 +321,7 @@ fn others_that_hold_very_different_numbers_give_it_no_more() {
                 let theirs = stage.open.iter().filter(|flow| flow.backend == address(backend)).count();
                 for _ in held..theirs {
                     let at = stage.open.iter().position(|flow| flow.backend == address(backend));
-                    let flow = stage.open.swap_remove(at.expect("it holds some"));
+                    let flow = stage.open.swap_remove(at.expect("the backend has open flows"));
                     stage.kernel.end(flow, Ending::Closed, 100, 100);
                 }
             }
@@ -343,7 +347,7 @@ fn single_errors_of_others_give_it_no_more() {
                     if second % every == 0 {
                         for backend in &BACKENDS[1..] {
                             let at = stage.open.iter().position(|flow| flow.backend == address(backend));
-                            let flow = stage.open.swap_remove(at.expect("it holds some"));
+                            let flow = stage.open.swap_remove(at.expect("the backend has open flows"));
                             stage.kernel.end(flow, Ending::Reset, 100, 100);
                         }
                     }

@@ -274,6 +274,6 @@ mod tests {
         news.notify_one();
         assert!(!is_heard(&news, Some(now + Duration::from_hours(1))));
         heard(&news, Some(now)).await;
-        assert!(!is_heard(&news, None), "both were heard at once");
+        assert!(!is_heard(&news, None), "one turn handles both notifications");
     }
 }

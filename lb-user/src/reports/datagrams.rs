@@ -244,7 +244,7 @@ mod tests {
     fn wait(socket: &ReportSocket) {
         let mut waiting = [PollFd::new(socket, PollFlags::IN)];
         let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
-        assert_eq!(poll(&mut waiting, Some(&limit)).unwrap(), 1, "something comes");
+        assert_eq!(poll(&mut waiting, Some(&limit)).unwrap(), 1, "a datagram arrives");
     }
 
     #[test]

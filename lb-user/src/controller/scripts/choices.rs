@@ -33,7 +33,7 @@ fn who_may_not_be_chosen_is_skipped_at_once_and_the_fallback_taken_where_nobody_
         stage.leave_with(&slots[1..], NO_SLOT);
         assert_eq!(stage.dialled(300), of(&[1, 2, 3, 4]));
         stage.leave_with(&slots, NO_SLOT);
-        assert_eq!(stage.dialled(300), of(&[0, 1, 2, 3, 4]), "back with one store; the table goes first");
+        assert_eq!(stage.dialled(300), of(&[0, 1, 2, 3, 4]), "one store makes the backend usable again");
         // Five equal weights are five different entries in a row. If only one backend is usable, it
         // receives all connects.
         stage.leave_with(&slots[4..], NO_SLOT);
@@ -81,7 +81,7 @@ fn a_backend_whose_every_connect_fails_is_marked_until_one_succeeds() {
         assert_eq!([1, 2].map(|at| stage.backend(BACKENDS[at]).failing), [false; 2]);
         stage.dead.clear();
         assert_eq!(stage.dial(3), 0);
-        assert_eq!(fail(stage, 0), (false, vec![]), "one that answers once does not fail every connect");
+        assert_eq!(fail(stage, 0), (false, vec![]), "a backend with one success is not failing");
     });
 }
 
@@ -174,7 +174,7 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
             stage.dial(20);
             stage.tick();
         }
-        assert!(!panics(stage), "the one that is well serves");
+        assert!(!panics(stage), "the healthy backend serves");
         // If the list has no ordinary backend, the lame duck serves. If it has no lame duck either,
         // no backend serves: a drained backend never does.
         stage.list_text(&(lame_line.clone() + &drained_line));

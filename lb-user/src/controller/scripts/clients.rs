@@ -123,7 +123,7 @@ fn a_service_that_is_renamed_keeps_its_flows_and_serves_on() {
         stage.tell(Event::Hangup);
         for _ in 0..70 {
             stage.pass(SECOND);
-            assert!(stage.reaches(stage.place), "all the time");
+            assert!(stage.reaches(stage.place), "the service is always balanced");
         }
         stage.kernel.faults().stop();
         assert_eq!(stage.task().client.services[0].service.name, "renamed");
@@ -161,7 +161,7 @@ fn a_service_or_a_client_that_gets_another_name_is_balanced_at_each_step() {
 #[test]
 fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good_again() {
     script("", |stage| {
-        let good = stage.disk.content(CONFIG).expect("it is there");
+        let good = stage.disk.content(CONFIG).expect("the file exists");
         for bad in ["policy = \"best\"", "[[service", "cgroup = 5"] {
             stage.disk.write(CONFIG, [&good, bad.as_bytes()].concat());
             stage.changed(CONFIG);
@@ -248,7 +248,7 @@ fn a_client_that_cannot_be_started_keeps_no_other_from_that_and_heals_by_itself(
         stage.pass(5 * SECOND);
         let faults = stage.faults();
         assert!(faults.len() == 1 && faults[0].contains("two/maps/theirs"), "{faults:?}");
-        assert!(stage.reaches(stage.place) && stage.reaches(other), "programs of before go on");
+        assert!(stage.reaches(stage.place) && stage.reaches(other), "the earlier programs still balance");
         stage.kernel.set_foreign_pins(&pins("two"), false);
         stage.pass(11 * SECOND);
         assert_eq!(stage.faults(), [""; 0]);
@@ -312,7 +312,7 @@ fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on
         let elsewhere = stage.kernel.make_cgroup(&cgroup_path("b"));
         for _ in 0..5 {
             stage.kernel.remove_cgroup(&cgroup_path("web"));
-            assert_eq!(stage.degraded().len(), 1, "attached is not effective");
+            assert_eq!(stage.degraded().len(), 1, "a removed cgroup is a fault");
             // The request waits for a cgroup that does not exist yet.
             let mut waiting = cover(stage, &[elsewhere.0]);
             stage.tick();
@@ -320,9 +320,12 @@ fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on
             stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
             // No watch has reported the cgroup: the query itself causes the check.
             let said = cover(stage, &[stage.place.0]).try_recv();
-            assert_eq!(said.expect("at once"), Coverage::Covered);
+            assert_eq!(said.expect("the answer comes at once"), Coverage::Covered);
             let configured = cgroup_path("web");
-            assert_eq!(waiting.try_recv().expect("it is told"), Coverage::Elsewhere { configured });
+            assert_eq!(
+                waiting.try_recv().expect("the request is answered"),
+                Coverage::Elsewhere { configured }
+            );
             assert_eq!((stage.dial(60), stage.client().cgroup_id), (0, Some(stage.place.0)));
         }
         assert_eq!((stage.client().not_a_service, stage.degraded()), (0, vec![]));
@@ -422,7 +425,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
         stage.kernel.faults().stop();
         (0..70).for_each(|_| stage.pass(SECOND));
         for (name, place) in [("one", places[0]), ("two", places[1])] {
-            let task = stage.controller().clients.task(name).expect("it runs");
+            let task = stage.controller().clients.task(name).expect("the client runs");
             assert_eq!(task.cgroup().map(|cgroup| FakeCgroup(cgroup.id)), Some(place));
         }
         assert_eq!(stage.faults(), [""; 0]);
@@ -512,7 +515,7 @@ fn a_client_that_is_not_configured_is_named_and_taken_over_when_it_is_again() {
         stage.settle();
         let faults = stage.faults();
         assert!(faults.len() == 1 && faults[0].starts_with("attached, but not configured"), "{faults:?}");
-        assert!(stage.reaches(stage.place), "it goes on");
+        assert!(stage.reaches(stage.place), "the client still balances");
         stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
         stage.clients(&[("web", "web"), ("other", "b")]);
         (0..70).for_each(|_| stage.pass(SECOND));
@@ -571,7 +574,7 @@ fn what_changed_while_the_daemon_was_away_is_caught_up_with() {
         stage.connect().expect("all are well");
         stage.stop_faults();
         stage.kill();
-        assert_eq!(stage.dial(30), 0, "connects go on");
+        assert_eq!(stage.dial(30), 0, "connects still succeed");
         stage.write_list(&[BACKENDS[1], "10.0.0.4:80"]);
         stage.add(&second_service());
         stage.try_to_start(1);
@@ -617,12 +620,16 @@ fn a_change_of_all_clients_settles_one_in_each_turn() {
     stage.tell(Event::Changed([super::stage::LIST.into()].into()));
     // The turn that reads the list settles the first client.
     while unsettled(&stage) == 0 {
-        let at = stage.controller().next_wakeup(stage.now).expect("it is read soon");
+        let at = stage.controller().next_wakeup(stage.now).expect("a read is due");
         stage.pass_one(at);
     }
     for left in (0..3).rev() {
         assert_eq!(unsettled(&stage), left + 1);
-        assert_eq!(stage.controller().next_wakeup(stage.now), Some(stage.now), "at once");
+        assert_eq!(
+            stage.controller().next_wakeup(stage.now),
+            Some(stage.now),
+            "the next turn is due at once"
+        );
         stage.pass_one(stage.now);
     }
     assert_eq!(unsettled(&stage), 0);
@@ -638,7 +645,11 @@ fn a_reload_settles_one_client_in_each_turn() {
     for left in (0..3).rev() {
         assert_eq!(unsettled(&stage), left + 1);
         assert_eq!(stage.notices, [Notice::Reloading]);
-        assert_eq!(stage.controller().next_wakeup(stage.now), Some(stage.now), "at once");
+        assert_eq!(
+            stage.controller().next_wakeup(stage.now),
+            Some(stage.now),
+            "the next turn is due at once"
+        );
         stage.pass_one(stage.now);
     }
     assert_eq!(unsettled(&stage), 0);
@@ -686,7 +697,7 @@ fn events_that_come_again_or_too_late_change_nothing() {
 fn the_log_answers_each_sighup_about_a_faulty_configuration_and_shows_its_end() {
     let mut stage = Stage::new("");
     stage.start(&BACKENDS);
-    let good = stage.disk.content(CONFIG).expect("it is there");
+    let good = stage.disk.content(CONFIG).expect("the file exists");
     stage.disk.write(CONFIG, [&good, &b"policy = 'best'"[..]].concat());
     stage.changed(CONFIG);
     stage.pass(2 * SECOND);

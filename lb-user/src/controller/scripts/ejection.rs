@@ -102,8 +102,8 @@ fn where_nobody_is_well_trials_come_at_the_shortest_time() {
             stage.pass(SECOND);
             stage.dial(20);
         }
-        assert!(stage.sent.get(&address(&backends[0])).copied() > before, "it is found");
-        assert_eq!(stage.dial(20), 0, "and serves");
+        assert!(stage.sent.get(&address(&backends[0])).copied() > before, "a trial finds the backend");
+        assert_eq!(stage.dial(20), 0, "the backend serves");
     });
 }
 
@@ -148,7 +148,7 @@ fn who_answers_and_resets_then_is_not_ejected() {
     script(FOR_LONG, |stage| {
         for _ in 0..60 {
             stage.connect().expect("all accept");
-            let flow = stage.open.pop().expect("it is open");
+            let flow = stage.open.pop().expect("the flow is open");
             let ending = if flow.backend == address(BACKENDS[0]) { Ending::Reset } else { Ending::Closed };
             stage.kernel.end(flow, ending, 100, 100);
         }
@@ -165,7 +165,7 @@ fn who_leaves_is_not_named_for_a_trial_any_more() {
         stage.list(&BACKENDS[1..]);
         stage.stop_faults();
         stage.pass(60 * SECOND);
-        assert_eq!(stage.dial(60), 0, "it is not tried");
+        assert_eq!(stage.dial(60), 0, "there is no trial");
         // A backend that gets the slot has no failures at first.
         stage.list(&[BACKENDS[1], BACKENDS[2], "10.0.0.4:80"]);
         stage.stop_faults();
@@ -272,11 +272,11 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
         assert!(stage.dialled(8).contains(&lost));
         stage.try_to_start(1);
         assert_eq!(stage.backend(&lost.to_string()).membership, "replaced");
-        assert_eq!(members(stage), after, "a daemon that starts goes on from there");
+        assert_eq!(members(stage), after, "a new daemon continues with the replacement");
         stage.pass(60 * SECOND);
         stage.dial(8);
         stage.pass(60 * SECOND);
-        assert_eq!(members(stage), before, "it comes back to its place");
+        assert_eq!(members(stage), before, "the member returns to its place");
     });
 }
 
@@ -297,12 +297,12 @@ fn an_ejection_is_lifted_before_its_time() {
         assert_eq!(readmit(stage, BACKENDS[1], None), [("web".to_owned(), false)]);
         assert_eq!(readmit(stage, "10.0.0.9:80", None), []);
         assert_eq!(readmit(stage, BACKENDS[0], Some("batch")), []);
-        assert!(stage.slot(address(BACKENDS[0])).is_ejected, "what failed changed nothing");
+        assert!(stage.slot(address(BACKENDS[0])).is_ejected, "a failed request changes nothing");
         stage.dead.clear();
         assert_eq!(readmit(stage, BACKENDS[0], Some("web")), [("web".to_owned(), true)]);
         let before = stage.sent[&address(BACKENDS[0])];
         assert_eq!(stage.dial(30), 0);
-        assert_eq!(stage.sent[&address(BACKENDS[0])] - before, 10, "its whole share");
+        assert_eq!(stage.sent[&address(BACKENDS[0])] - before, 10, "the backend has its whole share");
         // Four failures do not eject the backend. The fifth does, for as long as the first time.
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
@@ -337,7 +337,7 @@ fn a_trial_that_is_not_decided_holds_nobody_else_up() {
             stage.tick();
             failed += stage.dial(20);
         }
-        assert!(failed > 0, "the other is tried");
+        assert!(failed > 0, "the other backend has a trial");
         assert!(status::found(&stage.slot(undecided.backend)).2.is_some());
     });
 }

@@ -45,7 +45,7 @@ fn what_probes_have_found_holds_while_another_daemon_takes_over() {
             assert_eq!(stage.dial(60), 0);
             stage.lose_first_probe(&BACKENDS[1..2]);
             stage.settle();
-            assert_eq!(stage.dialled(60).len(), 2, "who was well is well");
+            assert_eq!(stage.dialled(60).len(), 2, "healthy backends stay healthy");
             stage.find(&BACKENDS[1..], true);
             stage.settle();
             assert_eq!(stage.dial(60), 0);
@@ -124,18 +124,18 @@ fn a_first_look_comes_before_the_first_connect_and_does_not_last() {
         stage.write_list(&BACKENDS);
         stage.dead.insert(address(BACKENDS[0]));
         stage.try_to_start(1);
-        assert_eq!(stage.connect(), Err(0), "it is not attached yet");
+        assert_eq!(stage.connect(), Err(0), "the client is not attached yet");
         stage.pass(Duration::from_millis(100));
         assert_eq!(stage.connect(), Err(0));
         if answers {
             stage.find(&BACKENDS[..1], false);
-            assert_eq!(stage.connect(), Err(0), "not all are known");
+            assert_eq!(stage.connect(), Err(0), "not all results have arrived");
             stage.find(&BACKENDS[1..], true);
             stage.pass(Duration::from_millis(1));
-            assert_eq!(stage.dial(60), 0, "no connect met the dead one");
+            assert_eq!(stage.dial(60), 0, "no connect reached the dead backend");
         } else {
             stage.pass(Duration::from_millis(400));
-            assert_eq!(stage.dial(60), 20, "nothing is known of anybody");
+            assert_eq!(stage.dial(60), 20, "no probe has a result");
         }
         // The next daemon makes no first look, because the client has pins.
         stage.try_to_start(1);

@@ -205,7 +205,7 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
         (stage.sent, stage.open) = Default::default();
         let stored = stage.disk.below(LAST_GOOD);
         assert_eq!(stored.len(), 1, "{stored:?}");
-        let whole = stage.disk.content(&stored[0]).expect("it is there");
+        let whole = stage.disk.content(&stored[0]).expect("the file exists");
         stage.disk.write(&stored[0], &whole[..whole.len() - 10]);
         stage.try_to_start(1);
         stage.settle();
@@ -283,7 +283,7 @@ fn a_start_goes_on_without_a_file_system_that_does_not_answer() {
         stage.disk.set_silent(LAST_GOOD, true);
         stage.try_to_start(1);
         stage.settle();
-        assert_eq!(stage.dialled(30), of(&[0, 1]), "what the kernel holds");
+        assert_eq!(stage.dialled(30), of(&[0, 1]), "the kernel's state serves");
         for path in [LIST, LAST_GOOD] {
             stage.disk.set_silent(path, false);
         }
@@ -445,9 +445,10 @@ fn a_list_that_found_no_slot_is_taken_when_flows_have_ended() {
         stage.list_all(&newest);
         stage.tick();
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
-        let stored =
-            |stage: &Stage| stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is there");
-        assert!(stored(stage).starts_with(list_in_force.as_bytes()), "what not all have taken is not kept");
+        let stored = |stage: &Stage| {
+            stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("the file exists")
+        };
+        assert!(stored(stage).starts_with(list_in_force.as_bytes()), "a list that was refused is not stored");
         stage.close_all();
         stage.stop_faults();
         assert_eq!((stage.file_fault().as_str(), stage.states().len()), ("", 300));
@@ -483,7 +484,7 @@ fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
     stage.pass(std::time::Duration::from_secs(3));
     let controller = stage.controller();
     let error = |client: &str| {
-        let task = controller.clients.task(client).expect("it runs");
+        let task = controller.clients.task(client).expect("the client runs");
         let sources = controller.sources(task, stage.now);
         sources["bigger"].error.clone().unwrap_or_default()
     };
@@ -504,7 +505,7 @@ fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
         stage.finish_hung();
         stage.tick();
         let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
-        assert!(stored.starts_with(list_of(&BACKENDS[..2]).as_bytes()), "the newest");
+        assert!(stored.starts_with(list_of(&BACKENDS[..2]).as_bytes()), "the newest list is stored");
         // The disk is full, and a newer list arrives before the failure is reported.
         stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
         for number in [0, 2] {
@@ -517,7 +518,7 @@ fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
         stage.disk.set_broken(LAST_GOOD, false);
         stage.stop_faults();
         let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
-        assert!(stored.starts_with(list_of(&BACKENDS[2..]).as_bytes()), "the newest");
+        assert!(stored.starts_with(list_of(&BACKENDS[2..]).as_bytes()), "the newest list is stored");
     });
 }
 
@@ -558,7 +559,7 @@ fn what_was_read_of_another_file_is_not_taken() {
         stage.disk.write(other, list_of(&BACKENDS[..1]));
         stage.changed(other);
         stage.finish_hung();
-        assert_eq!(stage.dialled(30), of(&[1, 2]), "not for a moment");
+        assert_eq!(stage.dialled(30), of(&[1, 2]), "the late list is never in force");
         stage.stop_faults();
         assert_eq!(stage.dialled(30), of(&[1, 2]));
     });
@@ -573,7 +574,7 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on
         assert_eq!(stage.file_failures(), 1);
         stage.configure("policy = \"round-robin\"");
         assert_eq!(stage.dialled(30), of(&[1]));
-        assert_eq!(stage.file_failures(), 1, "one version of the file");
+        assert_eq!(stage.file_failures(), 1, "one version of the file fails once");
         assert!(stage.file_fault().contains("users.toml:2:"), "{}", stage.file_fault());
         stage.list_text("[[endpoint]]\naddress = 6\n");
         assert_eq!(stage.file_failures(), 2);

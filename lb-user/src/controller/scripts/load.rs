@@ -40,7 +40,7 @@ impl Stage {
     }
 
     fn load(&self) -> ServiceLoadStatus {
-        self.task().loads().remove("users").expect("it has a load")
+        self.task().loads().remove("users").expect("the service has a load")
     }
 
     fn member(&self, at: usize) -> MemberLoadStatus {
@@ -131,7 +131,7 @@ fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
         stage.report(BACKENDS[0], |agent| agent.load = [100_000, 0, 900]);
         stage.pass(10 * SECOND);
         stage.stop_faults();
-        assert!(stage.load().is_idle && !stage.load().is_blind(), "nobody needs reports");
+        assert!(stage.load().is_idle && !stage.load().is_blind(), "no client needs reports");
         assert_eq!(stage.degraded(), [""; 0]);
         stage.use_for(60);
         assert_eq!(stage.member(0).held_by.as_deref(), Some("few-reports"));
@@ -156,7 +156,7 @@ fn of_a_service_that_is_used_members_that_get_nothing_are_asked_as_often() {
         stage.stop_faults();
         let before = stage.sent.get(&address(BACKENDS[2])).copied();
         stage.use_for(60);
-        assert_eq!(stage.sent.get(&address(BACKENDS[2])).copied(), before, "it gets nothing");
+        assert_eq!(stage.sent.get(&address(BACKENDS[2])).copied(), before, "the backend gets no connects");
         let load = stage.load();
         assert!(!load.is_idle && (load.reporting, load.expected) == (3, 3), "{load:?}");
         // The backend's next report arrives within an interval, plus a second for the daemon's
@@ -218,13 +218,13 @@ fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() 
         stage.pass(2 * SECOND);
         assert_eq!(stage.load().switch, "freeze");
         // A truncated file is ignored, and renamed.
-        let stored = stage.disk.content(FILE).expect("it is stored");
+        let stored = stage.disk.content(FILE).expect("the file is stored");
         stage.disk.write(FILE, &stored[..stored.len() / 2]);
         stage.try_to_start(1);
         stage.use_for(3);
         assert_eq!(stage.load().switch, "on");
         assert!((stage.shares()[0] - 1.0 / 3.0).abs() < 0.01, "{:?}", stage.shares());
-        let aside = stage.disk.content(format!("{FILE}.not-understood")).expect("it is put aside");
+        let aside = stage.disk.content(format!("{FILE}.not-understood")).expect("the file is renamed");
         assert_eq!(aside, stored[..stored.len() / 2]);
     });
 }
@@ -252,12 +252,12 @@ fn what_was_said_of_a_client_holds_while_that_cannot_be_started() {
         stage.kernel.faults().stop();
         stage.pass(30 * SECOND);
         assert!(stage.controller().clients.task("web").is_none());
-        let stored = String::from_utf8(stage.disk.content(FILE).expect("it is there")).expect("text");
+        let stored = String::from_utf8(stage.disk.content(FILE).expect("the file exists")).expect("text");
         assert!(stored.contains("\"web\"") && stored.contains("\"batch\""), "{stored}");
         stage.finish_hung();
         stage.pass(30 * SECOND);
         let switch = |client| {
-            stage.controller().clients.task(client).expect("it runs").loads()["users"].switch.clone()
+            stage.controller().clients.task(client).expect("the client runs").loads()["users"].switch.clone()
         };
         assert_eq!(["web", "batch"].map(switch), ["freeze", "on"]);
     });
@@ -278,21 +278,25 @@ fn what_is_said_while_the_file_cannot_be_read_holds_once_it_can_be() {
         assert_eq!(stage.load().switch, "on");
         stage.disk.set_broken(FILE, false);
         stage.pass(30 * SECOND);
-        assert_eq!(stage.load().switch, "freeze", "nobody has said anything meanwhile");
-        let stored = stage.disk.content(FILE).expect("it is stored");
+        assert_eq!(stage.load().switch, "freeze", "no operator has set a switch in the meantime");
+        let stored = stage.disk.content(FILE).expect("the file is stored");
         assert!(String::from_utf8_lossy(&stored).contains("freeze"));
         stage.disk.set_broken(FILE, true);
         stage.try_to_start(1);
         stage.pass(3 * SECOND);
         assert_eq!(stage.load().switch, "on");
-        let not_kept = stage.switch(Switch::Off).not_kept.expect("it cannot be kept");
+        let not_kept = stage.switch(Switch::Off).not_kept.expect("the switch cannot be stored");
         assert!(not_kept.contains("os error 5"), "{not_kept}");
         stage.pass(30 * SECOND);
         stage.disk.set_broken(FILE, false);
-        assert_eq!(stage.disk.content(FILE).expect("it is there"), stored, "nothing was written over it");
+        assert_eq!(
+            stage.disk.content(FILE).expect("the file exists"),
+            stored,
+            "the file was not overwritten"
+        );
         stage.pass(30 * SECOND);
-        assert_eq!(stage.load().switch, "off", "what was said last");
-        let stored = String::from_utf8(stage.disk.content(FILE).expect("it is there")).expect("text");
+        assert_eq!(stage.load().switch, "off", "the last switch holds");
+        let stored = String::from_utf8(stage.disk.content(FILE).expect("the file exists")).expect("text");
         assert!(stored.contains("\"off\""), "{stored}");
     });
 }
@@ -303,7 +307,10 @@ fn a_backend_that_is_new_or_available_again_starts_slowly_also_over_a_restart() 
     script(&lines("slow_start = \"1m\""), |stage| {
         stage.utilize([300; 3]);
         stage.use_for(3);
-        assert!((stage.shares()[0] - 1.0 / 3.0).abs() < 0.01, "who is there at the start has its share");
+        assert!(
+            (stage.shares()[0] - 1.0 / 3.0).abs() < 0.01,
+            "backends present at the start have their share"
+        );
         stage.list(&[BACKENDS[0], BACKENDS[1], BACKENDS[2], new]);
         stage.use_for(2);
         stage.stop_faults();
@@ -321,7 +328,7 @@ fn a_backend_that_is_new_or_available_again_starts_slowly_also_over_a_restart() 
         let later = stage.shares()[0];
         assert!(later > first && later < 0.2, "{first} {later}");
         assert_eq!(stage.member(0).held_by.as_deref(), Some("slow-start"));
-        assert_eq!(stage.switch_of(None, Switch::Frozen).clients, [], "there is no control");
+        assert_eq!(stage.switch_of(None, Switch::Frozen).clients, [], "no service has a control law");
         stage.use_for(60);
         assert!((stage.shares()[0] - 0.25).abs() < 0.02, "{:?}", stage.shares());
     });

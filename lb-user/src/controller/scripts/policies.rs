@@ -157,6 +157,6 @@ fn ejection_that_is_turned_off_takes_everybody_back() {
         assert!(!stage.slot(address(BACKENDS[0])).is_ejected);
         assert_eq!(stage.dial(64), 64 / 3 + 1);
         stage.configure(FOR_LONG);
-        assert_eq!(stage.dial(60), 5, "and on again");
+        assert_eq!(stage.dial(60), 5, "ejection works again");
     });
 }

@@ -75,7 +75,7 @@ fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_o
         stage.pass(20 * SECOND);
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])), "no daemon runs");
         stage.try_to_start(1);
-        assert!(stage.controller().is_open(), "what is pinned goes on, and waits for no first answer");
+        assert!(stage.controller().is_open(), "a pinned client does not wait for a first answer");
         stage.pass(5 * SECOND);
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])), "another daemon runs");
         // The report declared a lame duck for one minute.
@@ -94,10 +94,14 @@ fn nobody_at_the_limit_is_taken_instead_of_a_lame_duck() {
         stage.stop_faults();
         let mut next = || stage.connect().expect("all accept");
         for _ in 0..4 {
-            assert_ne!(next(), address(BACKENDS[0]), "the others take two each");
+            assert_ne!(next(), address(BACKENDS[0]), "the other backends get two each");
         }
         for _ in 0..2 {
-            assert_eq!(next(), address(BACKENDS[0]), "it serves, and they are at their limit");
+            assert_eq!(
+                next(),
+                address(BACKENDS[0]),
+                "the lame duck serves, because the others are at their limit"
+            );
         }
         // When all backends are at their limit, one that is not a lame duck is chosen in excess of
         // it.
@@ -158,7 +162,7 @@ fn who_is_named_by_a_client_that_is_kept_until_another_takes_over_stays_register
         stage.tell(Event::Hangup);
         stage.kernel.faults().stop();
         stage.pass(90 * SECOND);
-        assert!(stage.reached(stage.place, SERVICE).is_some(), "it is balanced by the rows of before");
+        assert!(stage.reached(stage.place, SERVICE).is_some(), "the old rows still balance connects");
         assert_eq!(stage.registered(), BACKENDS.map(address).into());
         // Once no row can name the backends that are no longer listed, their entries are removed.
         stage.write_list(&BACKENDS[1..]);
@@ -294,7 +298,7 @@ fn keys_that_cannot_be_read_and_a_port_that_is_taken_are_named_and_what_was_hear
         stage.pass(3 * SECOND);
         let faults = stage.faults();
         assert!(faults.len() == 1 && faults[0].contains("none: there is no such file"), "{faults:?}");
-        assert_eq!(stage.reported(BACKENDS[1]), "lame-duck", "it is asked by the key before");
+        assert_eq!(stage.reported(BACKENDS[1]), "lame-duck", "the daemon polls with the earlier key");
         stage.write_config(REPORTS);
         stage.wire.take_port(true);
         stage.try_to_start(1);
@@ -336,7 +340,7 @@ fn an_ejected_backend_whose_agent_starts_again_is_tried_by_the_next_connect() {
         assert_eq!(stage.dial(60), 5);
         stage.dead.clear();
         stage.pass(10 * SECOND);
-        assert_eq!(stage.dialled(60).len(), 2, "it is ejected for an hour");
+        assert_eq!(stage.dialled(60).len(), 2, "the backend is ejected for an hour");
         stage.report(BACKENDS[0], |agent| (agent.incarnation, agent.counter) = (2, 1));
         stage.stop_faults();
         assert_eq!(stage.dialled(60).len(), 3);

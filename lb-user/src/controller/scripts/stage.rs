@@ -591,7 +591,7 @@ impl Stage {
     }
 
     pub fn config_text(&self) -> String {
-        String::from_utf8(self.disk.content(CONFIG).expect("it is there")).expect("text")
+        String::from_utf8(self.disk.content(CONFIG).expect("the file exists")).expect("text")
     }
 
     /// Replaces a text in the configuration, and lets the daemon reload it.
@@ -618,7 +618,7 @@ impl Stage {
     pub fn start(&mut self, backends: &[&str]) {
         self.write_list(backends);
         self.try_to_start(STARTS);
-        assert!(self.controller.is_some(), "it starts");
+        assert!(self.controller.is_some(), "the daemon starts");
         self.settle();
     }
 
@@ -910,7 +910,7 @@ impl Stage {
     /// A backend of that service in `status`.
     pub fn backend(&self, backend: &str) -> BackendStatus {
         let mut backends = self.service().backends.into_iter();
-        backends.find(|one| one.address == address(backend)).expect("it has a slot")
+        backends.find(|one| one.address == address(backend)).expect("the backend has a slot")
     }
 
     /// All faults in `status`.
@@ -922,7 +922,7 @@ impl Stage {
     pub fn explanation(&self) -> Explanation {
         let task = self.task();
         let mut all = explain(&task.client, task.balancer(), Some("users"), true, task.loads());
-        all.pop().expect("it has a list")
+        all.pop().expect("the service has a list")
     }
 
     /// The explanation of the service as text.
@@ -1022,7 +1022,7 @@ impl Stage {
 
     pub fn slot(&self, backend: SocketAddr) -> SlotView {
         let slots = self.task().datapath().tables().slots();
-        slots.into_iter().find(|slot| slot.address == backend).expect("it has a slot")
+        slots.into_iter().find(|slot| slot.address == backend).expect("the backend has a slot")
     }
 
     /// For each backend that has a slot: its state, and whether it is ejected.

@@ -103,7 +103,7 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
         stage.stop_faults();
         let looked_at = stage.explanation().order.into_iter();
         let looked_at: Vec<_> = looked_at.map(|one| (one.address, one.verdict == "member")).collect();
-        assert_eq!(looked_at, [0, 2, 3].map(|at| (order[at], true)), "who has left is passed over");
+        assert_eq!(looked_at, [0, 2, 3].map(|at| (order[at], true)), "a removed endpoint is skipped");
         assert_eq!((stage.dialled(64), stage.open.len()), (set(&[0, 2, 3]), 12));
         stage.check();
     });
@@ -142,10 +142,10 @@ fn a_list_that_needs_too_many_entries_is_refused_with_both_numbers() {
         stage.list_text(&of(list));
         stage.settle();
         assert!(error(&stage).contains(both), "{}", error(&stage));
-        assert_eq!(stage.dialled(30).len(), 3, "the old one is in force");
+        assert_eq!(stage.dialled(30).len(), 3, "the old list is in force");
         stage.list_text(&of(3));
         stage.settle();
-        assert_eq!(error(&stage), "", "back to what is in force");
+        assert_eq!(error(&stage), "", "the list in force was written again");
     }
 }
 
@@ -182,12 +182,12 @@ fn a_subset_grows_and_shrinks_with_its_task_s_open_flows_and_a_new_daemon_goes_o
     script(lines, |stage| {
         stage.stop_faults();
         let members = |stage: &Stage| stage.members().len();
-        assert_eq!(members(stage), 1, "the least, of a task without load");
+        assert_eq!(members(stage), 1, "a task without load has the smallest size");
         for _ in 0..8 {
             stage.connect().expect("all are well");
         }
         stage.pass(Duration::from_secs(30));
-        assert_eq!(members(stage), 3, "all are used");
+        assert_eq!(members(stage), 3, "all backends are used");
         // After a kill, the next daemon begins with the size that the tables have.
         stage.try_to_start(1);
         assert_eq!(members(stage), 3);

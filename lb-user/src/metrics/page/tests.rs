@@ -187,7 +187,7 @@ fn lines<'p>(page: &'p str, name: &str) -> Vec<&'p str> {
 fn a_backend_that_fails_every_connect_is_told() {
     for (failing, expected) in [(BTreeSet::from([at(1)]), 1), (BTreeSet::from([at(0)]), 0)] {
         let mut client = client();
-        client.maps.as_mut().expect("they were read").failing = failing;
+        client.maps.as_mut().expect("the maps were read").failing = failing;
         let page = page(ExpositionFormat::Text, vec![client]);
         let labels = r#"{client="web",service="users",backend="[2001:db8::1]:80"}"#;
         let line = format!("socklb_backend_failing{labels} {expected}");
@@ -326,7 +326,10 @@ fn what_load_makes_of_weights_is_told() {
     let mut client = client();
     client.facts.loads = BTreeMap::from([("users".to_owned(), slow)]);
     let page = self::page(ExpositionFormat::Text, vec![client]);
-    assert!(lines(&page, "socklb_load_members{").is_empty(), "slow start alone follows no load");
+    assert!(
+        lines(&page, "socklb_load_members{").is_empty(),
+        "weights with only slow start do not follow load"
+    );
     assert!(!lines(&page, "socklb_backend_load_factor{").is_empty());
 }
 
