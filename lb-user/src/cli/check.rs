@@ -173,8 +173,8 @@ fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) 
     CommandFailure::Other(anyhow::anyhow!(text))
 }
 
-/// Notes on endpoints that no task uses, and on connections that would be more even if tasks had
-/// indexes. Tasks of one job share the notes on a service.
+/// Notes on endpoints that no task uses, and on lists without indexes if indexes would make
+/// connections more even. Tasks of one job share the notes on a service.
 fn subsets(balancers: &[(&ClientConfig, Balancer<Duration>)]) -> BTreeSet<String> {
     let of_client = |(client, balancer): &(&ClientConfig, Balancer<Duration>)| {
         let of_service = |(service, _, in_use): (&Service, _, Option<(&_, &Membership)>)| {

@@ -19,13 +19,13 @@ use crate::print;
 pub enum LoadCommand {
     /// Freeze the weights of a service: reports no longer change them
     ///
-    /// The daemon stores this across restarts and upgrades, until `socklb load on`, or until the
-    /// service no longer has `load`. Members in slow start still reach their full share.
+    /// The daemon stores the switch across restarts and upgrades, until `socklb load on`, or until
+    /// the service no longer has `load`. Members in slow start still reach their full share.
     Freeze(LoadTarget),
     /// Give every member of a service its structural weight: reports no longer change it
     ///
-    /// The daemon discards the learnt weights. It stores this across restarts and upgrades, until
-    /// `socklb load on`, or until the service no longer has `load`.
+    /// The daemon discards the learnt weights. It stores the switch across restarts and upgrades,
+    /// until `socklb load on`, or until the service no longer has `load`.
     Off(LoadTarget),
     /// Let the weights of a service follow load again, as configured
     On(LoadTarget),

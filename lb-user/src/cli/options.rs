@@ -187,7 +187,7 @@ pub enum Command {
         /// Print JSON
         #[arg(long, conflicts_with = "watch")]
         json: bool,
-        /// Repeat every SECONDS seconds; on a terminal until q is pressed [default: 1]
+        /// Repeat every SECONDS seconds (1 if not given); on a terminal until q is pressed
         #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
         watch: Option<u32>,
     },
