@@ -1,10 +1,11 @@
 //! Plays subsets that grow and shrink with their task's load. Each task holds a connection to every
-//! member, so the number of connections is the number of members.
+//! member, so the number of connections equals the number of members.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::{TrafficReport, play};
 
-/// Requests of 100 ms at this rate per second, so a tenth of the rate is open on average.
+/// Plays requests of 100 ms that arrive at this rate per second, so a tenth of the rate is open on
+/// average.
 fn played(rate: u32, more: &str) -> TrafficReport {
     let text = format!(
         r#"
@@ -37,8 +38,8 @@ fn sizes(report: &TrafficReport) -> Vec<f64> {
 
 #[test]
 fn subsets_grow_when_load_rises_and_shrink_when_it_falls() {
-    // Four times the load from the fourth minute to the sixth: each task has 40 open requests
-    // instead of 10.
+    // From the fourth minute to the sixth, the load is four times higher: each task has 40 open
+    // requests instead of 10.
     let report = played(100, "burst = { factor = 4.0, every = \"4m\", for = \"2m\" }");
     let sizes = sizes(&report);
     assert!(sizes[..24].iter().all(|size| *size == 12.0), "the least: {sizes:?}");
@@ -58,8 +59,8 @@ fn under_constant_load_subsets_stay_as_they_are() {
         report.steps[12..].iter().map(|row| row.counts.moved + row.counts.opened).sum::<u64>()
     };
     // Three cases: far below the minimum size; in the middle of the band at the minimum size; and
-    // 20 open requests, for sizes of 18 to 22. Requests come at random, so occasionally one member
-    // is added or removed: in at most one of 120 evaluations; there are 3,600.
+    // 20 open requests, for sizes of 18 to 22. Requests arrive at random, so occasionally one
+    // member is added or removed: in at most one of 120 evaluations; there are 3,600.
     for (rate, most) in [(5, 0), (120, 30), (200, 30)] {
         let report = played(rate, "");
         let sizes = sizes(&report);

@@ -1,5 +1,5 @@
 //! The program's commands as a person or a script runs them: their output, the shape of their JSON,
-//! and how they refuse every kind of bad input. `figures.rs` checks the figures themselves.
+//! and the refusal of every kind of bad input. `figures.rs` checks the figures themselves.
 
 use std::process::{Command, Output};
 
@@ -10,7 +10,7 @@ fn run(arguments: &str) -> Output {
     Command::new(program).args(arguments.split_whitespace()).output().expect("the program starts")
 }
 
-/// The output of a command, which must succeed.
+/// Returns the output of a command, which must succeed.
 #[track_caller]
 fn text(arguments: &str) -> String {
     let output = run(arguments);
@@ -43,7 +43,7 @@ fn fields(value: &Value) -> Vec<&str> {
 
 #[test]
 fn subset_tells_who_uses_whom() {
-    // A row of lb-core's test vectors.
+    // The expected values are a row of lb-core's test vectors.
     assert_eq!(
         document("subset --algorithm round-robin --clients 3 --backends 10 --size 4 --json"),
         json!({
@@ -88,7 +88,7 @@ fn lots_show_how_the_article_deals_backends() {
         dealt.sort_unstable();
         assert!(dealt.into_iter().eq(10 * lot..10 * lot + 10), "each lot is shuffled for itself");
     }
-    // A client reads across its row and continues with the next one, without the padding.
+    // A client reads its own row and then the next rows, without the padding.
     for client in answer["clients"].as_array().unwrap() {
         let row = usize::try_from(client["row"].as_u64().unwrap()).unwrap();
         let read = rows.iter().cycle().skip(row).take(10).flatten().filter(|backend| **backend < 55);
@@ -192,7 +192,7 @@ fn balance_of_all_algorithms_is_a_table() {
 #[test]
 fn churn_tells_each_step_and_the_whole() {
     let answer = document("churn --algorithm ringsteady --clients 4 --backends 4..6 --size 2 --json");
-    // Clients stand at 0, 1/2, 1/4 and 3/4 of the ring. Backend 4 is added at 1/8 and becomes the
+    // Clients are at 0, 1/2, 1/4 and 3/4 of the ring. Backend 4 is added at 1/8 and becomes the
     // second backend of client 0. Backend 5 is added at 5/8 and becomes the second backend of
     // client 1.
     let step = |from, to, minimum: f64| json!({ "from": from, "to": to, "mean": 0.125, "worst": 0.5, "replaced": 0, "minimum": minimum });
@@ -235,7 +235,7 @@ fn churn_follows_clients_and_sizes_as_well() {
 fn sweep_tells_of_all_fleets() {
     let answer = document("sweep --algorithm ringsteady-both-scaled,random --size 2 --max 9 --json");
     assert_eq!(fields(&answer), ["cells", "max", "results", "schema", "seed", "size", "weighted"]);
-    // M from N/2 + 1 to 9, N from 2 to 9.
+    // M is N/2 + 1 to 9, N is 2 to 9.
     assert_eq!(answer["cells"], json!(8 + 8 + 7 + 7 + 6 + 6 + 5 + 5));
     let all_equal = json!({ "mean": 1.0, "min": 1.0, "p1": 1.0, "p5": 1.0, "p50": 1.0 });
     assert_eq!(answer["results"][0]["algorithm"], json!("ringsteady-both-scaled"));
@@ -397,7 +397,7 @@ fn unknown_names_are_refused_with_those_there_are() {
     }
     check_refused(&format!("balance {fleet} --algorithm ring,ring"), 2, "ring is named twice");
     check_refused(&format!("balance {fleet} --algorithm ring,"), 2, "no algorithm is named \"\"");
-    // A list of algorithms is for comparisons; subsets are those of one algorithm.
+    // Only comparisons accept a list of algorithms; the command `subset` shows one algorithm.
     check_refused(
         &format!("subset {fleet} --algorithm ring,random"),
         2,

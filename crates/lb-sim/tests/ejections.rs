@@ -1,5 +1,5 @@
-//! Clients that eject backends: the files that configure it, and properties that hold for every
-//! kind of failure.
+//! Clients that eject backends: the keys that configure ejection, and properties that hold for
+//! every kind of failure.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::TrafficCounts;
@@ -66,8 +66,8 @@ fn ejection_is_asked_for_as_in_the_configuration() {
     assert!(fault.starts_with("x.toml:9:1: ejection needs connects, and no job makes any"), "{fault}");
 }
 
-/// One client and two backends, of which one fails from the first to the last second; a connect
-/// every tenth of a second.
+/// One client and two backends; one of them fails from the first to the last second. The client
+/// makes a connect every tenth of a second.
 fn failing(mode: &str, ejection: &str) -> String {
     format!(
         "title = \"one\"\nduration = \"60s\"\nstep = \"60s\"\nbackends = {{ count = 2 }}\n[[job]]\nname = \"one\"\ntasks = 1\n\
@@ -83,17 +83,17 @@ fn each_way_to_fail_is_ejected_after_what_it_weighs() {
             let report = played(&failing(mode, ejection), seed);
             report.ejection.expect("it ejects").runs.remove(0)
         };
-        // 5, 10 and 20 seconds: three trials that fail.
+        // The ejections of 5, 10 and 20 seconds end with three failing trials.
         let refused = run("refuse", "{}");
         assert_eq!((refused.most.failed, refused.counts.failed, refused.counts.trials), (5, 8, 3));
-        // A client gives up an unanswered connect after three seconds, and meanwhile five begin per
-        // second. So about fifteen are unanswered when the first five have failed, with one or two
-        // more or fewer at the edges. Each trial also takes three seconds.
+        // A client gives up an unanswered connect after three seconds, and meanwhile begins five
+        // more per second. So about fifteen are unanswered when the first five have failed, with
+        // one or two more or fewer at the edges. Each trial also takes three seconds.
         let silent = run("blackhole", "{}");
         assert!((18..=22).contains(&silent.most.failed), "{silent:?}");
         assert_eq!(silent.counts.trials, 3);
         // An established connection subtracts one failure, and a reset at once counts as two, so
-        // four connects suffice. Each trial readmits the backend for a moment.
+        // four connects suffice for an ejection. Each trial readmits the backend for a moment.
         let reset = run("reset_at_once", "{}");
         assert_eq!((reset.most.failed, reset.counts.trials, reset.counts.readmissions), (4, 3, 3));
         // The configured values apply.
@@ -114,7 +114,8 @@ fn above_256_members_ejection_works_without_their_list() {
     assert!(run.most.trials <= 5 && run.well_after_us.is_some(), "{run:?}");
 }
 
-/// Backends that fail in some way, clients that eject them by some rules, and other events.
+/// A scenario with backends that fail in some way, clients that eject them by some rules, and other
+/// events.
 fn busy(changes: bool) -> impl Strategy<Value = String> {
     let rules = (1u32..8, 1u32..4, 0u32..20).prop_map(|(failures, base, more)| {
         format!("{{ failures = {failures}, base = \"{base}s\", max = \"{}s\" }}", base + more)
@@ -177,7 +178,7 @@ proptest! {
         );
     }
 
-    /// While the members stay the same, the last one is never ejected.
+    /// As long as the members stay the same, the last one is never ejected.
     #[test]
     fn the_last_is_never_ejected(text in busy(false), seed in any::<u64>()) {
         let report = played(&text, seed);

@@ -54,7 +54,7 @@ fn a_backend_that_refuses_takes_half_of_the_connects() {
     let report = played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nshare = 1\n"));
     // When the failure begins, two connections are open, one to each backend, and one of them is
     // cut. Two of four connects fail. The other open connection ends within the step, and so does
-    // the connection of the first of the two successful connects.
+    // the first of the two connections that are established in it.
     let first = TrafficCounts { served: 2, closed: 2, ..WELL };
     let second = TrafficCounts {
         served: 2,
@@ -76,8 +76,7 @@ fn a_backend_that_is_silent_keeps_its_connects_until_they_are_given_up() {
         "[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"blackhole\"\ntimeout = \"2s\"\n",
     ));
     let errors: Vec<RequestErrors> = report.steps.iter().map(|row| row.counts.errors).collect();
-    // There are two unanswered connects: one is given up before the backend recovers, and one after
-    // it.
+    // Two connects are unanswered: one is given up before the backend recovers, and one after.
     let cut = RequestErrors { cut: 1, ..RequestErrors::default() };
     assert_eq!(
         errors,
@@ -126,7 +125,7 @@ fn a_restart_does_not_make_a_backend_well_that_fails() {
     let report = played(&text);
     assert_eq!(report.steps.iter().map(|row| row.backends).collect::<Vec<_>>(), [0, 0, 2]);
     let total = &report.summary.runs[0];
-    // From the third second to the ninth. While the backends restart, there is no backend to
-    // choose.
+    // The failure lasts from the third second to the ninth. While the backends restart, the client
+    // has no backend to choose.
     assert_eq!(total.counts.errors.down + total.counts.errors.refused, 6);
 }

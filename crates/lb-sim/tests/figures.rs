@@ -1,8 +1,8 @@
-//! The known figures of the algorithms: those of the SRE book, of the ACM article and of this
-//! project's documentation. Each has its tolerance and the reason for it.
+//! The known figures of the algorithms: from the SRE book, the ACM article, and this project's
+//! documentation. Each has a tolerance, with the reason for it.
 //!
 //! These tests run whole sweeps of 59,148 fleets. Development builds optimize lb-core and lb-sim
-//! for this, so that all of it takes seconds.
+//! for this reason, so that all tests take seconds.
 
 use lb_core::service::seed;
 use lb_core::subset::Algorithm;
@@ -43,13 +43,13 @@ fn the_books_deterministic_subsets_leave_six_percent_unused() {
 
 #[test]
 fn rotated_leftovers_leave_two_percent_unused() {
-    // Tolerance as above.
+    // The tolerance has the same reason as above.
     check_adjusted(Algorithm::Deterministic, 0..5, 0.983, 0.005);
 }
 
 #[test]
 fn the_ringsteady_forms_come_out_exactly() {
-    // There is neither a seed nor a generator, so nothing may differ.
+    // The result depends neither on a seed nor on a generator, so it must be exact.
     check_adjusted(Algorithm::Ringsteady, 0..1, 0.9545, EXACTLY);
     check_adjusted(Algorithm::RingsteadyScaled, 0..1, 0.9569, EXACTLY);
     check_adjusted(Algorithm::RingsteadyBothScaled, 0..1, 1.0, EXACTLY);
@@ -57,7 +57,7 @@ fn the_ringsteady_forms_come_out_exactly() {
 
 #[test]
 fn rocksteadier_is_as_even_as_the_article_has_it_for_any_seed() {
-    // Tolerance as for the other shuffles.
+    // The tolerance has the same reason as for the other shuffles.
     check_adjusted(Algorithm::RocksteadierScaled, 0..10, 0.945, 0.005);
     // The seed also rotates the order of the lots, and some rotations suit the first lot of clients
     // better than others.
@@ -66,7 +66,7 @@ fn rocksteadier_is_as_even_as_the_article_has_it_for_any_seed() {
 
 #[test]
 fn weights_make_rocksteadier_even_wherever_backends_have_two_clients_each() {
-    // Loads may differ by 5e-4 from their targets when the solution stops; then the mean is 0.9995
+    // When the solution stops, loads may differ by 5e-4 from their targets; then the mean is 0.9995
     // of the largest load.
     for seed in [0, 7] {
         let cells = sweep(Algorithm::Rocksteadier, seed, true);
@@ -90,7 +90,7 @@ fn figure_20_5_every_backend_has_exactly_ten_clients() {
     assert_eq!(graph.connections(), [10; 300]);
 }
 
-/// Smallest and largest count of connections over mean, each averaged over 40 seeds.
+/// Smallest and largest count of connections relative to the mean, each averaged over 40 seeds.
 fn random_extremes(size: u32) -> (f64, f64) {
     let extremes = (0..40).map(|seed| {
         let graph = Fleet { seed, ..fleet(Algorithm::Random, 300, 300, size) }.graph();
@@ -103,7 +103,7 @@ fn random_extremes(size: u32) -> (f64, f64) {
 
 #[test]
 fn figures_20_3_and_20_4_random_subsets_are_uneven() {
-    // The book shows one sample each: 63 % to 121 % (one in 150 samples has a minimum that low),
+    // The book shows one sample of each: 63 % to 121 % (one in 150 samples has a minimum that low),
     // and 50 % to 150 %. The means of samples are 75 % to 126 % and 54 % to 153 %; a mean of 40
     // samples varies by about 1 % of the mean load.
     let near = |(least, most): (f64, f64), expected: (f64, f64)| {
@@ -132,8 +132,8 @@ fn many_small_jobs_leave_no_backend_unused() {
 
 #[test]
 fn one_more_backend_moves_one_connection_of_a_client_at_most() {
-    // On average, the necessary part moves, 1 of 101; whole clients and backends allow a twentieth
-    // more or less.
+    // On average the necessary part moves, 1 of 101. Clients and backends are whole, so a twentieth
+    // more or less is possible.
     for seed in 0..10 {
         let before = Fleet { seed, ..fleet(Algorithm::Rocksteadier, 100, 100, 20) };
         let after = Fleet { backends: 101, ..before };
@@ -155,7 +155,7 @@ fn one_more_client_or_a_larger_size_moves_nobody() {
 
 #[test]
 fn a_restart_of_a_tenth_takes_a_fifth_of_a_subset_at_most() {
-    // At most two columns of ten lie in a tenth of 100 or more backends; a subset of 20 has ten
+    // A tenth of 100 or more backends contains at most two columns of ten; a subset of 20 has ten
     // columns.
     for (clients, backends) in [(100, 100), (300, 100), (1_000, 1_000)] {
         let graph = fleet(Algorithm::Rocksteadier, clients, backends, 20).graph();
@@ -178,8 +178,8 @@ fn likeness_is_as_published() {
     assert_eq!(distinct(&ringsteady), 100);
     let overlap = overlap(&ringsteady);
     assert_eq!(overlap.max, 0.95);
-    // With three digits: the mean over 4,950 pairs of subsets that cover 100 backends exactly
-    // evenly.
+    // The mean over 4,950 pairs of subsets, with three digits. The subsets cover 100 backends
+    // exactly evenly.
     assert!((overlap.mean - 0.192).abs() < 0.000_5, "{}", overlap.mean);
 }
 
@@ -231,7 +231,7 @@ fn weighted_utilizations_are_those_of_the_vectors() {
     }
 }
 
-/// The usable part of the backends while a random half of the tasks already knows `more` additional
+/// The usable part of the capacity while a random half of the tasks already knows `more` additional
 /// backends.
 fn half_told(algorithm: Algorithm, backends: u32, more: u32) -> f64 {
     let mut loads = vec![0.0; (backends + more) as usize];

@@ -1,5 +1,4 @@
-//! Endpoint files and configurations as the planner reads them: the result is what a daemon would
-//! use.
+//! Endpoint files and configurations as the planner reads them: the result equals that of a daemon.
 
 use std::fs;
 use std::path::Path;
@@ -11,8 +10,8 @@ use lb_core::service::{Service, Size, Subset, Task};
 use lb_core::subset::Algorithm;
 use serde_json::Value;
 
-/// Five endpoints with gaps among their indexes, one with three times the weight, and one lame
-/// duck.
+/// Five endpoints with gaps between their indexes. One has three times the weight, and one is a
+/// lame duck.
 const ENDPOINTS: &str = r#"
 [[endpoint]]
 address = "10.0.0.1:80"
@@ -139,7 +138,7 @@ fn balance_of_a_list_is_that_of_the_endpoints_that_ask_for_connections() {
     let folder = folder();
     let shown = document(folder.path(), "balance --endpoints users.toml --clients 60 --size 3 --json");
     let result = &shown["results"][0];
-    // 60 times 3 over four endpoints.
+    // 60 clients times 3 connections, over four endpoints.
     assert_eq!(result["connections"]["mean"], 45.0);
     let raw = result["raw"].as_f64().expect("a number");
     assert!(raw > 0.999, "weights are heeded: {raw}");

@@ -1,4 +1,4 @@
-//! The effect of costs, machines and clients' rules on load and latency, compared with calculations
+//! The effect of costs, machines and client rules on load and latency, compared with calculations
 //! by hand.
 
 use lb_sim::traffic::figures::RunFigures;
@@ -97,7 +97,7 @@ fn weights_and_shares_go_through_every_policy() {
         assert_eq!(counts(&report).served, counts(&report).arrivals, "{policy}");
         assert!(figures(&report, 0).cpu.iter().all(|cpu| *cpu > 0.01), "{policy}");
     }
-    // Round robin ignores the weights of these backends.
+    // Round robin ignores the weights of the backends.
     let weights = "count = 2\nweights = [{ from = 0, to = 0, weight = 3 }]";
     for (policy, ratio) in [("round-robin", 1.0), ("weighted-round-robin", 3.0)] {
         let report = played(&STEADY.replace("round-robin", policy).replace("count = 2", weights));
@@ -107,7 +107,7 @@ fn weights_and_shares_go_through_every_policy() {
 
 #[test]
 fn the_least_loaded_backend_is_the_faster_one() {
-    // So slow that a request is still there when the next one arrives.
+    // The backend is so slow that a request is still under way when the next one arrives.
     let text = STEADY
         .replace("count = 2", "count = 2\nspeed = [1.0, 0.1]")
         .replace("mean = \"1ms\"", "mean = \"4ms\"");
@@ -134,8 +134,8 @@ fn a_backend_that_resets_at_once_looks_idle_unless_errors_count() {
            [[run]]\nname = \"heeds\"\n[[run]]\nname = \"not\"\nerror_decay = \"off\"\n";
     let report = played(&text);
     let cut = report.summary.runs.iter().map(|total| total.counts.errors.cut).collect::<Vec<_>>();
-    // Without counted errors: most connects of ten seconds. With them: the connections that are
-    // open at the start of the failure, and an occasional attempt.
+    // If errors do not count, most connects of ten seconds are cut. If they count, only the
+    // connections that are open at the start of the failure, and an occasional attempt.
     assert!(cut[1] > 700 && cut[0] < 30, "{cut:?}");
 }
 
@@ -144,8 +144,8 @@ fn a_limit_spares_a_backend_and_may_leave_nobody() {
     let busy = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]");
     let errors = |lines: &str| counts(&played(&format!("{busy}{lines}"))).errors;
     assert_eq!(errors("active_limit = 5\n"), RequestErrors::default(), "the fast one has room");
-    // Every backend is at its limit: each processes one request of 31 ms at a time, with 100
-    // requests per second.
+    // Every backend is at its limit: each processes one request of 31 ms at a time, at 100 requests
+    // per second.
     let long = "wait = \"30ms\"\nlives = \"even\"\nactive_limit = 1\n";
     assert_eq!(errors(&format!("{long}overflow = \"least-loaded\"\n")), RequestErrors::default());
     let refused = errors(&format!("{long}overflow = \"refuse\"\n"));
@@ -154,7 +154,7 @@ fn a_limit_spares_a_backend_and_may_leave_nobody() {
 
 #[test]
 fn a_request_is_given_up_in_time_and_what_works_on_it_goes_on() {
-    // The slow backend takes 100 ms for each of 50 requests per second.
+    // The slow backend needs 100 ms for each of 50 requests per second.
     let text = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]") + "timeout = \"500ms\"\n";
     let report = played(&text);
     let counted = counts(&report);
@@ -204,7 +204,7 @@ fn a_start_costs_until_caches_are_warm() {
     let busiest = report.steps.iter().map(|row| row.cpu.expect("cost").max).collect::<Vec<_>>();
     near(busiest[2], 0.05, 0.05);
     let all: Vec<f64> = report.steps.iter().map(|row| row.cpu.expect("cost").mean).collect();
-    // From 5 to 10 s one of the two backends is four times slower.
+    // From 5 to 10 s, one of the two backends is four times slower.
     assert!(figures(&report, 0).cpu[0] > 0.06, "{all:?} {:?}", figures(&report, 0).cpu);
 }
 
@@ -213,8 +213,8 @@ fn neighbours_make_a_machine_slower() {
     let text = STEADY.replace("count = 2", "count = 2\nantagonist = { share = 50, every = \"100ms\" }");
     let cpu = &played(&text);
     let cpu = &figures(cpu, 0).cpu;
-    // Half of the time there are no neighbours; otherwise they use 0 to 50 %, which makes requests
-    // 2 ln 2 times longer.
+    // Neighbours are absent half of the time. Otherwise they use 0 to 50 %, which makes requests 2
+    // ln 2 times longer on average.
     for cpu in cpu {
         near(*cpu, 0.05 * (1.0 + 2.0 * std::f64::consts::LN_2) / 2.0, 0.05);
     }
@@ -224,10 +224,10 @@ fn neighbours_make_a_machine_slower() {
 fn users_who_wait_send_no_more_than_is_served() {
     let closed = "closed = { clients = 10, think = \"90ms\" }";
     let text = STEADY.replace("rate = 100.0", closed);
-    // Ten users, each with a cycle of about 91 ms.
+    // Each of ten users has a cycle of about 91 ms.
     let counted = counts(&played(&text));
     near(f64::from(u32::try_from(counted.arrivals).expect("few")), 20.0 / 0.091 * 10.0, 0.02);
-    // Two machines that together process 20 requests per second limit the users to that rate.
+    // Two machines that together process 20 requests per second limit the users to this rate.
     let slow = counts(&played(&text.replace("count = 2", "count = 2\nspeed = 0.01")));
     near(f64::from(u32::try_from(slow.served).expect("few")), 20.0 * 20.0, 0.05);
     assert_eq!(slow.errors, RequestErrors::default());
@@ -242,8 +242,8 @@ fn tasks_may_be_absent_unequal_and_send_in_bursts() {
     near(f64::from(u32::try_from(arrivals("missing = 30\n")).expect("few")), 14_000.0, 0.01);
     near(f64::from(u32::try_from(arrivals("skew = 1.0\n")).expect("few")), 20_000.0, 0.02);
     near(f64::from(u32::try_from(arrivals("skew = { zipf = 1.0 }\n")).expect("few")), 20_000.0, 0.02);
-    // After 5 s, the rate is five times higher for a fifth of the time: 5 s, and 15 s with 1.8
-    // times the rate.
+    // After the first 5 s, the rate is five times higher for a fifth of the time: 5 s at the normal
+    // rate, and 15 s at 1.8 times the rate.
     let burst = "burst = { factor = 5.0, every = \"5s\", for = \"1s\" }\n";
     near(f64::from(u32::try_from(arrivals(burst)).expect("few")), 1_000.0 * (5.0 + 15.0 * 1.8), 0.02);
 }
@@ -317,8 +317,8 @@ fn cursors_of_several_cpus_share_the_work_as_one_does() {
     }
 }
 
-/// The book's fleet for a fifth of a minute; `socklb-sim traffic --scenario book-load` has the
-/// numbers.
+/// The book's fleet, played for a fifth of a minute; `socklb-sim traffic --scenario book-load`
+/// prints the full numbers.
 #[test]
 fn the_book_s_fleet_is_as_uneven_as_the_book_says() {
     let text = lb_sim::traffic::shipped::text("book-load").expect("it is shipped");
@@ -349,8 +349,8 @@ fn unequal() -> String {
 fn feedback_makes_utilization_even_whatever_the_reason_why_it_is_not() {
     let report = played(&unequal());
     let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
-    // Half of the machines have less than half of the capacity of the others, and A58 considers
-    // neither subsets nor clients.
+    // Half of the machines have less than half of the capacity of the others. A58 considers neither
+    // subsets nor clients.
     assert!(ratio(0) > 2.0 && ratio(1) > 1.4, "{} {}", ratio(0), ratio(1));
     assert!(ratio(2) < 1.1 && ratio(3) < 1.1, "{} {}", ratio(2), ratio(3));
     assert_eq!(figures(&report, 2).moved_connections.mean, 0.0, "no connection is moved for it");
@@ -407,8 +407,8 @@ fn where_all_is_even_late_and_lost_reports_make_nothing_swing() {
 
 #[test]
 fn feedback_settles_within_five_lives_of_connections_that_are_kept() {
-    // About 200 connections of each task, with a request on each about every three seconds: as many
-    // requests as in the fleet above.
+    // Each task has about 200 connections, with a request on each about every three seconds: as
+    // many requests as in the fleet above.
     let kept = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
     let text = unequal().replace("rate = 60.0", kept).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
     let report = played(&text);
@@ -436,13 +436,13 @@ fn who_answers_with_errors_at_once_is_no_sinkhole_for_feedback() {
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
     let steps: Vec<(u64, u64)> = steps.map(|row| (row.counts.errors.answered, row.counts.arrivals)).collect();
     let share = |step: usize| 1000 * steps[step].0 / steps[step].1;
-    // A failing backend does nothing, which looks like free capacity; this must not raise the share
+    // A failing backend does nothing, which looks like free capacity. This must not raise the share
     // of errors.
     assert!(share(3) == 0 && share(4) > 50 && share(11) <= share(4) + 5, "{steps:?}");
 }
 
-/// Backends with different quotas, four clients of unequal rates, and requests that cost more than
-/// the smallest quota of a period.
+/// Backends with different quotas, four clients with unequal rates, and requests that cost more
+/// than the smallest quota of a period.
 const QUOTAS: &str = r#"
 title = "quotas"
 seeds = 2
@@ -471,8 +471,8 @@ name = "feedback"
 load = "feedback"
 "#;
 
-/// At equal use, requests wait longer under a small quota. The laws make the reported utilization
-/// even, not the use alone.
+/// With equal use, requests wait longer at a backend with a small quota. The laws even out the
+/// reported utilization, which includes waiting, not only the use.
 #[test]
 fn time_out_of_quota_is_part_of_what_laws_make_even() {
     let uneven = |text: &str| {
@@ -546,7 +546,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// The program itself asserts that every request and every connection ends once, and that each
-    /// request that was sent is on one connection.
+    /// sent request is on one connection.
     #[test]
     fn everything_is_counted_once(text in busy(), seed in any::<u64>()) {
         let scenario = Scenario::read("busy", "busy.toml", &text).unwrap_or_else(|fault| panic!("{fault}\n{text}"));

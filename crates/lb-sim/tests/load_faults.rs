@@ -1,5 +1,5 @@
-//! Weights that follow load while backends lie, hang, fall silent or start, or while too few are
-//! left: clients do not rush to one backend, and weights do not oscillate.
+//! Weights that follow load while backends report falsely, hang, fall silent or start, or while too
+//! few are left: clients do not rush to one backend, and weights do not oscillate.
 
 mod fleet;
 
@@ -9,10 +9,10 @@ use lb_sim::traffic::TrafficReport;
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::tally::StepRow;
 
-/// The runs with different weights, which `load.rs` also uses.
+/// The runs with different weights; `load.rs` uses them too.
 const RUNS: &str = include_str!("fleet/runs.toml");
 
-/// An additional run with a limit.
+/// An additional run with a limit of active requests.
 const LIMIT: &str = "[[run]]\nname = \"limit\"\nload = \"feedback\"\nactive_limit = 8\n";
 
 const FEEDBACK: &str = "load = \"feedback\"\n";
@@ -44,8 +44,8 @@ fn failed(rows: &[&StepRow]) -> f64 {
 fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
     let report = played(&(FLEET.to_owned() + RUNS + LIMIT + &fail("mode = \"lies\"\nutilization = 0.01")));
     for run in ["feedback", "p2c", "limit"] {
-        // At first it has a sixth of each row that contains it, and at most eight thirteenths
-        // later.
+        // At first the lying backend has a sixth of each row that contains it, and later at most
+        // eight thirteenths.
         let last = rows(&report, run, (130, 180));
         assert!(last.iter().all(|row| weights(row).factors.max < 8.0), "{run}: {:?}", weights(last[0]));
         let (busiest, least, most) = busiest_and_others(&report, run);
@@ -54,7 +54,7 @@ fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
         let even: Vec<f64> = last.iter().map(|row| row.cpu.expect("cost").min).collect();
         assert!(most - even.iter().copied().fold(1.0, f64::min) < 0.05, "{run}: {even:?}");
     }
-    // Policies that compare open flows send less to it, and limits divert the rest.
+    // Policies that compare open flows send less to the lying backend, and limits divert the rest.
     let load = |run: &str| rows(&report, run, (130, 180)).last().expect("rows").load;
     let share = |run: &str| load(run).max / load(run).mean / 20.0;
     for run in ["feedback", "p2c", "limit"] {
@@ -65,7 +65,7 @@ fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
     assert!(failed(&rows(&report, "p2c", (130, 180))) < 0.001);
     let p99 = |run: &str| figures(&report, run).latency_ms.p99.mean;
     assert!(failed(&rows(&report, "limit", (130, 180))) == 0.0 && p99("limit") < 600.0, "{}", p99("limit"));
-    // The weights of the reference A58 have no upper bound, and follow machines only.
+    // The weights of the reference A58 have no upper bound, and follow only machines.
     assert!(busiest_and_others(&report, "a58").2 > 1.5 * busiest_and_others(&report, "feedback").2);
 }
 
@@ -74,8 +74,8 @@ fn who_hangs_gets_no_more_than_it_has() {
     let text = FLEET.replace("rate = 60.0", "rate = 60.0\ntimeout = \"2s\"");
     let report = played(&(text + RUNS + LIMIT + &fail("mode = \"hang\"")));
     let failed = |run: &str| failed(&rows(&report, run, (130, 180)));
-    // It reports nearly no load. Without the rule of long flows, 18 % of the requests failed with
-    // weighted round robin, and 10 % with p2c.
+    // The hung backend reports nearly no load. Without the rule for long flows, 18 % of the
+    // requests failed with weighted round robin, and 10 % with p2c.
     for run in ["structural", "feedback", "p2c", "limit"] {
         assert!(failed(run) < 0.05, "{run}: {}", failed(run));
     }
@@ -112,8 +112,8 @@ fn who_falls_silent_keeps_its_share_for_three_minutes_and_then_has_its_structura
     let report = played(&text);
     let even = |from, to| most(&busiest_over_least(&rows(&report, "as written", (from, to))));
     assert!(even(60, 240) < 1.15, "{}", even(60, 240));
-    // Its weight returns to the value before any load report, and the weights of the others do not
-    // move because of it.
+    // The weight of the silent backend returns to the value before any load report, and this does
+    // not move the weights of the others.
     assert!(even(300, 360) > 1.2, "{}", even(300, 360));
     assert!(even(390, 430) < 1.15, "heard again: {}", even(390, 430));
 }
@@ -142,13 +142,15 @@ fn who_starts_slowly_comes_to_its_share_without_going_beyond_it() {
         + "load = \"feedback\"\n[[run]]\nname = \"slowly\"\nslow_start = \"20s\"\n[[run]]\nname = \"at-once\"\n\
            [[restart]]\nat = \"60s\"\nbatch = 1\nlame_duck = \"2s\"\ndown = \"3s\"\npause = \"10m\"\n";
     let report = played(&text);
-    // It is back at 65 s; from the first whole second on it has the least load.
+    // The restarted backend returns at 65 s, and from the first whole second on it has the least
+    // load.
     let least = |run: &str, second: u64| rows(&report, run, (second - 1, second))[0].load;
     let part = |run: &str, second: u64| least(run, second).min / least(run, second).mean;
     let grows: Vec<f64> = [67, 72, 77].map(|second| part("slowly", second)).into();
     assert!(grows[0] < 0.2 && grows.windows(2).all(|pair| pair[0] < pair[1]), "{grows:?}");
     assert!(part("at-once", 67) > 2.0 * grows[0], "{}", part("at-once", 67));
-    // It learns nothing meanwhile: its factor is the previous one, times the part of slow start.
+    // During slow start the backend learns nothing: its factor is the previous one, times the part
+    // of slow start.
     let factor = |second| weights(rows(&report, "slowly", (second - 1, second))[0]).factors.min;
     assert!(factor(66) < 0.1, "{}", factor(66));
     let grown = factor(75) / factor(66);
@@ -175,7 +177,7 @@ fn in_panic_factors_stay() {
     let report = played(&text);
     let before = weights(rows(&report, "as written", (50, 60))[0]).factors;
     for row in rows(&report, "as written", (60, 90)) {
-        // All backends except one are lame ducks; the remaining one has the whole load.
+        // All backends except one are lame ducks; the remaining one gets the whole load.
         assert_eq!((weights(row).tables, weights(row).factors), (0, before), "{row:?}");
     }
     assert!(weights(rows(&report, "as written", (90, 100))[0]).tables > 0, "it is over");

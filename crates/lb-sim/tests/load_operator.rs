@@ -21,7 +21,7 @@ fn reweighted(weight: u32) -> String {
 
 #[test]
 fn a_weight_is_where_shares_begin_anew_and_nothing_swings() {
-    // Half of the weight: the backend regains its load, because it has free capacity.
+    // With half of the weight: the backend regains its load, because it has free capacity.
     let report = played(&reweighted(50));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
     assert!(least[0] < 0.75, "it acts at once: {least:?}");
@@ -31,8 +31,8 @@ fn a_weight_is_where_shares_begin_anew_and_nothing_swings() {
     );
     let settled = |report| most(&busiest_over_least(&rows(report, "as written", (130, 180))));
     assert!(settled(&report) < 1.12, "{}", settled(&report));
-    // A tenth of the weight: the backend receives at most eight times that, and the others are
-    // even.
+    // With a tenth of the weight: the backend receives at most eight times its share, and the
+    // others are even.
     let report = played(&reweighted(10));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
     assert!(least.windows(2).all(|pair| pair[1] > pair[0] - 0.08), "{least:?}");
@@ -108,7 +108,7 @@ fn what_was_frozen_is_frozen_after_an_upgrade() {
     let report = played(&text);
     let before = weights(rows(&report, "as written", (60, 70))[0]).factors;
     let after = weights(rows(&report, "as written", (100, 110))[0]).factors;
-    // The saved factors are those of the law, including changes that were too small for a new
+    // The saved factors are those of the law. They include changes that were too small for a new
     // table.
     for (before, after) in [(before.min, after.min), (before.max, after.max)] {
         assert!((after / before - 1.0).abs() < 0.02, "{before} {after}");

@@ -1,4 +1,4 @@
-//! Files that are not valid scenarios: each fault is reported with its line and column, its value
+//! Files that are not valid scenarios: each error is reported with its line and column, its value
 //! and the correction.
 
 use lb_sim::traffic::scenario::Scenario;
@@ -18,7 +18,8 @@ fn check(text: &str, expected: &str) {
     }
 }
 
-/// Checks a fault in the lines after the job's first lines; they begin at line 9 of the file.
+/// Checks an error in the lines that follow the job's first lines; they begin at line 9 of the
+/// file.
 #[track_caller]
 fn check_job(lines: &str, expected: &str) {
     check(&format!("{START}{JOB}{lines}\n"), &format!("x.toml:{expected}"));
@@ -183,14 +184,15 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
     );
     assert!(read(&often(10_000)).is_ok());
     check(&often(10_001), "x.toml:14:9: 10001 is not a whole number from 1 to 10000");
-    // Unanswered connects exist until they are given up.
+    // Unanswered connects exist until their clients give them up.
     let silent = |timeout: u32| {
         let lines = format!("mode = \"blackhole\"\ntimeout = \"{timeout}s\"\n");
         format!("{START}{JOB}interval = \"1ms\"\n{}", at(1, &lines))
     };
     assert!(read(&silent(1_000)).is_ok());
     check(&silent(1_001), "x.toml:5:1: there would be 2002000 requests and connections alive at a time");
-    // Requests at a hung backend also exist until then, unless they are given up earlier.
+    // Requests at a hung backend also exist until the failure ends, unless their clients give them
+    // up earlier.
     let hangs = |seconds: u32, timeout: &str| {
         let fail = at(1, "mode = \"hang\"\n").replace("for = \"1s\"", &format!("for = \"{seconds}s\""));
         format!("{START}{JOB}interval = \"1ms\"\n{timeout}{fail}")
@@ -222,7 +224,7 @@ fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
         &clients(2_001),
         "x.toml:1:1: there would be 20010000 clients times backends: at most 20000000 are possible",
     );
-    // 2 clients for 10 s: 20,000,000 arrivals.
+    // 2 clients send for 10 s with an interval of 1 us: 20,000,000 arrivals for each seed.
     let seeds = |seeds: u32| {
         let text = START.replace("step", &format!("seeds = {seeds}\nstep"));
         format!("{text}{JOB}interval = \"1us\"\n")
@@ -367,7 +369,7 @@ fn weights_follow_load_where_it_is_reported_and_weights_count() {
         &format!("{cost}load = \"feedback\""),
         "5:1: load = \"feedback\" needs reports of backends: write reports = { delay = \"10ms\" } (run \"as written\")",
     );
-    for (policy, why) in [("round-robin", "ignores weights"), ("least-loaded", "compares open flows alone")] {
+    for (policy, why) in [("round-robin", "ignores weights"), ("least-loaded", "compares only open flows")] {
         check_job(
             &format!("{cost}load = \"a58\"\npolicy = \"{policy}\""),
             &format!("5:1: policy \"{policy}\" {why}: leave load out, or write another policy"),
@@ -522,15 +524,15 @@ fn what_takes_too_long_is_refused_before_it_begins() {
         &format!("{text}{JOB}rate = 20000.0\n").replace("tasks = 2", "tasks = 1000"),
         "x.toml:6:1: there would be 20000000000 arrivals of all runs: at most",
     );
-    // A request with a timeout occupies memory until that time.
+    // A request with a timeout occupies memory until its timeout.
     let burst =
         "rate = 100.0\nburst = { factor = 1000.0, every = \"5s\", for = \"1ms\" }\ntimeout = \"30s\"\n";
     check(
         &format!("{START}{JOB}{burst}"),
         "x.toml:5:1: there would be 6000000 requests and connections alive at a time: at most 2000000 are possible",
     );
-    // The long-term share that a quota leaves of a machine does not determine the minimum duration
-    // of a request.
+    // The minimum duration of a request does not depend on the average share of a machine that a
+    // quota allows.
     let users = |backends: &str| {
         let users =
             "closed = { clients = 100000, think = \"1ms\" }\ncost = { mean = \"1ms\", exact = true }\n";

@@ -44,14 +44,14 @@ fn figure_5_a_resize_costs_errors_with_deterministic_subsets_and_next_to_none_wi
             assert_eq!((theirs.errors, ours.errors, theirs.opened, ours.opened), (0, 0, 0, 0));
             continue;
         }
-        // The article's figure has no scale. In ours, a spike is at least 0.25 % of the step's
-        // requests. Nearly all of these are cut off by a closed connection, because a pick finds a
-        // backend with an established connection. Less than a sixth of a percent counts as largely
-        // unaffected.
+        // The article's figure has no scale. Here a spike means that at least 0.25 % of the step's
+        // requests fail. Nearly all of these are cut off by a closed connection, because picks find
+        // backends with established connections. "Largely unaffected" means less than a sixth of a
+        // percent.
         let failed = |job: &JobCounts| 10_000 * job.errors / job.arrivals;
         assert!(failed(theirs) >= 25 && failed(ours) <= 16, "{theirs:?}\n{ours:?}");
-        // A resize by one backend opens at most one connection per client with our algorithm, and
-        // most of all connections before it.
+        // With Rocksteadier, a resize by one backend opens at most one connection per client; with
+        // deterministic subsets it opens most of all connections again.
         if [60_000_000, 120_000_000, 540_000_000].contains(&start) {
             assert!(ours.opened <= 100 && theirs.opened >= 1_000, "{theirs:?}\n{ours:?}");
         }
@@ -68,16 +68,16 @@ fn a_rolling_update_fails_no_request_if_backends_are_lame_ducks_first() {
     assert_eq!(with.counts.arrivals, without.counts.arrivals, "the same requests");
     assert_eq!((with.counts.errors.sum(), with.counts.dropped), (0, 0));
     let errors = without.counts.errors;
-    // 200 tasks have half a request in progress each, that is 0.5 per backend. Each backend stops
-    // once, so about 100 are cut.
+    // 200 tasks each have half a request in progress on average, which is 0.5 per backend. Each
+    // backend stops once, so about 100 requests are cut.
     assert!((60..150).contains(&errors.cut), "{errors:?}");
     // 20 times, a twentieth of the 1,000 connects per second reaches a backend that is down, for
     // three quarters of a second on average: about 750.
     assert!((650..850).contains(&errors.down), "{errors:?}");
     assert_eq!((errors.unready, errors.refused), (0, 0));
     // Every client of a restarting backend has a replacement for it, and closes the connection to
-    // the replacement when the backend is back: 2,000 connections, each once. A backend that stops
-    // drops the connections that its clients hold to it, and those of connects.
+    // the replacement when the backend is back: 2,000 connections, each once. A stopping backend
+    // drops the connections that clients hold to it, and those of connects.
     assert_eq!((with.counts.moved, without.counts.moved), (2_000, 2_000));
     assert!(without.counts.dropped >= 2_000);
     // All backends are back at the end.
@@ -92,9 +92,9 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
     let report = played("aperture");
     let before = total(&report, "random-aperture");
     assert_eq!(before.connections_at_start, 280_000);
-    // The theoretical value is sqrt((1 - k/N) / (M k / N)) = 5.54 %, with 0.13 % of deviation for
-    // one sample of 1,000 backends. A further 0.4 % arises because a client's 1,024 requests are
-    // not a multiple of its 140 backends.
+    // The theoretical value is sqrt((1 - k/N) / (M k / N)) = 5.54 %, with a deviation of 0.13 % for
+    // one sample of 1,000 backends. The measured value is 0.4 % higher, because a client's 1,024
+    // requests are not a multiple of its 140 backends.
     assert!((before.load.rsd - 0.0554).abs() < 0.004, "{}", before.load.rsd);
     assert!((before.connections.rsd - 0.0554).abs() < 0.004, "{}", before.connections.rsd);
     let after = total(&report, "deterministic-aperture");
@@ -106,7 +106,7 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
     // all backends equally.
     assert!(after.load.rsd < 0.0001, "{}", after.load.rsd);
     assert_eq!(after.unused, 0);
-    // With whole backends and structural weights: slightly fewer connections than the aperture. The
+    // Whole backends with structural weights need slightly fewer connections than the aperture. The
     // weights are exact to 0.05 %, and a table's entries to 1 / 1,024 of all.
     let ours = total(&report, "rocksteadier");
     assert_eq!(ours.connections_at_start, 24_000);
@@ -122,9 +122,9 @@ fn apertures_grow_with_load_and_shrink_when_it_falls() {
         rows(&report, run).iter().map(|row| row.connections.mean * 200.0 / 50.0).collect()
     };
     let by_load = sizes("by-load");
-    // The first evaluation is not smoothed, so some clients begin with a few more.
+    // The first evaluation is not smoothed, so some clients begin with a few more members.
     assert!(by_load[4..24].iter().all(|size| *size == 12.0), "{by_load:?}");
-    // 40 open requests over 1.125, and the effect of chance.
+    // 40 open requests over 1.125, plus the effect of chance.
     assert!((35.5..39.0).contains(&by_load[30]) && (35.5..39.0).contains(&by_load[35]), "{by_load:?}");
     assert_eq!(by_load[47], 12.0, "{by_load:?}");
     assert!(sizes("fixed").iter().all(|size| *size == 12.0));
@@ -145,8 +145,8 @@ fn small_jobs_leave_no_backend_unused_with_rocksteadier() {
     let (rotated, letter) = (total(&report, "rocksteadier"), total(&report, "rocksteadier-scaled"));
     assert_eq!(rotated.unused, 0);
     assert!(rotated.connections.min > 0.0);
-    // The first lot of clients of every job reads the same 20 of 25 lots of backends: the other 50
-    // backends have no client.
+    // The first lot of clients of every job uses the same 20 of 25 lots of backends, so the other
+    // 50 backends have no client.
     assert_eq!((letter.unused, letter.connections.min), (50, 0.0));
     assert!(letter.connections.rsd > 2.0 * rotated.connections.rsd);
 }
@@ -170,7 +170,7 @@ impl Failures {
         runs.iter().find(|total| total.run == run).expect("a run of the scenario")
     }
 
-    /// The rows of the run that ejects.
+    /// The rows of the run with ejection.
     fn rows(&self) -> impl Iterator<Item = (&StepRow, &EjectionRow)> {
         let ejections = &self.report.ejection.as_ref().expect("a run ejects").steps;
         self.report.steps.iter().zip(ejections).filter(|(row, _)| row.run == "ejection")
@@ -188,18 +188,19 @@ impl Failures {
             with.counts.trials - with.counts.readmissions + self.first_ejections(),
             with.counts.ejections
         );
-        // After the last failure nothing fails any more, and no backend is ejected again.
+        // After the last failure no connect fails, and no client ejects a backend.
         let fail = self.scenario.fails[0];
         let over_us = fail.end_us();
         for (row, ejections) in self.rows().filter(|(row, _)| row.at_us >= over_us + self.scenario.step.us) {
             assert_eq!((row.counts.errors.sum(), ejections.counts.ejections), (0, 0), "{ejections:?}");
         }
-        // The last backend is readmitted once its ejection is over. One connect is its trial. Other
-        // ejections may end at the same moment, and each needs a connect too. A client connects
-        // every 100 ms on average, and has at most 20 backends.
+        // A backend is readmitted by a trial, which is the client's next connect after the ejection
+        // is over. Other ejections may end at the same moment, and each needs a connect. A client
+        // connects every 100 ms on average, and has at most 20 backends.
         let well_after_us = with.well_after_us.expect("nobody is ejected at the end");
         assert!(well_after_us <= with.longest_left_us + 2_000_000, "{with:?}");
-        // From then on every client has its full shares: the load is as even as without ejection.
+        // From then on every client has its full shares, so the load is as even as without
+        // ejection.
         let after_us = over_us + well_after_us + self.scenario.step.us;
         let mut after = self.rows().filter(|(row, _)| row.at_us >= after_us).peekable();
         assert!(after.peek().is_some());
@@ -212,15 +213,15 @@ impl Failures {
         (with, without)
     }
 
-    /// Ejections that did not follow a failed trial: those of backends that were finally
-    /// readmitted.
+    /// The number of ejections that did not follow a failed trial. All these backends were
+    /// readmitted in the end.
     fn first_ejections(&self) -> u64 {
         self.total("ejection").counts.readmissions
     }
 }
 
-/// The seed decides which backends fail and when clients connect. The properties must not depend on
-/// it.
+/// The seed decides which backends fail and when clients connect, and the properties must not
+/// depend on it.
 const SEEDS: std::ops::Range<u64> = 0..5;
 
 #[test]
@@ -229,8 +230,8 @@ fn a_tenth_that_dies_costs_five_connects_each_and_the_trials() {
         let played = Failures::play("ejection-tenth", seed);
         let (with, without) = played.check();
         assert_eq!((with.most.failed, with.counts.withheld), (5, 0), "{with:?}");
-        // 5 + 10 + 20 + 40 seconds, each at most a tenth shorter: the trial after the fourth one is
-        // later than the failure.
+        // 5 + 10 + 20 + 40 seconds, each at most a tenth shorter, so the trial after the fourth
+        // ejection is later than the failure.
         assert!(with.most.ejections <= 5 && with.most.trials <= 5, "{with:?}");
         let trials_failed = with.counts.trials - with.counts.readmissions;
         assert_eq!(with.counts.failed, 5 * with.counts.readmissions + trials_failed, "{with:?}");
@@ -246,7 +247,7 @@ fn half_of_the_fleet_may_die_at_once() {
     for seed in SEEDS {
         let played = Failures::play("ejection-half", seed);
         let (with, without) = played.check();
-        // Some clients have more than ten dead backends among twenty, and eject all of them.
+        // Some clients have more than ten dead backends among twenty, and eject all of these.
         assert!(with.most_ejected > 0.5 && with.counts.withheld == 0 && with.most.failed <= 5, "{with:?}");
         assert!(with.most.ejections <= 5 && with.most.trials <= 5, "{with:?}");
         assert!(without.counts.failed > 3 * with.counts.failed, "{with:?}\n{without:?}");
@@ -258,9 +259,8 @@ fn flapping_backends_are_ejected_once_each_time_and_taken_back() {
     for seed in SEEDS {
         let played = Failures::play("ejection-flapping", seed);
         let (with, without) = played.check();
-        // 15 times five failures, and hardly any failed trial: an ejection begins with the fifth
-        // failure, after half of the seven seconds, and five seconds later the backend has
-        // recovered.
+        // 15 times five failures, and hardly any failed trial: the fifth failure begins an ejection
+        // after half of the seven seconds, and five seconds later the backend has recovered.
         assert!(with.most.failed <= 75 && with.most.ejections <= 20 && with.most.trials <= 20, "{with:?}");
         assert!(with.counts.ejections <= with.counts.failed / 4, "{with:?}");
         assert!(10 * with.counts.failed < 7 * without.counts.failed, "{with:?}\n{without:?}");
@@ -273,8 +273,8 @@ fn a_fleet_that_dies_and_returns_is_found_at_once_and_taken_back() {
     for seed in SEEDS {
         let played = Failures::play("ejection-all", seed);
         let (with, without) = played.check();
-        // Ejection changes no result here: each connect fails while all backends are dead, and none
-        // fails afterwards.
+        // Ejection changes no result here: every connect fails while all backends are dead, and
+        // none fails afterwards.
         assert_eq!(with.counts.failed, without.counts.failed);
         assert_eq!((with.most_ejected, with.counts.readmissions), (0.95, 1_900), "{with:?}");
         // Trials come at least every five seconds, sometimes early, but not at each connect: 19
@@ -286,7 +286,7 @@ fn a_fleet_that_dies_and_returns_is_found_at_once_and_taken_back() {
     }
 }
 
-/// A shipped scenario with one seed, which suffices to show its effect.
+/// A shipped scenario with one seed, which is enough to show its effect.
 fn figures_of_one_seed(name: &str) -> Vec<RunFigures> {
     let text = shipped::text(name).expect("it comes with the program");
     let mut scenario = Scenario::read(name, name, text).unwrap_or_else(|fault| panic!("{fault}"));
@@ -304,8 +304,8 @@ fn the_sinkhole_draws_nearly_all_requests_of_least_loaded_unless_errors_count() 
     let mut scenario = shipped::scenario("sinkhole");
     scenario.seeds = 1;
     let report = play(&scenario, scenario.seed);
-    // From the end of the requests that were in progress when the backend began to fail, to the end
-    // of the failure.
+    // From the end of the requests that were in progress when the failure began, to the end of the
+    // failure.
     let errors = |run: &str| {
         let rows =
             rows(&report, run).into_iter().filter(|row| (50_000_000..=90_000_000).contains(&row.at_us));
@@ -342,14 +342,14 @@ fn no_machine_of_the_book_s_fleet_is_asked_for_more_than_it_can_do() {
     let can: Vec<f64> = speeds.iter().map(|speed| speed * f64::from(scenario.machines.cores)).collect();
     let asked = 50.0 * each / can.iter().sum::<f64>();
     assert!((asked - 0.5).abs() < 0.005, "half of what all machines can do: {asked}");
-    // With round robin each backend receives the same. Neighbours use a twentieth of a machine on
-    // average: at most a fifth, half of the time.
+    // With round robin every backend receives the same. Neighbours use a twentieth of a machine on
+    // average: up to a fifth, half of the time.
     assert!(can.iter().all(|can| each / can < 0.95 * 0.95), "{each} {can:?}");
 }
 
 #[test]
 fn a_hundred_small_jobs_are_even_only_where_weights_follow_load() {
-    // A third of its length; only the end counts.
+    // Plays a third of the scenario's length; only the end counts.
     let text = shipped::text("load-small-jobs").expect("it comes with the program");
     let text = text.replace("\"100s\"", "\"60s\"").replace("\"250s\"", "\"90s\"");
     let scenario = Scenario::read("small", "small", &text).unwrap_or_else(|fault| panic!("{fault}"));

@@ -47,8 +47,8 @@ lives = "even"
 fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
     // The first arrival is at some time s in the first second. Four arrive before the resize, two
-    // at each backend. Those at s and s + 1 have ended by then; the two others are one at each
-    // backend.
+    // at each backend. The arrivals of s and s + 1 have ended by then; of the other two, one is at
+    // each backend.
     let first = StepRow {
         run: "as written".into(),
         at_us: 4_000_000,
@@ -63,8 +63,8 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
         jobs: Vec::new(),
         traces: None,
     };
-    // One of them is cut. The other one ends, and so do those of s + 4 and s + 5. The last two have
-    // not ended.
+    // One of the two open arrivals is cut. The other one ends, and so do the arrivals of s + 4 and
+    // s + 5. The last two have not ended.
     let cut = RequestErrors { cut: 1, ..RequestErrors::default() };
     let second = StepRow {
         at_us: 8_000_000,
@@ -100,7 +100,7 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
         connections_at_start: 0,
         connections_at_end: 2,
         connections: all(2.0),
-        // The load of the backend that stayed.
+        // The load of the backend that stayed in the service.
         load: all(6.0),
         utilization: 1.0,
         floor: None,
@@ -115,7 +115,7 @@ fn a_client_that_does_not_know_yet_connects_to_a_backend_that_is_gone() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
     let text = text.replace("step", "notice = { delay = \"2s\" }\nstep");
     let report = play(&scenario(&text), 1);
-    // As above, but one of the arrivals at s + 4 and s + 5 goes to the backend that is gone.
+    // As above, but one of the arrivals of s + 4 and s + 5 goes to the stopped backend.
     let expected = TrafficCounts {
         arrivals: 4,
         served: 2,
@@ -133,8 +133,8 @@ fn a_client_that_does_not_know_yet_connects_to_a_backend_that_is_gone() {
 fn load_follows_capacity_and_is_measured_by_it() {
     let text = ONE_CLIENT.replace("count = 2", "count = 2\nweights = [{ from = 0, to = 0, weight = 3 }]");
     let report = play(&scenario(&text.replace("connections", "requests")), 1);
-    // Of every four arrivals, three go to the first backend, which has capacity three, and one to
-    // the second.
+    // Of every four arrivals, three go to the first backend, which has weight three, and one goes
+    // to the second.
     for row in &report.steps {
         assert_eq!((row.load, row.connections), (all(1.0), all(1.0)));
         assert_eq!((row.counts.opened, row.counts.moved), (0, 0));
@@ -168,7 +168,7 @@ fn connections_that_are_kept_follow_the_subset() {
     let counts: Vec<TrafficCounts> = report.steps.iter().map(|row| row.counts).collect();
     assert_eq!(counts, [TrafficCounts::default(), moved]);
     assert_eq!(report.steps[0].connections, all(2.0));
-    // 2, 2, 2, 1 and 1.
+    // The backends have 2, 2, 2, 1 and 1 connections.
     let connections = report.steps[1].connections;
     assert_eq!((connections.min, connections.mean, connections.max), (1.0, 1.6, 2.0));
 }
@@ -195,7 +195,7 @@ fn clients_come_and_go_with_their_connections() {
     let report = play(&scenario(&text), 1);
     let clients: Vec<u32> = report.steps.iter().map(|row| row.clients).collect();
     assert_eq!(clients, [3, 1]);
-    // 8 of the first task, and 3 of each of the others; each of those has 2 open when it is
+    // The first task has 8 arrivals, and the others have 3 each and 2 open ones when they are
     // removed.
     let total = &report.summary.runs[0];
     assert_eq!((total.counts.arrivals, total.counts.abandoned, total.under_way), (14, 4, 2));

@@ -1,9 +1,9 @@
 //! Properties that hold for any rates and any absent clients: the law of the deviation, and the
 //! guarantee.
 //!
-//! The tests use structural weights of Rocksteadier, in fleets with few and with many connections,
-//! and several seeds. They must not use the library's computation of loads from rates: they compute
-//! loads again, from the shares alone.
+//! The tests use Rocksteadier with structural weights, in fleets with few and with many
+//! connections, and several seeds. They must not use the library's computation of loads from rates,
+//! so they compute loads again, only from the shares.
 
 use lb_core::subset::Algorithm;
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
@@ -14,8 +14,8 @@ use lb_sim::unequal::{
     Inequality, UnequalLoads, WANTED_UTILIZATION, deviation, expected_utilization, guarantee, size_for,
 };
 
-/// Clients, backends, size: from half a backend for each client to twenty times as many connections
-/// as necessary.
+/// Clients, backends and size: from half a backend for each client to twenty times as many
+/// connections as necessary.
 const FLEETS: [(u32, u32, u32); 6] =
     [(300, 300, 12), (300, 300, 96), (1_000, 1_000, 20), (300, 1_000, 32), (60, 200, 32), (2_000, 100, 12)];
 
@@ -59,14 +59,14 @@ fn the_expected_utilization_is_about_what_draws_have() {
 
 #[test]
 fn the_size_that_is_chosen_is_the_smallest_that_is_enough() {
-    // Clients, backends, skew, missing, and the chosen size, which is at least 12.
+    // Clients, backends, skew, missing, and the chosen size. The size is at least 12.
     let rows = [
         (300, 300, 0.0, 0, 12),
         (300, 300, 0.2, 0, 48),
         (300, 300, 0.5, 0, 192),
         (1_000, 300, 0.5, 0, 64),
         (2_000, 100, 1.0, 0, 32),
-        // As many absent clients as the guarantee allows, and more.
+        // As many absent clients as the guarantee allows, and then more.
         (300, 300, 0.0, 10, 12),
         (300, 300, 0.0, 30, 192),
     ];
@@ -74,7 +74,7 @@ fn the_size_that_is_chosen_is_the_smallest_that_is_enough() {
         let inequality = Inequality { skew, missing };
         let size = size_for(&fleet((clients, backends, 12), 0), inequality);
         assert_eq!(size, expected, "{clients} x {backends}, {inequality:?}");
-        // Structural weights are even to within a thousandth.
+        // With structural weights, loads are even to within a thousandth.
         let found = |size| unequal(&fleet((clients, backends, size), 1), inequality).raw.mean;
         assert!(
             found(size) > WANTED_UTILIZATION - 0.001,
@@ -89,8 +89,8 @@ fn the_size_that_is_chosen_is_the_smallest_that_is_enough() {
     assert_eq!(size_for(&fleet((7, 10, 12), 0), Inequality { skew: 5.0, missing: 0 }), 12);
 }
 
-/// Utilization before and after some clients leave, and their part of the clients and of the
-/// traffic.
+/// Utilization before and after some clients leave, and the leaving clients' part of all clients
+/// and of the traffic.
 struct Loss {
     before: f64,
     after: f64,
@@ -134,13 +134,13 @@ fn losing_a_part_of_the_clients_never_costs_more_than_that_part() {
             least = least.min(over);
         }
     }
-    // It is only a bound, but the bound is reached: in a fleet with few connections, some backend
+    // The result is only a bound, but it is reached: in a fleet with few connections, some backend
     // loses none of its clients.
     assert!(least < 1.001, "{least}");
 }
 
-/// For unequal clients, the relevant part is that of the traffic: the heaviest clients have a
-/// larger part of the traffic than of the clients.
+/// For unequal clients, the relevant part is that of the traffic, because the heaviest clients have
+/// a larger part of the traffic than of the clients.
 #[test]
 fn losing_unequal_clients_never_costs_more_than_their_part_of_the_traffic() {
     let mut is_worse_than_their_number = false;

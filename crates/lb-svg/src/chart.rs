@@ -1,8 +1,8 @@
 //! Axes: convert numbers to points of a drawing, with ticks, a light grid and titles that name the
 //! unit.
 //!
-//! An axis shows its whole range, and figures for comparison have the same range, so that the
-//! drawing does not mislead. Must not know the meaning of the numbers.
+//! An axis shows its whole range, and figures that are compared have the same range, so that they
+//! do not mislead. Must not know the meaning of the numbers.
 
 use crate::drawing::{Anchor, Drawing, LineStyle};
 use crate::geometry::{Area, Point, at};
@@ -37,42 +37,42 @@ impl Scale {
 /// The title of an axis, and the numbers that are labelled on it.
 #[derive(Clone, Debug)]
 pub struct Axis<'a> {
-    /// Includes the unit.
+    /// The title includes the unit.
     pub title: &'a str,
     /// Numbers and their labels.
     pub ticks: Vec<(f64, String)>,
 }
 
 impl<'a> Axis<'a> {
-    /// Ticks labelled with their numbers.
+    /// Creates an axis with ticks labelled by their numbers.
     pub fn new(title: &'a str, ticks: &[f64]) -> Self {
         Self::worded(title, ticks, |tick| tick.to_string())
     }
 
-    /// Ticks labelled by a function.
+    /// Creates an axis with ticks labelled by a function.
     pub fn worded(title: &'a str, ticks: &[f64], words: fn(f64) -> String) -> Self {
         Self { title, ticks: ticks.iter().map(|&tick| (tick, words(tick))).collect() }
     }
 }
 
-/// Default width of a figure, in units.
+/// Default width of a figure, in units of the drawing.
 pub const WIDTH: f64 = 400.0;
-/// Default height, in units.
+/// Default height of a figure, in units of the drawing.
 pub const HEIGHT: f64 = 280.0;
 
 /// The area of a drawing in which pairs of numbers are points.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
-    /// Without the axes.
+    /// The area, without the axes.
     pub area: Area,
-    /// From left to right.
+    /// The horizontal scale, from left to right.
     pub x: Scale,
-    /// From bottom to top.
+    /// The vertical scale, from bottom to top.
     pub y: Scale,
 }
 
 impl Plot {
-    /// A plot that fills a figure of the default size.
+    /// Creates a plot that fills a figure of the default size.
     pub const fn usual(x: Scale, y: Scale) -> Self {
         Self { area: Area { left: 50.0, top: 34.0, right: 384.0, bottom: 234.0 }, x, y }
     }
@@ -89,8 +89,8 @@ impl Plot {
         Area { left: a.x.min(b.x), top: a.y.min(b.y), right: a.x.max(b.x), bottom: a.y.max(b.y) }
     }
 
-    /// Draws the grid and the labels. Call it before all other drawing, so that the grid lies
-    /// beneath.
+    /// Draws the grid and the labels. Call this before all other drawing, so that the grid lies
+    /// below.
     pub fn axes(&self, drawing: &mut Drawing, x: &Axis<'_>, y: &Axis<'_>) {
         let Area { left, top, right, bottom } = self.area;
         for (value, words) in &y.ticks {
@@ -104,7 +104,7 @@ impl Plot {
             drawing.note(at(x, bottom + 17.0), Anchor::Middle, words);
         }
         drawing.line(Paint::QUIET, LineStyle::Thin, at(left, bottom), at(right, bottom));
-        // Above the axis instead of along it, so that the text is horizontal.
+        // The title is above the axis instead of along it, so that the text is horizontal.
         drawing.note(at(6.0, top - 18.0), Anchor::Start, y.title);
         if !x.title.is_empty() {
             drawing.note(at(right, bottom + 36.0), Anchor::End, x.title);

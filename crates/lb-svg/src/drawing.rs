@@ -1,9 +1,9 @@
-//! The few shapes of figures, as elements of SVG.
+//! The few shapes that figures need, as SVG elements.
 //!
-//! Shapes have classes instead of colours, because the pictures follow the reader's light or dark
-//! page; [`crate::palette`] defines the classes. A drawing also records where its shapes and labels
-//! are, so that tests detect cut-off and overlapping ones without a browser. Must not know of axes
-//! or data.
+//! Shapes have classes instead of colours, so that pictures follow the reader's light or dark page;
+//! [`crate::palette`] defines the classes. A drawing also records the positions of its shapes and
+//! labels, so that tests detect cut-off shapes and overlapping labels without a browser. Must not
+//! know of axes or data.
 
 use std::fmt::Write as _;
 
@@ -18,12 +18,12 @@ pub enum Anchor {
     End,
 }
 
-/// How a text is set.
+/// The size and weight of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lettering {
-    /// For numbers on axes, and notes.
+    /// For numbers on axes, and for notes.
     Small,
-    /// For titles of axes, and remarks.
+    /// For titles of axes, and for remarks.
     Label,
     /// For the name of a drawn object.
     Strong,
@@ -38,8 +38,8 @@ impl Lettering {
         }
     }
 
-    /// Height of a line, and average width of a letter. The width is a high estimate: DejaVu Sans
-    /// is wider than most fonts.
+    /// The height of a line, and the average width of a letter. The width is a high estimate, for
+    /// DejaVu Sans, which is wider than most fonts.
     const fn extent(self) -> (f64, f64) {
         match self {
             Self::Small => (12.0, 6.7),
@@ -56,11 +56,11 @@ pub enum LineStyle {
     Thin,
     /// Wide enough to show its colour.
     Solid,
-    /// A band.
+    /// Wide enough for a band.
     Thick,
-    /// A background on both sides of a line that crosses others.
+    /// A background on both sides of a line that crosses other lines.
     Halo,
-    /// For published figures of other authors.
+    /// For figures published by other authors.
     Dashed,
     /// For a second quantity of the same series.
     Dotted,
@@ -82,19 +82,19 @@ impl LineStyle {
 /// A picture that is being drawn.
 #[derive(Clone, Debug)]
 pub struct Drawing {
-    /// In units. On a phone, a unit is slightly less than a pixel.
+    /// The width in units. On a phone, a unit is slightly less than a pixel.
     pub width: f64,
-    /// In units.
+    /// The height in units.
     pub height: f64,
     body: String,
     labels: Vec<(Area, String)>,
     bounds: Area,
 }
 
-/// Formats a number for a figure: a tenth of a unit is finer than any screen.
+/// Formats a number for a figure. A tenth of a unit is finer than the resolution of any screen.
 fn number(value: f64) -> String {
     let tenths = (value * 10.0).round() / 10.0;
-    // Avoids "-0".
+    // Adding 0 avoids "-0".
     format!("{}", tenths + 0.0)
 }
 
@@ -108,13 +108,13 @@ pub fn escaped(text: &str) -> String {
 }
 
 impl Drawing {
-    /// An empty drawing.
+    /// Creates an empty drawing.
     pub fn new(width: f64, height: f64) -> Self {
         let bounds = Area { left: 0.0, top: 0.0, right: 0.0, bottom: 0.0 };
         Self { width, height, body: String::new(), labels: Vec::new(), bounds }
     }
 
-    /// The shapes, as elements.
+    /// The shapes, as SVG elements.
     pub fn body(&self) -> &str {
         &self.body
     }
@@ -133,7 +133,7 @@ impl Drawing {
     }
 
     fn write(&mut self, element: std::fmt::Arguments<'_>) {
-        self.body.write_fmt(element).expect("a string takes all");
+        self.body.write_fmt(element).expect("writing to a string cannot fail");
         self.body.push('\n');
     }
 
@@ -169,17 +169,18 @@ impl Drawing {
         ));
     }
 
-    /// Draws many filled rectangles of one shade as one element.
+    /// Draws many filled rectangles of one shade in one element.
     pub fn shaded(&mut self, paint: Paint, shade: usize, areas: &[Area]) {
         let mut path = String::new();
         for &area in areas {
             let [x, y, width, height] = self.rectangle(area);
-            write!(path, "M{x} {y}h{width}v{height}h-{width}z").expect("a string takes all");
+            write!(path, "M{x} {y}h{width}v{height}h-{width}z").expect("writing to a string cannot fail");
         }
         self.write(format_args!("<path class=\"shade-{shade} fill-{}\" d=\"{path}\"/>", paint.name));
     }
 
-    /// Records an area as covered. Returns its corner and sides, formatted for the figure.
+    /// Records an area as covered. Returns its corner and the lengths of its sides, formatted for
+    /// the figure.
     fn rectangle(&mut self, area: Area) -> [String; 4] {
         self.cover(area);
         [area.left, area.top, area.right - area.left, area.bottom - area.top].map(number)
@@ -202,7 +203,7 @@ impl Drawing {
     }
 
     /// Draws a part of a circle's outline, clockwise. `from` and `to` are turns from the top, at
-    /// most a whole turn apart; if `to` is smaller, the arc passes the top.
+    /// most a whole turn apart. If `to` is smaller than `from`, the arc passes the top.
     pub fn arc(&mut self, paint: Paint, line: LineStyle, (centre, radius): (Point, f64), from: f64, to: f64) {
         let (start, end) = (on_circle(centre, radius, from), on_circle(centre, radius, to));
         self.cover(Area::square(centre, radius));
@@ -212,8 +213,7 @@ impl Drawing {
         self.open_path(paint, line, &format!("M{start}A{radius} {radius} 0 {large} 1 {end}"));
     }
 
-    /// Draws text with a background around its letters, so that lines beneath do not make it hard
-    /// to read.
+    /// Draws text with a background around its letters, so that it stays readable on top of lines.
     pub fn text(&mut self, paint: Paint, lettering: Lettering, point: Point, anchor: Anchor, text: &str) {
         let (height, letter) = lettering.extent();
         #[expect(clippy::cast_precision_loss, reason = "a label has no 2^53 letters")]
@@ -223,7 +223,7 @@ impl Drawing {
             Anchor::Middle => (point.x - width / 2.0, "middle"),
             Anchor::End => (point.x - width, "end"),
         };
-        // From the height of a capital to the depth of a `g`.
+        // The area reaches from the height of a capital letter to the depth of a `g`.
         let area =
             Area { left, top: point.y - 0.76 * height, right: left + width, bottom: point.y + 0.22 * height };
         self.cover(area);
@@ -235,7 +235,7 @@ impl Drawing {
         ));
     }
 
-    /// Draws text with its middle at the point, in both directions.
+    /// Draws text centred at the point, in both directions.
     pub fn centred(&mut self, paint: Paint, lettering: Lettering, point: Point, text: &str) {
         self.text(paint, lettering, point.moved(0.0, 4.0), Anchor::Middle, text);
     }
@@ -255,7 +255,7 @@ impl Drawing {
         for (number, (area, text)) in self.labels.iter().enumerate() {
             for (other, words) in &self.labels[..number] {
                 if area.overlaps(other) {
-                    faults.push(format!("{text:?} is written over {words:?}"));
+                    faults.push(format!("{text:?} overlaps {words:?}"));
                 }
             }
         }
@@ -296,7 +296,7 @@ mod tests {
         drawing.text(Paint::INK, Lettering::Small, at(0.0, 20.0), Anchor::Start, "seven letters");
         assert_eq!(drawing.faults(), Vec::<String>::new());
         drawing.text(Paint::INK, Lettering::Small, at(90.0, 22.0), Anchor::End, "too near");
-        assert_eq!(drawing.faults(), ["\"too near\" is written over \"seven letters\""]);
+        assert_eq!(drawing.faults(), ["\"too near\" overlaps \"seven letters\""]);
         drawing.dot(Paint::INK, at(98.0, 10.0), 3.0);
         assert!(drawing.faults()[0].ends_with("on a sheet of 100 x 50"), "{:?}", drawing.faults());
     }

@@ -1,4 +1,4 @@
-//! A figure: a drawing with its title and description, as a file of its own or inside a page.
+//! A figure: a drawing with a title and a description, as a separate file or inside a page.
 //!
 //! Both forms describe the drawing for readers that cannot see it. Must not know how pages look.
 
@@ -8,9 +8,9 @@ use crate::palette::{Paint, style};
 /// A drawing with a name for links.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// Its name in links, and its file name without the ending.
+    /// The figure's name in links, and its file name without extension.
     pub id: &'static str,
-    /// One line.
+    /// A title of one line.
     pub title: String,
     /// A description of the drawing, in a sentence or two.
     pub description: String,
@@ -18,12 +18,12 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// The figure as part of a page that has the [`style`] of figures.
+    /// Returns the figure as part of a page. The page must have the [`style`] of figures.
     pub fn inline(&self) -> String {
         self.svg("", "")
     }
 
-    /// The figure as a file of its own, with a background and the style of these paints.
+    /// Returns the figure as a separate file, with a background and with the style of these paints.
     pub fn alone(&self, paints: &[Paint]) -> String {
         let sheet = "<rect class=\"fill-paper\" width=\"100%\" height=\"100%\"/>\n";
         let style = format!("<style>{}</style>\n{sheet}", style(paints));

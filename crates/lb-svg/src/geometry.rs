@@ -5,9 +5,9 @@
 /// A point of a drawing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// To the right.
+    /// The distance from the left edge.
     pub x: f64,
-    /// Downwards.
+    /// The distance from the upper edge.
     pub y: f64,
 }
 
@@ -16,13 +16,13 @@ pub const fn at(x: f64, y: f64) -> Point {
 }
 
 impl Point {
-    /// The point at this distance to the right of this one and below it.
+    /// The point at these distances to the right of this point and below it.
     pub const fn moved(self, right: f64, down: f64) -> Self {
         at(self.x + right, self.y + down)
     }
 }
 
-/// The point of a circle that is `turn` of a whole turn (0 to 1) from its top, clockwise.
+/// The point on a circle that is `turn` (0 to 1) of a whole turn from the top, clockwise.
 pub fn on_circle(centre: Point, radius: f64, turn: f64) -> Point {
     let angle = std::f64::consts::TAU * turn;
     at(centre.x + radius * angle.sin(), centre.y - radius * angle.cos())
@@ -39,7 +39,7 @@ pub struct Area {
 }
 
 impl Area {
-    /// The square with sides at distance `half` from its centre.
+    /// The square with sides at the distance `half` from its centre.
     pub const fn square(Point { x, y }: Point, half: f64) -> Self {
         Self { left: x - half, top: y - half, right: x + half, bottom: y + half }
     }

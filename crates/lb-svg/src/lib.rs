@@ -1,11 +1,11 @@
 //! Figures as SVG: shapes with classes, a palette for light and dark pages, axes, and the document
 //! around a drawing.
 //!
-//! The planner's report and the benchmark's picture share this writer. It exists because SVG crates
-//! do not offer what it adds to text: colours by class, so that a figure follows the reader's page
-//! without scripts, and a record of the positions of labels and shapes, so that tests detect
-//! cut-off ones without a browser. The crate `svg` would replace only the few lines that format
-//! elements, with builders that have untyped attributes. Must not know what is drawn, nor depend on
+//! The planner's report and the benchmark's picture share this writer. SVG crates do not offer two
+//! features that it has: colours by class, so that a figure follows the reader's page without
+//! scripts, and a record of the positions of labels and shapes, so that tests detect cut-off ones
+//! without a browser. The crate `svg` would replace only the few lines that format elements, with
+//! builders that have untyped attributes. Must not know what is drawn, and must not depend on
 //! another crate.
 #![forbid(unsafe_code)]
 

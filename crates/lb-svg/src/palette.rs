@@ -1,16 +1,16 @@
 //! Colours, each for a light and a dark page, and the style that every figure contains.
 //!
-//! A figure appears both inside a page and alone, so its style has no custom properties: viewers
-//! other than browsers (librsvg, Inkscape) support classes, but not `var()`. Colour is never the
-//! only distinction: every series has a label where it is drawn. The caller decides what a hue
-//! stands for: it makes a [`Paint`] of the hue, named for its meaning.
+//! A figure appears inside a page and as a separate file, so its style has no custom properties:
+//! viewers other than browsers (librsvg, Inkscape) support classes, but not `var()`. Colour is
+//! never the only distinction: every series has a label where it is drawn. The caller decides what
+//! a hue means: it makes a [`Paint`] from the hue and names it for its meaning.
 
 use std::fmt::Write as _;
 
 /// A colour as `0xRRGGBB`, on a light and on a dark page.
 pub type Hue = [u32; 2];
 
-/// For bad results, or results left to chance.
+/// For bad results, or for results left to chance.
 pub const RED: Hue = [0xb3_42_1c, 0xf2_8f_66];
 /// For a series.
 pub const BLUE: Hue = [0x2a_60_b0, 0x82_b2_f5];
@@ -24,7 +24,7 @@ pub const VIOLET: Hue = [0x78_3c_97, 0xca_9c_e4];
 /// A hue, and the word for its meaning in class names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paint {
-    /// Letters only.
+    /// The word, which has only letters.
     pub name: &'static str,
     pub hue: Hue,
 }
@@ -32,13 +32,13 @@ pub struct Paint {
 impl Paint {
     /// For the background.
     pub const PAPER: Self = Self::new("paper", [0xff_ff_ff, 0x14_18_1c]);
-    /// For text, and for published figures of other authors.
+    /// For text, and for figures published by other authors.
     pub const INK: Self = Self::new("ink", [0x1b_22_28, 0xe6_ea_ed]);
     /// For titles of axes, ticks and notes.
     pub const QUIET: Self = Self::new("quiet", [0x55_60_6a, 0xa2_ad_b6]);
     /// For the lines of the grid, which carry no information.
     pub const RULE: Self = Self::new("rule", [0xdd_e2_e6, 0x2d_34_3b]);
-    /// The paints of every figure, besides its own paints.
+    /// The paints that every figure has in addition to its own.
     pub const COMMON: [Self; 4] = [Self::PAPER, Self::INK, Self::QUIET, Self::RULE];
 
     pub const fn new(name: &'static str, hue: Hue) -> Self {
@@ -46,15 +46,16 @@ impl Paint {
     }
 }
 
-/// Fonts that are already installed, so that nothing is fetched.
+/// Fonts that are already installed on the reader's system, so that nothing is loaded.
 pub const FONTS: &str =
     "system-ui, -apple-system, \"Segoe UI\", Roboto, \"Helvetica Neue\", Arial, \"DejaVu Sans\", sans-serif";
 
-/// Shades of a density, from few to many points: five, because the eye does not distinguish more.
+/// Opacities of a density, from few to many points. There are five, because the eye does not
+/// distinguish more.
 pub const SHADES: [f64; 5] = [0.25, 0.42, 0.60, 0.80, 1.0];
 
-/// The style of figures with the [`Paint::COMMON`] paints and these; it is the same alone and
-/// inside a page.
+/// The style of figures with the [`Paint::COMMON`] paints and these paints. It is the same for
+/// separate files and inside a page.
 pub fn style(own: &[Paint]) -> String {
     let mut css = format!(
         ".fig{{font-family:{FONTS}}}\
@@ -68,7 +69,8 @@ pub fn style(own: &[Paint]) -> String {
          .fig .tint{{fill-opacity:.18}}"
     );
     for (shade, opacity) in SHADES.iter().enumerate() {
-        write!(css, ".fig .shade-{shade}{{fill-opacity:{opacity}}}").expect("a string takes all");
+        write!(css, ".fig .shade-{shade}{{fill-opacity:{opacity}}}")
+            .expect("writing to a string cannot fail");
     }
     paints(&mut css, own, 0);
     css.push_str("@media (prefers-color-scheme:dark){");
@@ -79,11 +81,11 @@ pub fn style(own: &[Paint]) -> String {
 
 fn paints(css: &mut String, own: &[Paint], scheme: usize) {
     let paper = Paint::PAPER.hue[scheme];
-    write!(css, ".fig{{background:#{paper:06x}}}").expect("a string takes all");
+    write!(css, ".fig{{background:#{paper:06x}}}").expect("writing to a string cannot fail");
     for Paint { name, hue } in Paint::COMMON.iter().chain(own) {
         let colour = hue[scheme];
         write!(css, ".fig .fill-{name}{{fill:#{colour:06x}}}.fig .stroke-{name}{{stroke:#{colour:06x}}}")
-            .expect("a string takes all");
+            .expect("writing to a string cannot fail");
     }
 }
 

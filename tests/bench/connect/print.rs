@@ -28,7 +28,8 @@ fn interval(ratio: Median) -> String {
 pub fn terminal(outcome: &Outcome) -> String {
     let mut text = String::new();
     let Outcome { group, rounds, operations, rows } = outcome;
-    let mut write = |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("a string takes all");
+    let mut write =
+        |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("writing to a string cannot fail");
     write(format_args!("\n{}: {} {rounds} rounds of {operations}", group.title, group.remark));
     let [p50, p99, rate, cpu] = Measure::ALL.map(|measure| format!("{} ratio [95 % CI]", measure.name()));
     write(format_args!(
@@ -98,7 +99,7 @@ pub fn summary(outcomes: &[Outcome]) -> String {
     let mut text = format!("targets: {} reached, {} not", count(Verdict::Pass), count(Verdict::NotReached));
     for (number, what) in [(count(Verdict::TooNoisy), "too noisy"), (not_run, "of arms without a run")] {
         if number > 0 {
-            write!(text, ", {number} {what}").expect("a string takes all");
+            write!(text, ", {number} {what}").expect("writing to a string cannot fail");
         }
     }
     text
@@ -108,7 +109,8 @@ pub fn summary(outcomes: &[Outcome]) -> String {
 pub fn markdown(outcome: &Outcome) -> String {
     let mut text = String::new();
     let Outcome { group, rounds, operations, rows } = outcome;
-    let mut write = |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("a string takes all");
+    let mut write =
+        |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("writing to a string cannot fail");
     write(format_args!("### {}\n\n{} {rounds} rounds of {operations}.\n", group.title, group.remark));
     write(format_args!(
         "| arm | p50, us | p50 ratio | p99 ratio | rate ratio | CPU ratio | p99 of all, us | targets |"

@@ -59,7 +59,8 @@ fn added(outcome: &Outcome, arm: usize) -> Option<f64> {
 /// The table of a group's runs, and of what this build adds to another one.
 pub fn table(runs: &[&Outcome]) -> String {
     let mut text = String::new();
-    let mut write = |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("a string takes all");
+    let mut write =
+        |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("writing to a string cannot fail");
     let group = &runs[0].group;
     let floor = group.arms.iter().position(|arm| arm.between == Between::Floor);
     write(format_args!("\n{}: {} runs, median [least, greatest]", group.title, runs.len()));

@@ -15,7 +15,7 @@ pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     let mut text = String::new();
     let mut line = |cells: &mut dyn Iterator<Item = String>| {
         for (cell, width) in cells.zip(&widths) {
-            write!(text, "| {cell:<width$} ").expect("a string takes all");
+            write!(text, "| {cell:<width$} ").expect("writing to a string cannot fail");
         }
         text.push_str("|\n");
     };

@@ -139,7 +139,7 @@ fn of_list(options: &BalanceOptions, jobs: &[ListedJob], inequality: Option<Ineq
         job.check_size()?;
         results.push(ListedBalance::of(job, inequality));
     }
-    let job = jobs.first().expect("there is one");
+    let job = jobs.first().expect("there is at least one job");
     let document = ListedBalanceDocument {
         schema: output::SCHEMA,
         clients: job.tasks,

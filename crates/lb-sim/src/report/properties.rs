@@ -122,7 +122,9 @@ pub fn section(extent: Extent) -> ReportSection {
         table.row([algorithm.name(), &one_client, &ten_clients, &one_larger, &five_larger, &tenth]);
     }
     let named = |algorithm: Algorithm| {
-        all.iter().find(|properties| properties.algorithm == algorithm).expect("it is one of these")
+        all.iter()
+            .find(|properties| properties.algorithm == algorithm)
+            .expect("ALGORITHMS has this algorithm")
     };
     let (aperture, deterministic) = (named(Algorithm::Aperture), named(Algorithm::Deterministic));
     let (rocksteadier, random) = (named(Algorithm::Rocksteadier), named(Algorithm::Random));

@@ -58,7 +58,7 @@ fn loads(shuffles: Shuffles, seed: u64, down: usize) -> Vec<f64> {
 
 /// The load of the busiest remaining backend.
 fn busiest(shuffles: Shuffles, seed: u64, down: usize) -> f64 {
-    loads(shuffles, seed, down).last().copied().expect("there are others")
+    loads(shuffles, seed, down).last().copied().expect("other backends remain")
 }
 
 /// How many of the remaining backends have more load than before.

@@ -76,7 +76,7 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
         figures.push(figure(case, &cells));
     }
     let [random, deterministic, ringsteady, scaled, _] = means.as_slice() else {
-        unreachable!("one for each of five cases");
+        unreachable!("there are five figures");
     };
     let reading = vec![
         format!(

@@ -219,7 +219,7 @@ impl SimulatedClient {
             self.following.iter_mut().for_each(|following| following.forget(slot.number()));
             self.ejector.iter_mut().for_each(|ejector| ejector.clear(slot.number()));
         }
-        self.balancer.handle(now, Fact::Idle(idle)).expect("slots can always be given back");
+        self.balancer.handle(now, Fact::Idle(idle)).expect("releasing slots cannot fail");
         let fits = self.balancer.handle(now, Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         fits.expect("there are slots for all backends, and entries for all members");
         self.publish();
@@ -242,7 +242,7 @@ impl SimulatedClient {
         }
         let said = |backend: &u32| (address(*backend), (Health::LameDuck, Why::Report));
         let said: BTreeMap<_, _> = self.lame_ducks.iter().map(said).collect();
-        self.balancer.handle(now, Fact::Said(0, Who::Report, said)).expect("it takes no room");
+        self.balancer.handle(now, Fact::Said(0, Who::Report, said)).expect("a report takes no room");
         self.publish();
         self.start_slowly(now);
         true
@@ -352,7 +352,7 @@ impl SimulatedClient {
         let half_life = self.rules.error_half_life;
         if half_life != 0 {
             let half_life = HalfLife::new(half_life);
-            let policy = Policy::from_u8(self.rules.policy).expect("the rules name one");
+            let policy = Policy::from_u8(self.rules.policy).expect("the rules name a policy");
             let members = (0..).zip(&self.entries).map(|(slot, &entries)| MemberLoad {
                 flows: self.flows(slot).into(),
                 entries,

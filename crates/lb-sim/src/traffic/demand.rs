@@ -46,7 +46,7 @@ impl Cost {
                 #[expect(
                     clippy::cast_possible_truncation,
                     clippy::cast_sign_loss,
-                    reason = "positive, and what is too large for 64 bits is capped"
+                    reason = "positive, and values beyond 64 bits are capped"
                 )]
                 let ps = (seconds * PS_PER_S) as u64;
                 ps.clamp(1, cap_ps)

@@ -263,7 +263,7 @@ impl Scenario {
                     format!("from {from} to {to} is not a range of backends: write from <= to < {most}");
                 return Err((spanned.span(), message));
             }
-            let weight = u16::try_from(table.weight.0).expect("its bounds are those of u16");
+            let weight = u16::try_from(table.weight.0).expect("a weight fits into u16");
             weights[from as usize..=to as usize].fill(weight);
         }
         Ok(weights)

@@ -39,8 +39,8 @@ pub fn text(name: &str) -> Option<&'static str> {
 /// # Panics
 /// No shipped scenario has this name.
 pub fn scenario(name: &str) -> Scenario {
-    let text = text(name).expect("it is shipped");
-    Scenario::read(name, name, text).expect("what is shipped is a scenario")
+    let text = text(name).expect("the scenario is shipped");
+    Scenario::read(name, name, text).expect("shipped scenarios are valid")
 }
 
 /// All names, for error messages.

@@ -362,7 +362,7 @@ impl TryFrom<EjectionTable> for EjectionChoice {
                 "base is \"{base}\", and no ejection is longer than max, which is \"{max}\": write at most max"
             ));
         }
-        let failures = u8::try_from(failures.0).expect("its bounds are within those of u8");
+        let failures = u8::try_from(failures.0).expect("failures fit into u8");
         let (base, max) = (Duration::from_micros(base.us), Duration::from_micros(max.us));
         // In this model the ejector receives no evidence of backends that do not answer on
         // established connections.

@@ -1,12 +1,12 @@
-//! A small fleet with different machines, clients and subsets, without random unevenness, for the
-//! tests of weights that follow load.
+//! A small fleet with different machines, clients and subsets, but without random unevenness. The
+//! tests of weights that follow load use it.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::{StepRow, WeightChanges};
 use lb_sim::traffic::{TrafficReport, play};
 
-/// Half of the machines have less than half of the capacity of the others; demand is a third of the
-/// total capacity.
+/// Half of the machines have less than half of the capacity of the others. The demand is a third of
+/// the total capacity.
 pub const FLEET: &str = include_str!("fleet.toml");
 
 pub fn played(text: &str) -> TrafficReport {
@@ -14,7 +14,7 @@ pub fn played(text: &str) -> TrafficReport {
     play(&scenario.unwrap_or_else(|fault| panic!("{fault}\n{text}")), 1)
 }
 
-/// The rows of a run that end after `from` and not after `to`, in seconds.
+/// The rows of a run that end after `from` and at or before `to`, in seconds.
 pub fn rows<'a>(report: &'a TrafficReport, run: &str, (from, to): (u64, u64)) -> Vec<&'a StepRow> {
     let is_within = |row: &&StepRow| row.at_us > from * 1_000_000 && row.at_us <= to * 1_000_000;
     let rows: Vec<&StepRow> = report.steps.iter().filter(|row| row.run == run).filter(is_within).collect();

@@ -87,7 +87,7 @@ impl SimulatedClient {
     }
 
     fn put_in_force(&mut self, now: Duration, factors: Factors) {
-        self.balancer.handle(now, Fact::Factors(0, factors)).expect("it takes no room");
+        self.balancer.handle(now, Fact::Factors(0, factors)).expect("factors take no room");
         self.publish();
     }
 

@@ -68,7 +68,7 @@ impl Tables for ClientTables<'_> {
 
     fn member(&self, position: usize) -> (u32, usize) {
         let members = self.client.members.as_ref();
-        (members.expect("members that are asked for are listed")[position], position + 1)
+        (members.expect("requested members are listed")[position], position + 1)
     }
 
     fn begin_trial(&self, slot: u32, now: u32) -> bool {

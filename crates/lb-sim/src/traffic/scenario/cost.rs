@@ -236,7 +236,7 @@ fn whole(number: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "what is larger is too large in any case"
+        reason = "larger values exceed every limit"
     )]
     let whole = number.ceil() as u64;
     whole

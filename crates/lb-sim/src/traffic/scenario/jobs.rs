@@ -105,7 +105,7 @@ fn check_load(
             return wrong(format!("policy \"round-robin\" ignores weights: {instead}"));
         }
         Policy::LeastLoaded => {
-            return wrong(format!("policy \"least-loaded\" compares open flows alone: {instead}"));
+            return wrong(format!("policy \"least-loaded\" compares only open flows: {instead}"));
         }
         Policy::WeightedRoundRobin | Policy::P2c | Policy::Random => {}
     }

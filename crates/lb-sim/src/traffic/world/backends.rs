@@ -170,7 +170,7 @@ impl World<'_> {
 
     /// Changes the weight of backends in the list.
     pub(super) fn reweight(&mut self, ReweightTable { from, to, weight, .. }: ReweightTable) {
-        let weight = u16::try_from(weight.0).expect("its bounds are those of u16");
+        let weight = u16::try_from(weight.0).expect("a weight fits into u16");
         for index in from.0..=to.0 {
             self.backends[index as usize].weight = weight;
             self.note_wanted(index);

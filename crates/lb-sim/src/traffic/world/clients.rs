@@ -227,7 +227,7 @@ impl World<'_> {
 
     /// Closes a connection of the client. The requests on the connection fail.
     pub(super) fn close(&mut self, id: u32, client: &mut SimulatedClient, slot: usize, is_moved: bool) {
-        let link = client.links[slot].expect("what is closed was open");
+        let link = client.links[slot].expect("a closed link was open");
         if link.flows > 0 {
             let at = number(slot);
             let is_on_it =
@@ -323,7 +323,7 @@ impl World<'_> {
 }
 
 fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).expect("far below an age of the world")
+    u64::try_from(time.as_micros()).expect("virtual time fits into 64 bits")
 }
 
 pub(super) fn number(slot: usize) -> u32 {

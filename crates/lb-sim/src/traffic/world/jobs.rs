@@ -110,7 +110,7 @@ impl SimulatedJob {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "what is longer than that never comes"
+            reason = "a longer gap never ends"
         )]
         self.gap_us.map(|gap_us| {
             if rate == 1.0 { gap_us } else { ((float(gap_us) / rate).round() as u64).min(NEVER_US) }

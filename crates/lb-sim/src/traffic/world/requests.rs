@@ -164,7 +164,7 @@ impl World<'_> {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
             if job.table.closed.is_none() {
-                let gap_us = job.gap_us(client.index).expect("what arrives has a rate");
+                let gap_us = job.gap_us(client.index).expect("an arriving request has a rate");
                 let gap = sampling::sample(job.table.arrivals, gap_us, &mut client.rng);
                 world.queue.push(job.due(world.now, gap.max(1)), SimulationEvent::Arrive(id));
             }
@@ -273,7 +273,7 @@ impl World<'_> {
                 self.succeed(client, slot, is_trial);
             }
         }
-        client.links[at].as_mut().expect("there is one, or it was made").flows += 1;
+        client.links[at].as_mut().expect("a request is sent over a link").flows += 1;
         self.requests.at(request).is_on_link = true;
         self.serve(id, client, request);
     }
@@ -412,7 +412,7 @@ impl World<'_> {
         let ended = self.requests.at(request);
         ended.is_on_link = false;
         let at = ended.slot as usize;
-        let link = client.links[at].as_mut().expect("what is sent has a link");
+        let link = client.links[at].as_mut().expect("a sent request has a link");
         link.flows -= 1;
         let link = *link;
         match (self.jobs[client.job].table.traffic, link.state) {
@@ -432,7 +432,8 @@ impl World<'_> {
 
     /// Handles a connect to a backend that is stopped or fails.
     fn fail_to_connect(&mut self, client: &mut SimulatedClient, slot: u32, is_trial: bool, request: u32) {
-        let SlotBackend { backend, .. } = client.slots[slot as usize].expect("as above");
+        let SlotBackend { backend, .. } =
+            client.slots[slot as usize].expect("a pick is of a slot that has a backend");
         let how = match &self.backends[backend as usize] {
             SimulatedBackend { running: true, failing: Some(how), .. } => *how,
             SimulatedBackend { .. } => FailMode::Refuse,
@@ -562,7 +563,10 @@ impl World<'_> {
 
     /// Removes a request that a machine has lost.
     pub(super) fn lose(&mut self, request: u32) {
-        assert!(!self.requests.at(request).is_under_way(), "what was under way there has failed before");
+        assert!(
+            !self.requests.at(request).is_under_way(),
+            "requests under way on a lost machine have failed before"
+        );
         self.requests.remove(request);
     }
 }
