@@ -79,7 +79,7 @@ fn without_cgroup2_the_command_that_mounts_it_is_given() {
     rustix::mount::mount("none", again, "cgroup2", rustix::mount::MountFlags::empty(), None)
         .expect("cgroup2 again");
     check(&output, 1, &["no cgroup2", "mount -t cgroup2"]);
-    // The remedy in the message helps, wherever it is mounted.
+    // The command in the message repairs the fault, wherever it mounts cgroup2.
     let daemon = Daemon::start(&setup, &text);
     assert_eq!(daemon.stop(), Some(0));
     // The cgroup is removed by its old path, which is hidden here.
@@ -97,8 +97,8 @@ fn without_privilege_the_exit_code_is_4_and_the_capabilities_are_named() {
     check(&output, 4, &["CAP_BPF and CAP_NET_ADMIN"]);
 }
 
-/// socklb as an ordinary user with exactly these capabilities. That user owns all files for which
-/// ownership matters.
+/// A command that runs socklb as an ordinary user with exactly these capabilities. That user owns
+/// all files with ownership that matters.
 pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command {
     for folder in [stage.folder(), &setup.folder, &stage.bpffs()] {
         std::os::unix::fs::chown(folder, Some(65534), Some(65534)).expect("give the folder away");
@@ -126,8 +126,8 @@ pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command
     command
 }
 
-/// If the verifier refuses programs because CAP_PERFMON is missing, the daemon reports it; with
-/// that capability they are enough.
+/// If the verifier refuses programs because CAP_PERFMON is missing, the daemon reports it. With
+/// that capability all three are enough.
 #[test]
 fn two_capabilities_are_enough_or_the_third_is_named() {
     let stage = Stage::new();
@@ -140,7 +140,7 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
         let mut command = as_nobody(&stage, &setup, &["bpf", "net_admin"]);
         let output = command.args(["run", "--config"]).arg(&path).output().expect("start socklb");
         let (code, text) = failure(&output);
-        assert!(matches!(code, Some(1 | 4)) && text.contains("without CAP_PERFMON"), "{code:?} {text}");
+        assert!(matches!(code, Some(1 | 4)) && text.contains("only with CAP_PERFMON"), "{code:?} {text}");
     }
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut probe = stage::Probe::start(&cgroup);
@@ -149,7 +149,7 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     setup.active_becomes(1);
     probe.close(dialled.socket);
     setup.active_becomes(0);
-    // Features that need more are off, and reported as off.
+    // Features that need more capabilities are off, and reported as off.
     let knows_mptcp = !enough && kernel::SKC_TO_MPTCP_SOCK.is_here();
     assert_eq!(setup.daemon().features["knows_mptcp"], knows_mptcp);
     let knows_causes = setup.daemon().features["socket_errors"];
@@ -202,8 +202,8 @@ fn a_small_memory_lock_is_enough_or_named() {
         stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
         assert!(daemon.wait().expect("reap the daemon").success());
     } else {
-        // The user's other processes also count, so any step of a start may be the one that fails.
-        // If a small client would fit, the exit code is that of a fault that may pass.
+        // The user's other processes also count, so the start may fail at any step. If a small
+        // client would fit, the exit code is that of a fault that may pass.
         for kibibytes in [0, 4, 8, 12, 16, 24, 32, 64, 1024] {
             let mut command = as_nobody(&stage, &setup, &["bpf", "net_admin", "perfmon"]);
             stage::daemon::lock_little_memory(&mut command, kibibytes << 10);
@@ -225,7 +225,8 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut elsewhere = stage::Probe::start_with(&cgroup, stage::namespace::in_a_network_of_its_own);
     assert!(elsewhere.try_dial(SERVICE).is_err(), "nobody is there");
-    // A report that a process holds the socket is sufficient.
+    // If the kernel reports that a process holds the socket, the daemon does not need to enter the
+    // namespace.
     let is_told = !kernel::SPECULATION_BARRIERS.is_here();
     let fault = "client web: 1 active flows are in network namespaces that cannot be inspected";
     look(|| setup.status()).has(
@@ -243,8 +244,8 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     assert!(daemon.wait().expect("reap the daemon").success());
 }
 
-/// Without the third capability the programs cannot distinguish the kernel's own sockets for MPTCP,
-/// and no program sees them end. The lists of sockets show it.
+/// Without CAP_PERFMON the programs cannot recognise the kernel's own sockets for MPTCP, and no
+/// program sees these sockets end. The kernel's lists of sockets show the end.
 #[test]
 fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     if kernel::SPECULATION_BARRIERS.skips() {
@@ -254,7 +255,7 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
     let _backend = stage::Backend::start("b", "127.0.0.1:8001");
-    // With full accounting the program for TCP events sees the end.
+    // With full accounting the program for TCP events would see the end.
     let text = config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, "");
     setup.write("socklb.toml", &with_passes(&with_active_accounting(&text)));
     let mut probe = stage::Probe::start(&cgroup);
@@ -275,18 +276,18 @@ fn foreign_pins_are_left_alone() {
     let mut fixture = Fixture::new();
     fixture.stop();
     let maps = fixture.setup.pins_of("web").join("maps");
-    // A foreign pin in a directory of ours.
+    // A foreign pin in a directory of socklb.
     fs::rename(maps.join(map::COUNTS), maps.join("theirs")).expect("rename a pin");
     let path = fixture.setup.folder.join("socklb.toml");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["maps/theirs", "not one of socklb's"]);
-    // A pin of ours is missing while programs are attached.
+    // A pin of socklb is missing while programs are attached.
     fs::remove_file(maps.join("theirs")).expect("remove the pin");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["maps/counts", "is missing", "socklb detach web"]);
     // Connects continue all the while.
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    // The remedy in the message helps.
+    // The command in the message repairs the fault.
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
     fixture.start();
 }
