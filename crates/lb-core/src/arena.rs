@@ -1,12 +1,11 @@
-//! The schedule arena: where in the map of schedule entries each service's table lies, and when a
-//! place may be written again.
+//! The schedule arena: the region of each service's table in the map of schedule entries, and when
+//! a region may be written again.
 //!
-//! Kernel programs read tables at any moment. So a new table is written to a place that no program
-//! may be reading, and becomes current with a single store of its reference. The replaced table's
-//! place is free after a wait for readers that began later. The arena decides the region, the half
-//! of the members, the generation, and which tables to copy if there is no room. It knows no map
-//! and no clock: the owner of the maps executes its decisions, and reports when a wait begins and
-//! ends.
+//! Kernel programs read tables at any time. So a new table is written to a region that no program
+//! can be reading, and becomes current with a single store of its reference. The region of the
+//! replaced table is free after a wait for readers that began after that store. The arena decides
+//! the region, the half of the members, the generation, and which tables to copy if there is no
+//! room. The owner of the maps executes these decisions, and reports when a wait begins and ends.
 
 mod region;
 
@@ -21,17 +20,17 @@ use region::{ScheduleRegion, first_fit, make_room};
 /// The reference of a service that has never published a table.
 const NO_TABLE: TableRef = TableRef { base: 0, generation: 0, length_log2: 0, members: NO_MEMBERS };
 
-/// The regions of the schedule map in use, and their tables.
+/// The used regions of the schedule map, and their tables.
 #[derive(Clone, Debug)]
 pub struct Arena {
-    /// Size of the map: twice the largest number of entries of all current tables together.
+    /// The size of the map: at least twice the entries of all current tables.
     entries: u32,
-    /// The current tables by service index. Empty tables are included, because they count the
-    /// service's publications.
+    /// The current tables by service index. Empty tables are included, because the reference counts
+    /// the service's publications.
     tables: BTreeMap<ServiceIndex, TableRef>,
     /// Tables that were replaced since the last wait for readers began.
     retired: Vec<RetiredTable>,
-    /// Tables that were replaced before that wait began. They stay here if the wait fails.
+    /// Tables that were replaced before that wait began. They remain here if the wait fails.
     waiting: Vec<RetiredTable>,
 }
 
@@ -39,7 +38,8 @@ pub struct Arena {
 #[derive(Clone, Copy, Debug)]
 struct RetiredTable {
     region: ScheduleRegion,
-    /// The place of its members in the map of members, unless its successor uses it.
+    /// The position of its members in the map of members; `None` if it has no list of members, or
+    /// if the table was only moved and still uses it.
     members: Option<u32>,
 }
 
@@ -47,23 +47,24 @@ struct RetiredTable {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the arena takes it that the moves are carried out"]
 pub struct NoRoom {
-    /// Current tables to move to other regions first. If there are none, the caller only waits for
-    /// readers.
+    /// Current tables to move to other regions before the wait. If this is empty, the caller only
+    /// waits for readers.
     pub moves: Vec<Move>,
 }
 
-/// A current table to copy: its entries from `from` to `to`, then the reference in place of `from`.
+/// A current table to copy. The caller copies the entries from `from` to `to`, then replaces the
+/// reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The service's index.
     pub service: ServiceIndex,
-    /// Its present place.
+    /// The present reference.
     pub from: TableRef,
-    /// Its new place: the same table with the same members.
+    /// The new reference. Only the region differs.
     pub to: TableRef,
 }
 
-/// Why tables cannot be adopted: no arena lays out tables like this.
+/// Why tables cannot be adopted: an arena never creates tables like these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AdoptError {
     /// Two tables share entries.
@@ -75,9 +76,9 @@ pub enum AdoptError {
 }
 
 impl Arena {
-    /// The arena of a schedule map with `entries` entries, and with `tables` as the current tables
-    /// by service index. Nothing else counts as in use, so if a program may still be reading
-    /// adopted maps, the caller must wait for readers before the first publication.
+    /// The arena of a schedule map with `entries` entries and the current tables `tables`, by
+    /// service index. All other regions count as free. So if programs may still be reading older
+    /// tables of adopted maps, the caller must wait for readers before the first publication.
     ///
     /// # Errors
     /// If tables overlap or reach past the end.
@@ -108,9 +109,9 @@ impl Arena {
     }
 
     /// Makes a new table of a service current, with `length` entries (a power of two above 1, or 0
-    /// for no table) that name `members` different slots. Returns its reference: where to write the
-    /// entries, and in which half of the service's members to write its members, if these are few
-    /// enough to be listed. The caller writes both and then stores the reference.
+    /// for no table) and `members` different slots. Returns its reference: the region for the
+    /// entries, and the half of the service's member lists for its members, if they are few enough
+    /// for a list. The caller writes both and then stores the reference.
     ///
     /// # Errors
     /// If there is no room until the present readers have ended. The caller must execute the moves,
@@ -142,8 +143,8 @@ impl Arena {
         Ok(new)
     }
 
-    /// Retires the table of a service after its reference has been overwritten with that of no
-    /// table.
+    /// Retires the table of a service after its reference has been overwritten with the reference
+    /// of an empty table.
     pub fn retire(&mut self, service: ServiceIndex) {
         let old = self.table(service);
         self.tables.remove(&service);
@@ -153,19 +154,19 @@ impl Arena {
         }
     }
 
-    /// Whether some region is not free until readers have ended, which includes the regions of a
-    /// failed wait.
+    /// Whether some region becomes free when readers have ended. Regions of a failed wait are
+    /// included.
     pub fn is_waiting(&self) -> bool {
         self.replaced().next().is_some()
     }
 
-    /// To be called before a wait for readers begins: places replaced until now are free after it.
+    /// To be called before a wait for readers begins. The regions of all tables replaced so far are
+    /// free after the wait.
     pub fn before_wait(&mut self) {
         self.waiting.append(&mut self.retired);
     }
 
-    /// To be called after a wait for readers that began with [`Arena::before_wait`], unless the
-    /// wait failed.
+    /// To be called when the wait that began after [`Arena::before_wait`] has succeeded.
     pub fn after_wait(&mut self) {
         self.waiting.clear();
     }
@@ -178,7 +179,7 @@ impl Arena {
         self.tables.values().filter(|table| !table.is_empty()).map(|table| region_of(*table))
     }
 
-    /// Every region that a program is reading, or may begin to read.
+    /// Every region that a program may be reading, or may begin to read.
     fn in_use(&self) -> Vec<ScheduleRegion> {
         self.live().chain(self.replaced().map(|table| table.region)).collect()
     }
@@ -194,8 +195,8 @@ impl Arena {
         })
     }
 
-    /// Moves tables together, so that there is room for `length` entries once readers of their old
-    /// regions have ended. Does nothing while replaced tables wait for readers, because their
+    /// Moves tables together, so that there is room for `length` entries after readers of their old
+    /// regions have ended. Returns no moves while replaced tables wait for readers, because their
     /// regions may be enough.
     fn compact(&mut self, length: u32) -> Vec<Move> {
         if self.is_waiting() {
@@ -206,8 +207,8 @@ impl Arena {
         for (from, base) in make_room(&live, self.entries, length).unwrap_or_default() {
             let mut tables = self.tables.iter_mut();
             let table = tables.find(|(_, table)| !table.is_empty() && table.base == from.base);
-            let (&service, table) = table.expect("what is moved is the current table of a service");
-            // The same table in another region: its generation stays.
+            let (&service, table) = table.expect("only current tables are moved");
+            // The table is the same, so it retains its generation.
             let moved = TableRef { base, ..*table };
             moves.push(Move { service, from: *table, to: moved });
             *table = moved;
@@ -283,8 +284,8 @@ mod tests {
         arena.publish(ServiceIndex(0), 8, 1).unwrap();
         arena.publish(ServiceIndex(0), 8, 1).unwrap();
         arena.before_wait();
-        // The table is replaced during the wait: a program that began after the wait did may be
-        // reading it.
+        // This table is replaced during the wait, so a program that began after the start of the
+        // wait may be reading it.
         arena.publish(ServiceIndex(0), 0, 0).unwrap();
         arena.after_wait();
         assert!(arena.is_waiting());
@@ -315,7 +316,7 @@ mod tests {
         let mut arena = arena(32);
         arena.publish(ServiceIndex(7), 8, 1).unwrap();
         arena.retire(ServiceIndex(7));
-        // If the step after it failed, the call is repeated.
+        // The caller repeats the call if its next step failed.
         arena.retire(ServiceIndex(7));
         assert_eq!(arena.table(ServiceIndex(7)), table(0, 0, 0, NO_MEMBERS));
         assert_eq!(arena.publish(ServiceIndex(7), 8, 1), Ok(table(8, 1, 3, 2)));
@@ -333,7 +334,7 @@ mod tests {
         assert_eq!(arena.publish(ServiceIndex(5), 16, 1), Err(NO_MOVES));
         wait(&mut arena);
         assert_eq!(arena.publish(ServiceIndex(5), 16, 1), Ok(table(0, 1, 4, 1)));
-        // Its half moved with it, so the other one is free.
+        // The moved table still uses its half of the members, so the other half is free.
         assert_eq!(arena.publish(ServiceIndex(3), 4, 1), Ok(table(24, 8, 2, 1)));
     }
 

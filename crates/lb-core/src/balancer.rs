@@ -1,9 +1,9 @@
 //! The controller of one client task: facts go in through [`Balancer::handle`], and
 //! [`Balancer::plan`] returns a complete plan.
 //!
-//! The balancer stores the last good list of every service, the slots that backends hold, and the
-//! time at which each unavailable backend became unavailable. It reads no clock: each fact comes
-//! with its time. The datapath reports when an unneeded slot has lost its last reference.
+//! The balancer stores the last good list of every service, the slot of each backend, and the
+//! evidence on each backend. It reads no clock: each fact comes with its time. The code that reads
+//! the maps reports when nothing in the kernel refers to an unneeded slot any more.
 
 pub mod row;
 
@@ -51,53 +51,55 @@ pub type ReportIdMap = Arc<BTreeMap<Name, u32>>;
 /// An input of [`Balancer::handle`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fact {
-    /// A source has a new list for the service at this position of the configuration. The
-    /// membership is the result of [`Membership::of`] for the service, the task and the list.
+    /// A source has a new list for the service at this position in the configuration. The
+    /// membership must be the result of [`Membership::of`] for the service, the task and the list.
     Endpoints(usize, Arc<EndpointList>, Arc<Membership>),
     /// The kernel programs' verdict on each slot with failures. Slots that are not in the map have
     /// no failures.
     Kernel(BTreeMap<Slot, KernelVerdict>),
-    /// Everything that one witness reports of the backends of the service at this position. It
-    /// replaces the witness's earlier verdicts: backends that are not named are healthy according
-    /// to this witness. Probes are different: they name every backend that has a result, and add
-    /// nothing about the others. The map may contain backends without a slot, because these may
+    /// The verdicts of one witness on the backends of the service at this position. They replace
+    /// the witness's earlier verdicts: backends that are not in the map are healthy according to
+    /// this witness. For probes, the map contains every backend that has a result, and the other
+    /// backends do not change. The map may contain backends without a slot, because these may
     /// become substitutes.
     Said(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
-    /// How much more or less than its structural weight each member of the service at this position
-    /// has. Replaces the earlier factors.
+    /// The factors by which the structural weights of the members of the service at this position
+    /// are multiplied. Replaces the earlier factors.
     Factors(usize, Factors),
     /// Services with recently established connections to a backend that is not ejected. Replaces
-    /// the earlier set. If the host reaches one backend, the host itself is not the reason why
-    /// others are unreachable.
+    /// the earlier set. If this host reaches one backend, the host is not the reason why other
+    /// backends are unreachable.
     Serving(BTreeSet<ServiceIndex>),
     /// Time has passed, and nothing else has happened.
     Time,
-    /// Report ids by protocol and address: those of all backends with reports that count for the
-    /// service at this position, and possibly others. Until the first of these facts arrives, the
-    /// service's backends keep the ids that the kernel holds.
+    /// Report ids by protocol and address: at least the ids of all backends with reports that count
+    /// for the service at this position. Until the first such fact arrives, the service's backends
+    /// retain the ids that are in the kernel.
     Reports(usize, ReportIdMap),
-    /// Nothing in the kernel refers to these slots any more: no table, no fallback, no flow.
+    /// Nothing in the kernel refers to these slots any more: no table, no fallback and no flow.
     Idle(BTreeSet<Slot>),
 }
 
-/// Why a list cannot be used. The list before it stays in force.
+/// Why a list cannot be used. The previous list remains in force.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum UnusableList {
-    /// More backends than slots.
+    /// There are more backends than slots.
     #[error(transparent)]
     Slots(#[from] SlotsExhausted),
-    /// The schedules of all services together would not fit.
+    /// The schedules of all services together do not fit into the schedule map.
     #[error(
         "the schedules of the client task would have {wanted} entries, limits.schedule_entries allows {allowed}"
     )]
     Schedule {
-        /// Entries wanted.
+        /// The necessary entries.
         wanted: u64,
-        /// Entries allowed.
+        /// The allowed entries.
         allowed: u32,
     },
     /// No service index is free.
-    #[error("a client task has at most {MAX_SERVICES} services, removed ones with open connections included")]
+    #[error(
+        "a client task has at most {MAX_SERVICES} services, including removed ones with open connections"
+    )]
     Services,
 }
 
@@ -106,8 +108,8 @@ pub enum UnusableList {
 pub struct Adopted {
     /// The contents of the maps.
     pub plan: Plan,
-    /// The generations for the next backends of free slots, if these are not the first generation.
-    /// A slot must not reuse a generation that an earlier balancer has assigned to it.
+    /// For each free slot that was used before, the generation of its next backend: a slot must not
+    /// reuse a generation that an earlier balancer has assigned to it.
     pub next_generations: Vec<BackendRef>,
 }
 
@@ -118,8 +120,8 @@ struct ServiceState<T> {
     index: ServiceIndex,
     /// `None` until a source has delivered a list.
     list: Option<ListInUse<T>>,
-    /// Until when the service uses all backends alike, because the state of each was unknown when
-    /// the list arrived.
+    /// The time until which the service treats all backends alike, because no member was probed yet
+    /// when the list arrived.
     fresh_until: Option<T>,
     /// `None` until the first [`Fact::Reports`].
     reports: Option<ReportIdMap>,
@@ -135,29 +137,28 @@ struct ListInUse<T> {
     fallback: Option<Slot>,
 }
 
-/// The controller of one client task, generic over the clock.
+/// The controller of one client task. `T` is a time of any clock.
 #[derive(Clone, Debug)]
 pub struct Balancer<T = Instant> {
     limits: Limits,
     services: Vec<ServiceState<T>>,
     slots: Slots,
-    /// The evidence on every backend that has a slot, and on each backend without a slot for which
-    /// a verdict exists.
+    /// The evidence on every backend that has a slot, and on every known backend without a slot.
     standings: BTreeMap<Identity, BackendEvidence<T>>,
     /// The kernel programs' verdicts in the last [`Fact::Kernel`].
     verdicts: BTreeMap<Slot, KernelVerdict>,
     /// Services with recently established connections to a backend that is not ejected.
     serving: BTreeSet<ServiceIndex>,
-    /// Ejected backends that have returned since the last [`Balancer::take_returned`]: the probes'
-    /// or the backend's own verdict against them has ended, or the backend has started again.
+    /// Ejected backends that have returned since the last [`Balancer::take_returned`]: a witness
+    /// has withdrawn its verdict against the backend, or the backend has started again.
     returned: BTreeSet<Identity>,
-    /// The kernel's contents when the daemon started. The plan still uses them for services without
-    /// a list from their source, for removed services, and for the flows of both.
+    /// The contents of the maps when the daemon started. The plan uses them for services that do
+    /// not have a list yet, and for removed services and their flows.
     adopted: Plan,
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
-    /// Creates a balancer that takes over the kernel's present contents.
+    /// Creates a balancer that adopts the present contents of the maps.
     ///
     /// # Errors
     /// If there are more services than indexes.
@@ -203,7 +204,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         Ok(balancer)
     }
 
-    /// A removed service keeps its index for its flows; a removed service without a slot loses it.
+    /// Frees the indexes of removed services that have no slot, and so no flow, any more.
     fn drop_empty_services(&mut self) {
         let in_use: BTreeSet<ServiceIndex> =
             self.slots.iter().map(|(identity, _)| identity.service).collect();
@@ -212,13 +213,13 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     /// Applies a fact that arrived at `now`. Returns whether the fact changed anything. A list that
-    /// equals the list in use changes nothing and costs nothing.
+    /// equals the list in use changes nothing.
     ///
     /// # Errors
     /// If a list does not fit; nothing has changed then.
     ///
     /// # Panics
-    /// If the fact names a service past the end.
+    /// If no service has the position in the fact.
     pub fn handle(&mut self, now: T, fact: Fact) -> Result<bool, UnusableList> {
         match fact {
             Fact::Endpoints(position, endpoints, membership) => {
@@ -234,7 +235,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 if is_news {
                     self.arrange(position, now);
                 }
-                // Also if the row stays the same: state words contain the reason.
+                // True even if the row did not change, because state words contain the reason.
                 Ok(is_news)
             }
             Fact::Factors(position, factors) => Ok(self.weigh(position, factors)),
@@ -244,7 +245,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                     before.symmetric_difference(&self.serving).copied().collect();
                 Ok(self.arrange_all(now, |state, _| changed.contains(&state.index)))
             }
-            // No verdict that a balancer receives expires by itself.
+            // Verdicts that a balancer receives do not expire, so only unsettled rows can change.
             Fact::Time => Ok(self.arrange_all(now, |_, row| row.is_unsettled())),
             Fact::Reports(position, reports) => {
                 let state = &mut self.services[position];
@@ -289,7 +290,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             row::row(membership, circumstances, standing, now)
         };
         let mut row = row_of(self, &membership, &circumstances);
-        // Substitutes may find no room, but the list's own members must have room.
+        // If there is no room for substitutes, the row is built without them. If there is no room
+        // for the members either, the list is refused.
         let (row, built) = match self.build(position, &mut row) {
             Ok(built) => (row, built),
             Err(_) => {
@@ -308,15 +310,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             fallback,
         });
         self.services[position].fresh_until = fresh_until;
-        // From here on the list decides, not the kernel's contents at the start.
+        // From now on the list decides, instead of the adopted contents of the maps.
         self.adopted.services.remove(&index);
         self.hear_source(position, now);
         self.forget_unlisted(position);
         Ok(true)
     }
 
-    /// Forgets the probe results of backends that have left the list of a service, and everything
-    /// about those of them without a slot.
+    /// Forgets the probe results of backends that have left the list of a service. If such a
+    /// backend has no slot, everything about it is forgotten.
     fn forget_unlisted(&mut self, position: usize) {
         let Some(ServiceState { index, list: Some(in_use), .. }) = self.services.get(position) else {
             return;
@@ -325,7 +327,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let mut forgotten = Vec::new();
         for (known, standing) in self.standings.range_mut(Identity::all_of(index)) {
             if endpoints.get(known.address).is_none() {
-                // Another backend may use this address later.
+                // Another backend may have this address later.
                 standing.unprove();
                 forgotten.extend(slots.get(*known).is_none().then_some(*known));
             }
@@ -351,8 +353,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The backends in the table of a service; if the service has no list yet, those in the adopted
-    /// table.
+    /// The backends in the table of a service or, before it has a list, in its adopted table.
     fn used(&self, state: &ServiceState<T>) -> BTreeSet<SocketAddr> {
         match (&state.list, self.adopted.services.get(&state.index)) {
             (Some(in_use), _) => in_use.row.members.iter().map(|(address, _)| *address).collect(),
@@ -365,8 +366,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The backends of a service that have substitutes; if the service has no list yet, those of
-    /// the adopted table.
+    /// The replaced backends of a service or, before it has a list, of its adopted table, and since
+    /// when they have been replaced.
     fn replaced(&self, state: &ServiceState<T>, now: T) -> BTreeMap<SocketAddr, T> {
         match (&state.list, self.adopted.services.get(&state.index)) {
             (Some(in_use), _) => in_use.row.replaced.clone(),
@@ -378,8 +379,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// Assigns the slots of a row's backends, and builds the table over them. If only the backup
-    /// has no room, the row drops the backup.
+    /// Assigns slots to a row's backends, and builds the table of these slots. If there is no slot
+    /// for the backup only, removes the backup from the row.
     ///
     /// # Errors
     /// If the row does not fit; nothing has changed then.
@@ -414,8 +415,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].list = Some(list(schedule, fallback));
     }
 
-    /// Recomputes the rows that `concerns` selects. Returns whether any row has changed, which
-    /// includes the choice of its usable backends.
+    /// Recomputes the rows that `concerns` selects. Returns whether any row has changed, including
+    /// which of its backends are usable.
     fn arrange_all(&mut self, now: T, concerns: impl Fn(&ServiceState<T>, &Row<T>) -> bool) -> bool {
         let mut changed = false;
         for position in 0..self.services.len() {
@@ -442,7 +443,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
         let needs_no_slot = row.backup.is_none() || row.backup == in_use.row.backup;
         if row.members == in_use.row.members && row.replaced == in_use.row.replaced && needs_no_slot {
-            // Only the choice among the row's backends has changed.
+            // The table does not change, only which backends are usable, and the fallback.
             let slot = |address| {
                 let identity = Identity { service: state.index, address };
                 self.slots.get(identity).map(|backend| backend.slot)
@@ -453,7 +454,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             }
             return true;
         }
-        // If the substitutes find no room, the row stays as it is.
+        // If there is no room for the substitutes, the row does not change.
         let in_use = in_use.clone();
         let Ok(built) = self.build(position, &mut row) else { return false };
         self.use_row(position, built, |schedule, fallback| ListInUse { row, schedule, fallback, ..in_use });
@@ -466,7 +467,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let state = &mut self.services[position];
         state.factors = factors;
         let Some(in_use) = &mut state.list else { return false };
-        // The row has not changed, so its slots exist, and its present number of entries is enough.
+        // The row has not changed, so its backends have slots, and the length of the table remains.
         let index = state.index;
         let slot = |address| self.slots.get(Identity { service: index, address }).map(|at| at.slot);
         let members: Option<Vec<Slot>> =
@@ -527,7 +528,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         drop(members);
         for (identity, backend) in &idle {
             self.slots.free(*identity);
-            // Evidence on a backend stays without a slot: the backend may become a substitute
+            // Evidence of probes and reports remains, because the backend may become a substitute
             // later.
             if let Entry::Occupied(mut standing) = self.standings.entry(*identity)
                 && !standing.get_mut().keep_words()
@@ -545,15 +546,16 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services.iter().any(|state| state.index == index)
     }
 
-    /// The slots that the plan retains only because something may still refer to them.
+    /// The slots of leaving backends: the plan retains them only because a reader or a flow may
+    /// still refer to them.
     pub fn unneeded(&self) -> BTreeSet<Slot> {
         let members = self.members();
         let unneeded = self.slots.iter().filter(|(identity, at)| !members.has(*identity, *at));
         unneeded.map(|(_, at)| at.slot).collect()
     }
 
-    /// Backends that a table or a fallback of the plan names: they keep their slots.
-    /// [`Balancer::usable`] decides whether connect may choose one of them.
+    /// The backends that are in a table, replaced, or a fallback or backup. They retain their
+    /// slots. [`Balancer::usable`] decides whether a connect may choose them.
     fn members(&self) -> NamedMembers<'_, T> {
         let states = self.services.iter().map(|state| (state.index, state)).collect();
         let without_list = self.services.iter().filter(|state| state.list.is_none());
@@ -570,7 +572,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.standings.get(&identity)
     }
 
-    /// Whether connect may choose a backend, as far as the daemon decides that.
+    /// The daemon's decision whether a connect may choose a backend. The kernel programs decide
+    /// about ejection.
     fn usable(
         &self,
         state: Option<&ServiceState<T>>,
@@ -581,15 +584,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             Some(ServiceState { list: Some(in_use), .. }) => {
                 in_use.row.usable.get(&identity.address).map_or(Usable::No, |(usable, _)| *usable)
             }
-            // Until the service has a list, the kernel's earlier decision stays.
+            // Until the service has a list, the decision of the earlier daemon remains.
             Some(_) => adopted.map_or(Usable::No, |adopted| adopted.usable),
             None => Usable::No,
         }
     }
 
-    /// The slots of replaced backends that failed but are not ejected, because each was the last
-    /// available backend when it failed. No connect goes to them, so only a trial can show that
-    /// they have recovered.
+    /// The slots of replaced backends with a withheld ejection: they failed, but each was the last
+    /// available backend at that time. Connects no longer choose them, so only a trial, which needs
+    /// an ejection, can show that they have recovered.
     pub fn replaced_without_ejection(&self) -> Vec<Slot> {
         let is_withheld = |slot: &Slot| {
             self.verdicts.get(slot).is_some_and(|verdict| !verdict.is_ejected && verdict.failures > 0)
@@ -604,8 +607,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services.iter().flat_map(of_service).collect()
     }
 
-    /// Notes that backends of the service at this position have started again, so that
-    /// [`Balancer::take_returned`] returns those that are ejected.
+    /// Notes that backends of the service at this position have started again. If they are ejected,
+    /// [`Balancer::take_returned`] returns them.
     pub fn note_returns(&mut self, position: usize, has_started: impl Fn(SocketAddr) -> bool) {
         let service = self.services[position].index;
         let ejected = self.standings.iter().filter(|(known, standing)| {
@@ -614,15 +617,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.returned.extend(ejected.map(|(known, _)| *known));
     }
 
-    /// The slots of ejected backends that have returned since the last call: a probe's or their own
-    /// report's verdict against them has ended, or they have started again. The next connect is to
-    /// try them.
+    /// The slots of ejected backends that have returned since the last call: a witness has
+    /// withdrawn its verdict against the backend, or the backend has started again. The caller
+    /// makes the next connect their trial.
     pub fn take_returned(&mut self) -> Vec<Slot> {
         let returned = std::mem::take(&mut self.returned);
         returned.into_iter().filter_map(|identity| Some(self.slots.get(identity)?.slot)).collect()
     }
 
-    /// Applies the list's verdict on every backend of the service at this position that has a slot.
+    /// Applies the list's verdicts to all backends of the service at this position that have slots.
     fn hear_source(&mut self, position: usize, now: T) {
         let ServiceState { index, list, .. } = &self.services[position];
         if let Some(in_use) = list {
@@ -634,7 +637,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The evidence on the backends of a service that have a slot, with this list's verdicts.
+    /// The evidence on all backends of a service that have slots, updated with this list's
+    /// verdicts.
     fn heard(
         &self,
         service: ServiceIndex,
@@ -652,8 +656,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.slots.of(service).map(hear).collect()
     }
 
-    /// Applies everything that one witness reports of a service's backends. Returns whether
-    /// anything changed.
+    /// Applies the verdicts of one witness on a service's backends ([`Fact::Said`]). Returns
+    /// whether anything changed.
     fn hear(
         &mut self,
         service: ServiceIndex,
@@ -690,7 +694,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         is_news
     }
 
-    /// Ends a service's first look once a probe of each of its members has ended.
+    /// Ends the time in which a service treats all backends alike, if a probe of each member has
+    /// ended.
     fn end_freshness(&mut self, service: ServiceIndex) {
         let standings = &self.standings;
         let is_proven = |address: SocketAddr| {
@@ -704,8 +709,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// Applies the kernel programs' verdicts. Returns the services with a changed verdict on some
-    /// backend.
+    /// Applies the kernel programs' verdicts. Returns the services that have a backend with a
+    /// changed verdict.
     fn hear_kernel(&mut self, verdicts: BTreeMap<Slot, KernelVerdict>, now: T) -> BTreeSet<ServiceIndex> {
         if verdicts == self.verdicts {
             return BTreeSet::new();
@@ -726,9 +731,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         for (identity, before, after) in changed {
             let standing = self.standings.entry(identity).or_insert_with(|| BackendEvidence::new(now));
             let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
-            // This includes a backend that reached the limit but is not ejected, because it is the
-            // last: in that case its run of failures falls back to the number in the rules,
-            // whatever probes have found.
+            // A backend that has reached the limit of failures counts as ejected even if its
+            // ejection is withheld because it is the last available backend. The programs double
+            // the limit for a backend that probes have found healthy, unless it is the last.
             let limit = services.get(&identity.service).map_or(u8::MAX, |(failures, available)| {
                 let has_others = available.iter().any(|address| *address != identity.address);
                 doubled_if(*failures, (standing.is_probed_healthy() && has_others).into())
@@ -743,7 +748,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         concerned
     }
 
-    /// The backends of a service that are available after these verdicts, and its backup.
+    /// The backends of a service that are available after these verdicts, and the backup.
     fn available(
         &self,
         state: &ServiceState<T>,
@@ -760,7 +765,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         available.map(|(address, _)| address).chain(row.backup).collect()
     }
 
-    /// The complete state that the kernel shall hold.
+    /// The complete desired contents of the maps.
     pub fn plan(&self) -> Plan {
         let mut plan = Plan::default();
         for (&index, adopted) in &self.adopted.services {
@@ -788,8 +793,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 generation: at.generation,
                 weight: weight_of(state, identity).or(adopted.map(|adopted| adopted.weight)).unwrap_or(0),
                 state: match adopted {
-                    // An endpoint that is no longer in the subset leaves like one that the source
-                    // dropped.
+                    // A backend is leaving if it is outside the subset, or if the source has
+                    // removed it.
                     _ if !members.has(identity, at) => BackendState::Leaving,
                     _ if is_replaced(state, identity) => BackendState::Replaced,
                     Some(adopted) if state.is_some_and(|state| state.list.is_none()) => adopted.state,
@@ -838,13 +843,13 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The kernel's entry for a backend when the daemon started.
+    /// The entry of a backend in the maps when the daemon started.
     fn adopted(&self, at: BackendRef) -> Option<&BackendPlan> {
         self.adopted.backends.get(&at.slot).filter(|adopted| adopted.generation == at.generation)
     }
 
-    /// The health reason for a backend's state word; until the service has a list, the adopted
-    /// reason.
+    /// The health reason for a backend's state word. Until the service has a list, this is the
+    /// adopted reason.
     fn reason(
         &self,
         state: Option<&ServiceState<T>>,
@@ -881,20 +886,20 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         id.unwrap_or(NO_REPORT)
     }
 
-    /// The row in use of the service at this position of the configuration; `None` before it has a
+    /// The current row of the service at this position in the configuration; `None` before it has a
     /// list.
     pub fn row(&self, position: usize) -> Option<&Row<T>> {
         self.services[position].list.as_ref().map(|in_use| &in_use.row)
     }
 
-    /// The list in use of the service at this position of the configuration; `None` before it has
-    /// one.
+    /// The current list of the service at this position in the configuration; `None` before it has
+    /// a list.
     pub fn list(&self, position: usize) -> Option<&Arc<EndpointList>> {
         self.services[position].list.as_ref().map(|in_use| &in_use.endpoints)
     }
 
-    /// Per service, in the order of the configuration: its index, and the list and membership in
-    /// use.
+    /// For each service, in the order of the configuration: its index, and its current list and
+    /// membership.
     pub fn services(
         &self,
     ) -> impl Iterator<Item = (&Service, ServiceIndex, Option<(&EndpointList, &Membership)>)> + '_ {
@@ -905,8 +910,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 }
 
-/// The evidence on a backend: updated by an incoming list if that list covers it, otherwise as
-/// stored.
+/// The evidence on a backend: from `heard`, the evidence that is updated with an incoming list, or
+/// else from `before`.
 fn newest<'s, T>(
     heard: &'s BTreeMap<Identity, BackendEvidence<T>>,
     before: &'s BTreeMap<Identity, BackendEvidence<T>>,
@@ -915,16 +920,16 @@ fn newest<'s, T>(
     heard.get(&identity).or_else(|| before.get(&identity))
 }
 
-/// Backends that a table or a fallback names.
+/// The result of [`Balancer::members`].
 struct NamedMembers<'b, T> {
     /// The services of the configuration.
     states: BTreeMap<ServiceIndex, &'b ServiceState<T>>,
-    /// The slots that adopted tables name, of services that have no list yet.
+    /// The slots of adopted tables and fallbacks, for services that have no list yet.
     adopted: BTreeSet<Slot>,
 }
 
 impl<'b, T> NamedMembers<'b, T> {
-    /// The service that has an index, if the configuration has it.
+    /// The service with this index; `None` if it is no longer configured.
     fn state(&self, index: ServiceIndex) -> Option<&'b ServiceState<T>> {
         self.states.get(&index).copied()
     }
@@ -940,7 +945,7 @@ impl<'b, T> NamedMembers<'b, T> {
     }
 }
 
-/// The kernel values that follow from a row.
+/// The table and the fallback that follow from a row.
 struct Built {
     schedule: Arc<[Slot]>,
     fallback: Option<Slot>,
@@ -955,12 +960,12 @@ impl<T> ListInUse<T> {
     }
 }
 
-/// The capacity of a backend in the list in use.
+/// The capacity of a backend according to the current list.
 fn weight_of<T>(state: Option<&ServiceState<T>>, identity: Identity) -> Option<u16> {
     Some(state?.list.as_ref()?.endpoints.get(identity.address)?.weight)
 }
 
-/// Whether a backend has a substitute.
+/// Whether a backend is replaced.
 fn is_replaced<T>(state: Option<&ServiceState<T>>, identity: Identity) -> bool {
     let in_use = state.and_then(|state| state.list.as_ref());
     in_use.is_some_and(|in_use| in_use.row.replaced.contains_key(&identity.address))
@@ -973,9 +978,9 @@ fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
     adopted.services.iter().find(|(_, plan)| same(plan)).map(|(index, _)| *index)
 }
 
-/// The evidence on the backends of adopted tables, taken from their state words. It holds until a
-/// probe has ended or a report has arrived. A state word of an older daemon has no reason: its
-/// backend counts as healthy if it was usable, and as refusing if not.
+/// The evidence on the backends of adopted tables, from their state words. It is valid until a
+/// probe ends or a report arrives. The state word of an older daemon has no reason: the backend
+/// counts as healthy if it was usable, else as refusing.
 fn adopted_standings<T: Copy + Ord>(
     states: &[ServiceState<T>],
     adopted: &Plan,
@@ -984,7 +989,8 @@ fn adopted_standings<T: Copy + Ord>(
     let mut standings = BTreeMap::new();
     for state in states {
         let Some(table) = adopted.services.get(&state.index) else { continue };
-        // A witness that is no longer configured would never withdraw its verdict.
+        // Verdicts of a witness that is no longer configured are not adopted, because the witness
+        // would never withdraw them.
         let HealthRules { first_look, heeds_reports, .. } = state.service.health;
         let is_probed = first_look.is_some();
         let slots: BTreeSet<Slot> = table.schedule.iter().chain(&table.replaced).copied().collect();
@@ -1013,7 +1019,7 @@ fn free_index(taken: &BTreeSet<ServiceIndex>) -> Option<ServiceIndex> {
     ServiceIndex::all().find(|index| !taken.contains(index))
 }
 
-/// The weights that the members of a row have in a table.
+/// The weights of a row's members in the table: structural weights times factors.
 fn weights_of<T>(row: &Row<T>, factors: &Factors) -> Vec<u64> {
     let mut next = Next::default();
     row.members.iter().map(|(address, weight)| factors.of_next(&mut next, *address).times(*weight)).collect()

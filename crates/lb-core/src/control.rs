@@ -1,14 +1,14 @@
-//! Weights that change while a list stays: with load, with backends' reports, and in slow start.
-//! The result is how much more or less than its structural share each member of one client task
-//! gets.
+//! Weights that change while a list stays the same: with the load that backends report, and in slow
+//! start. The result is a factor for the structural weight of each member at one client task.
 //!
-//! In reading order: the number itself ([`factor`]), the observations of a member
-//! ([`MemberObservation`]), the two laws, gRPC's ([`a58`]) and our own ([`feedback`]), slow start
-//! ([`slow_start`]), the behaviour of a task's flows ([`flows`]), and when a change is worth a new
-//! table ([`publication`]). A law knows one row: the members of one service that this task uses. It
-//! needs neither other tasks nor their subsets, because a report covers all that a backend
-//! receives. This module reads no clock, and uses no function whose last bit differs between
-//! machines.
+//! In reading order: the factor ([`factor`]), the observations of a member ([`MemberObservation`]),
+//! the laws of gRPC ([`a58`]) and of socklb ([`feedback`]), slow start ([`slow_start`]), the
+//! behaviour of a task's flows ([`flows`]), and when a change is worth a new table
+//! ([`publication`]).
+//!
+//! A law acts on one row: the members of one service at this task. It does not depend on other
+//! tasks or their subsets, because a report covers the load from all clients of a backend. This
+//! module reads no clock, and gives the same results, to the last bit, on all machines.
 
 pub mod by_address;
 
@@ -46,18 +46,18 @@ use slow_start::Readiness;
 pub const TICK: Duration = Duration::from_secs(1);
 
 /// A report counts for this many report periods and two ticks after its arrival. A member that
-/// stops reporting keeps its factor, and the other members do not wait for it.
+/// stops reporting then retains its factor, and the law continues with the other members.
 const FRESH_PERIODS: u32 = 3;
 
-/// If a change takes longer than this to show in reports, the report counts as missing.
+/// If changes take longer than this to show in a member's reports, its report counts as missing.
 const MOST_DELAY: Duration = Duration::from_secs(60);
 
 /// The law that computes factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Law {
-    /// That of gRPC's `weighted_round_robin` (gRFC A58), for comparison.
+    /// The weights of gRPC's `weighted_round_robin` (gRFC A58), for comparison.
     A58,
-    /// Our own: [`feedback`].
+    /// The law of socklb: [`feedback`].
     Feedback,
 }
 
@@ -65,7 +65,7 @@ impl Law {
     /// Both laws.
     pub const ALL: [Self; 2] = [Self::A58, Self::Feedback];
 
-    /// The word for it in configurations and scenarios.
+    /// Its name in configurations and scenarios.
     pub const fn name(self) -> &'static str {
         match self {
             Self::A58 => "a58",
@@ -77,10 +77,10 @@ impl Law {
 /// How the results of a law are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Tables follow them.
+    /// Tables follow the results.
     #[default]
     Enforce,
-    /// They are only shown.
+    /// The results are only shown.
     Observe,
 }
 
@@ -88,7 +88,7 @@ impl Mode {
     /// Both modes.
     pub const ALL: [Self; 2] = [Self::Enforce, Self::Observe];
 
-    /// The word for it in configurations.
+    /// Its name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Enforce => "enforce",
@@ -97,14 +97,14 @@ impl Mode {
     }
 }
 
-/// The configuration of what changes the weights of a service's members.
+/// The configuration of load control and slow start for a service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControlRules {
-    /// The law by which weights follow load; `None` if they do not.
+    /// The law by which weights follow load; `None` if weights do not follow load.
     pub law: Option<Law>,
     /// How the law's results are used.
     pub mode: Mode,
-    /// How long a member that is new, or available again, takes to reach its full share; `None`
+    /// The time in which a member that is new, or available again, reaches its full share; `None`
     /// without slow start.
     pub slow_start: Option<Duration>,
 }
@@ -115,17 +115,17 @@ pub enum Switch {
     /// The law works as it is configured.
     #[default]
     On,
-    /// Factors stay as they are.
+    /// Factors do not change.
     Frozen,
     /// Every member has its structural share.
     Off,
 }
 
 impl Switch {
-    /// All of them.
+    /// All settings.
     pub const ALL: [Self; 3] = [Self::On, Self::Frozen, Self::Off];
 
-    /// The word for it in commands and JSON.
+    /// Its name in commands and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::On => "on",
@@ -135,12 +135,12 @@ impl Switch {
     }
 }
 
-/// A backend's report, and when this host received it.
+/// A backend's report, and the time at which this host received it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
     /// The reported load.
     pub load: ReportedLoad,
-    /// When the report arrived, by the caller's clock.
+    /// The time at which the report arrived, by the caller's clock.
     pub at: Duration,
     /// The interval between requests for reports.
     pub interval: Duration,
@@ -152,30 +152,31 @@ impl Heard {
         now.saturating_sub(self.at) + self.load.age
     }
 
-    /// The reported utilization, 1 for a fully used backend; `None` if the report has none.
+    /// The reported utilization, 1 for a fully used backend; `None` if the report does not contain
+    /// it.
     pub fn utilization(&self) -> Option<f64> {
         self.load.utilization.map(thousandths)
     }
 
-    /// The interval at which a report with a new measurement can arrive.
+    /// The shortest interval at which reports with new measurements can arrive.
     fn period(&self) -> Duration {
         self.load.window.max(self.interval)
     }
 
-    /// Whether the report contains a recent utilization: see [`Heard::is_recent`].
+    /// Whether the report contains a utilization and is recent ([`Heard::is_recent`]).
     pub fn is_fresh(&self, now: Duration) -> bool {
         self.load.utilization.is_some() && self.is_recent(now)
     }
 
-    /// Whether the report is recent, with or without a utilization: it arrived at most three report
-    /// periods and two ticks ago, and a change made now would show in reports within a minute.
-    /// Older reports would slow down the control of all other members.
+    /// Whether the report arrived at most three report periods and two ticks ago, and a change made
+    /// now would show in reports within a minute. Other reports are not used, because the slowest
+    /// member determines the step for all members.
     pub fn is_recent(&self, now: Duration) -> bool {
         let fresh = self.period() * FRESH_PERIODS + 2 * TICK;
         now.saturating_sub(self.at) <= fresh && self.delay(now) <= MOST_DELAY
     }
 
-    /// How long until a change made now can be observed: it has to be measured, reported and read.
+    /// The time until a change made now can be observed: it must be measured, reported and read.
     fn delay(&self, now: Duration) -> Duration {
         let next = self.period().max(TICK);
         self.load.window.saturating_add(self.age(now)).saturating_add(next).saturating_add(TICK)
@@ -189,10 +190,10 @@ pub struct MemberObservation {
     pub weight: u64,
     /// Its newest report, if there is one.
     pub heard: Option<Heard>,
-    /// The part of this task's own recent flows to the member that failed, 0 to 1; `None` if these
-    /// flows are too few.
+    /// The part of this task's recent flows to the member that failed, 0 to 1; `None` if there were
+    /// too few flows.
     pub errors: Option<f64>,
-    /// How long this task's own flows to the member live; `None` if too few began recently.
+    /// The lifetime of this task's flows to the member; `None` if too few flows began recently.
     pub life: Option<Life>,
     /// Whether it receives new flows: it is not ejected, on trial, refusing, or a lame duck.
     pub is_available: bool,
@@ -206,49 +207,48 @@ pub type SeenRow = ByAddress<MemberObservation>;
 /// The observations of a row at a tick.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Look {
-    /// Its members.
+    /// The members.
     pub row: SeenRow,
-    /// The behaviour of its flows.
+    /// The behaviour of the row's flows.
     pub flows: Flows,
-    /// Whether the service is in panic: so few members are available that connects choose
-    /// unavailable ones as well.
+    /// Whether the service is in panic: so few members are available that connects may choose
+    /// unavailable members, too.
     pub is_panic: bool,
-    /// Whether this task hardly sends anything to the service. Its backends are then rarely asked
-    /// for reports.
+    /// Whether this is an idle service. The daemon then rarely requests reports from its backends.
     pub is_idle: bool,
-    /// The number of entries in its table.
+    /// The number of entries in the table.
     pub entries: u32,
 }
 
-/// Why a member's factor stays as it is, or may not grow.
+/// Why a member's factor does not change, or may not rise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hold {
     /// An operator has frozen the factors.
     Operator,
     /// The service is in panic.
     Panic,
-    /// The member has not reported for a while, because this task hardly uses the service and
-    /// seldom requests reports.
+    /// The member has no recent report, because the service is idle, so that its reports are rarely
+    /// requested.
     Idle,
-    /// It is ejected, on trial, refusing, or a lame duck.
+    /// The member is ejected, on trial, refusing, or a lame duck.
     Unavailable,
-    /// It is in slow start.
+    /// The member is in slow start.
     SlowStart,
-    /// Its open flows have reached `active_limit`.
+    /// The member's open flows have reached `active_limit`.
     ActiveLimit,
-    /// It has not reported for a while, or its report is too old.
+    /// The member has no recent report.
     NoReport,
-    /// Too many of its requests or connects fail: the factor may not grow.
+    /// The factor may not rise, because too many of the member's requests or connects fail.
     Errors,
-    /// This task's flows to it live so much longer than those to others that the factor may not
-    /// grow: the member may hang.
+    /// The factor may not rise, because this task's flows to the member live much longer than flows
+    /// to other members: the member may hang.
     LongFlows,
-    /// Fewer than half of the row have reported.
+    /// Fewer than half of the row's members have a recent report.
     FewReports,
 }
 
 impl Hold {
-    /// The word for it in tables and JSON.
+    /// Its name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Operator => "operator",
@@ -265,7 +265,7 @@ impl Hold {
     }
 }
 
-/// How many members have a recent report. Only members that have a weight and are available count.
+/// How many members have a recent report. Only available members with a weight count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reporting {
     /// The members with a recent report.
@@ -275,8 +275,7 @@ pub struct Reporting {
 }
 
 impl Reporting {
-    /// Whether fewer than half of the members have a recent report, which is too few for a law to
-    /// learn from.
+    /// Whether fewer than half of the members have a recent report. A law then learns nothing.
     pub const fn is_blind(self) -> bool {
         self.fresh * 2 < self.members
     }
@@ -295,7 +294,7 @@ pub struct LearntWeights {
     pub starting: BTreeMap<SocketAddr, Duration>,
 }
 
-/// A law at work on the row of one service, with its memory.
+/// The law and slow start of one row, with their state.
 #[derive(Clone, Debug)]
 pub struct Control {
     rules: ControlRules,
@@ -304,9 +303,9 @@ pub struct Control {
     readiness: Readiness,
     holds: BTreeMap<SocketAddr, Hold>,
     reporting: Reporting,
-    /// The factors that the law computed last.
+    /// The latest factors of the law.
     wanted: Factors,
-    /// The factors that tables follow, slow start included.
+    /// The factors that tables follow, including slow start.
     in_force: Factors,
 }
 
@@ -332,17 +331,17 @@ impl Control {
         }
     }
 
-    /// Takes over an earlier daemon's state that is `age` old. The factors of A58 are taken over
-    /// only if they are frozen; otherwise A58 recomputes them after its blackout. Returns the
-    /// factors for the first table.
+    /// Adopts an earlier daemon's state that is `age` old. The factors of A58 are adopted only if
+    /// they are frozen; otherwise A58 recomputes them after its blackout. Returns the factors for
+    /// the first table.
     pub fn adopt(&mut self, learnt: &LearntWeights, age: Duration) -> Factors {
-        // The operator's override of a law ends with the law.
+        // Without a law, the operator's override of the law is dropped.
         if self.rules.law.is_none() {
             return self.in_force.clone();
         }
         self.switch = learnt.switch;
-        // The earlier daemon's factors were only shown. Enforcing them at once would be a sudden
-        // change, so the law starts again, as after a reload.
+        // The earlier daemon only showed its factors. Enforcing them at once would be a sudden
+        // change, so the law starts again, as after such a change by a reload.
         if (learnt.mode, self.rules.mode) == (Mode::Observe, Mode::Enforce) {
             return self.in_force.clone();
         }
@@ -358,7 +357,8 @@ impl Control {
         self.in_force.clone()
     }
 
-    /// Whether a slow start has begun, or was cut short, since the last call.
+    /// Whether, since the last call, a member has been added or has changed its availability, so
+    /// that slow starts may have begun or ended.
     pub fn take_slow_starts_changed(&mut self) -> bool {
         self.readiness.take_changed() && self.rules.slow_start.is_some()
     }
@@ -379,14 +379,14 @@ impl Control {
         self.in_force.clone()
     }
 
-    /// Replaces the rules. The law's memory stays, unless the law changes, or begins to be
-    /// enforced.
+    /// Replaces the rules. The law retains its state, unless the law changes, or changes from
+    /// observe to enforce.
     pub fn set_rules(&mut self, rules: ControlRules) {
         let is_another = rules.law != self.rules.law;
         let is_enforced_now = (self.rules.mode, rules.mode) == (Mode::Observe, Mode::Enforce);
         self.rules = rules;
         if rules.law.is_none() {
-            // The operator's override of a law ends with the law.
+            // Without a law, the operator's override of the law is dropped.
             self.switch = Switch::On;
         }
         if is_another || is_enforced_now {
@@ -396,7 +396,7 @@ impl Control {
             self.wanted = Factors::default();
         }
         if is_another && self.switch == Switch::Frozen {
-            // The operator has frozen the weights, and that holds for the new law, too.
+            // The operator has frozen the weights, so the new law must not change them.
             let factors = self.wanted.clone();
             let learnt =
                 LearntWeights { switch: self.switch, mode: rules.mode, factors, ..LearntWeights::default() };
@@ -435,15 +435,15 @@ impl Control {
         self.rules
     }
 
-    /// Evaluates the observations; to be called every [`TICK`]. Proposes factors if they differ
-    /// enough from those in force to be worth a table. They are in force once the caller passes
-    /// them to [`Control::publish`]; until then each tick proposes them again.
+    /// Evaluates the observations; to be called every [`TICK`]. Returns factors if they differ
+    /// enough from the factors in force to be worth a new table. They are in force after the caller
+    /// passes them to [`Control::publish`]; until then each tick proposes factors again.
     pub fn tick(&mut self, now: Duration, look: &Look) -> Option<Proposal> {
         if self.rules.slow_start.is_some() || self.rules.law == Some(Law::A58) {
             self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
         }
         let holds = self.holds_of(now, look);
-        // The backends of an idle service need not report often.
+        // The backends of an idle service are not expected to report.
         self.reporting = if look.is_idle { Reporting::default() } else { reporting(now, &look.row) };
         let acts = self.acts();
         self.wanted = match (&mut self.law, self.switch) {
@@ -470,8 +470,8 @@ impl Control {
         }
         let factors = self.factors(now, look);
         let distance = distance(&look.row, &self.in_force, &factors);
-        // A58 is the reference, so it publishes as often as gRPC changes weights. And when no
-        // factor remains, the last differences are removed however small they are.
+        // A58 is the reference, so it publishes as often as gRPC changes weights. If all factors
+        // are 1 again, even the smallest difference is published.
         let least = match self.law {
             LawState::A58(_) => 0.0,
             _ if factors == Factors::default() => 0.0,
@@ -481,9 +481,9 @@ impl Control {
             .then(|| Proposal { off_by: distance.map_or(0.0, |distance| distance.part), factors })
     }
 
-    /// Updates the row between ticks: which members it has, and whether each is available. If slow
-    /// start begins or ends for some of them, returns factors for an immediate table. All other
-    /// changes wait for the next tick.
+    /// Updates the members of the row, and whether each is available, between ticks. If slow start
+    /// begins or ends for members, returns factors for an immediate table. All other changes wait
+    /// for the next tick.
     pub fn arrange(
         &mut self,
         now: Duration,
@@ -532,7 +532,8 @@ impl Control {
         self.in_force = factors;
     }
 
-    /// The law's factors if tables follow it, otherwise 1, times slow start.
+    /// The factors for tables: those of the law if tables follow it, else 1, each multiplied by the
+    /// part of slow start.
     fn factors(&self, now: Duration, look: &Look) -> Factors {
         let law = if self.acts() { self.wanted.clone() } else { Factors::default() };
         match self.rules.slow_start.filter(|_| !look.is_panic) {
@@ -541,7 +542,7 @@ impl Control {
         }
     }
 
-    /// The members with a factor that something other than load decides.
+    /// The members for which the law does not decide the factor, each with the reason.
     fn holds_of(&self, now: Duration, look: &Look) -> BTreeMap<SocketAddr, Hold> {
         let slow = |address| {
             self.rules.slow_start.is_some_and(|window| self.readiness.part(address, window, now) < 1.0)
@@ -560,7 +561,7 @@ impl Control {
         look.row.iter().filter_map(hold).collect()
     }
 
-    /// Why a member's factor stays as it is, or may not grow, as of the last tick.
+    /// Why a member's factor did not change, or may not rise, as of the last tick.
     pub fn hold(&self, address: SocketAddr) -> Option<Hold> {
         self.holds.get(&address).copied()
     }
@@ -585,7 +586,7 @@ impl Control {
         &self.in_force
     }
 
-    /// About how long the law takes to correct a difference; `None` without a law.
+    /// The approximate time in which the law corrects a difference; `None` without a law.
     pub fn settling(&self, flows: Flows) -> Option<Duration> {
         match &self.law {
             LawState::None => None,
@@ -614,7 +615,7 @@ fn reporting(now: Duration, row: &SeenRow) -> Reporting {
     Reporting { fresh: count(&is_fresh), members: count(&|_| true) }
 }
 
-/// Converts a number of a report, which is in thousandths.
+/// Converts a number from a report, where numbers are in thousandths.
 fn thousandths(number: u32) -> f64 {
     f64::from(number) / 1000.0
 }

@@ -1,11 +1,10 @@
-//! How an endpoint list comes into force: in which order its file is looked at and read, and what a
-//! reading, a refusal or a reload changes about the list in force.
+//! The way of an endpoint list from its file into force: when the file is examined and read, and
+//! how a reading, a refusal or a reload changes the list in force.
 //!
-//! File systems may not answer, the computation of what client tasks use of a list may take
-//! seconds, and a list may find no room. All of this ends late and in any order. The feed receives
-//! facts with their time and reading number, and returns effects for the caller to carry out. It
-//! reads no clock and no file, and knows nothing of paths, of clients except their names, or of the
-//! contents of lists.
+//! File systems may not answer, the computation of memberships may take seconds, and clients may
+//! have no room for a list. Such results arrive late and in any order. The feed receives facts with
+//! their time and the number of the reading, and returns effects, which the caller executes. It
+//! reads no clock and no file, and does not depend on the contents of lists.
 
 use std::collections::BTreeMap;
 use std::ops::Add;
@@ -15,19 +14,20 @@ pub use self::progress::{Progress, ReadTurn, SETTLE, Version};
 
 mod progress;
 
-/// Why a reading of an endpoint file or of the configuration gave no usable result, as a text.
+/// Why a reading of an endpoint file or of the configuration has no usable result, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadFailure {
-    /// The contents are wrong, or the file is missing. This stays so until the file changes.
+    /// The contents are faulty, or the file is missing. A retry is useful only after the file has
+    /// changed.
     Faulty(String),
-    /// The file cannot be read now, because a descriptor or memory is missing. This may change
-    /// while the file does not.
+    /// The file cannot be read now, for lack of a descriptor or of memory. A retry may succeed even
+    /// if the file does not change.
     Unread(String),
     /// The file system does not answer.
     Silent(String),
 }
 
-/// What a feed must know about a list.
+/// The operations on a list that a feed needs.
 pub trait List: Clone {
     /// Whether the two lists have the same contents.
     fn says_the_same(&self, other: &Self) -> bool;
@@ -35,17 +35,17 @@ pub trait List: Clone {
     /// Whether the two lists come from the same reading.
     fn is_of_the_same_reading(&self, other: &Self) -> bool;
 
-    /// Takes over the results that were computed for an equal list.
+    /// Copies the results that were computed for an equal list.
     fn take_over(&mut self, other: &Self);
 }
 
-/// What the caller has to do after a reading.
+/// The action of the caller after a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect<L> {
     /// Deliver the list to every client that uses the service, and pass the result to
     /// [`Feed::delivered`].
     Deliver(L),
-    /// Log that the file is good again, with the same contents as the list in force.
+    /// Log that the file is usable again, with the contents of the list in force.
     GoodAgain,
     /// Log that the file cannot be used, with the reason.
     Failed(String),
@@ -54,20 +54,21 @@ pub enum Effect<L> {
 /// The clients' reaction to a delivered list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delivered {
-    /// Whether the result for some client still has to be computed.
+    /// Whether the membership of some client must be computed first.
     pub is_incomplete: bool,
-    /// The clients that have no room for the list, and what each of them lacks.
+    /// The clients that have no room for the list, each with the reason.
     pub refused_by: BTreeMap<String, String>,
 }
 
-/// What the caller has to do after a delivery.
+/// The action of the caller after a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListDecision<L> {
-    /// Compute what clients use of the list, and pass the result to [`Feed::computed`].
+    /// Compute the memberships of clients for the list, and pass the result to
+    /// [`Feed::computed`].
     Compute(L),
     /// The list is in force, and may be stored for later starts.
     Keep {
-        /// Whether to log that it had been refused.
+        /// Whether to log that it had been refused before.
         was_refused: bool,
         /// A newer list that was refused, to be delivered again.
         refused: Option<L>,
@@ -76,37 +77,38 @@ pub enum ListDecision<L> {
     Wait,
 }
 
-/// What the caller has to do after a reload that named the file.
+/// The action of the caller after a reload of the configuration that has read the file.
 #[derive(Clone, Debug)]
 pub struct Reloaded<L> {
     /// The effect of the reading.
     pub effect: Option<Effect<L>>,
-    /// The list that was in force, to be delivered again, because the reading failed or is older.
+    /// The newest list so far, to be delivered again, because the reading failed or is older.
     pub kept: Option<L>,
-    /// Whether to deliver the list of an earlier run, if there is one, because no other list
-    /// exists.
+    /// Whether to deliver the list that an earlier daemon has stored, if there is one, because no
+    /// other list exists.
     pub wants_last_good: bool,
 }
 
-/// The state of one service's endpoint list that comes from a file, generic over the clock.
+/// The state of one service's endpoint list, which comes from a file. `S` is the file's stamp, `T`
+/// a time of any clock.
 #[derive(Clone, Debug)]
 pub struct Feed<S, L, T = Instant> {
     /// How far the file has been read.
     pub progress: Progress<S, T>,
-    /// The number of the latest reading that counted. Readings that began earlier show an older
-    /// version of the file.
+    /// The number of the latest reading that counted. A reading with a lower number began earlier,
+    /// and may have read an older version of the file.
     reading: u64,
     /// The last list that every client accepted.
     in_force: Option<L>,
-    /// A list that waits for the computation of what client tasks use of it.
+    /// A list that waits until the memberships of clients are computed.
     computing: Option<L>,
     /// The newest list, if clients have no room for it. It is delivered again when there may be
     /// room.
     refused: Option<L>,
-    /// The clients without room for it, and what each of them lacks.
+    /// The clients without room for the newest list, each with the reason.
     refused_by: BTreeMap<String, String>,
     good_since: Option<T>,
-    /// Why the file cannot be used; `None` if it can.
+    /// Why the file cannot be used; `None` if it can be used.
     fault: Option<String>,
     /// Whether `failures` includes a refusal of the version that was read last.
     is_refusal_counted: bool,
@@ -132,8 +134,8 @@ impl<S, L, T> Default for Feed<S, L, T> {
 }
 
 impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Feed<S, L, T> {
-    /// Applies the result of reading `number`; `None` means that the file has not changed. A result
-    /// is ignored if a reading with a higher number has already ended.
+    /// Applies the result of the reading with this number; `None` means that the file has not
+    /// changed. The result is ignored if a reading with a higher number has ended already.
     pub fn read(
         &mut self,
         now: T,
@@ -150,7 +152,8 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
             Ok(list) => {
                 let was_bad = self.good(now, is_another);
                 let is_in_force = self.in_force.as_ref().is_some_and(|before| before.says_the_same(&list));
-                // The file may have returned to the contents that are in force.
+                // If another list is waiting, this list is delivered even if it equals the list in
+                // force, to replace the waiting list.
                 let is_awaited = self.computing.take().is_some() | self.refused.take().is_some();
                 if is_awaited || !is_in_force {
                     return Some(Effect::Deliver(list));
@@ -168,7 +171,8 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.fault.take().is_some()
     }
 
-    /// Notes that the file's file system does not answer. Reports and counts this once.
+    /// Notes that the file system does not answer. Only the first call has an effect, until the
+    /// file system answers again.
     pub fn fell_silent(&mut self, fault: String) -> Option<Effect<L>> {
         let is_new = self.progress.fell_silent();
         is_new.then(|| {
@@ -179,12 +183,12 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         })
     }
 
-    /// Notes that the file cannot be used. Reports this once per fault, and counts it once per
-    /// fault and version.
+    /// Notes that the file cannot be used. A fault is logged once, and counted once per version of
+    /// the file.
     fn fail(&mut self, fault: ReadFailure, is_another: bool) -> Option<Effect<L>> {
         let (fault, is_another) = match fault {
             ReadFailure::Silent(fault) => return self.fell_silent(fault),
-            // Repeated attempts are one fault.
+            // Repeated attempts count as one fault.
             ReadFailure::Unread(fault) => {
                 self.progress.found_nothing();
                 (fault, false)
@@ -198,14 +202,14 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         is_new.then_some(Effect::Failed(fault))
     }
 
-    /// Decides about a list after its delivery. It is in force once every client has accepted it;
-    /// until then the earlier list is.
+    /// Decides about a list after its delivery. The list is in force when every client has accepted
+    /// it; until then the previous list remains in force.
     pub fn delivered(&mut self, list: L, delivered: Delivered) -> ListDecision<L> {
         let is_the_list = |other: &mut L| other.is_of_the_same_reading(&list);
         self.computing.take_if(is_the_list);
         let Delivered { is_incomplete, refused_by } = delivered;
         if is_incomplete {
-            // The delivery after the computation decides whether it is in force.
+            // Another delivery after the computation decides whether the list is in force.
             self.computing = Some(list.clone());
             return ListDecision::Compute(list);
         }
@@ -223,26 +227,26 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         ListDecision::Keep { was_refused, refused: self.room_appeared() }
     }
 
-    /// Notes that the computation for a list has ended. Returns the list for delivery, unless
-    /// another list has taken its place in the meantime.
+    /// Notes that the computation for a list has ended. Returns the list for another delivery,
+    /// unless a different list has replaced it in the meantime.
     pub fn computed(&mut self, computed: &L) -> Option<L> {
         let list = self.computing.as_mut().filter(|list| list.is_of_the_same_reading(computed))?;
         list.take_over(computed);
         Some(list.clone())
     }
 
-    /// To be called when there may be room. Returns the refused list for another delivery, if there
-    /// is one and no computation is under way; the end of a computation leads here again.
+    /// To be called when there may be room. Returns the refused list for another delivery, unless a
+    /// computation is running: after that, [`Feed::delivered`] returns it.
     pub fn room_appeared(&self) -> Option<L> {
         self.refused.clone().filter(|_| self.computing.is_none())
     }
 
-    /// Continues a feed after a reload of the configuration, which read the file as reading
-    /// `number`. If that reading has no better result, the list in force is delivered again,
-    /// because it is better than one of an earlier run.
+    /// Continues a feed after a reload of the configuration, which has read the file as reading
+    /// `number`. If that reading failed or is older than another, the newest list so far is
+    /// delivered again.
     ///
-    /// A version that cannot be used counts as one failure, however often the configuration is
-    /// read.
+    /// A version of the file that cannot be used counts as one failure, however often the
+    /// configuration is read.
     pub fn reload(
         before: Option<Self>,
         is_same_file: bool,
@@ -253,7 +257,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
     ) -> (Self, Reloaded<L>) {
         let mut feed = before.unwrap_or_default();
         let newest = feed.newest().cloned();
-        // In the meantime, a newer reading of the same file may have ended.
+        // A newer reading of the same file may have ended in the meantime.
         if is_same_file && feed.reading > number {
             return (feed, Reloaded { effect: None, kept: newest, wants_last_good: false });
         }
@@ -292,7 +296,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.in_force.iter_mut().chain(&mut self.computing).chain(&mut self.refused)
     }
 
-    /// Why the file's contents are not in force everywhere; `None` if they are.
+    /// Why the file's contents are not in force at all clients; `None` if they are.
     pub fn error(&self) -> Option<String> {
         let refusal = self.refused_by.first_key_value();
         self.fault.clone().or_else(|| refusal.map(|(client, refused)| format!("client {client}: {refused}")))
@@ -303,12 +307,12 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.refused_by.get(client).or(self.fault.as_ref()).map(String::as_str)
     }
 
-    /// When a reading last had a good result; `None` if no reading has.
+    /// The time of the last reading with a usable result; `None` before the first.
     pub fn good_since(&self) -> Option<T> {
         self.good_since
     }
 
-    /// The number of versions that could not be used and of faults.
+    /// The number of faults and refusals so far.
     pub fn failures(&self) -> u64 {
         self.failures
     }

@@ -1,22 +1,21 @@
-//! Slots that are about to be freed. Each slot first waits until no running program can still have
-//! read it from a table, a grace period as in RCU, and then until its last flow has ended. The same
-//! works for other numbers by which the kernel's maps refer to each other.
+//! Slots that are about to be freed. Each slot first waits until no running program can have read
+//! it from a table (a grace period as in RCU), and then until its last flow has ended. Other
+//! numbers by which the kernel's maps refer to each other are freed in the same way.
 //!
-//! A program that began before a slot was dropped from the last table may still choose it. So a
-//! slot is free of readers once a wait for readers has begun and ended while nothing named the
-//! slot. The caller reports when a wait begins and ends; this file decides which slots it covers.
-//! It knows no table and no flow.
+//! A program that began before a slot was removed from the last table may still choose it. So no
+//! reader can have a slot if a wait for readers has begun and ended while no table contained the
+//! slot. The caller reports when a wait begins and ends.
 
 use std::collections::BTreeSet;
 
 use crate::ids::Slot;
 
-/// The slots that nothing names any more, by their progress.
+/// The slots that no table contains any more, by their progress.
 #[derive(Clone, Debug)]
 pub struct GracePeriods<N = Slot> {
-    /// Slots that were already unnamed when the present wait began.
+    /// Slots that no table contained when the present wait began.
     waiting: BTreeSet<N>,
-    /// Slots that have been unnamed since before a wait that has ended.
+    /// Slots that no table has contained since before the start of a wait that has ended.
     over: BTreeSet<N>,
 }
 
@@ -27,20 +26,20 @@ impl<N> Default for GracePeriods<N> {
 }
 
 impl<N: Copy + Ord> GracePeriods<N> {
-    /// Forgets every slot that is named again. If such a slot is dropped once more, its grace
-    /// period starts again. `unneeded` are all slots that nothing names now.
+    /// Removes the slots that a table contains again. When such a slot is dropped once more, its
+    /// grace period starts again. `unneeded`: all slots that no table contains now.
     pub fn retain(&mut self, unneeded: &BTreeSet<N>) {
         self.waiting.retain(|slot| unneeded.contains(slot));
         self.over.retain(|slot| unneeded.contains(slot));
     }
 
-    /// Whether one of these slots needs a wait that has not begun yet, or has not ended.
+    /// Whether the grace period of one of these slots is not over, so that a wait is necessary.
     pub fn wants_wait(&self, unneeded: &BTreeSet<N>) -> bool {
         !unneeded.is_subset(&self.over)
     }
 
-    /// Notes that a wait for readers begins while nothing names these slots. If an earlier wait is
-    /// still under way, it counts as failed.
+    /// Notes that a wait for readers begins while no table contains these slots. An earlier wait
+    /// that has not ended counts as failed.
     pub fn before_wait(&mut self, unneeded: &BTreeSet<N>) {
         self.waiting = unneeded - &self.over;
     }
@@ -50,7 +49,7 @@ impl<N: Copy + Ord> GracePeriods<N> {
         self.over.append(&mut self.waiting);
     }
 
-    /// Removes and returns the slots that no reader can name and that have no open flow.
+    /// Removes and returns the slots that no reader can have and that have no open flow.
     pub fn take_idle(&mut self, has_flows: impl Fn(N) -> bool) -> BTreeSet<N> {
         self.over.extract_if(.., |slot| !has_flows(*slot)).collect()
     }
@@ -76,8 +75,8 @@ mod tests {
         assert!(!periods.wants_wait(&slots([])));
         assert!(periods.wants_wait(&slots([1])));
         periods.before_wait(&slots([1]));
-        // Slot 2 was dropped during the wait: a program that began after the wait did may have read
-        // it.
+        // Slot 2 was dropped during the wait, so a program that began after the start of the wait
+        // may have read it.
         assert!(periods.wants_wait(&slots([1, 2])));
         periods.after_wait();
         assert_eq!(idle(&mut periods), slots([1]));
@@ -92,7 +91,7 @@ mod tests {
         let mut periods = GracePeriods::default();
         periods.before_wait(&slots([1, 2]));
         periods.after_wait();
-        assert!(!periods.wants_wait(&slots([1, 2])), "nothing more is waited for but the flows");
+        assert!(!periods.wants_wait(&slots([1, 2])), "only the flows are left to wait for");
         assert_eq!(periods.take_idle(|slot| slot.number() == 1), slots([2]));
         assert_eq!(idle(&mut periods), slots([1]));
         assert_eq!(idle(&mut periods), slots([]));
@@ -140,8 +139,8 @@ mod tests {
     }
 
     proptest! {
-        /// A model that remembers times: a slot is free once a wait began after it was last named,
-        /// and has ended.
+        /// Compares with a model that remembers times: a slot is free if a wait began after the
+        /// slot was last in a table, and has ended.
         #[test]
         fn no_slot_is_freed_that_a_reader_may_have(events in prop::collection::vec(event(), 0..80)) {
             let mut periods = GracePeriods::default();

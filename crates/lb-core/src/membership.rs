@@ -225,7 +225,7 @@ impl<'a> Memberships<'a> {
     /// # Panics
     /// If the job has no such task.
     pub fn of(&self, index: u32) -> Membership {
-        assert!(index < self.clients, "task {index} is one of {}", self.clients);
+        assert!(index < self.clients, "the job has no task {index}, only {} tasks", self.clients);
         let Some((algorithm, position)) = self.subset else {
             let membership = self.pool.everything(self.clients);
             let order = membership.order.iter().map(|(index, _)| *index).collect::<Vec<_>>();

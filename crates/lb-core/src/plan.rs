@@ -1,9 +1,9 @@
 //! The complete desired state of a client task's maps as one value, and the ordered steps from one
 //! plan to the next.
 //!
-//! A plan leaves no choice to the code that executes it. The steps are ordered so that a connect
-//! between any two of them finds a whole table, in which every slot holds its backend, and a
-//! correct fallback. Executing a step twice is harmless.
+//! The code that executes a plan has nothing to decide. The steps are ordered so that a connect
+//! between any two steps finds a complete table, in which every slot has its backend, and a correct
+//! fallback. Executing a step twice is harmless.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -30,22 +30,23 @@ pub struct ServicePlan {
     pub name: String,
     /// The address that processes dial.
     pub address: SocketAddr,
-    /// The protocol that processes dial it with.
+    /// The protocol with which processes dial it.
     pub protocol: Protocol,
-    /// Whether connects to the address are balanced. A removed service is closed, but keeps its
+    /// Whether connects to the address are balanced. A removed service is closed, but retains its
     /// index until its last flow ends.
     pub open: bool,
     /// The errno of a connect that finds no usable backend.
     pub errno: u16,
-    /// The rules and limits by which connect picks a backend.
+    /// The rules and limits by which a connect picks a backend.
     pub rules: Rules,
-    /// When a backend is ejected.
+    /// The rules by which backends are ejected.
     pub ejection: EjectionRules,
-    /// The slot that connect takes when every pick is unusable; without one, connect is refused.
+    /// The slot that a connect takes if every backend that it examined is unusable. If this is
+    /// `None`, the connect is refused.
     pub fallback: Option<Slot>,
-    /// Slots in the order in which connect takes them; their number is a power of two or 0.
+    /// Slots in the order in which connects take them; their number is a power of two or 0.
     pub schedule: Arc<[Slot]>,
-    /// Slots of backends with substitutes in the schedule. These slots get trials.
+    /// Slots of replaced backends. They get trials.
     pub replaced: Vec<Slot>,
 }
 
@@ -62,14 +63,14 @@ pub struct BackendPlan {
     pub weight: u16,
     /// The purpose of its slot.
     pub state: BackendState,
-    /// The daemon's evidence on its health.
+    /// The daemon's reason for its health.
     pub reason: HealthReason,
-    /// Whether connect may choose it, unless it is ejected.
+    /// Whether a connect may choose it, according to the daemon.
     pub usable: Usable,
-    /// Whether a probe has found it healthy. If so, its ejection takes twice as many failures.
+    /// Whether probes have found it healthy. Its ejection then needs twice as many failures.
     pub is_probed_healthy: bool,
-    /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if the host receives no report
-    /// of it.
+    /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if the host receives no
+    /// reports of it.
     pub report: u32,
 }
 
@@ -83,8 +84,8 @@ impl BackendPlan {
 
 /// The number of entries of each slot in a schedule.
 pub fn entries_by_slot(schedule: &[Slot]) -> BTreeMap<Slot, u32> {
-    // An array, because a schedule may be as long as the map, and a tree look-up per entry would be
-    // slow.
+    // An array, because a schedule may be as long as the map, and looking up each entry in a tree
+    // would be slow.
     let slots = schedule.iter().max().map_or(0, |last| last.number() + 1);
     let mut entries = vec![0; slots as usize];
     schedule.iter().for_each(|slot| entries[slot.index()] += 1);
@@ -94,34 +95,35 @@ pub fn entries_by_slot(schedule: &[Slot]) -> BTreeMap<Slot, u32> {
 /// One ordered change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Stop balancing connects to the service's address, unless another service has taken it over.
-    /// Its flows stay.
+    /// Stop balancing connects to the service's address, unless another service has taken over the
+    /// address. Existing flows continue.
     Close(ServiceIndex),
-    /// Write a service that is not open.
+    /// Write a service without opening it.
     WriteService(ServiceIndex, ServicePlan),
-    /// Fill a slot to which nothing refers.
+    /// Write a backend into a slot to which nothing refers.
     WriteBackend(Slot, BackendPlan),
     /// Store the errno of refused connects.
     SetErrno(ServiceIndex, u16),
-    /// Store the rules for the next connect. Existing flows stay with their backends.
+    /// Store the rules for further connects. Existing flows remain at their backends.
     SetRules(ServiceIndex, Rules),
-    /// Store when backends are ejected. If this disables ejection, ejected backends are readmitted.
+    /// Store the rules of ejection. If they disable ejection, ejected backends are readmitted.
     SetEjection(ServiceIndex, EjectionRules),
     /// Store the fallback.
     SetFallback(ServiceIndex, Option<Slot>),
-    /// Store the daemon's half of a backend's state word: whether it is usable, and the reason.
+    /// Store the daemon's half of a backend's state word.
     SetState(Slot, DaemonState),
     /// Store the weight for readers of the maps.
     SetWeight(Slot, u16),
     /// Store the report id, which links the backend to its entry in the verdict array.
     SetReport(Slot, u32),
-    /// Write a whole new table and its replaced slots beside the current table, and switch to it.
+    /// Write a complete new table, with its replaced slots, beside the current table, and switch to
+    /// it.
     Publish(ServiceIndex, Arc<[Slot]>, Vec<Slot>),
     /// Start balancing connects to the service's address.
     Open(ServiceIndex),
     /// Clear a slot to which nothing refers any more.
     FreeBackend(Slot),
-    /// Clear a closed service to which nothing refers any more.
+    /// Clear the index of a closed service to which nothing refers any more.
     FreeService(ServiceIndex),
 }
 
@@ -135,8 +137,9 @@ impl Plan {
         self.assert_consistent_of(|_, _| true);
     }
 
-    /// The same for a plan that follows a consistent one. Services that are unchanged and have the
-    /// same slots are not checked again: most changes concern one service of many.
+    /// Like [`Self::assert_consistent`], for a plan that follows the consistent plan `before`. If
+    /// no slot has changed its service, unchanged services are not checked again, because most
+    /// changes concern one service of many.
     fn assert_consistent_after(&self, before: &Self) {
         let is_same_slots = self.backends.len() == before.backends.len()
             && self.backends.iter().zip(&before.backends).all(
@@ -150,8 +153,8 @@ impl Plan {
     }
 
     fn assert_consistent_of(&self, concerns: impl Fn(ServiceIndex, &ServicePlan) -> bool) {
-        // An array, because a schedule may be as long as the map, and a tree look-up per entry
-        // would be slow.
+        // An array, because a schedule may be as long as the map, and looking up each entry in a
+        // tree would be slow.
         let slots = self.backends.last_key_value().map_or(0, |(last, _)| last.index() + 1);
         let mut owners = vec![None; slots];
         for (slot, backend) in &self.backends {
@@ -160,20 +163,29 @@ impl Plan {
         let owner = |slot: &Slot| owners.get(slot.index()).copied().flatten();
         for (index, service) in self.services.iter().filter(|(index, service)| concerns(**index, service)) {
             let len = service.schedule.len();
-            assert!(len == 0 || len.is_power_of_two(), "service {index}: schedule of {len} entries");
+            assert!(len == 0 || len.is_power_of_two(), "service {index}: the schedule has {len} entries");
             for slot in service.schedule.iter() {
-                assert!(owner(slot) == Some(*index), "service {index}: schedule names slot {slot}");
+                assert!(
+                    owner(slot) == Some(*index),
+                    "service {index}: the schedule contains slot {slot} of another service"
+                );
             }
             for slot in &service.replaced {
-                assert!(owner(slot) == Some(*index), "service {index}: replaced is slot {slot}");
+                assert!(
+                    owner(slot) == Some(*index),
+                    "service {index}: the replaced slot {slot} is of another service"
+                );
             }
             if let Some(slot) = service.fallback {
-                assert!(owner(&slot) == Some(*index), "service {index}: fallback names slot {slot}");
+                assert!(
+                    owner(&slot) == Some(*index),
+                    "service {index}: the fallback is slot {slot} of another service"
+                );
             }
         }
     }
 
-    /// Applies a step to the plan itself, so that it describes the maps after the step.
+    /// Applies a step to this plan, so that the plan describes the maps after the step.
     pub fn record(&mut self, step: &Step) {
         match step {
             Step::Close(index) => self.service(*index).open = false,
@@ -227,13 +239,14 @@ impl Plan {
 
 /// The steps from the present kernel state to the desired one.
 ///
-/// They have this order, so that a daemon that is killed between any two of them leaves maps that
-/// work and that the next daemon can adopt:
+/// If the daemon is killed between any two steps, the maps work, and the next daemon can adopt
+/// them. The order of the steps ensures this:
 /// 1. Slots to which nothing refers are cleared, before other backends get them.
-/// 2. New backends are written, then new services, because a service's fallback may name them.
+/// 2. New backends are written, then new services, because the fallback of a service may be a new
+///    backend.
 /// 3. Services that were not open are updated and opened. If a service takes over the address of
-///    another, a single store moves it, so that no connect finds the address without a service.
-/// 4. Removed services are closed, before they are emptied.
+///    another, one store moves the address, so that connects always find a service at it.
+/// 4. Removed services are closed, before their tables are emptied.
 /// 5. All other services are updated.
 /// 6. Service indexes to which nothing refers are cleared.
 ///
@@ -244,8 +257,8 @@ pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
     new.assert_consistent_after(old);
     let changed = changed(old, new);
     let mut steps = Vec::new();
-    // This includes a slot that already has another backend because an earlier attempt to free it
-    // has failed: its retired counters must not be lost.
+    // A slot may already have another backend in the new plan, because an earlier attempt to free
+    // the slot has failed. It must still be freed first, or its retired counters would be lost.
     let is_gone = |(slot, backend): &(&Slot, &BackendPlan)| {
         new.backends.get(slot).is_none_or(|after| after.generation != backend.generation)
     };
@@ -277,7 +290,7 @@ fn write(old: &Plan, new: &Plan, steps: &mut Vec<Step>) {
         match old.services.get(&index) {
             Some(before) if same_service(before, service) => {}
             Some(before) => {
-                assert!(!before.open, "index {index} is still that of service {}", before.name);
+                assert!(!before.open, "index {index} still belongs to service {}", before.name);
                 steps.push(Step::WriteService(index, service.clone()));
             }
             None => steps.push(Step::WriteService(index, service.clone())),
@@ -289,7 +302,7 @@ fn same_service(a: &ServicePlan, b: &ServicePlan) -> bool {
     a.address == b.address && a.protocol == b.protocol && a.name == b.name
 }
 
-/// Backends that are in both plans and have changed, in the order of their slots: before and after.
+/// Backends that are in both plans and have changed, before and after, in the order of their slots.
 type Changed<'p> = Vec<(Slot, &'p BackendPlan, &'p BackendPlan)>;
 
 fn changed<'p>(old: &'p Plan, new: &'p Plan) -> Changed<'p> {
@@ -300,12 +313,11 @@ fn changed<'p>(old: &'p Plan, new: &'p Plan) -> Changed<'p> {
     new.backends.iter().filter_map(both).filter(is_changed).collect()
 }
 
-/// The changes of one service and its backends, apart from whether it is open.
+/// Adds the steps that update one service and its backends. They do not open or close the service.
 fn update(old: &Plan, new: &Plan, index: ServiceIndex, changed: &Changed<'_>, steps: &mut Vec<Step>) {
     let service = &new.services[&index];
     let before = old.services.get(&index).filter(|before| same_service(before, service));
-    // A service that is written in this change gets its errno, its rules and its fallback with that
-    // step.
+    // A new service gets its errno, its rules and its fallback with the step that writes it.
     if let Some(before) = before {
         if before.errno != service.errno {
             steps.push(Step::SetErrno(index, service.errno));
@@ -317,9 +329,8 @@ fn update(old: &Plan, new: &Plan, index: ServiceIndex, changed: &Changed<'_>, st
         if before.ejection != service.ejection {
             steps.push(Step::SetEjection(index, service.ejection));
         }
-        // The fallback changes before the state words. Otherwise a connect that finds its pick
-        // unusable by the new word could take an old fallback, which the same change has made
-        // wrong.
+        // The fallback changes before the state words. Otherwise a connect could find its pick
+        // unusable by a new state word, and take the old fallback, which may be unusable, too.
         if before.fallback != service.fallback {
             steps.push(Step::SetFallback(index, service.fallback));
         }
@@ -343,8 +354,8 @@ fn set_states(index: ServiceIndex, changed: &Changed<'_>, steps: &mut Vec<Step>)
         }
         if before.daemon_state() != backend.daemon_state() {
             let step = Step::SetState(slot, backend.daemon_state());
-            // Backends become usable before others become unusable: fewer picks find an unusable
-            // backend.
+            // Backends become usable before others become unusable, so that fewer picks find an
+            // unusable backend.
             if backend.usable.is_usable() { steps.push(step) } else { unusable.push(step) }
         }
     }

@@ -1,8 +1,8 @@
 //! The place of each backend in the kernel's arrays: a slot, and the generation of that slot.
 //!
-//! A service and an address identify a backend. It keeps its slot as long as anything may refer to
-//! it: a table, a fallback, a flow. Only the datapath knows when the last reference is gone, so
-//! slots are freed only on its report.
+//! A backend is identified by its service and its address. It retains its slot as long as a table,
+//! a fallback or a flow may refer to the slot. The caller reads from the maps when the last
+//! reference is gone, and then frees the slot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// All identities of a service, in their order.
+    /// The range of all identities of a service.
     pub fn all_of(service: ServiceIndex) -> impl RangeBounds<Self> {
         // The smallest of all addresses.
         let first = |service| Self { service, address: SocketAddr::from(([0, 0, 0, 0], 0)) };
@@ -37,7 +37,7 @@ impl Identity {
 /// No slot is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "all {capacity} slots of the client task are taken (limits.slots); backends that were removed keep theirs until their last connection ends"
+    "all {capacity} slots of the client task are in use (limits.slots); a removed backend retains its slot until its last connection ends"
 )]
 pub struct SlotsExhausted {
     /// The number of slots.
@@ -63,7 +63,7 @@ impl Slots {
         }
     }
 
-    /// The slot of a backend: its present slot, or the lowest free one.
+    /// The slot of a backend: its present slot, or the lowest free slot.
     ///
     /// # Errors
     /// If the backend has no slot and none is free.
@@ -80,7 +80,7 @@ impl Slots {
         Ok(backend)
     }
 
-    /// Whether a backend has a slot, or would get one.
+    /// Whether a backend has a slot, or a slot is free.
     pub fn has_room_for(&self, identity: Identity) -> bool {
         !self.free.is_empty() || self.in_use.contains_key(&identity)
     }
@@ -111,10 +111,10 @@ impl Slots {
         Ok(held)
     }
 
-    /// Takes over a slot that a backend already has in the kernel.
+    /// Adopts the slot that a backend has in the kernel.
     ///
     /// # Panics
-    /// If the slot is not free, or past the end: the kernel's arrays hold one backend per slot.
+    /// If the slot is not free, or past the end, or if the backend has a slot already.
     pub fn adopt(&mut self, identity: Identity, backend: BackendRef) {
         assert!(self.free.remove(&backend.slot), "slot {} is not free", backend.slot);
         self.generations[backend.slot.index()] = backend.generation.next();
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(format!("{slots:?}"), before);
         let three = slots.hold_all(&four[..3]).unwrap();
         assert_eq!(three, [first, backend(1, 0), backend(2, 0)]);
-        // The same backend twice gets one slot.
+        // A backend that is listed twice gets one slot.
         assert_eq!(slots.hold_all(&[identity(2), identity(2)]), Ok(vec![backend(1, 0); 2]));
     }
 

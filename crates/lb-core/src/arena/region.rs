@@ -1,9 +1,8 @@
-//! Regions of the schedule map: the first one that fits a new table, and which tables to move if
-//! none does.
+//! Regions of the schedule map: the first free region for a new table, and which tables to move if
+//! there is none.
 //!
-//! Lengths are powers of two and a region begins at a multiple of its length, so that two regions
-//! are either apart or one contains the other. This file has no state: the caller passes the
-//! regions in use.
+//! Lengths are powers of two, and a region begins at a multiple of its length. So either two
+//! regions are disjoint, or one contains the other.
 
 /// A part of the schedule map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +24,8 @@ impl ScheduleRegion {
     }
 }
 
-/// The lowest base for `length` entries in a map of `entries`, apart from all regions in `in_use`.
+/// The lowest base of a region with `length` entries, in a map of `entries`, that does not overlap
+/// any region of `in_use`.
 ///
 /// # Panics
 /// If `length` is 0.
@@ -43,24 +43,23 @@ pub fn first_fit(in_use: &[ScheduleRegion], entries: u32, length: u32) -> Option
     (base.checked_add(length)? <= entries).then_some(base)
 }
 
-/// The tables to copy so that a region of `length` entries is free once their old regions are.
-/// Returns each table's present region and its new base.
+/// The tables to copy so that a region of `length` entries is free after their old regions are
+/// free. Returns each table's present region and its new base; `None` if no table can be moved.
 ///
-/// Tables of other lengths cut the free space into pieces that may all be too short, however much
-/// space is free. The windows of `length` entries are tried from the emptiest on. If no window's
-/// tables find room elsewhere, a window half as long is emptied first, and so on. `None` if there
-/// is nothing to move.
+/// Much space may be free, but in pieces that are all too short. So all tables of one window of
+/// `length` entries are moved, of the emptiest window from which they fit elsewhere. If there is no
+/// such window, a window of half the length is emptied first, and so on.
 ///
-/// If `live` fills at most half of the map, also with the new table in place of its predecessor,
-/// each call makes the longest free region at least twice as long: if half a window is free, some
-/// other window is at most half full, and its tables fit there. So there is room after at most as
-/// many calls as there are doublings from the shortest table to `length`, and usually after the
+/// If `live` fills at most half of the map, even with the new table in place of its predecessor,
+/// each call makes the longest free region at least twice as long: if half a window is free, the
+/// tables of some other window that is at most half full fit there. So there is room after at most
+/// as many calls as there are doublings from the shortest table to `length`, and usually after the
 /// first.
 ///
 /// # Panics
 /// If `length` is 0.
 pub fn make_room(live: &[ScheduleRegion], entries: u32, length: u32) -> Option<Vec<(ScheduleRegion, u32)>> {
-    // Bound: one round per power of two.
+    // Bound: one iteration per power of two.
     let mut window_length = length;
     while window_length > 1 {
         let load = |window: ScheduleRegion| {
@@ -80,7 +79,8 @@ pub fn make_room(live: &[ScheduleRegion], entries: u32, length: u32) -> Option<V
     None
 }
 
-/// Copies that empty a window: each moves a table to a region outside the window that is free now.
+/// The moves that empty a window, each to a free region outside the window; `None` if a table does
+/// not fit elsewhere.
 fn empty(
     live: &[ScheduleRegion],
     entries: u32,
@@ -90,7 +90,7 @@ fn empty(
     in_use.push(window);
     let mut tables: Vec<ScheduleRegion> =
         live.iter().copied().filter(|table| table.overlaps(window)).collect();
-    // The longest first: the short ones fit into the remaining gaps.
+    // The longest tables are moved first, because short tables fit into the remaining gaps.
     tables.sort_by_key(|table| std::cmp::Reverse(table.length));
     let mut moves = Vec::with_capacity(tables.len());
     for table in tables {

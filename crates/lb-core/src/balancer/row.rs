@@ -1,6 +1,5 @@
-//! The row of one client task: which backends are in a service's table at a moment, and which of
-//! all known backends connect may choose. Both follow from the task's membership and the evidence
-//! on the backends. This file knows no slot.
+//! The row of one client task: which backends are in a service's table now, and which of them a
+//! connect may choose. Both follow from the task's membership and the evidence on the backends.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,31 +15,32 @@ use crate::health::{self, BackendEvidence, Health};
 use crate::membership::{Member, Membership};
 use crate::service::HealthRules;
 
-/// The backends that a service uses at a moment, generic over the clock.
+/// The backends that a service uses now. `T` is a time of any clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row<T = Instant> {
-    /// The backends in the table, with their weights there.
+    /// The backends in the table, with their structural weights.
     pub members: Vec<(SocketAddr, u64)>,
-    /// The backends that have a substitute, and since when: members, and substitutes that failed.
+    /// The replaced backends, and since when they have been replaced: members, and substitutes that
+    /// failed.
     pub replaced: BTreeMap<SocketAddr, T>,
-    /// For each backend in the table, each replaced one and the backup: whether connect may choose
-    /// it, and its health.
+    /// Whether a connect may choose a backend, and its health, for each backend in the table, each
+    /// replaced backend, and the backup.
     pub usable: BTreeMap<SocketAddr, (Usable, Health)>,
-    /// The lame duck that connects use if the programs find no member available before the daemon
-    /// does. It is in no table.
+    /// The lame duck that connects use after the programs have ejected every member, until the
+    /// daemon reacts. It is in no table.
     pub backup: Option<SocketAddr>,
     /// The tier that serves.
     pub tier: Tier,
-    /// The number of available backends among those in the table and the replaced ones, and the
-    /// total of these. Lame ducks that serve are not counted.
+    /// The number of available backends in the table or replaced, and the number of all backends in
+    /// the table or replaced. Lame ducks that serve are not counted.
     pub available: (usize, usize),
-    /// Whether that proportion is below `panic_threshold`.
+    /// Whether the available part is below `panic_threshold`.
     pub is_below_threshold: bool,
-    /// Whether the service is in panic: the proportion is below the threshold, and no established
-    /// connection shows that an available backend serves. Connects then try every backend that may
-    /// accept connections.
+    /// Whether the service is in panic: the available part is below the threshold, and no recently
+    /// established connection shows that a backend serves. Connects may then choose every backend
+    /// that may accept connections.
     pub is_panic: bool,
-    /// Whether the first probes of all backends are still under way, so that all are used alike.
+    /// Whether the first probes of all backends are still running, so that all are treated alike.
     is_fresh: bool,
 }
 
@@ -49,17 +49,17 @@ pub struct Row<T = Instant> {
 pub struct Circumstances<T> {
     /// The service's configuration.
     pub rules: HealthRules,
-    /// The backends that had substitutes before this row, and since when.
+    /// The backends that are replaced in the previous row, and since when.
     pub replaced: BTreeMap<SocketAddr, T>,
-    /// The backends in the table before this row.
+    /// The backends in the table of the previous row.
     pub used: BTreeSet<SocketAddr>,
     /// Whether connections to a backend that is not ejected were established recently.
     pub is_serving: bool,
-    /// Whether the first probes of all backends are still under way.
+    /// Whether the first probes of all backends are still running.
     pub is_fresh: bool,
 }
 
-/// The row of a membership. `standing` returns the evidence on a backend, if there is any.
+/// The row for a membership. `standing` returns the evidence on a backend, if there is any.
 pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     membership: &Membership,
     Circumstances { rules, replaced, used: used_before, is_serving, is_fresh }: &Circumstances<T>,
@@ -121,7 +121,7 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     }
 }
 
-/// A member as the tiers see it. With `wants_proof`, it is unproven until a probe of it has ended.
+/// A member's facts for the tiers. With `wants_proof`, it is unproven until a probe of it ends.
 fn candidate<T: Copy + Ord>(
     member: &Member,
     standing: Option<&BackendEvidence<T>>,
@@ -131,8 +131,8 @@ fn candidate<T: Copy + Ord>(
     candidate_by(said, member, standing, wants_proof)
 }
 
-/// Like [`candidate`], but without the member's own report that it is a lame duck. The state word
-/// follows from this.
+/// Like [`candidate`], but without the member's own report that it is a lame duck, because the
+/// state word must not depend on that report.
 fn without_own_word<T: Copy + Ord>(
     member: &Member,
     standing: Option<&BackendEvidence<T>>,
@@ -141,8 +141,8 @@ fn without_own_word<T: Copy + Ord>(
     candidate_by(standing.map(BackendEvidence::without_own_word), member, standing, wants_proof)
 }
 
-/// Combines a member's list entry with the other evidence on it, given as its health and whether it
-/// is a lame duck.
+/// Combines a member's list entry with other evidence. `said`: the member's health by that
+/// evidence, and whether it is a lame duck.
 fn candidate_by<T: Copy + Ord>(
     said: Option<(Health, bool)>,
     member: &Member,
@@ -158,8 +158,8 @@ fn candidate_by<T: Copy + Ord>(
     }
 }
 
-/// A member as its list entry alone describes it. The evidence on a backend without a slot does not
-/// include its list entry.
+/// A member's facts by its list entry only. They are needed because the evidence on a backend
+/// without a slot does not include the list's verdict.
 fn listed(member: &Member, is_unproven: bool) -> TierCandidate {
     let least = if is_unproven { Health::Unproven } else { Health::Healthy };
     let health = health::said_of::<()>(&member.endpoint).map_or(least, |said| said.health);
@@ -167,8 +167,8 @@ fn listed(member: &Member, is_unproven: bool) -> TierCandidate {
 }
 
 impl<T> Row<T> {
-    /// Whether time alone may change the row: a backend is unavailable or replaced, or the first
-    /// probes are under way.
+    /// Whether the row may change because time passes: a backend is unavailable or replaced, or the
+    /// first probes are still running.
     pub fn is_unsettled(&self) -> bool {
         let (available, tried) = self.available;
         available < tried || !self.replaced.is_empty() || self.is_fresh
@@ -181,12 +181,13 @@ impl<T> Row<T> {
         }
     }
 
-    /// The backend that connects use if every pick was unusable: the backup, or else the usable
-    /// member with the best health, and the largest weight among these.
+    /// The backend that connects use if every backend that they examined was unusable: the backup,
+    /// or else the usable member with the best health and, among equally healthy members, the
+    /// largest weight.
     pub fn fallback(&self) -> Option<SocketAddr> {
         let rank = |(at, (address, weight)): (usize, &(SocketAddr, u64))| {
             let (usable, health) = self.usable[address];
-            // The first of equal ones.
+            // Of equal members, the first in the table is chosen.
             usable.is_usable().then_some(((Reverse(health), *weight, Reverse(at)), *address))
         };
         let best = self.members.iter().enumerate().filter_map(rank).max_by_key(|(rank, _)| *rank);

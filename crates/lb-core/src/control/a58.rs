@@ -1,8 +1,9 @@
-//! The weights of gRPC's `weighted_round_robin` (gRFC A58): requests per second over utilization.
+//! The weights of gRPC's `weighted_round_robin` (gRFC A58): requests per second divided by
+//! utilization.
 //!
-//! They measure what a machine can do per unit of utilization, and nothing about subsets or
-//! clients: equal machines have equal weights however many clients each has. So they replace
-//! structural weights, and serve as the reference for [`feedback`](super::feedback).
+//! These weights measure the capacity of machines, and do not depend on subsets or clients: equal
+//! machines have equal weights, however many clients each has. They replace structural weights, and
+//! are the reference for [`feedback`](super::feedback).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,13 +13,14 @@ use super::factor::{Factor, Factors};
 use super::flows::Flows;
 use super::{Heard, MemberObservation, SeenRow, float, thousandths};
 
-/// For how long reports must have arrived before they count (`blackout_period`).
+/// A weight is used only after reports have arrived for this time (`blackout_period`).
 const BLACKOUT: Duration = Duration::from_secs(10);
 
 /// A weight is forgotten after this time without a report (`weight_expiration_period`).
 const EXPIRATION: Duration = Duration::from_secs(180);
 
-/// Errors over requests, times this, are added to the utilization (`error_utilization_penalty`).
+/// The errors per request, times this number, are added to the utilization
+/// (`error_utilization_penalty`).
 const PENALTY: f64 = 1.0;
 
 /// The law's memory of a member.
@@ -26,7 +28,7 @@ const PENALTY: f64 = 1.0;
 struct Remembered {
     weight: f64,
     updated: Duration,
-    /// Since when reports have arrived.
+    /// The arrival of the first report of the current blackout; `None` after an expiration.
     since: Option<Duration>,
 }
 
@@ -47,8 +49,8 @@ fn weight(Heard { load, .. }: &Heard) -> f64 {
 
 impl A58 {
     /// The factors that replace each member's structural weight with its A58 weight. With fewer
-    /// than two known weights, all members get the same. `ready_since`: since when a member is
-    /// available.
+    /// than two known weights, all members get the same weight. `ready_since`: the time since which
+    /// a member is available.
     pub fn factors(
         &mut self,
         now: Duration,
@@ -56,7 +58,7 @@ impl A58 {
         ready_since: impl Fn(SocketAddr) -> Duration,
     ) -> Factors {
         self.0.retain(|address, _| row.contains_key(address));
-        // A member with weight 0 gets nothing.
+        // A member with weight 0 gets no connects.
         let row: SeenRow =
             row.iter().filter(|(_, seen)| seen.weight > 0).map(|(at, seen)| (*at, *seen)).collect();
         for (&address, MemberObservation { heard, .. }) in row.iter() {
@@ -71,7 +73,7 @@ impl A58 {
         let of = |address| if known.len() < 2 { mean } else { known.get(&address).copied().unwrap_or(mean) };
         let whole: f64 = row.keys().map(|&address| of(address)).sum();
         let structural = row.values().map(|seen| float(seen.weight)).sum::<f64>() / count;
-        // A factor is multiplied by the structural weight, so it is divided by it here.
+        // The factor will be multiplied by the member's structural weight, which must not count.
         let factor = |(&address, seen): (&SocketAddr, &MemberObservation)| {
             (address, Factor::of(of(address) * count / whole * structural / float(seen.weight)))
         };
@@ -81,7 +83,7 @@ impl A58 {
     fn hear(&mut self, address: SocketAddr, heard: &Heard, ready_since: Duration) {
         let new = weight(heard);
         let before = self.0.get(&address);
-        // A member that has become available again restarts its blackout with its next report.
+        // After a member has become available again, its next report starts a new blackout.
         let since = before.and_then(|before| before.since).filter(|since| *since >= ready_since);
         let is_known = before.is_some_and(|before| before.updated >= heard.at);
         if new == 0.0 || heard.at < ready_since || (is_known && since.is_some()) {
@@ -91,7 +93,7 @@ impl A58 {
         self.0.insert(address, Remembered { weight: new, updated: heard.at, since: Some(since) });
     }
 
-    /// The weight that counts now; `None` if it is not known, in its blackout or expired.
+    /// The weight that counts now; `None` if it is unknown, in its blackout, or expired.
     fn weight(&mut self, address: SocketAddr, now: Duration) -> Option<f64> {
         let remembered = self.0.get_mut(&address)?;
         if now.saturating_sub(remembered.updated) >= EXPIRATION {
@@ -103,8 +105,8 @@ impl A58 {
     }
 }
 
-/// How long a change takes: one report gives the whole weight, which acts once the present flows
-/// have ended.
+/// The time in which a change acts: after the blackout, reports determine the whole weight, which
+/// acts when the present flows have ended.
 pub fn settling(flows: Flows) -> Duration {
     BLACKOUT + flows.life
 }

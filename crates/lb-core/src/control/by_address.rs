@@ -1,5 +1,5 @@
-//! Values by address, sorted and in one piece of memory: the daemon reads all rows of a host every
-//! second, and seldom changes them.
+//! Values by address, sorted and in one piece of memory, because the daemon reads all rows of a
+//! host every second but rarely changes them.
 
 use std::net::SocketAddr;
 
@@ -13,8 +13,8 @@ impl<V> Default for ByAddress<V> {
     }
 }
 
-/// A hint where to look first: behind the last value found. It makes look-ups in the order of
-/// addresses cheap.
+/// The position after the last value found, where the next look-up begins. It makes look-ups in the
+/// order of addresses cheap.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Next(usize);
 
@@ -33,17 +33,17 @@ impl<V> ByAddress<V> {
         self.at(address).ok().map(|at| &self.0[at].1)
     }
 
-    /// The same, to change it.
+    /// The value of an address, to change it.
     pub fn get_mut(&mut self, address: &SocketAddr) -> Option<&mut V> {
         self.at(address).ok().map(|at| &mut self.0[at].1)
     }
 
-    /// Like [`ByAddress::get`], but fast if the address is the next one.
+    /// Like [`ByAddress::get`], but fast if the address is the one after the last look-up.
     pub fn get_next(&self, next: &mut Next, address: &SocketAddr) -> Option<&V> {
         self.at_next(next, address).map(|at| &self.0[at].1)
     }
 
-    /// The same, to change it.
+    /// Like [`ByAddress::get_next`], to change the value.
     pub fn get_next_mut(&mut self, next: &mut Next, address: &SocketAddr) -> Option<&mut V> {
         self.at_next(next, address).map(|at| &mut self.0[at].1)
     }
@@ -55,7 +55,7 @@ impl<V> ByAddress<V> {
         Some(at)
     }
 
-    /// Inserts a value, or replaces the value of its address. Takes time in proportion to the
+    /// Inserts a value, or replaces the value of its address. The time is proportional to the
     /// number of values.
     pub fn insert(&mut self, address: SocketAddr, value: V) {
         match self.at(&address) {
@@ -84,7 +84,7 @@ impl<V> ByAddress<V> {
         self.0.iter().map(|(_, value)| value)
     }
 
-    /// The same, to change them.
+    /// The values, to change them, in the order of their addresses.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         self.0.iter_mut().map(|(_, value)| value)
     }
@@ -110,7 +110,8 @@ impl<V> FromIterator<(SocketAddr, V)> for ByAddress<V> {
     fn from_iter<I: IntoIterator<Item = (SocketAddr, V)>>(values: I) -> Self {
         let mut values: Vec<(SocketAddr, V)> = values.into_iter().collect();
         if !values.is_sorted_by(|(a, _), (b, _)| a < b) {
-            // The sort is stable, and the deduplication retains the first of equal ones.
+            // The sort is stable, and the deduplication retains the first of equal addresses, which
+            // was the last before the list was reversed.
             values.reverse();
             values.sort_by_key(|(address, _)| *address);
             values.dedup_by(|(later, _), (first, _)| later == first);

@@ -1,12 +1,13 @@
-//! The weight of the errors that the kernel programs see, with `p2c` and `least-loaded`: a backend
-//! that fails each connect gets at most its share of connects, however many flows the other
-//! backends have open and however rare connects are.
+//! How much the errors count that the kernel programs observe, with `p2c` and `least-loaded`. A
+//! backend that fails each connect must get at most its share of connects, even if other backends
+//! have many open flows, and even if connects are rare.
 //!
-//! The programs know neither how many flows the other backends have open nor how many connects a
-//! service receives. So the daemon stores the most open flows per share for them ([`peak_flows`]):
-//! an error makes its backend more loaded than that. The daemon lets errors halve at most once per
-//! four [shares](MemberLoad::share) of connects ([`hold`]), because after each halving the backend
-//! may be chosen once. And it limits errors if that number falls ([`most_errors`]).
+//! The programs know neither how many flows other backends have open nor how many connects a
+//! service receives. So the daemon stores the largest number of open flows per share for them
+//! ([`peak_flows`]), and an error gives its backend a higher load than that. The daemon lets errors
+//! halve at most once per four [shares](MemberLoad::share) of connects ([`hold`]), because after
+//! each halving the backend may be chosen once. It also limits errors when the largest number of
+//! open flows falls ([`most_errors`]).
 
 use std::time::Duration;
 
@@ -18,33 +19,33 @@ use lb_common::load::PEAK_FRACTION_BITS;
 pub struct MemberLoad {
     /// Its open flows.
     pub flows: u64,
-    /// How many entries of the table name it: its share, with `p2c`. With `least-loaded` all shares
-    /// are equal.
+    /// Its entries in the table. With `p2c` they are its share; with `least-loaded` all shares are
+    /// equal.
     pub entries: u32,
-    /// Whether connect may choose it.
+    /// Whether a connect may choose it.
     pub is_usable: bool,
 }
 
-/// Shares of connects of which a failing backend may receive one.
+/// A failing backend may receive one connect per this many shares of connects.
 const SHARES: u128 = 4;
 
 impl MemberLoad {
-    /// Its share, as a part of the sum of all shares.
+    /// Its share, in the unit of the sum of all members' shares.
     pub fn share(&self, policy: Policy) -> u64 {
         if policy == Policy::LeastLoaded { 1 } else { self.entries.into() }
     }
 }
 
 /// The field [`peak_flows`](lb_common::abi::Service::peak_flows) of a service with a table of
-/// `length` entries: the most open flows that a member has per share, but at most twice the mean.
-/// Only members that connect may choose and that have flows count, because a backend that has just
-/// begun to fail has none. 0 if there is no such member.
+/// `length` entries: the largest number of open flows per share of any member, but at most twice
+/// the mean. Only usable members with open flows count, because a backend that has just begun to
+/// fail has none. 0 if there is no such member.
 ///
-/// The mean alone is too little if members have very different numbers of flows per share: with
-/// `p2c` a failing backend wins each draw against a member above the mean. With the bound of twice
-/// the mean, it wins draws only against members above that. These have less than half of all
-/// shares, so it wins less than its share. And a single member with very many flows does not decide
-/// for how long a backend is avoided.
+/// The mean would be too low if members have very different numbers of flows per share: with `p2c`
+/// a failing backend would win each draw against a member above the mean. With the bound of twice
+/// the mean, it wins draws only against members above the bound. These have less than half of all
+/// shares, so it wins less than its share. The bound also prevents that a single member with very
+/// many flows decides for how long a backend is avoided.
 pub fn peak_flows(policy: Policy, length: usize, members: impl IntoIterator<Item = MemberLoad>) -> u64 {
     let length = if policy == Policy::LeastLoaded { 1 } else { length as u128 };
     let per_share = |flows: u64, share: u64| {
@@ -56,22 +57,22 @@ pub fn peak_flows(policy: Policy, length: usize, members: impl IntoIterator<Item
         (flows.saturating_add(member.flows), all + share, most.max(per_share(member.flows, share)))
     });
     let peak = most.min(2 * per_share(flows, all));
-    // Multiplied by the entries of a member, it must fit into 64 bits.
+    // The product with the entries of a member must fit into 64 bits.
     u64::try_from(peak).unwrap_or(u64::MAX).min(u64::MAX >> MAX_SCHEDULE_LOG2)
 }
 
-/// By how much to delay the halvings of a member's errors, so that they halve at most once per four
-/// shares of connects. `elapsed`: the time since the last call. `connects`: the service's connects
-/// in that time. `all`: the sum of all members' [shares](MemberLoad::share).
+/// The time by which to delay the halvings of a member's errors, so that errors halve at most once
+/// per four shares of connects. `elapsed`: the time since the last call. `connects`: the service's
+/// connects in that time. `all`: the sum of all members' [shares](MemberLoad::share).
 pub fn hold(elapsed: Duration, connects: u64, share: u64, all: u64, error_decay: Duration) -> Duration {
     let halvings = u128::from(connects) * u128::from(share);
     let allowed = (error_decay.as_nanos() * halvings).checked_div(SHARES * u128::from(all)).unwrap_or(0);
     elapsed.saturating_sub(Duration::from_nanos(u64::try_from(allowed).unwrap_or(u64::MAX)))
 }
 
-/// The most errors that a member retains. `peak`: its part of [`peak_flows`]
-/// ([`peak_of`](lb_common::load::peak_of)). If the flows of other members end, an error that was
-/// counted while they were open must not outweigh the flows that are left.
+/// The largest number of errors that a member retains. `peak`: its part of [`peak_flows`]
+/// ([`peak_of`](lb_common::load::peak_of)). Errors that were counted while other members had many
+/// open flows must not count too much after these flows have ended.
 pub fn most_errors(peak: u32) -> u32 {
     peak.saturating_mul(2).saturating_add(2)
 }
@@ -103,7 +104,7 @@ mod tests {
         assert_eq!(peak_flows(Policy::P2c, 64, []), 0);
         assert_eq!(peak_flows(Policy::P2c, 64, [MemberLoad { is_usable: false, ..WELL }]), 0);
         let most = peak_flows(Policy::LeastLoaded, 64, [MemberLoad { flows: u64::MAX, ..WELL }]);
-        assert_eq!(peak_of(Policy::LeastLoaded as u8, most, 1, 6), u32::MAX, "a bound, no overflow");
+        assert_eq!(peak_of(Policy::LeastLoaded as u8, most, 1, 6), u32::MAX, "limited, without overflow");
     }
 
     #[test]
@@ -118,12 +119,12 @@ mod tests {
         assert_eq!(hold(second, 1, 0, 0, decay), second);
     }
 
-    /// The backends that a policy compares at its `turn`.
+    /// The backends that a policy compares for connect number `turn`.
     fn compared(policy: Policy, entries: [u32; 3], turn: usize) -> Vec<usize> {
         if policy == Policy::LeastLoaded {
             return (0..3).map(|at| (at + turn) % 3).collect();
         }
-        // Each pair of entries that name two backends, one pair per turn.
+        // All pairs of entries with different backends; each turn uses one pair.
         let named: Vec<usize> = (0..3).flat_map(|at| std::iter::repeat_n(at, entries[at] as usize)).collect();
         let pairs = named.iter().flat_map(|first| named.iter().map(|second| vec![*first, *second]));
         let mut pairs: Vec<Vec<usize>> = pairs.filter(|pair| pair[0] != pair[1]).collect();
@@ -131,9 +132,9 @@ mod tests {
         pairs.swap_remove(turn)
     }
 
-    /// How many of 300 connects go to the first of three backends with shares as in `entries`. It
-    /// fails each connect, while the others have as many flows open as in `held`. The daemon reads
-    /// the members every second.
+    /// How many of 300 connects go to the first of three backends with the shares in `entries`. The
+    /// first fails each connect, while the others have the numbers of open flows in `held`. The
+    /// daemon reads the members every second.
     fn failed(policy: Policy, entries: [u32; 3], held: [u64; 2], per_20_s: u64) -> u64 {
         const TICK_NS: u64 = 1 << 20;
         let decay = Duration::from_secs(5);
@@ -173,8 +174,8 @@ mod tests {
         failed
     }
 
-    /// The others have equal numbers of flows per share, or different ones. The rates go from one
-    /// connect in 20 s to 200 in one second.
+    /// The other backends have equal or different numbers of flows per share. The rates are from
+    /// one connect in 20 s to 200 connects per second.
     #[test]
     fn a_backend_that_fails_gets_at_most_its_share_at_any_rate() {
         for (policy, entries) in [
@@ -195,7 +196,7 @@ mod tests {
                     };
                     let why = format!("{policy:?} {entries:?}, {held:?} held, {per_20_s} in 20 s");
                     assert!(failed <= share + 3, "{failed} of 300, share {share}: {why}");
-                    assert!(failed > 0, "it is tried: {why}");
+                    assert!(failed > 0, "the backend still gets connects: {why}");
                 }
             }
         }

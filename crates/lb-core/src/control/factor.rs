@@ -1,5 +1,5 @@
-//! How much more or less than its structural share a member gets, as a whole number, so that every
-//! machine computes the same table.
+//! The factor of a member's structural weight, as a whole number, so that every machine computes
+//! the same table.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ impl Factor {
     /// The factor without control.
     pub const ONE: Self = Self(1 << 16);
 
-    /// The largest factor, 1,024: a weight of 33 bits times a factor fits into 64 bits.
+    /// The largest factor, 1,024, so that a weight of 33 bits times a factor fits into 64 bits.
     const MOST: Self = Self(1 << 26);
 
     /// The nearest factor to a positive number.
@@ -21,7 +21,7 @@ impl Factor {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "what is too large or no number is as large or small as a factor can be"
+            reason = "the cast saturates, and NaN becomes 0; then the number is clamped"
         )]
         let units = (number * f64::from(Self::ONE.0)).round() as u32;
         Self(units.clamp(1, Self::MOST.0))
@@ -32,7 +32,7 @@ impl Factor {
         self.0
     }
 
-    /// The factor of that many units, or the nearest possible one.
+    /// The factor with this number of units, or the nearest possible factor.
     pub fn of_units(units: u32) -> Self {
         Self(units.clamp(1, Self::MOST.0))
     }
@@ -42,13 +42,14 @@ impl Factor {
         f64::from(self.0) / f64::from(Self::ONE.0)
     }
 
-    /// A weight times this factor. A positive weight stays at least 1.
+    /// A weight times this factor, in units of 1/65,536. The result of a positive weight is at
+    /// least 1.
     pub fn times(self, weight: u64) -> u64 {
         weight.saturating_mul(self.0.into()).max(u64::from(weight > 0))
     }
 }
 
-/// The factors of members. Members that are not named have factor 1.
+/// The factors of members. Members without an entry have factor 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Factors(ByAddress<Factor>);
 
@@ -58,12 +59,12 @@ impl Factors {
         self.0.get(&address).copied().unwrap_or(Factor::ONE)
     }
 
-    /// The same, but fast if the member is the next one.
+    /// Like [`Self::of`], but fast if the member is the one after the last look-up.
     pub fn of_next(&self, next: &mut Next, address: SocketAddr) -> Factor {
         self.0.get_next(next, &address).copied().unwrap_or(Factor::ONE)
     }
 
-    /// All named members, in the order of their addresses.
+    /// All entries, in the order of their addresses.
     pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, Factor)> + '_ {
         self.0.iter().map(|(address, factor)| (*address, *factor))
     }

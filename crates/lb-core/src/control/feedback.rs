@@ -1,20 +1,20 @@
-//! Feedback: each client gives more to a member that is used less than the mean of its row, and
-//! less to a member that is used more, a little at a time, until all its members are used alike.
+//! Feedback: in small steps, each client sends more to members that are used less than the mean of
+//! its row, and less to members that are used more, until all members are used equally.
 //!
-//! If every client does so, this is a damped form of the Sinkhorn iteration on the graph of all
-//! their subsets. Its row sums are the clients' true loads, which no client needs to know. So it
-//! makes utilization even, whatever the cause of the difference is: machines, neighbours, subsets,
-//! clients that are unequal or absent, other jobs. Four rules make it stable:
+//! If every client does this, the result is a damped form of the Sinkhorn iteration on the graph of
+//! all subsets. Its row sums are the true loads of the clients, which no client needs to know. So
+//! utilization becomes even, whatever made it uneven: different machines, neighbours, subsets,
+//! unequal or missing clients, other jobs. Four rules make the law stable:
 //!
 //! - A step starts from the weights *as they act*. Weights act only on new flows, so long-lived
-//!   flows still follow old weights: a law that starts from its latest weights runs ahead of the
-//!   flows and oscillates.
-//! - The longer a change takes to show in a report, the smaller the steps ([`gain`]).
+//!   flows still follow old weights. A law that starts from its latest weights would run ahead of
+//!   the flows and oscillate.
+//! - The longer a change takes to show in reports, the smaller the steps ([`gain`]).
 //! - A step is linear in the utilization, so that noise hardly moves the mean, and it is bounded.
-//! - A member that is frozen, or has no report, keeps its factor.
+//! - A member that is frozen, or has no recent report, retains its factor.
 //!
-//! If a member has not reported for long, and slowly in any case, its share returns to the
-//! structural share.
+//! All factors slowly return to 1, the structural share. If a member has not reported for long, its
+//! factor returns quickly.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -31,56 +31,56 @@ const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
 /// The largest relative change of a weight in one tick.
 const STEP: f64 = 0.1;
 
-/// The largest relative distance between a weight and the weight as it acts: how far the law may
-/// run ahead of long-lived flows.
+/// The largest relative difference between a weight and the weight as it acts, so that the law does
+/// not run too far ahead of long-lived flows.
 const AHEAD: f64 = 0.5;
 
-/// Utilizations below the first number count as the first, because an almost unused member must not
-/// get ten times as much. Those above the second count as the second: use and waiting together do
-/// not exceed it, and one absurd report must not hide the others.
+/// Reported utilizations are clamped to this range. The lower limit prevents that an almost unused
+/// member gets ten times as much. The upper limit bounds the effect of one absurd report; real
+/// utilizations, of use and waiting together, do not exceed it.
 const UTILIZATION: (f64, f64) = (0.1, 2.0);
 
-/// The largest gain: a single step corrects the whole difference.
+/// The largest gain, at which a single step corrects the whole difference.
 const MOST_GAIN: f64 = 1.0;
 
-/// Utilization is smoothed over this part of the life of a flow: if weights act slowly, there is
-/// time for further measurements.
+/// Utilization is smoothed over this part of a flow's lifetime: if weights act slowly, there is
+/// time to average more measurements.
 const SMOOTHED_LIVES: f64 = 0.125;
 
-/// The limit for gain times delay, with the delay in units of the longer of tick and life. It
-/// leaves a margin to the point where the loop would oscillate.
+/// The limit for gain times delay, with the delay in units of a tick or a lifetime, whichever is
+/// longer. It leaves a margin to the value at which the loop would oscillate.
 const STABLE: f64 = 0.3;
 
-/// If a member has not reported for this long, its factor is no longer held.
+/// A member without reports retains its factor for this time.
 const HELD: Duration = Duration::from_secs(180);
 
-/// How long the factor then takes to reach the structural share.
+/// After [`HELD`], the factor returns to 1 within this time.
 const DECAY: Duration = Duration::from_secs(60);
 
-/// Every factor goes to 1 with this time constant, or with this many lives of a flow if that is
-/// longer, so that no factor stays for ever.
+/// Every factor returns to 1 with this time constant, or with `LEAK_LIVES` lifetimes of a flow if
+/// that is longer, so that no factor is permanent.
 const LEAK: Duration = Duration::from_secs(3600);
 const LEAK_LIVES: u32 = 100;
 
-/// Longer lives of a flow count as this: a day.
+/// Longer lifetimes of flows count as this, a day.
 const MOST_LIFE: Duration = Duration::from_secs(24 * 3600);
 
-/// A backend with a larger share of errors may not gain weight: a backend that fails fast has
-/// little to do.
+/// A backend with a larger share of errors may not gain weight, because a backend that fails fast
+/// has a low utilization.
 const MOST_ERRORS: f64 = 0.05;
 
 /// If a backend's flows live this many times longer than the median of the row, it may not gain
-/// weight: a hung backend has nothing to do, and its flows stay open until their clients give up.
+/// weight: a hung backend has a low utilization, and its flows remain open until clients give up.
 const LONG_FLOWS: f64 = 4.0;
 
-/// Factors of members that have left are stored for a while: for at most this many more than the
-/// row has ever had members.
+/// The factors of members that have left are stored for some minutes. The law stores at most this
+/// many factors more than the row has ever had members.
 const MOST_GONE: usize = 64;
 
-/// After this many time constants, a difference is a twentieth of its first size.
+/// After this many time constants, a difference is a twentieth of its initial size.
 const SETTLED: u32 = 3;
 
-/// The law's memory of the members of one row.
+/// The state of the law for one row.
 #[derive(Clone, Debug, Default)]
 pub struct Feedback {
     members: ByAddress<MemberHistory>,
@@ -90,26 +90,26 @@ pub struct Feedback {
     gain: Option<f64>,
 }
 
-/// The law's memory of a member.
+/// The state of the law for one member.
 #[derive(Clone, Copy, Debug)]
 struct MemberHistory {
-    /// Its factor. The factor in force is the one at the last table. Steps too small for a new
-    /// table still change this factor, so that they add up.
+    /// Its factor. Steps that are too small for a new table also change this factor, so that they
+    /// add up; the factor in force changes only with a table.
     factor: f64,
-    /// The factor as it acts: smoothed over the life of a flow.
+    /// The factor as it acts: smoothed over the lifetime of a flow.
     acting: f64,
-    /// When its last report arrived, and for how long none has arrived since; `None` if it has
-    /// never reported.
+    /// The time at which its last report arrived, and the time for which no new report has arrived
+    /// since; `None` if it has never reported.
     heard: Option<Duration>,
     silence: Option<Duration>,
-    /// For how long the factor has been going to 1 because of that silence.
+    /// The time for which the factor has been returning to 1 because of that silence.
     decayed: Duration,
     /// Its utilization, smoothed.
     used: Option<f64>,
-    /// Why its factor did not change, or may not grow.
+    /// Why its factor did not change, or may not rise.
     hold: Option<Hold>,
     is_at_clamp: bool,
-    /// For how long it has not been in the row.
+    /// The time for which it has not been in the row; `None` if it is in the row.
     gone: Option<Duration>,
 }
 
@@ -138,14 +138,13 @@ impl MemberHistory {
         }
     }
 
-    /// Something else decides the factor. The smoothed utilization of this time would be out of
-    /// date when learning resumes, so it is dropped.
+    /// Freezes the factor for a tick. The smoothed utilization is dropped, because it would be out
+    /// of date when learning resumes.
     const fn freeze(&mut self) {
         (self.used, self.hold) = (None, None);
     }
 
-    /// Moves the factor towards 1 for one tick. It reaches 1 when [`DECAY`] has passed since the
-    /// end of the hold.
+    /// Moves the factor towards 1 for one tick. It reaches 1 after [`DECAY`].
     fn decay(&mut self, may_rise: bool) {
         self.is_at_clamp = false;
         let left = DECAY.saturating_sub(self.decayed).max(TICK);
@@ -155,16 +154,17 @@ impl MemberHistory {
     }
 }
 
-/// The gain of a step: the part of a difference that one tick corrects, at most 1. Gain times
-/// `delay`, the time until a change shows, is at most 0.3 times the longer of tick and `life`.
+/// The gain of a step: the part of a difference that one tick corrects, at most 1. `delay` is the
+/// time until a change shows in reports, `life` the lifetime of a flow. Gain times `delay` is at
+/// most 0.3 times the longer of a tick and `life`.
 pub fn gain(life: Duration, delay: Duration) -> f64 {
     (STABLE * TICK.max(life).as_secs_f64() / delay.as_secs_f64()).min(MOST_GAIN)
 }
 
-/// A member that takes part in a tick.
+/// A member that takes part in a step.
 struct Learnt {
     address: SocketAddr,
-    /// Its weight as it acts, and its weight as it is.
+    /// Its weight as it acts, and its current weight.
     acting: f64,
     weight: f64,
     structural: f64,
@@ -174,18 +174,18 @@ struct Learnt {
 }
 
 impl Feedback {
-    /// Takes over factors that are `age` old, and returns them: the older they are, the nearer to
-    /// 1, which they reach after an hour. Members count as silent since the factors were stored.
-    /// But even if their hold is over, their factors take the usual time to go to 1, because the
-    /// earlier daemon's tables have been in force until now.
+    /// Adopts factors that are `age` old, and returns them. The older they are, the nearer they are
+    /// moved to 1; after an hour they are 1. Members count as silent since the factors were stored.
+    /// If this is longer than three minutes, their factors still take the usual minute to return to
+    /// 1, because the earlier daemon's tables have been in force until now.
     pub fn adopt(&mut self, factors: &Factors, age: Duration) -> Factors {
         let part = 1.0 - (age.as_secs_f64() / LEAK.as_secs_f64()).min(1.0);
         let aged = |factor: Factor| 1.0 + (factor.number().clamp(CLAMP.0, CLAMP.1) - 1.0) * part;
         self.remember(factors, aged, age.min(HELD))
     }
 
-    /// Takes over factors that an operator has frozen. They are not changed: frozen factors do not
-    /// age, and another law may have computed them.
+    /// Adopts factors that an operator has frozen, without changes: frozen factors do not age.
+    /// Another law may have computed them.
     pub fn adopt_frozen(&mut self, factors: &Factors) -> Factors {
         self.remember(factors, Factor::number, Duration::ZERO)
     }
@@ -207,7 +207,7 @@ impl Feedback {
         there.map(|(address, member)| (*address, Factor::of(member.factor))).collect()
     }
 
-    /// Resets all factors to 1, because tables do not follow the law. The factors as they act go to
+    /// Resets all factors to 1, because the law is switched off. The factors as they act return to
     /// 1 as flows end.
     pub fn forget(&mut self, row: &SeenRow, flows: Flows) {
         for member in self.members.values_mut() {
@@ -217,8 +217,8 @@ impl Feedback {
         self.act(row, flows.life, true);
     }
 
-    /// One tick while an operator has frozen all factors: no factor changes, and no member is
-    /// forgotten unless too many have left.
+    /// One tick while an operator has frozen all factors. No factor changes, and members that have
+    /// left are forgotten only if there are too many.
     pub fn freeze(&mut self, look: &Look, acts: bool) -> Factors {
         self.leave(&look.row, Duration::ZERO);
         self.act(&look.row, look.flows.life, acts);
@@ -243,21 +243,21 @@ impl Feedback {
         self.members.len()
     }
 
-    /// Why factors did not change in the last tick, or may not grow.
+    /// Why factors did not change in the last tick, or may not rise.
     pub fn holds(&self) -> impl Iterator<Item = (SocketAddr, Hold)> + '_ {
         self.members.iter().filter_map(|(address, member)| Some((*address, member.hold?)))
     }
 
-    /// How long the loop takes to correct a difference: some of its time constants.
+    /// The time in which the loop corrects a difference: three time constants.
     pub fn settling(&self, flows: Flows) -> Duration {
         let life = flows.life.min(MOST_LIFE);
-        // Before the first step, this assumes a new report every second.
+        // Before the first step, the gain assumes a new report every second.
         let gain = self.gain.unwrap_or_else(|| gain(life, 3 * TICK + life.mul_f64(SMOOTHED_LIVES)));
         (TICK.max(life) * SETTLED).div_f64(gain)
     }
 
-    /// The factors after one tick. `frozen`: the members with a factor that something else decides.
-    /// `acts`: whether tables follow these factors.
+    /// The factors after one tick. `frozen`: the members with a factor that must not change, and
+    /// why. `acts`: whether tables follow these factors.
     pub fn tick(
         &mut self,
         now: Duration,
@@ -275,8 +275,7 @@ impl Feedback {
         let (mut slowest, mut silent) = (Duration::ZERO, 0);
         let usual_life = usual_life(row);
         let mut next = Next::default();
-        // A member with weight 0 gets nothing. If it had a factor, the factor is stored for a
-        // while.
+        // A member with weight 0 takes no part, like a member that has left the row.
         for (&address, seen) in row.iter().filter(|(_, seen)| seen.weight > 0) {
             let Some(remembered) = self.members.get_next_mut(&mut next, &address) else { continue };
             let heard = told(seen);
@@ -296,7 +295,7 @@ impl Feedback {
             remembered.hold = no_more;
             let silence = remembered.silence;
             if silence.is_some_and(|silence| silence >= HELD) {
-                // Its load has been unknown for too long.
+                // The load of this member has been unknown for too long.
                 remembered.decay(may_rise);
             }
             let heard = heard.filter(|heard| heard.is_fresh(now));
@@ -309,8 +308,8 @@ impl Feedback {
                 continue;
             }
             if let Some(Heard { load, .. }) = heard {
-                // Errors count as utilization, as in gRFC A58: a backend that fails every request
-                // counts as full, however fast it answers.
+                // Errors count as utilization, as in gRFC A58, so that a backend that fails every
+                // request counts as full, however fast it answers.
                 let errors = load.error_share().unwrap_or(0.0).min(1.0);
                 let used =
                     (thousandths(load.utilization.unwrap_or(0)) + errors).clamp(UTILIZATION.0, UTILIZATION.1);
@@ -348,8 +347,8 @@ impl Feedback {
         self.factors()
     }
 
-    /// Advances the factors as they act by one tick. A new member begins with the mean of all, and
-    /// a member that returns within some minutes begins with its earlier factor.
+    /// Advances the factors as they act by one tick. A new member begins with factor 1, the mean,
+    /// and a member that returns within some minutes begins with its earlier factor.
     fn act(&mut self, row: &SeenRow, life: Duration, acts: bool) {
         let part = TICK.as_secs_f64() / (TICK + life.min(MOST_LIFE)).as_secs_f64();
         let (mut structural, mut actual) = (0.0, 0.0);
@@ -364,8 +363,8 @@ impl Feedback {
             structural += float(seen.weight);
             actual += float(seen.weight) * remembered.factor;
         }
-        // Members that have left took their parts with them. The remaining factors are scaled so
-        // that their mean is 1 again, which changes no share.
+        // After members have left, the mean of the remaining factors may not be 1. All factors are
+        // scaled so that the mean is 1 again, which changes no share.
         let scale = if actual > 0.0 { structural / actual } else { 1.0 };
         for remembered in self.members.values_mut() {
             remembered.factor *= scale;
@@ -376,9 +375,9 @@ impl Feedback {
         }
     }
 
-    /// Notes which members have left the row, and forgets those that left long ago: a member that
-    /// is replaced for a while, or missing in one list, returns with its factor. `passed`: the time
-    /// to count since the last call.
+    /// Notes which members have left the row, and forgets members that left long ago. A member that
+    /// is replaced for a short time, or missing in one list, returns with its factor. `passed`: the
+    /// time to count since the last call.
     fn leave(&mut self, row: &SeenRow, passed: Duration) {
         let mut next = Next::default();
         let mut is_there =
@@ -395,15 +394,14 @@ impl Feedback {
             *member =
                 MemberHistory { gone: Some(since), used: None, hold: None, is_at_clamp: false, ..*member };
             gone += 1;
-            // Bound: if a list always has other members, at most `MOST_GONE` more than it ever had
-            // at once are remembered. A list that is short for a moment loses no factor.
+            // Bound: if the members change all the time, at most `MOST_GONE` more than the row ever
+            // had at once are remembered. If a list is short for a moment, no factor is lost.
             since < HELD + DECAY && gone <= most_gone
         });
     }
 }
 
-/// The factors of members that learn, after one step, and whether each is at the lower or upper
-/// bound.
+/// The factors of members after one step, and whether each factor is at the lower or upper bound.
 fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, bool)> {
     let known = || learnt.iter().filter_map(|member| Some((member.acting, member.utilization?)));
     let mean = known().map(|(weight, used)| weight * used).sum::<f64>()
@@ -419,8 +417,8 @@ fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, b
     let before: f64 = learnt.iter().map(|member| member.weight).sum();
     let structural: f64 = learnt.iter().map(|member| member.structural).sum();
     normalise(&mut wanted, &caps, before);
-    // A step starts from the factor as it acts, which follows the step within one life. So the part
-    // per step is that of a life, and the whole goes to 1 with this time constant.
+    // A step starts from the factor as it acts, which follows the factor within about one lifetime
+    // of a flow. So each step moves the factor towards 1 by a lifetime's part of the leak.
     let leak = LEAK.max(life * LEAK_LIVES);
     let leak = TICK.max(life).as_secs_f64() / leak.as_secs_f64();
     let mut clamped = vec![false; learnt.len()];
@@ -446,34 +444,34 @@ fn told(seen: &MemberObservation) -> Option<Heard> {
 /// Whether a backend may not gain weight because too many of its requests, or of this task's flows
 /// to it, fail.
 fn fails(seen: &MemberObservation, now: Duration) -> bool {
-    // An old report is no reason to hold a factor.
+    // A report that is too old does not hold a factor.
     let recent = seen.heard.filter(|heard| now.saturating_sub(heard.at) < HELD);
     let reported = recent.and_then(|heard| heard.load.error_share());
     reported.into_iter().chain(seen.errors).any(|share| share > MOST_ERRORS)
 }
 
-/// How long flows to most members live: the median of the members with a known life, if these are
-/// at least half of the row. Of two in the middle, the lower one counts: one of two members may
-/// hang.
+/// The median lifetime of flows to the members with a known lifetime, if these are at least half of
+/// the row. With an even number, the lower of the two middle values counts, because one of two
+/// members may hang.
 fn usual_life(row: &SeenRow) -> Option<f64> {
     let mut lives: Vec<f64> = row.values().filter_map(|seen| Some(seen.life?.usual)).collect();
     lives.sort_by(f64::total_cmp);
-    // If no flow is ever seen open, the usual life is unknown.
+    // If flows are so short that none was open at a tick, the median is unknown.
     let middle = lives.len().checked_sub(1)? / 2;
     (lives.len() * 2 >= row.len()).then(|| lives.get(middle).copied())?.filter(|life| *life > 0.0)
 }
 
-/// Scales weights to a sum. Weights that would exceed their caps are set to them, and the others
-/// share the rest in proportion.
+/// Scales weights so that they sum to `sum`. Weights that would exceed their caps are set to the
+/// caps, and the other weights share the rest in proportion.
 fn normalise(weights: &mut [f64], caps: &[f64], sum: f64) {
     let mut is_capped = vec![false; weights.len()];
-    // Bound: each round except the last caps at least one weight.
+    // Bound: each iteration except the last caps at least one weight.
     loop {
         let (mut capped, mut free) = (0.0, 0.0);
         for ((weight, cap), is_capped) in weights.iter().zip(caps).zip(&is_capped) {
             if *is_capped { capped += cap } else { free += weight }
         }
-        // If all weights are capped, none may grow, so none shrinks either.
+        // If all weights are capped, there is nothing left to scale.
         let scale = if free > 0.0 { (sum - capped).max(0.0) / free } else { 1.0 };
         let mut is_new = false;
         for ((weight, cap), is_capped) in weights.iter_mut().zip(caps).zip(&mut is_capped) {

@@ -1,5 +1,4 @@
-//! The behaviour of a row's flows: how long a flow lives, and which part of the flows to a backend
-//! fails.
+//! The behaviour of a row's flows: their lifetime, and which part of the flows to a backend fails.
 
 use std::time::Duration;
 
@@ -8,33 +7,32 @@ use super::TICK;
 /// The behaviour of the flows of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flows {
-    /// How long a flow lives on average: open flows over connects per second. Weights act only on
-    /// new flows.
+    /// The mean lifetime of a flow: open flows divided by connects per second. It matters because
+    /// weights act only on new flows.
     pub life: Duration,
 }
 
-/// The life of a flow is measured over this time at least, or over one life if that is longer. In
-/// seconds.
+/// Lifetimes are averaged over this many seconds, or over one lifetime if that is longer.
 const LEAST_SECONDS: f64 = 10.0;
 
-/// A life that is longer than a day, or unknown, counts as a day.
+/// A lifetime that is longer than a day, or unknown, counts as a day.
 const MOST_SECONDS: f64 = 86_400.0;
 
-/// The part of a count that is left after one tick: about the last minute counts.
+/// The part of a count that is left after one tick, so that about the last minute counts.
 const LATE: f64 = 0.98;
 
-/// The same for the counts that measure lives: about the last ten seconds count, so that a queue
-/// that has emptied shows soon.
+/// The part of a count for lifetimes that is left after one tick: about the last ten seconds count,
+/// so that lifetimes fall soon after a queue has emptied.
 const NOW: f64 = 0.9;
 
-/// The least number of recent flows from which the failing part is computed.
+/// The smallest number of recent flows from which the failing part is computed.
 const ENOUGH: f64 = 20.0;
 
-/// The least number of flows begun in the last seconds from which lives are computed: a single long
-/// flow must not count for all.
+/// The smallest number of flows begun in about the last ten seconds from which lifetimes are
+/// computed, so that a single long flow does not decide.
 const ENOUGH_NOW: f64 = 5.0;
 
-/// Measures how long flows live from how many begin and how many are open (Little's law).
+/// Measures the mean lifetime of flows from the numbers of new and open flows (Little's law).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lives {
     begun: f64,
@@ -45,30 +43,29 @@ pub struct Lives {
 impl Lives {
     /// Adds how many flows have begun in the last [`TICK`], and how many are open.
     pub fn tick(&mut self, begun: f64, open: f64) {
-        // Both are smoothed alike, so their ratio is right from the first tick on.
+        // Both numbers are smoothed alike, so their ratio is right from the first tick on.
         let part = TICK.as_secs_f64() / LEAST_SECONDS.max(self.seconds);
         self.begun += (begun - self.begun) * part;
         self.open += (open - self.open) * part;
         self.seconds = if self.open == 0.0 { 0.0 } else { (self.open / self.begun).min(MOST_SECONDS) };
     }
 
-    /// The measured life.
+    /// The measured lifetime.
     pub fn flows(&self) -> Flows {
         Flows { life: Duration::from_secs_f64(self.seconds) }
     }
 }
 
 /// A service becomes idle after `UNUSED` seconds without a flow, and stops being idle after `USED`
-/// seconds with one. By then the daemon has noticed the use, and requests reports from its backends
-/// often.
+/// seconds with a flow. By then the daemon has noticed that the service is used, and requests
+/// reports from its backends often.
 const UNUSED: u32 = 15;
 const USED: u32 = 5;
 
-/// Whether a task uses a service, or the service is idle.
+/// Measures whether a service is idle.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Activity {
-    /// Seconds with flows since the service was idle, and seconds without flows since the last one
-    /// with flows.
+    /// Seconds with flows since the service was last idle, and seconds since the last flow.
     used: u32,
     unused: u32,
 }
@@ -86,28 +83,29 @@ impl Activity {
         }
     }
 
-    /// Whether the task hardly uses the service, so that its backends are rarely asked for reports.
+    /// Whether the service is idle, so that reports of its backends are rarely requested.
     pub const fn is_idle(self) -> bool {
         self.used < USED
     }
 }
 
-/// How long flows to one backend live, in seconds.
+/// The mean lifetime of flows to one backend, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Life {
-    /// Measured from the flows that were open in the last seconds.
+    /// The lifetime from the flows that were open in about the last ten seconds.
     pub usual: f64,
-    /// The smaller of that and the life measured from the flows that are open now. Flows that were
-    /// open for a moment must not make it long, and flows that have ended must not keep it long.
+    /// The smaller of `usual` and the lifetime from the flows that are open now. So a burst of open
+    /// flows does not increase it at once, and it falls at once when flows have ended.
     pub now: f64,
 }
 
-/// Recent flows to one backend: how many began, how many failed, and how many were open.
+/// Recent flows to one backend: how many began, how many failed, and how many are open.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OfLate {
     begun: f64,
     failed: f64,
-    /// The flows of the last seconds: those that began, and those that were open at each tick.
+    /// The flows that began in about the last ten seconds, and the sum of the flows that were open
+    /// at each tick of that time.
     begun_now: f64,
     open_now: f64,
     /// The flows that were open at the last tick.
@@ -115,8 +113,8 @@ pub struct OfLate {
 }
 
 impl OfLate {
-    /// Adds how many flows have begun and failed since the last call. The counts of earlier seconds
-    /// weigh a little less than those of later ones.
+    /// Adds how many flows have begun and failed since the last call. Older counts have less
+    /// weight.
     pub fn add(&mut self, begun: f64, failed: f64) {
         self.begun += begun;
         self.failed += failed;
@@ -134,11 +132,11 @@ impl OfLate {
 
     /// The part of the flows that failed, 0 to 1; `None` if too few began.
     pub fn errors(&self) -> Option<f64> {
-        // A flow that began long ago may fail late.
+        // More flows may fail than begin, because flows that began long ago may fail now.
         self.has_enough().then(|| (self.failed / self.begun).min(1.0))
     }
 
-    /// How long a flow lives (Little's law); `None` if too few began.
+    /// The lifetime of flows (Little's law); `None` if too few began.
     pub fn life(&self) -> Option<Life> {
         let is_known = self.has_enough() && self.begun_now >= ENOUGH_NOW;
         let of = |open: f64| open * TICK.as_secs_f64() / self.begun_now;
@@ -188,9 +186,9 @@ mod tests {
             activity.is_idle()
         };
         assert!(after(&[]) && after(&[(4, true)]));
-        assert!(!after(&[(1, true)]) && !after(&[(14, false)]), "it was used just now");
+        assert!(!after(&[(1, true)]) && !after(&[(14, false)]), "the service was used recently");
         assert!(after(&[(1, false)]) && after(&[(4, true)]));
-        assert!(!after(&[(10, false), (1, true), (10, false), (1, true)]), "now and then is enough");
+        assert!(!after(&[(10, false), (1, true), (10, false), (1, true)]), "occasional use is enough");
     }
 
     #[test]
@@ -224,8 +222,8 @@ mod tests {
             assert!((life.usual - usual).abs() < 0.15 && (life.now - now).abs() < 0.01, "{life:?}");
         };
         is(&late, 2.5, 2.5);
-        // A queue that has emptied is forgotten at once, and a queue of a moment does not count
-        // yet.
+        // `now` falls at once when the queue has emptied, and does not rise at once when a queue
+        // appears.
         late.add(10.0, 0.0);
         late.tick(0.5);
         is(&late, 2.25, 0.05);

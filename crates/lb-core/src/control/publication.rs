@@ -1,4 +1,4 @@
-//! When other factors are worth a new table: if some member's share moves far enough to be visible
+//! When changed factors are worth a new table: if some member's share changes enough to be visible
 //! in the table.
 
 use std::cmp::Reverse;
@@ -8,11 +8,11 @@ use super::by_address::Next;
 use super::factor::Factors;
 use super::{MemberObservation, SeenRow};
 
-/// The smallest relative move of a share that counts.
+/// The smallest relative change of a share that counts.
 const PART: f64 = 0.02;
 
-/// The number of tables that a host computes in one tick for all its client tasks. If every tick
-/// computes this many, following load takes 1.6 % of a processor; the limit is 2 %
+/// The largest number of tables that a host computes in one tick for all its client tasks. At this
+/// number in every tick, following load takes 1.6 % of a processor; the limit is 2 %
 /// (docs/design/performance.md).
 pub const TABLES: usize = 60;
 
@@ -21,34 +21,37 @@ pub const TABLES: usize = 60;
 pub struct Proposal {
     /// The factors.
     pub factors: Factors,
-    /// The largest relative distance of a member's share in force from its share by these factors.
+    /// The largest relative difference between a member's share in force and its share with these
+    /// factors.
     pub off_by: f64,
 }
 
-/// How far shares are from their targets.
+/// The differences between the shares of a row before and after a change of factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Distance {
-    /// The largest distance, relative to the share.
+    /// The largest difference, relative to the share.
     pub part: f64,
-    /// The largest distance as a part of all connects, among shares that move by at least [`PART`].
+    /// The largest difference as a part of all connects, among shares that change by at least
+    /// [`PART`].
     whole: f64,
 }
 
 impl Distance {
-    /// Whether a share has to move by at least `least` of all connects; if `least` is 0, whether
-    /// any share has to move at all.
+    /// Whether a share changes by at least `least` of all connects. If `least` is 0, whether any
+    /// share changes.
     pub fn is_over(self, least: f64) -> bool {
         if least == 0.0 { self.part > 0.0 } else { self.whole >= least }
     }
 }
 
-/// The smallest part of all connects by which a share can move in a table of `entries` entries: one
-/// of them.
+/// The smallest part of all connects by which a share can change in a table of `entries` entries:
+/// one entry.
 pub fn threshold(entries: u32) -> f64 {
     1.0 / f64::from(entries.max(1))
 }
 
-/// How far the shares of a row are from their targets; `None` if the row is empty.
+/// The differences between a row's shares with the factors `before` and with the factors `after`;
+/// `None` if no member has a share.
 pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Distance> {
     let shares = |factors: &Factors| -> Vec<f64> {
         let mut next = Next::default();
@@ -62,7 +65,7 @@ pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Dist
     };
     let mut furthest = None;
     for (before, after) in shares(before).into_iter().zip(shares(after)) {
-        // A share of 0 stays 0.
+        // A share of 0 remains 0.
         if before <= 0.0 || !before.is_finite() {
             continue;
         }
@@ -74,7 +77,7 @@ pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Dist
     furthest
 }
 
-/// The proposals that fit into this tick's [`TABLES`]: those with the largest distances first.
+/// The proposals that fit into this tick's [`TABLES`]. The largest differences are published first.
 pub fn within_budget<W>(mut proposals: Vec<(W, Proposal)>) -> Vec<(W, Proposal)> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank")]
     let rank = |proposal: &Proposal| Reverse((proposal.off_by * 1e6) as u64);

@@ -1,18 +1,18 @@
-//! Turns the errors that a backend reports into recent errors of this client task's flows to it:
-//! `p2c` and `least-loaded` count these as open flows. Without them, a backend that answers every
-//! request with an error at once would have few open flows, look idle, and receive all connects
-//! ("Site Reliability Engineering", chapter 20).
+//! Turns the errors that a backend reports into recent errors of this client task's flows to it.
+//! `p2c` and `least-loaded` count recent errors as open flows. Otherwise a backend that answers
+//! every request with an error at once would have few open flows, appear idle, and receive all
+//! connects ("Site Reliability Engineering", chapter 20).
 //!
-//! With R flows per second to the backend and a reported share S of errors, R x S recent errors are
-//! added per second. Recent errors halve after each half-life H (`error_decay`), so on average they
-//! weigh as much as R x S x H / ln 2 open flows.
+//! If the task starts R flows per second to the backend, and the backend reports a share S of
+//! errors, R x S recent errors are added per second. Recent errors halve after each half-life H
+//! (`error_decay`), so on average they count like R x S x H / ln 2 open flows.
 
 use super::Heard;
 
 /// The reported errors of one backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReportedErrors {
-    /// The number of flows sent to the backend until the last tick; `None` before the first.
+    /// The number of flows started to the backend until the last tick; `None` before the first.
     chosen: Option<u64>,
     /// The fraction of an error that has not been added yet.
     rest: f64,
@@ -20,17 +20,18 @@ pub struct ReportedErrors {
 
 impl ReportedErrors {
     /// The share of the flows to a backend that count as errors, at most 1; `None` if its report
-    /// has no errors, or is old.
+    /// contains no errors, or is not recent.
     pub fn share(heard: &Heard, now: std::time::Duration) -> Option<f64> {
         let share = heard.load.error_share().filter(|_| heard.is_recent(now))?;
         (share > 0.0).then(|| share.min(1.0))
     }
 
-    /// How many recent errors to add. `chosen`: the number of flows sent to the backend until now.
-    /// `share`: see [`ReportedErrors::share`].
+    /// The number of recent errors to add. `chosen`: the number of flows started to the backend
+    /// until now. `share`: see [`ReportedErrors::share`].
     pub fn tick(&mut self, chosen: u64, share: f64) -> u32 {
         let flows = self.chosen.replace(chosen).map_or(0, |before| chosen.wrapping_sub(before));
-        // With a million flows in a second, no other backend has as many open ones.
+        // Limited to a million: no other backend has as many open flows, so more makes no
+        // difference.
         let flows = u32::try_from(flows).unwrap_or(u32::MAX).min(1 << 20);
         self.rest += f64::from(flows) * share;
         let whole = self.rest.floor();
@@ -60,12 +61,12 @@ mod tests {
     fn the_share_is_errors_per_request_of_a_recent_report() {
         let share = |qps, eps, now| ReportedErrors::share(&heard(qps, eps), Duration::from_secs(now));
         assert_eq!(share(Some(4_000), Some(1_000), 10), Some(0.25));
-        assert_eq!(share(Some(1_000), Some(3_000), 10), Some(1.0), "it counts served ones alone");
+        assert_eq!(share(Some(1_000), Some(3_000), 10), Some(1.0), "the backend counts only served requests");
         assert_eq!(share(Some(0), Some(1), 10), Some(1.0));
         for (qps, eps) in [(Some(1_000), Some(0)), (None, Some(1)), (Some(1), None), (Some(0), Some(0))] {
             assert_eq!(share(qps, eps, 10), None, "{qps:?} {eps:?}");
         }
-        assert_eq!(share(Some(1_000), Some(1_000), 60), None, "it is old");
+        assert_eq!(share(Some(1_000), Some(1_000), 60), None, "the report is old");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Slow start: a member that is new, or available again, first gets a part of its share that grows
-//! with time, like Envoy's (`slow_start_config` with an aggression of 1), so that caches and
-//! connection pools fill before the whole load arrives.
+//! Slow start: a member that is new, or available again, first gets a part of its share, which
+//! grows with time, so that caches and connection pools fill before the whole load arrives. It
+//! works like Envoy's `slow_start_config` with an aggression of 1.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,25 +11,24 @@ use super::by_address::ByAddress;
 /// The smallest part of its share that a member gets (`min_weight_percent`).
 const LEAST: f64 = 0.1;
 
-/// The shortest time that counts.
+/// Shorter times since a member became available count as this.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Since when each member of a row is available.
+/// The time since which each member of a row is available.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
-    /// `None` for members that are unavailable, and zero for those that the first call found
-    /// available.
+    /// `None` for unavailable members, and zero for members that were available at the first call.
     since: ByAddress<Option<Duration>>,
     has_begun: bool,
-    /// Whether a member has arrived or changed its availability since the last
+    /// Whether a member was added or changed its availability since the last
     /// [`Readiness::take_changed`].
     has_changed: bool,
 }
 
 impl Readiness {
-    /// Updates the members and their availability. Members of the first call count as available for
-    /// long: a daemon that starts puts no member into slow start. Returns the members that have
-    /// arrived, or changed their availability, since the last call.
+    /// Updates the members and their availability. Members that are available at the first call
+    /// count as available for long, so that a starting daemon puts no member into slow start.
+    /// Returns the members that were added or changed their availability since the last call.
     pub fn look(&mut self, now: Duration, row: impl Iterator<Item = (SocketAddr, bool)>) -> Vec<SocketAddr> {
         let (mut changed, is_first) = (Vec::new(), !self.has_begun);
         let first = if self.has_begun { now } else { Duration::ZERO };
@@ -53,17 +52,17 @@ impl Readiness {
         changed
     }
 
-    /// Whether a member has arrived or changed its availability since the last call.
+    /// Whether a member was added or changed its availability since the last call.
     pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.has_changed)
     }
 
-    /// Resumes the slow starts of an earlier daemon that are not over. `starting`: for how long
-    /// each member had been available. This daemon's own observations take precedence.
+    /// Resumes the unfinished slow starts of an earlier daemon. `starting`: the time for which each
+    /// member had been available. This daemon's own observations take precedence.
     pub fn resume(&mut self, starting: &BTreeMap<SocketAddr, Duration>, window: Duration, now: Duration) {
         for (address, ready_for) in starting.iter().filter(|(_, ready_for)| **ready_for < window) {
             if self.since.get(address).is_none_or(|since| *since == Some(Duration::ZERO)) {
-                // After a reboot the clock may be younger than the slow start.
+                // After a reboot, the clock may show less time than has passed in the slow start.
                 let since = now.saturating_sub(*ready_for).max(Duration::from_nanos(1));
                 self.since.insert(*address, Some(since));
             }
@@ -77,13 +76,13 @@ impl Readiness {
         since.filter(|(_, ready_for)| *ready_for < window).collect()
     }
 
-    /// Since when a member is available; `None` if it is unavailable.
+    /// The time since which a member is available; `None` if it is unavailable.
     pub fn since(&self, address: SocketAddr) -> Option<Duration> {
         self.since.get(&address).copied().flatten()
     }
 
     /// The part of its share that a member gets if slow start lasts `window`. An unavailable member
-    /// already has the smallest part, so that it returns with that.
+    /// has the smallest part, so that it begins with this part when it returns.
     pub fn part(&self, address: SocketAddr, window: Duration, now: Duration) -> f64 {
         let Some(since) = self.since(address) else { return LEAST };
         // The member was available at the first call.
@@ -109,8 +108,8 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// The part of the member at port 2 after calls with these availabilities; `None`: it is not in
-    /// the row.
+    /// The part of the member at port 2 after calls with these availabilities. `None` means that it
+    /// is not in the row.
     fn part(looks: &[(u64, Option<bool>)], at: u64) -> f64 {
         let mut readiness = Readiness::default();
         for (second, second_is) in looks {
@@ -141,7 +140,7 @@ mod tests {
         before.look(s(101), row(true));
         let starting = before.starting(WINDOW, s(106));
         assert_eq!(starting, BTreeMap::from([(address(2), s(5))]));
-        assert_eq!(before.starting(WINDOW, s(121)), BTreeMap::new(), "it is over");
+        assert_eq!(before.starting(WINDOW, s(121)), BTreeMap::new(), "the slow start is over");
         let part_after = |now, looks: &[(u64, bool)], resumed: u64| {
             let mut after = Readiness::default();
             for (second, is_available) in looks.iter().take_while(|(second, _)| *second < resumed) {
@@ -165,7 +164,7 @@ mod tests {
         booted.resume(&BTreeMap::from([(address(2), s(7_200))]), WINDOW, s(1));
         booted.look(s(1), row(true));
         is(booted.part(address(2), WINDOW, s(1)), 1.0);
-        // Its time is longer than the clock has run.
+        // The slow start began before the clock.
         is(part_after(3, &[(2, true)], 1), 0.15);
     }
 

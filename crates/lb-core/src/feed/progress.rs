@@ -1,9 +1,8 @@
-//! When a file is to be looked at and read: never twice at the same time, and without missing a
-//! change.
+//! When a file is examined and read: never twice at the same time, and without missing a change.
 //!
-//! A watch reports that something has changed, but not what. A stamp distinguishes a version of a
-//! file from the next one, if the clock behind the stamp is fine enough. This file reads no clock
-//! and no file.
+//! A watch of the file system reports that something has changed, but not what. A *look* reads the
+//! stamp of the file. Two versions of a file have different stamps, unless the clock of the stamps
+//! is too coarse.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
@@ -11,87 +10,88 @@ use std::time::{Duration, Instant};
 /// The delay between the first change of a burst and the reading.
 pub const SETTLE: Duration = Duration::from_millis(200);
 
-/// The version of a file at a look or a reading.
+/// The version of a file that a look or a reading found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version<S> {
     /// Its stamp; `None` if no file was found.
     pub stamp: Option<S>,
-    /// Whether the stamp distinguishes it from a later version.
+    /// Whether every later version will have another stamp.
     pub is_settled: bool,
 }
 
-/// How far a file that may change has been read, generic over the clock.
+/// The progress of reading a file that may change. `S` is the file's stamp, `T` a time of any
+/// clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<S, T = Instant> {
     /// The version that was read last.
     seen: Version<S>,
-    /// When the file is to be read.
+    /// When the file must be read next.
     due: Option<T>,
-    /// Whether a look or a reading is under way.
+    /// Whether a look or a reading is running.
     is_busy: bool,
-    /// Whether the file system does not answer. Once it answers, the file is read whatever its
-    /// version is.
+    /// Whether the file system does not answer. When it answers again, the file is read, even if
+    /// its stamp has not changed.
     is_silent: bool,
 }
 
 impl<S, T> Default for Progress<S, T> {
-    /// An unknown file: any version that is found is a new one.
+    /// A file of which no version is known, so that any version counts as new.
     fn default() -> Self {
         Self { seen: Version { stamp: None, is_settled: false }, due: None, is_busy: false, is_silent: false }
     }
 }
 
 impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S, T> {
-    /// A file of which this version was read.
+    /// A file of which this version has been read.
     pub fn of(seen: Version<S>) -> Self {
         Self { seen, ..Self::default() }
     }
 
-    /// Notes a change. The first change of a burst sets the time of reading; later ones do not move
-    /// it.
+    /// Notes a change. The first change of a burst sets the time of the reading; later changes do
+    /// not delay it.
     pub fn changed(&mut self, now: T) {
         self.due.get_or_insert(now + SETTLE);
     }
 
-    /// Begins a look at the file's version, unless a look or a reading is under way. Returns
-    /// whether it has begun; its result is for [`Progress::looked`]. Looks are necessary because a
-    /// watch can be lost without notice.
+    /// Begins a look at the file's stamp, unless a look or a reading is running. Returns whether
+    /// the look has begun; the caller passes its result to [`Progress::looked`]. Looks are
+    /// necessary because a watch can stop working without notice.
     pub fn begin_look(&mut self) -> bool {
         !std::mem::replace(&mut self.is_busy, true)
     }
 
     /// Ends a look that found this stamp. Returns whether the file may have changed since it was
-    /// read: the stamp differs, or the earlier one is not settled.
+    /// read: the stamp differs, or the version that was read is not settled.
     pub fn looked(&mut self, stamp: Option<S>) -> bool {
         self.is_busy = false;
         self.answers();
         !self.seen.is_settled || stamp != self.seen.stamp
     }
 
-    /// Notes that the file system answers, as far as is known.
+    /// Notes that the file system answers.
     pub fn answers(&mut self) {
         self.is_silent = false;
     }
 
-    /// Ends a look without a result. Whatever is found next counts as another version.
+    /// Ends a look without a result. The next version that is found counts as another version.
     pub fn found_nothing(&mut self) {
         *self = Self { due: self.due, is_silent: self.is_silent, ..Self::default() };
     }
 
-    /// Notes that the file system does not answer. Returns whether this is new.
+    /// Notes that the file system does not answer. Returns whether it answered before.
     pub fn fell_silent(&mut self) -> bool {
         self.found_nothing();
         !std::mem::replace(&mut self.is_silent, true)
     }
 
-    /// When the file is to be read next; `None` while a look or a reading is under way.
+    /// When the file must be read next; `None` while a look or a reading is running.
     pub fn due(&self) -> Option<T> {
         self.due.filter(|_| !self.is_busy)
     }
 
-    /// Begins a reading if it is due; `None` if it is not. Otherwise returns the stamp of the
-    /// version that need not be read again, or `Some(None)` if every version must be read. Changes
-    /// from here on belong to the next reading.
+    /// Begins a reading if one is due; `None` if not. Otherwise returns the stamp of the version
+    /// that need not be read again, or `Some(None)` if every version must be read. Later changes
+    /// belong to the next reading.
     pub fn begin(&mut self, now: T) -> Option<Option<Option<S>>> {
         if self.is_busy || self.due.is_none_or(|due| due > now) {
             return None;
@@ -101,7 +101,7 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         Some(self.seen.is_settled.then_some(self.seen.stamp))
     }
 
-    /// Ends the reading of a version. Returns whether it differs from the version read before.
+    /// Ends the reading of a version. Returns whether it differs from the previous version.
     pub fn done(&mut self, version: Version<S>) -> bool {
         let is_another = version.stamp != self.seen.stamp;
         *self = Self { due: self.due, is_silent: self.is_silent, ..Self::of(version) };
@@ -109,18 +109,17 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
     }
 }
 
-/// Serialises the readings of something that is read on request. A request during a reading starts
-/// another reading after it.
+/// Serialises readings on request. A request during a reading starts another reading after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadTurn {
-    /// No reading is under way.
+    /// No reading is running.
     #[default]
     Idle,
-    /// A reading is under way.
+    /// A reading is running.
     Reading {
-        /// Whether an operator requested it and waits for the result.
+        /// Whether an operator requested the reading and waits for its result.
         is_asked: bool,
-        /// The request for the next reading, if any: whether an operator is among the requesters.
+        /// `None` if no further reading was requested, else whether an operator has requested it.
         next: Option<bool>,
     },
 }
@@ -140,8 +139,9 @@ impl ReadTurn {
         }
     }
 
-    /// Ends the reading. Returns whether an operator waits for its result, and the request that
-    /// arrived in the meantime.
+    /// Ends the reading. Returns whether an operator waits for its result. The second value is
+    /// `None` if no further reading was requested in the meantime, else whether an operator has
+    /// requested it.
     pub fn ended(&mut self) -> (bool, Option<bool>) {
         match std::mem::take(self) {
             Self::Idle => (false, None),
@@ -149,7 +149,7 @@ impl ReadTurn {
         }
     }
 
-    /// Whether a reading is under way.
+    /// Whether a reading is running.
     pub fn is_reading(self) -> bool {
         self != Self::Idle
     }
@@ -218,7 +218,7 @@ mod tests {
         let mut turn = ReadTurn::default();
         assert!(!turn.is_reading() && turn.request(false) && turn.is_reading());
         assert_eq!([turn.request(false), turn.request(true), turn.request(false)], [false; 3]);
-        assert_eq!(turn.ended(), (false, Some(true)), "an operator asked meanwhile");
+        assert_eq!(turn.ended(), (false, Some(true)), "an operator has requested the next reading");
         assert!(turn.request(true));
         assert_eq!(turn.ended(), (true, None));
     }
