@@ -1,4 +1,4 @@
-//! Active counts are exact: they equal the open sockets, whatever way each of them ends.
+//! Active counts are exact: they equal the number of open sockets, however each socket ends.
 
 use lb_common::abi::{Flow, FlowBucket, map};
 use stage::kernel;
@@ -70,7 +70,7 @@ fn it_makes_no_difference_who_closes_and_how() {
         match i % 3 {
             0 => probe.reset(dialled.socket),
             1 => {
-                // A shutdown is no close: the socket is still there. Its peer may be gone already.
+                // A shutdown does not close the socket. Its peer may already be gone.
                 let _ = probe.shut_down(dialled.socket);
                 probe.close(dialled.socket);
             }
@@ -136,7 +136,7 @@ fn a_disconnected_socket_can_dial_again() {
     for _ in 0..2 {
         probe.disconnect(first.socket);
         names.insert(probe.try_redial(first.socket, SERVICE).expect("it dials again").name);
-        // One socket.
+        // There is one socket, so one flow is active.
         fixture.setup.active_becomes(1);
     }
     assert_eq!(names.len(), 3, "each dial is a choice of its own");
@@ -173,7 +173,8 @@ fn a_killed_process_leaves_no_count() {
     all_gone(&fixture);
 }
 
-/// The kernel dials for an MPTCP socket with a socket of its own, and no program sees its end.
+/// The kernel dials for an MPTCP socket with a socket of its own, and no program sees the end of
+/// that one.
 #[test]
 fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
     // Debian's kernels without this helper have no MPTCP at all.
@@ -249,13 +250,13 @@ fn a_full_flow_table_refuses_nobody() {
         .matches("300 outcomes", |seen| seen["forwarded"] + seen["untracked"] == 300);
     let untracked = seen["untracked"];
     assert!(untracked >= 300 - 128, "{seen:?}");
-    // Chosen = active + untracked.
+    // A chosen flow is active or untracked.
     fixture.setup.active_becomes(300 - untracked);
     probe.kill();
     all_gone(&fixture);
 }
 
-/// Every call counts one outcome, also under load on two CPUs.
+/// Every call counts one outcome, also if two CPUs connect at the same time.
 #[test]
 fn outcomes_add_up_to_the_calls() {
     let fixture = Fixture::new();

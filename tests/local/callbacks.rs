@@ -6,9 +6,9 @@ use stage::fixture::{Fixture, SERVICE, config};
 use stage::foreign::Foreign;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
-/// A program that tunes TCP sets its own callback flags, which clears ours: the programs then
-/// missed the ends of connections, and at `active_limit` a service refused all connects though
-/// nothing was open.
+/// A program that tunes TCP sets its own callback flags and so clears ours. Our programs then
+/// missed the ends of connections, and a service with `active_limit` refused all connects although
+/// no connection was open.
 #[test]
 fn a_program_that_takes_our_callbacks_away_costs_no_count() {
     let stage = Stage::new();
@@ -20,7 +20,7 @@ fn a_program_that_takes_our_callbacks_away_costs_no_count() {
     let _daemon = Daemon::start(&setup, &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, lines));
     let foreign = Foreign::that_clears_callbacks(&parent);
     let mut probe = Probe::start(&cgroup);
-    // The connection's own end is not announced, so the flow ends with its socket.
+    // No callback announces the end of the connection, so the flow ends with its socket.
     assert_eq!(probe.dial_many(SERVICE, 100), [("b1".to_owned(), 100)].into());
     let backend = || setup.backends("web", "users").remove(0);
     let found = backend();

@@ -1,4 +1,4 @@
-//! The commands as an operator uses them: what they print, what they exit with.
+//! The commands as an operator uses them: their output and their exit codes.
 
 use lb_common::abi::{BackendState, DaemonState, HealthReason, Usable};
 use lb_view::explanation::Explanation;
@@ -24,7 +24,7 @@ fn check_reports_on_the_configuration_and_its_files() {
         text.contains("users.toml:3:10") && text.contains("70000") && text.contains("[::1]:80"),
         "{text}"
     );
-    // A list that does not fit the limits.
+    // A list that exceeds the limits.
     let many: Vec<String> = (1..=65).map(|n| format!("127.0.0.{n}:80")).collect();
     std::fs::write(&fixture.file, endpoints(&many.iter().map(|a| (a.as_str(), "")).collect::<Vec<_>>()))
         .expect("write");
@@ -41,7 +41,7 @@ fn check_reports_on_the_configuration_and_its_files() {
     assert!(!fixture.setup.pins.exists(), "check changes nothing");
 }
 
-/// Warnings: what is valid and may not be what was meant.
+/// `check` notes settings that are valid but may not be intended.
 #[test]
 fn check_notes_what_has_no_effect_now() {
     let fixture = Fixture::without_daemon();
@@ -70,7 +70,8 @@ fn check_notes_what_has_no_effect_now() {
     assert!(code == Some(0) && text.starts_with(note) && text.ends_with(&ok), "{text}");
 }
 
-/// Directories that the configuration names need not be given again; what is given goes before.
+/// If the configuration names directories, no option has to repeat them. An option takes precedence
+/// over the configuration.
 #[test]
 fn every_command_finds_the_directories_in_the_configuration() {
     let fixture = Fixture::without_daemon();
@@ -91,7 +92,7 @@ fn every_command_finds_the_directories_in_the_configuration() {
     let _daemon = stage::daemon::Kept::of(socklb(&["run", "-c", file]).spawn().expect("start the daemon"));
     let socket = setup.folder.join("run/socklb.sock");
     stage::eventually("it answers", || socket.exists(), |answers| *answers);
-    // Commands that read use a configuration that has a fault elsewhere.
+    // Commands that only read use a configuration that has a fault elsewhere.
     let good = std::fs::read_to_string(&path).expect("read");
     setup.write("socklb.toml", &(good.clone() + "[metrics]\nlisten = 1\n"));
     for output in [run(&["status"]), by_variable(&["status"])] {
@@ -108,7 +109,7 @@ fn every_command_finds_the_directories_in_the_configuration() {
     assert!(code == Some(1) && text.contains("not configured; clients here are: web"), "{text}");
     let doctor = String::from_utf8_lossy(&run(&["doctor"]).stdout).into_owned();
     assert!(doctor.contains("daemon         running (pid"), "{doctor}");
-    // Without a configuration the doctor takes the daemon's.
+    // Without a configuration the doctor uses the daemon's.
     let doctor = stage::daemon::finish(socklb(&["doctor", "--run"]).arg(setup.folder.join("run")));
     let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(doctor.contains(&format!("configuration  {file}: 1 client")), "{doctor}");
@@ -125,7 +126,7 @@ fn every_command_finds_the_directories_in_the_configuration() {
     assert!(!setup.pins.exists());
 }
 
-/// All faults are told at once: nobody has to try once for each.
+/// `check` reports all faults at once, so that an operator runs it once and not once per fault.
 #[test]
 fn check_reports_faults_of_the_configuration_and_of_all_files_together() {
     let fixture = Fixture::without_daemon();
@@ -152,7 +153,8 @@ fn check_reports_faults_of_the_configuration_and_of_all_files_together() {
     }
 }
 
-/// TCP and UDP at one address are two services of one file, whose faults are one file's.
+/// A TCP and a UDP service at one address share a file. `check` reports the faults of the file
+/// once.
 #[test]
 fn check_reports_faults_of_a_file_that_two_services_share_once() {
     let fixture = Fixture::without_daemon();
@@ -195,7 +197,8 @@ fn check_shows_the_notes_of_a_list_and_refuses_a_long_one_and_an_open_key() {
     setup.write("socklb.toml", &good.replace("users.toml", "users"));
     let list = r#"[{"targets": ["127.0.0.1:8001"], "labels": {"state": "running"}}]"#;
     let file = setup.write("users", list);
-    let note = "label state is ignored: unknown state \"running\" on line 1; write a label socklb_state instead";
+    let note =
+        "label state is ignored: unknown state \"running\" on line 1; write a label socklb_state instead";
     let output = check();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains(&format!("{}: {note}", file.display())), "{text}");
@@ -224,7 +227,7 @@ fn check_refuses_a_pipe_instead_of_waiting_for_it() {
     assert!(code == Some(1) && text.contains("it is not a regular file"), "{code:?} {text}");
 }
 
-/// A full disk is a failure with a message, a reader that has gone is none.
+/// A full disk is a failure with a message; a closed pipe is no failure.
 #[test]
 fn what_cannot_be_printed_is_a_failure_and_no_panic() {
     let fixture = Fixture::new();
@@ -250,14 +253,14 @@ fn what_cannot_be_printed_is_a_failure_and_no_panic() {
             code == Some(1) && text.starts_with("socklb: write to standard output: "),
             "{arguments:?} {code:?} {text}"
         );
-        // Where standard error is full as well, the exit code alone says so.
+        // If standard error is full as well, only the exit code shows the failure.
         let code =
             fixture.setup.socklb(arguments).stdout(full()).stderr(full()).status().expect("start it").code();
         assert_eq!(code, Some(1), "{arguments:?}");
     }
 }
 
-/// A directory that is named goes before the one that the daemon uses.
+/// A directory on the command line takes precedence over the directory that the daemon uses.
 #[test]
 fn status_reads_the_pins_that_it_is_given() {
     let fixture = Fixture::new();
@@ -311,7 +314,7 @@ fn explain_of_what_is_not_there_names_what_is() {
     let fixture = Fixture::new();
     for (arguments, expected) in [
         (&["explain", "nothing"][..], "no client here dials a service nothing; services here are: users"),
-        // Names with letters that mean something in the path of a question.
+        // Names with characters that have a meaning in the path of a request.
         (&["explain", "a b/?%26"], "no client here dials a service a b/?%26; services here are: users"),
         (
             &["explain", "users", "--client", "a&client=web"],
@@ -416,18 +419,19 @@ fn a_wrong_command_line_exits_with_2() {
         &["frobnicate"],
         &["status", "--json", "--watch"],
         &["detach", "a", "--all"],
-        // It is the daemon's, and the agent would do without it.
+        // `--config` is an option of the daemon's commands, and `agent key` would ignore it.
         &["agent", "key", "--config", "agent.toml"],
     ] {
         assert_eq!(fixture.setup.run(arguments).status.code(), Some(2), "{arguments:?}");
     }
 }
 
-/// What the maps hold is readable without socklb.
+/// bpftool shows the content of the maps, without socklb.
 #[test]
 fn bpftool_shows_named_fields() {
     let mut fixture = Fixture::without_daemon();
-    // bpftool makes two calls per entry, and small maps have the same names as large ones.
+    // bpftool makes two calls per entry, and the names of fields do not depend on the size of a
+    // map.
     let text = std::fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read");
     let small = "[limits]\nflow_records = 64\nslots = 64\nschedule_entries = 1024\n";
     fixture.setup.write("socklb.toml", &(text + small));

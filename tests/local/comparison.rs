@@ -17,7 +17,7 @@ fn another(fixture: &Fixture) -> String {
     text + batch
 }
 
-/// The result of `check` for a file beside the configuration.
+/// The result of `check --against-running` for a file in the folder of the configuration.
 fn compared(fixture: &Fixture, file: &str) -> Comparison {
     let path = fixture.setup.folder.join(file);
     fixture.setup.document(&["check", path.to_str().expect("UTF-8"), "--against-running"])
@@ -57,10 +57,10 @@ fn what_a_file_would_change_is_what_it_changes() {
         "127.0.0.1:8004 added 0",
     ];
     let mut seen = told(&comparison);
-    // Its weight stays, but its share changes.
+    // The weight of this backend stays, but its share changes.
     seen.retain(|line| !line.starts_with("127.0.0.1:8002 changed"));
     assert_eq!(seen, expected);
-    // The file brings the predicted shares.
+    // Once the file is in force, the shares are the predicted ones.
     let foretold: BTreeMap<_, _> = comparison
         .shares
         .iter()
@@ -82,7 +82,8 @@ fn what_a_file_would_change_is_what_it_changes() {
     assert!(after.is_empty(), "{after:#?}");
 }
 
-/// A list is checked before it replaces the one in use, and another fault of it is found.
+/// `--endpoints` previews a list before it replaces the one in use, and reports faults of the new
+/// list.
 #[test]
 fn a_list_is_previewed_beside_the_one_in_use() {
     let fixture = Fixture::new();
@@ -129,7 +130,7 @@ fn a_list_is_previewed_beside_the_one_in_use() {
     }
 }
 
-/// Without a daemon the maps are compared, which contain fewer keys.
+/// Without a daemon `check` compares the file with the maps, which contain fewer keys.
 #[test]
 fn a_file_is_compared_with_the_maps_where_no_daemon_runs() {
     let mut fixture = Fixture::new();

@@ -12,7 +12,7 @@ use stage::sys::{link_ids, remove_link};
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, SocketId, Stage, patience, replace};
 
 struct Host {
-    // Dropped in this order: users before the things that they use.
+    // Fields are dropped in this order: users before the things that they use.
     daemon: Option<Daemon>,
     probes: BTreeMap<String, Probe>,
     flows: Vec<(String, SocketId)>,

@@ -15,7 +15,7 @@ fn backend(fixture: &Fixture, address: &str) -> BackendStatus {
     fixture.setup.backend(address).expect("it has a slot")
 }
 
-/// Chosen = ended + open + reclaimed + untracked.
+/// A chosen flow is ended, open, reclaimed or untracked.
 #[track_caller]
 fn assert_adds_up(backend: &BackendStatus) {
     let BackendStatus { started, active, reclaimed, untracked, endings, .. } = backend;
@@ -31,7 +31,7 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
     let mut probe = fixture.probe();
     let counts = probe.dial_many(SERVICE, 200);
     assert_eq!(counts["b1"], 100);
-    // One of them stays open.
+    // One of these connects succeeds, and its connection stays open.
     let more = [probe.try_dial(SERVICE), probe.try_dial(SERVICE)];
     assert_eq!(more.iter().filter(|dialled| dialled.is_ok()).count(), 1);
     let both = || (backend(&fixture, "127.0.0.1:8001"), backend(&fixture, "127.0.0.1:8009"));
@@ -85,7 +85,8 @@ impl Drop for Offline {
     }
 }
 
-/// Each CPU counts for itself. This test must not take a host's CPU offline, only that of a guest.
+/// Each CPU has counters of its own. This test takes a CPU offline only in a guest, never on a
+/// host.
 #[test]
 fn what_was_counted_on_a_cpu_that_is_offline_is_not_lost() {
     let mut fixture = Fixture::new();
@@ -117,7 +118,7 @@ fn what_was_counted_on_a_cpu_that_is_offline_is_not_lost() {
     assert_eq!(started(&fixture), 96);
 }
 
-/// Another backend has its slot by then.
+/// When the backend returns, another backend has its slot.
 #[test]
 fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
     let mut fixture = Fixture::without_ejection();
@@ -130,7 +131,7 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
     let there = |fixture: &Fixture, address: &str| fixture.setup.backend(address).is_some();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
     eventually("it leaves", || there(&fixture, "127.0.0.1:8003"), |there| !there);
-    // Another backend gets the slot, and a new daemon the maps.
+    // Another backend gets the slot, and another daemon adopts the maps.
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", "")]);
     eventually("another comes", || there(&fixture, "127.0.0.1:8009"), |there| *there);
     look(|| backend(&fixture, "127.0.0.1:8009")).has(|other| (other.slot, other.started), (before.slot, 0));
@@ -155,7 +156,7 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
     assert!((had + 9..=had + 11).contains(&now), "{had}, {now}");
 }
 
-/// A wrong count is reported, and not mistaken for calls under way.
+/// A wrong count is reported as a fault, and is not mistaken for calls under way.
 #[test]
 fn counts_that_do_not_add_up_are_a_fault() {
     let mut fixture = Fixture::new();
@@ -173,7 +174,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
         "service users, backend 127.0.0.1:8002: the counts do not add up: 2 flows too many ended or active";
     assert!(said(&fixture).contains(expected), "{}", said(&fixture));
     look(|| backend(&fixture, "127.0.0.1:8002").unaccounted).becomes(-2);
-    // Calls are under way all the time, and nothing is wrong.
+    // Calls that are under way at any moment are no fault.
     row.flows -= 2;
     active.set(slot, Raw(row), 0).expect("as it was");
     probe.start_dialling(SERVICE);

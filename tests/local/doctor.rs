@@ -5,7 +5,7 @@ use stage::{Cgroup, Daemon, Setup, Stage};
 
 use stage::fixture::{Fixture, config};
 
-/// Exit code and findings.
+/// The exit code and the findings of `doctor`.
 fn doctor(setup: &Setup) -> (Option<i32>, Vec<Finding>) {
     let config = setup.folder.join("socklb.toml");
     let output = setup.run(&["doctor", "--json", "--config", config.to_str().expect("UTF-8")]);
@@ -108,7 +108,8 @@ fn what_is_wrong_is_named_with_what_mends_it() {
     check(&fixture.setup, "bpffs", Severity::Problem, "is not on a bpf file system", "mount -t bpf");
 }
 
-/// Names each missing privilege with the command that grants it, for a user without privileges.
+/// For a user without privileges, the doctor names each missing privilege and the command that
+/// grants it.
 #[test]
 fn missing_privileges_are_named() {
     let stage = Stage::new();
@@ -131,14 +132,14 @@ fn missing_privileges_are_named() {
         });
         assert!(named, "{capability} is not in {found:?}");
     }
-    // One line for all of them, for the administrator who can grant them.
+    // One command grants all of them, for an administrator who can run it.
     let given = found.iter().find_map(|(_, _, help)| *help).expect("a help");
     assert!(given.contains("as root") && given.contains("+bpf,+net_admin,+perfmon"), "{given}");
     assert_eq!(of(&findings, "programs")[0].0, Severity::Problem);
 }
 
-/// Two daemons with pins of their own, on one cgroup: both report the other, also if the kernel
-/// does not report names of programs because CAP_SYS_ADMIN is missing.
+/// Two daemons with pins of their own, on one cgroup: each reports the other, even if the kernel
+/// does not report the names of programs because CAP_SYS_ADMIN is missing.
 #[test]
 fn another_socklb_on_the_cgroup_is_named_by_both() {
     let stage = Stage::new();
@@ -164,7 +165,7 @@ fn another_socklb_on_the_cgroup_is_named_by_both() {
             |(runs, degraded, neighbours)| *runs && degraded.contains(&expected) && *neighbours == 10,
         );
     }
-    // The doctor runs as root and sees names.
+    // The doctor runs as root, so it sees the programs' names.
     let (code, findings) = doctor(&first);
     let programs = of(&findings, "other programs");
     let ours = |(state, text, help): &&(Severity, &str, Option<&str>)| {
@@ -176,7 +177,7 @@ fn another_socklb_on_the_cgroup_is_named_by_both() {
     assert_eq!((code, programs.iter().filter(ours).count()), (Some(3), 10), "{programs:?}");
 }
 
-/// A user who may rename the pin directory leaves programs that continue with their tables, and
+/// A user who may rename the pin directory can leave programs that continue with their tables, and
 /// that no command finds.
 #[test]
 fn programs_of_pins_that_were_moved_are_named() {
@@ -195,7 +196,7 @@ fn programs_of_pins_that_were_moved_are_named() {
     assert_eq!(of(&findings, "other programs")[0].0, Severity::Ok);
 }
 
-/// Exit code and findings about one process.
+/// The exit code and the findings of `doctor` about one process.
 fn doctor_of(setup: &Setup, pid: u32) -> (Option<i32>, Vec<Finding>) {
     let config = setup.folder.join("socklb.toml");
     let (config, pid) = (config.to_str().expect("UTF-8"), pid.to_string());
@@ -223,7 +224,7 @@ fn whether_a_process_is_covered_is_told() {
         assert_eq!(of(&findings, "coverage"), [(Severity::Ok, text.as_str(), None)]);
         assert_eq!((code, of(&findings, "sockets")[0].0), (Some(0), Severity::Ok), "{findings:#?}");
     }
-    // Not by the client of a cgroup beside it.
+    // The client of a cgroup beside it does not cover the process.
     let beside = Cgroup::new();
     let outside = sleep_in(&beside);
     let (code, findings) = doctor_of(&fixture.setup, outside.id());
@@ -307,7 +308,8 @@ fn limits_that_are_nearly_reached_are_named() {
     fixture.setup.write("socklb.toml", &text);
     fixture.start();
     let mut probe = fixture.probe();
-    // The overflow table has room for as many more flows, unless it already has all of them.
+    // The overflow table has room for as many flows again. Without fetching atomics all flows are
+    // in the overflow table.
     let looks = if stage::kernel::FETCHING_ATOMICS.is_here() {
         [
             (60, Severity::Ok, "128 flow_records (64, and as many again on collisions)"),
@@ -328,7 +330,8 @@ fn limits_that_are_nearly_reached_are_named() {
     }
 }
 
-/// The doctor and the unit assume as many descriptors as the daemon has open.
+/// The doctor and the unit assume an upper bound of the descriptors that the daemon has open per
+/// client.
 #[test]
 fn the_daemon_has_no_more_files_open_for_a_client_than_the_doctor_reckons() {
     let stage = Stage::new();
@@ -365,7 +368,7 @@ fn r10_a_cgroup_namespace_is_resolved_or_named() {
         root.enter(command);
         stage::namespace::in_a_cgroup_namespace(command);
     };
-    // The host's path, which does not exist inside the namespace.
+    // The configuration has the host's path, which does not exist inside the namespace.
     let daemon = Daemon::spawn_with(&setup, inside);
     let degraded = || stage::faults_of(&setup.status()).join("\n");
     stage::eventually("it is named", degraded, |faults| {
@@ -376,10 +379,11 @@ fn r10_a_cgroup_namespace_is_resolved_or_named() {
     inside(doctor.arg(setup.folder.join("socklb.toml")));
     let doctor = stage::daemon::finish(&mut doctor);
     assert!(String::from_utf8_lossy(&doctor.stdout).contains("--cgroupns=host"), "{doctor:?}");
-    // The path inside the namespace, as a service manager in a container sees it.
+    // The configuration has the path inside the namespace, as a service manager in a container sees
+    // it.
     setup.write("socklb.toml", &text.replace(&cgroup.relative().display().to_string(), "service"));
     let daemon = Daemon::spawn_with(&setup, inside);
-    // The log continues from daemon to daemon.
+    // All daemons append to the same log.
     let attached = || daemon.log().matches(&format!("id={}", cgroup.id())).count();
     stage::eventually("it attaches", attached, |times| *times == 1);
     assert_eq!(daemon.stop(), Some(0));

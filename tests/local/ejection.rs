@@ -1,4 +1,5 @@
-//! Ejection: the cost of a dead backend, the order of trials, and that none of it needs a daemon.
+//! Ejection: the cost of a dead backend, the order of trials, and that ejection works without a
+//! daemon.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::{Backend, Probe, SocketId, eventually, kernel, look, replace, window};
 
-/// A daemon with a service with these lines, and endpoints at these addresses.
+/// Starts a daemon whose service has these lines, and these addresses as endpoints.
 pub fn start(endpoints: &[&str], lines: &str) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     write(&fixture, endpoints);
@@ -31,23 +32,23 @@ pub fn text(fixture: &Fixture, lines: &str) -> String {
 }
 
 pub const THREE: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
-/// Nothing listens there.
+/// Nothing listens at these addresses.
 pub const DEAD: [&str; 3] = ["127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"];
-/// No trial happens while a test runs.
+/// An ejection that outlasts a test, so that no trial happens.
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
-/// A trial is due before a test ends. Failures further apart than `max` do not count as
-/// consecutive.
+/// A short ejection, so that a trial is due before a test ends. Failures further apart than `max`
+/// do not count as consecutive.
 pub fn briefly() -> String {
     format!("ejection = {{ base = \"{}\", max = \"{}\" }}", window("200ms"), window("400ms"))
 }
 
-/// Counts answers by name, and errors by number.
+/// Dials and closes. Counts answers by name, and errors by number.
 pub fn dial(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
     dial_and(probe, count, |probe, socket| probe.close(socket))
 }
 
-/// As [`dial`], and holds the connections, so that a policy that compares active flows never reads
-/// an end that is not counted yet.
+/// As [`dial`], but holds the connections. A policy that compares active flows then never reads a
+/// count in which an end is still missing.
 #[track_caller]
 pub fn hold(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
     dial_and(probe, count, |_, _| {})
@@ -85,12 +86,12 @@ fn is_ejected(fixture: &Fixture, address: &str) -> bool {
 fn a_dead_backend_costs_five_connects_whether_a_daemon_runs_or_not() {
     for policy in Policy::ALL {
         for daemon in [true, false] {
-            // A start takes seconds in a guest, and the daemon is the same for every policy.
+            // In a guest a start takes seconds, and the daemon does the same under every policy.
             if stage::in_a_guest() && daemon && policy != Policy::ALL[0] {
                 continue;
             }
-            // Errors that count as load would make a dead backend seem busy, so that it is chosen
-            // less than five times.
+            // If errors counted as load, a dead backend would seem busy and be chosen fewer than
+            // five times.
             let lines = format!("policy = \"{}\"\nerror_decay = \"off\"\n{FOR_LONG}", policy.name());
             let mut fixture = start(&[DEAD[0], THREE[0], THREE[1], THREE[2]], &lines);
             if !daemon {
@@ -150,8 +151,8 @@ fn who_accepts_and_resets_at_once_is_ejected_after_four_connects() {
 #[test]
 fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
     for daemon in [true, false] {
-        // Failures further apart than the longest ejection are no run, so more of them would
-        // follow.
+        // Failures further apart than the longest ejection are not consecutive, and then more
+        // failures would follow.
         let lines = format!("ejection = {{ base = \"{}\", max = \"{}\" }}", window("200ms"), window("4s"));
         let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], &lines);
         if !daemon {
@@ -165,7 +166,7 @@ fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
         let counts = dial(&mut probe, 300);
         assert!(["b1", "b2", "back"].iter().all(|name| counts[*name].abs_diff(100) <= 2), "{counts:?}");
         let backend = look(|| at(&fixture, DEAD[0])).has(|backend| backend.readmissions, 1);
-        // Each connect that it failed was one of the first five or a trial.
+        // Each connect that the backend failed was one of the first five or a trial.
         let trials_failed = backend.trials - 1;
         assert_eq!(backend.endings["refused"], 5 + trials_failed, "{backend:?}");
         assert_eq!(backend.ejections, 1 + trials_failed);
@@ -174,8 +175,8 @@ fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
     }
 }
 
-/// One of three is less than half, but it serves: this is not panic, in which connects would choose
-/// the dead ones again.
+/// One available backend of three is less than half, but it serves. The service is not in panic, in
+/// which connects would choose the dead backends again.
 #[test]
 fn two_of_three_that_are_dead_cost_five_connects_each_while_the_daemon_looks_on() {
     let fixture = start(&[DEAD[0], DEAD[1], THREE[0]], "ejection = { base = \"1h\", max = \"1h\" }");
@@ -188,8 +189,8 @@ fn two_of_three_that_are_dead_cost_five_connects_each_while_the_daemon_looks_on(
     assert!(!look(|| fixture.setup.service().is_panic).now("one serves"));
 }
 
-/// All members die while no daemon runs: each costs as many connects as eject it, including the
-/// last one.
+/// All members die while no daemon runs. Each member, including the last one, costs as many
+/// connects as its ejection takes.
 #[test]
 fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_does() {
     for policy in ["weighted-round-robin", "p2c", "least-loaded"] {
@@ -209,7 +210,7 @@ fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_does() {
     }
 }
 
-/// No program sees the end of such a connection, so a trial by it would never be decided.
+/// No program sees the end of such a connection, so a trial on it would never have a result.
 #[test]
 fn a_connect_of_an_mptcp_socket_is_never_a_trial() {
     if kernel::SKC_TO_MPTCP_SOCK.skips() {
@@ -240,12 +241,13 @@ fn with_active_accounting_nobody_is_ejected_unless_that_is_asked_for() {
         let text = with_active_accounting(&text(&fixture, lines));
         replace(&fixture.setup.folder.join("socklb.toml"), &text);
         fixture.start();
-        // A blocking connect that fails has cleared its error, so no failure is visible.
+        // A failed blocking connect has cleared its error before its socket is released, so the
+        // programs see no failure.
         assert_eq!(failed(&dial(&mut fixture.probe(), 60)), expected, "{lines}");
     }
 }
 
-/// `socklb readmit`: an impossible request is reported, and changes nothing.
+/// `socklb readmit` reports an impossible request, and then changes nothing.
 #[test]
 fn an_ejection_is_lifted_before_its_time() {
     let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
@@ -275,7 +277,7 @@ fn an_ejection_is_lifted_before_its_time() {
     let expected = format!("client web, service users: {} is readmitted\n", DEAD[0]);
     assert_eq!(readmit(&["users", DEAD[0], "--client", "web"]), (Some(0), expected));
     assert!(!is_ejected(&fixture, DEAD[0]));
-    // Without a daemon the command has no recipient.
+    // Without a daemon nothing can carry out the request.
     fixture.stop();
     let output = fixture.setup.run(&["readmit", "users", DEAD[0]]);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -285,20 +287,21 @@ fn an_ejection_is_lifted_before_its_time() {
     );
 }
 
-/// The request is in the daemon's socket: the daemon may process it when it continues, or notice
-/// that the requester is gone.
+/// The request waits in the daemon's socket. When the daemon continues, it may carry the request
+/// out, or notice that the requester is gone.
 #[test]
 fn a_daemon_that_does_not_answer_may_lift_an_ejection_later() {
     let fixture = start(&THREE, FOR_LONG);
     fixture.daemon().signal(Signal::STOP);
     let (code, text) = failure(&fixture.setup.run(&["readmit", "users", THREE[0]]));
-    let expected = "does not answer: it may still lift the ejection when it continues (check with `socklb status`)";
+    let expected =
+        "does not answer: it may still lift the ejection when it continues (check with `socklb status`)";
     assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
     fixture.daemon().signal(Signal::CONT);
     eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
 }
 
-/// The maps lack only the list's states of endpoints without a slot.
+/// The maps lack only the states of listed endpoints without a slot.
 #[test]
 fn status_shows_the_same_states_and_reasons_with_and_without_a_daemon() {
     let mut fixture = start(&[THREE[0], THREE[1], DEAD[0]], FOR_LONG);
@@ -324,7 +327,7 @@ fn status_shows_the_same_states_and_reasons_with_and_without_a_daemon() {
         (address.to_owned(), state, witness, reason, membership)
     };
     let expected = vec![
-        // The backup, which is no member.
+        // The lame duck of the list, which is the service's backup.
         row(THREE[0], ["lame-duck", "list", "list: lame duck", "member"]),
         row(THREE[1], ["drained", "list", "list: weight 0", "leaving"]),
         row(THREE[2], ["healthy", "", "", "member"]),

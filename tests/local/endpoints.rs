@@ -1,4 +1,4 @@
-//! The endpoint file while the daemon runs: every way to change it, and every way to get it wrong.
+//! The endpoint file while the daemon runs: every way to change it, and faulty content.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use stage::{Backend, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, endpoints};
 
-/// Names that answer 64 connects.
+/// The names of the backends that answer 64 connects.
 fn answering(fixture: &Fixture) -> BTreeSet<String> {
     fixture.probe().dial_many(SERVICE, 64).into_keys().collect()
 }
@@ -110,14 +110,16 @@ fn a_file_rewritten_all_the_time_is_never_read_half() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     probe.start_dialling(SERVICE);
-    // In place, so that a reader can meet the file at any length; long, so that it often does.
+    // The file is written in place, so that a reader can find it at any length. It is long, so that
+    // this happens often.
     let list: Vec<(String, &str)> =
         (1..=2000).map(|n| (format!("127.0.{}.{}:8001", n / 250, n % 250 + 1), "weight = 0")).collect();
     let mut list: Vec<(&str, &str)> = list.iter().map(|(address, more)| (address.as_str(), *more)).collect();
     list.push(("127.0.0.1:8002", "weight = 1"));
     list.push(("127.0.0.1:8003", "weight = 1"));
-    // All versions differ, or reading one would change nothing. (Two alternating versions are not
-    // enough: a daemon that reads at every fourth write would always read the same one.)
+    // Each version differs from all others, because reading an unchanged list changes nothing. (Two
+    // alternating versions are not enough: a daemon that reads at every fourth write would always
+    // read the same one.)
     let text = |version: u32| endpoints(&list).replace("weight = 1\n", &format!("weight = {version}\n"));
     let mut version = 0;
     let reads = || fixture.daemon().log().matches("endpoint list read").count();

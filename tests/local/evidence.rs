@@ -20,12 +20,13 @@ use stage::{Backend, Probe, address, eventually, kernel, look, replace};
 
 use crate::ejection::{DEAD, THREE, start, text, write};
 
-/// No trial is due while a test runs.
+/// An ejection that outlasts a test, so that no trial is due.
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
-/// The address has no route.
+/// An address without a route.
 const LOST: &str = "10.99.0.1:80";
 
-/// Replaces the route to [`LOST`] in the test's own network with one of this kind.
+/// Replaces the route to [`LOST`] in the test's own network with a route of this kind, such as
+/// `blackhole`.
 fn lose(kind: &str) {
     route(kind, "10.99.0.0/24");
 }
@@ -39,7 +40,7 @@ fn at(fixture: &Fixture, address: &str) -> BackendStatus {
     fixture.setup.backend(address).expect("the backend is there")
 }
 
-/// Number of connects that failed.
+/// The number of failed connects.
 fn failed(counts: &BTreeMap<String, u32>) -> u32 {
     counts.iter().filter(|(name, _)| !name.starts_with('b')).map(|(_, count)| count).sum()
 }
@@ -76,7 +77,8 @@ fn a_backend_to_which_there_is_no_way_costs_a_few_connects() {
         lose(kind);
         let _fourth = Backend::start("b4", "127.0.0.1:8004");
         let counts = fixture.probe().dial_many(SERVICE, 300);
-        // Five, and one more for each sample of a few entries that found no other backend.
+        // Five failures eject the backend. One more connect fails for each sample of a few entries
+        // that has no other backend.
         assert!((1..=12).contains(&failed(&counts)), "{kind}, {policy}: {counts:?}");
         let lost = || at(&fixture, LOST).ejection.map(|ejection| ejection.cause);
         if failed(&counts) >= 5 {
@@ -142,7 +144,7 @@ fn without_causes_a_backend_that_fails_fast_does_not_look_idle() {
         look(active).becomes(3);
         eventually("the policy is in force", || service(&fixture).rules.error_half_life, |half| *half > 0);
         let counts = connect(&mut fixture.probe(), 200);
-        // A third of them would be its share.
+        // Its share would be a third of the connects.
         assert!(failed(&counts) <= 67 + 1, "{policy}: {counts:?}");
     }
 }
@@ -157,7 +159,8 @@ fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
         eventually("the policy is in force", || service(&fixture).rules.error_half_life, |half| *half > 0);
         let mut probe = fixture.probe();
         connect(&mut probe, 100);
-        // The mean of both; with `p2c` a backend may have a few more.
+        // The mean per share. With `least-loaded` each backend is a share, with `p2c` the whole
+        // table. The peak may be a little more.
         let mean = u64::from(if policy == Policy::P2c { 100_u32 } else { 50 } << PEAK_FRACTION_BITS);
         eventually(
             "the peak is known",
@@ -167,7 +170,8 @@ fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
         write(&fixture, &[THREE[0], THREE[1], DEAD[0]]);
         eventually("it is listed", || fixture.setup.backend(DEAD[0]), Option::is_some);
         let counts = connect(&mut probe, 60);
-        // A third would be its share; depending on the cursor's position it is a few more or fewer.
+        // Its share would be a third. Depending on the cursor's position it is a few connects more
+        // or fewer.
         assert!((1..=24).contains(&failed(&counts)), "{policy:?}: {counts:?}");
         let errors = || {
             let backends = array::<BackendRow>(&fixture.setup.map("web", map::BACKENDS));
@@ -176,7 +180,7 @@ fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
         };
         let before = errors();
         let half_life = service(&fixture).rules.error_half_life;
-        // Without connects, no error is forgotten.
+        // Errors do not decay while there are no connects.
         let moved = |errors: &RecentErrors| errors.since.wrapping_sub(before.since) > 2 * half_life;
         let after = eventually("errors are held", errors, moved);
         assert_eq!(after.count, before.count);
@@ -205,7 +209,8 @@ fn a_socket_that_connected_to_itself_takes_no_failure_back() {
     let fixture = start(&[DEAD[0], THREE[0]], FOR_LONG);
     let mut probe = fixture.probe();
     assert_eq!(failed(&probe.dial_many(SERVICE, 8)), 4);
-    // In turn with the other backend, to which the same address connects as well.
+    // Connects go to both backends in turn, and the other backend accepts connections from this
+    // address as well.
     let from_its_address = || {
         if let Ok(socket) = probe.connect_from(DEAD[0], SERVICE) {
             probe.reset(socket);
@@ -254,11 +259,11 @@ fn two_known_processes(fixture: &mut Fixture) -> (Probe, Probe) {
     (first, second)
 }
 
-/// A backend may reset the requests of one process for a good reason; if it also resets those of
-/// another process, the backend is at fault.
+/// A backend may have a good reason to reset the requests of one process. If it also resets those
+/// of another process, the backend is at fault.
 #[test]
 fn resets_of_one_of_several_processes_eject_no_backend_until_another_one_gets_some() {
-    // Without them, flow records do not identify a process.
+    // Without fetching atomics, flow records do not identify a process.
     if kernel::FETCHING_ATOMICS.skips() {
         return;
     }
@@ -280,7 +285,7 @@ fn resets_of_one_of_several_processes_eject_no_backend_until_another_one_gets_so
 
 #[test]
 fn processes_that_ended_before_the_client_was_started_again_are_not_several() {
-    // Without them, flow records do not identify a process.
+    // Without fetching atomics, flow records do not identify a process.
     if kernel::FETCHING_ATOMICS.skips() {
         return;
     }
@@ -317,8 +322,8 @@ fn a_backend_that_accepts_and_does_not_answer_is_ejected_while_others_answer() {
     eventually("it is ejected", round, |cause| cause.as_deref() == Some("no-answer"));
 }
 
-/// Clients in lockstep, such as those that fan out: answered connections end at once, and
-/// unanswered ones end together after a time-out.
+/// Clients in lockstep, such as clients that fan out: answered connections end at once, and
+/// unanswered connections end together after a time-out.
 #[test]
 fn all_missing_answers_of_a_burst_count() {
     const HUNG: &str = "127.0.0.1:8010";

@@ -1,6 +1,6 @@
-//! A resource runs out: descriptors, memory, watches, disk. A daemon that starts, runs, applies a
-//! change or stops reports it, connects are not affected, and everything continues by itself when
-//! there is enough again.
+//! A resource runs out: descriptors, memory or inotify instances. A daemon that starts, runs or
+//! applies a change reports it, and a daemon can stop. Connects are not affected, and everything
+//! continues by itself when there is enough again.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
@@ -47,7 +47,8 @@ fn add_client(fixture: &Fixture, cgroup: &Cgroup) {
     fixture.daemon().signal(Signal::HUP);
 }
 
-/// Changes everything while the daemon cannot apply it; then it can.
+/// Takes a resource away, changes the list and the clients, returns the resource, and checks that
+/// the daemon applies the changes by itself.
 #[track_caller]
 fn changes_wait(
     fixture: &Fixture,
@@ -101,7 +102,8 @@ fn a_daemon_without_descriptors_stops_as_any_other() {
     all_reached(probe);
 }
 
-/// Rust aborts a program if it lacks memory that it cannot do without; the next daemon continues.
+/// Whether a daemon has ended for lack of memory. Rust aborts a program if an allocation fails; the
+/// next daemon continues.
 fn is_out_of_memory(ending: ExitStatus, log: &str) -> bool {
     let words = ["memory allocation of ", "Cannot allocate memory", "Resource temporarily unavailable"];
     (ending.signal() == Some(Signal::ABORT.as_raw()) || ending.code() == Some(1))
@@ -131,13 +133,13 @@ fn without_memory_connects_go_on_whether_the_daemon_does_or_not() {
         fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
         add_client(&fixture, &second);
         let look = || (fixture.daemon.as_mut().expect("a daemon").ending().is_some(), status(&fixture));
-        // The memory may also suffice.
+        // The remaining memory may also suffice.
         eventually("it says so or ends", look, |(ended, (code, text))| {
             *ended || *code == Some(3) || *code == Some(0) && text.contains("client second")
         });
         fixture.daemon().leave_memory(None);
-        // The daemon may have ended in the middle of that, too. It retries a failed start of a
-        // client every ten seconds.
+        // The daemon may also have ended while it applied the change. It retries a failed start of
+        // a client every ten seconds.
         let look = || {
             start_again_after_want_of_memory(&mut fixture);
             status(&fixture)
@@ -173,8 +175,8 @@ fn starts_or_says(fixture: &Fixture, resource: Resource, amount: u64, words: &[&
     let before = std::fs::read_to_string(fixture.setup.folder.join("log")).map_or(0, |log| log.len());
     let mut daemon = Daemon::spawn_with(&fixture.setup, |command| {
         limit(command, resource, amount);
-        // If memory fails while the standard library writes a backtrace, it starts another one, and
-        // waits for itself.
+        // If an allocation fails while the standard library writes a backtrace, the library begins
+        // another backtrace, and waits for itself.
         command.env_remove("RUST_BACKTRACE");
     });
     let socket = fixture.setup.folder.join("run/socklb.sock");
@@ -186,7 +188,7 @@ fn starts_or_says(fixture: &Fixture, resource: Resource, amount: u64, words: &[&
             assert!(!ending.success(), "{amount} of {resource:?}: {ending}");
             ending.code()
         }
-        // Enough to answer may be too little for the next step.
+        // An amount that suffices for an answer may be too small for the next step.
         None => daemon.stop(),
     };
     if code == Some(0) {
@@ -208,8 +210,8 @@ fn a_start_with_too_few_descriptors_says_so_and_changes_nothing() {
     let probe = busy(&fixture);
     fixture.stop();
     let links = link_ids(&fixture.setup.pins_of("web"));
-    // A kernel that refuses a program does not always report what it lacks: the daemon then names
-    // both.
+    // A kernel that refuses a program does not always report which resource it lacks. The daemon
+    // then names both.
     let words = ["open files", "out of memory or file descriptors"];
     let amounts = (6..64).step_by(3).chain([96, 128, 256, 1024]);
     let ran: Vec<u64> =

@@ -1,4 +1,4 @@
-//! Both address families, v4-mapped sockets, getpeername, and everything that is not ours.
+//! Both address families, v4-mapped sockets, getpeername, and addresses that are no service.
 
 use stage::{Backend, Cgroup, Daemon, Family, Probe, Setup, Stage, address, look};
 
@@ -54,7 +54,8 @@ fn what_is_not_ours_is_untouched() {
         let dialled = probe.dial(direct);
         assert_eq!((dialled.name.as_str(), dialled.peer), (backend.name(), address(direct)));
     }
-    // A backend that is dialled directly is no flow of the service, and its peer is itself.
+    // A direct connection to a backend is no flow of the service, and getpeername returns the
+    // backend's address.
     let direct = probe.dial("127.0.0.1:8001");
     assert_eq!((direct.name.as_str(), direct.peer), ("b1", address("127.0.0.1:8001")));
     // The service's address with another port or protocol is not the service: nothing can be

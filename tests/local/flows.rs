@@ -72,7 +72,7 @@ fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
     assert!(left.len() == 5 && cookies(&left).is_subset(&cookies(&shown)), "{left:?}");
 }
 
-/// The kernel's table of flows has 64 buckets here; the rest is in the overflow.
+/// The flow table has 64 buckets here; further flows are in the overflow table.
 #[test]
 fn sockets_whose_bucket_is_taken_are_shown_as_well() {
     let mut fixture = Fixture::without_daemon();
@@ -98,7 +98,7 @@ fn a_socket_that_waits_for_its_backend_is_connecting() {
     for _ in 0..10 {
         probe.start_connect(SERVICE);
     }
-    // Connections that have room in the queue are established at once.
+    // Connections that fit into the queue are established at once.
     let look = || flows(&fixture, &[]);
     let phases = |shown: &Vec<ActiveFlow<'static>>| {
         let of_phase = |phase| count(shown, |flow| flow.phase == phase);
@@ -148,7 +148,7 @@ fn flows_are_asked_for_by_client_service_and_backend() {
     assert_eq!(String::from_utf8_lossy(&text.stdout).lines().count(), 2, "a header and a flow");
 }
 
-/// They are read from the kernel's maps, so that no process must remember them.
+/// The command reads flows from the kernel's maps, so no process has to remember them.
 #[test]
 fn flows_are_shown_without_a_daemon_and_after_its_restart_and_of_processes_that_are_gone() {
     let mut fixture = Fixture::new();
@@ -162,7 +162,7 @@ fn flows_are_shown_without_a_daemon_and_after_its_restart_and_of_processes_that_
         (cookies(shown), shown.iter().map(|flow| flow.backend).collect::<Vec<_>>())
     };
     assert_eq!(of(&flows(&fixture, &[])), of(&before), "no daemon");
-    // The next daemon publishes nothing new: the table is the one that they were chosen by.
+    // The next daemon publishes no table, so the flows still belong to the current one.
     fixture.start();
     let after = flows(&fixture, &[]);
     assert_eq!(of(&after), of(&before));
@@ -179,8 +179,8 @@ fn a_flow_to_a_backend_that_has_left_the_list_is_shown_as_that() {
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
     let left = || flows(&fixture, &["--backend", "127.0.0.1:8003"]);
     // The state changes first, then the table. A record contains how many entries its backend had
-    // in the table that it was chosen by. The length is known only of the current table, so no
-    // share is shown.
+    // in the table of the choice. Only the length of the current table is known, so no share is
+    // shown.
     let has_left = |shown: &Vec<ActiveFlow<'static>>| {
         count(shown, |flow| flow.state == "leaving") == 1
             && shown.iter().all(|flow| flow.table_share.is_none())
@@ -196,7 +196,8 @@ fn a_flow_to_a_backend_that_has_left_the_list_is_shown_as_that() {
     eventually("its slot is freed", ask, |code| *code == Some(1));
 }
 
-/// Flows that another version leaves are counted; its maps are its own.
+/// `flows` counts the flows that another version leaves, and does not read that version's maps
+/// further.
 #[test]
 fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
     let mut fixture = Fixture::new();
@@ -212,7 +213,7 @@ fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
         format!("client web of another version (ABI {}) is {how}: 1 active flows", ABI_VERSION + 1)
     };
     assert!(output.status.code() == Some(0) && text.contains(&told("balancing connects")), "{text}");
-    // A daemon of another version first detaches the programs that begin flows.
+    // A daemon of another version first detaches the programs that start flows.
     for link in std::fs::read_dir(fixture.setup.pins.join(&theirs).join("web/links")).expect("links") {
         let link = link.expect("a link").path();
         let name = link.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -225,7 +226,7 @@ fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
     assert!(text.contains(&told("leaving")), "{text}");
 }
 
-/// Two dialling processes; one is a child with a name of its own.
+/// Two clients, each with a process that dials.
 #[test]
 fn several_clients_have_a_column() {
     let mut fixture = Fixture::without_daemon();

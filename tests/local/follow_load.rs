@@ -73,7 +73,7 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
     let counts = fixture.probe().dial_many(SERVICE, 512);
     let got = f64::from(counts["b1"]) / 512.0;
     assert!((got - share).abs() < 0.01, "{got} of {share}");
-    // All outputs that show it.
+    // `explain` and the metrics show it as well.
     let explanations: Vec<Explanation> = fixture.setup.document(&["explain", "users"]);
     assert!(explanations[0].load.as_ref().is_some_and(|load| load.switch == "freeze"));
     let explained = fixture.setup.run(&["explain", "users"]);
@@ -86,7 +86,7 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
     // An option that would have no effect is refused.
     let (code, text) = failure(&fixture.setup.run(&["load", "--client", "web", "off", "users"]));
     assert!(code == Some(2) && text.contains("have no effect"), "{text}");
-    // While it is frozen, the weights do not change.
+    // While the weights are frozen, they do not change.
     let frozen = load(&fixture);
     report(&agent, ["0.1", "0.3", "0.3"]);
     let after = eventually(

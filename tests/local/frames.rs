@@ -25,7 +25,7 @@ struct Twins {
     sender: Sender,
     backend: SocketAddr,
     listener: Listener,
-    /// Rises with each report.
+    /// Grows with each push.
     counter: u32,
 }
 
@@ -72,7 +72,7 @@ impl Twins {
         (0..Reception::NAMES.len()).map(|at| values.iter().map(|of| of.0.counts[at]).sum()).collect()
     }
 
-    /// Makes the daemon receive datagrams that are not believed.
+    /// Makes the daemon receive datagrams that the program does not believe.
     fn pass_unbelieved(&mut self) {
         self.listener = Listener { passes_unbelieved: 1 };
         let mut listeners = hash::<Address, Listener>(&self.fixture.setup.host_map(map::LISTENERS));
@@ -89,7 +89,7 @@ impl Twins {
         senders.insert(Raw(name), Raw(self.sender), 0).expect("write");
     }
 
-    /// A push with a lame duck, later than all before.
+    /// A push that reports a lame duck, later than all pushes before.
     fn push(&mut self) -> Datagram {
         self.counter += 1;
         let mut push = Datagram::about(Kind::Push, IPPROTO_TCP, self.backend);
@@ -105,7 +105,8 @@ impl Twins {
         datagram.sealed(lb_report::wire::Key::from_bytes(self.sender.keys[0].key)).bytes().to_vec()
     }
 
-    /// Runs both on a frame, and compares. Returns the result.
+    /// Runs the program, and its code on this host, on a frame, and compares the effects. Returns
+    /// the result.
     #[track_caller]
     fn run(&self, shape: Shape, is_v6: bool, payload: &[u8], cut: usize) -> Option<Received> {
         let daemon = self.daemon[usize::from(is_v6)];
@@ -215,7 +216,8 @@ fn the_program_does_what_its_code_does_on_this_host() {
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));
     change(&mut twins, &|datagram| datagram.counter = Be32::from_host(0));
     change(&mut twins, &|datagram| datagram.incarnation = Be32::from_host(u32::MAX));
-    // Under the second of two keys, but not under that key with the number of the first.
+    // The daemon believes a push under the second key, but not under the second key with the number
+    // of the first.
     let second = *b"of another party";
     twins.add_key(7, second);
     let mut push = twins.push();
@@ -225,7 +227,7 @@ fn the_program_does_what_its_code_does_on_this_host() {
         let received = twins.run(plain, false, &payload, usize::MAX).expect("it is for the daemon");
         assert_eq!(received.reception == Reception::Believed, is_believed, "key {id}");
     }
-    // If the daemon shall see all of it, it does, and the counts are as before.
+    // If the daemon requests unbelieved datagrams, it receives them, and the counts are as before.
     twins.pass_unbelieved();
     change(&mut twins, &|datagram| datagram.port = Be16::from_host(1));
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));

@@ -12,9 +12,9 @@ use stage::{Cgroup, Daemon, Probe, eventually, look, replace};
 
 const SECOND: &str = "10.96.0.11:80";
 
-/// A set-up without a daemon yet: a second service with a file in a directory of its own, whose
-/// path is returned, and a second client in another cgroup. `None` in guests with kernels without
-/// FUSE.
+/// A set-up without a running daemon. It has a second service with a file in a directory of its
+/// own, and a second client in another cgroup. Also returns the cgroup and the directory. `None` in
+/// guests without FUSE.
 fn scene() -> Option<(Fixture, Cgroup, PathBuf)> {
     if !Hung::is_possible() {
         return None;
@@ -45,7 +45,7 @@ fn lists_are_followed(fixture: &Fixture, probe: &mut Probe) {
     }
 }
 
-/// Asserts that everything except the hung file continues.
+/// Asserts that everything except the service with the hung file continues.
 #[track_caller]
 fn goes_on(fixture: &Fixture, other: &Cgroup) {
     let mut probe = fixture.probe();
@@ -75,7 +75,7 @@ fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
     eventually("a reload goes on", taken_on, |times| *times == 1);
     assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"]);
     goes_on(&fixture, &other);
-    // After the file system answers, everything is well.
+    // When the file system answers again, the fault ends.
     drop(hung);
     eventually("it is well again", || fixture.setup.faults(), Vec::is_empty);
     replace(&directory.join("more.toml"), &endpoints(&[("127.0.0.1:8003", "")]));
@@ -83,8 +83,8 @@ fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
     eventually("it is followed again", || only(&mut probe, SECOND), |names| *names == ["b3"]);
 }
 
-/// Whatever hangs, a daemon that is requested to stop releases its socket, its port and its locks,
-/// and a successor can start.
+/// A daemon that is requested to stop releases its socket, its port and its locks, even if a file
+/// system hangs, and a successor can start.
 #[test]
 fn a_daemon_that_is_asked_to_stop_makes_way_whatever_hangs() {
     let Some((mut fixture, other, directory)) = scene() else { return };
@@ -105,7 +105,7 @@ fn a_daemon_that_is_asked_to_stop_makes_way_whatever_hangs() {
         fixture.daemon = Some(daemon);
         manager.expect("READY=1");
     }
-    // Also a daemon that has only begun to start, and waits for the file.
+    // A daemon that has only begun to start, and waits for the file, stops as well.
     fixture.stop();
     let daemon = Daemon::spawn(&fixture.setup);
     let bound = || fixture.setup.folder.join("run/socklb.sock.new").exists();

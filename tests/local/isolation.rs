@@ -1,4 +1,5 @@
-//! Client tasks do not see each other, and other programs on the path still see everything.
+//! Client tasks do not see each other, and programs of other owners on the path still see every
+//! connect.
 
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, look};
 
@@ -69,7 +70,7 @@ fn a_second_program_on_the_parent_cgroup_works_beside_ours() {
     look(|| upper.client().not_a_service).becomes(1);
     lower.active_becomes(1);
     upper.active_becomes(1);
-    // A process of the parent itself belongs only to the upper one.
+    // A process of the parent itself is balanced only by the upper program.
     let mut outside = Probe::start(&parent);
     assert_eq!(outside.dial("10.96.0.11:80").name, "deep");
     assert_eq!(outside.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));

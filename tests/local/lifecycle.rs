@@ -160,8 +160,8 @@ fn status_works_from_the_pins_when_the_daemon_is_dead() {
     for backend in &after[0].services[0].backends {
         assert!(backend.share_60s.is_none() && backend.share.is_some(), "{backend:?}");
     }
-    // Names, addresses, weights, tables and counts are the same; shares of the last minute and
-    // sources are gone.
+    // Names, addresses, weights, tables and counts are the same. Shares of the last minute and
+    // sources are missing.
     for clients in [&mut before, &mut after] {
         let client = &mut clients[0];
         (client.configured_cgroup, client.neighbours, client.reclaim) = (None, None, None);
@@ -188,7 +188,7 @@ fn detach_leaves_nothing_behind() {
     let done = fixture.setup.run(&["detach", "web"]);
     assert!(done.status.success(), "{done:?}");
     assert!(!fixture.setup.pins.exists(), "nor the directories that held it");
-    // The cgroup's connects go to the address that they name.
+    // Connects of the cgroup go to the dialled address.
     assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(probe.peer(open.socket), fixture.backends[backend(&open.name)].address());
     let again = fixture.setup.run(&["detach", "web"]);
@@ -228,8 +228,8 @@ fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
 
 #[test]
 fn a_daemon_that_is_killed_at_any_step_of_its_start_leaves_what_the_next_can_take_over() {
-    // From the first maps to the attached programs; each round gets a little further before the
-    // kill. In a guest a start takes seconds.
+    // The kill happens between the first maps and the attached programs, in each round a little
+    // later. A guest tests fewer steps, because a start takes seconds there.
     let whole = {
         let fixture = Fixture::new();
         progress(&fixture)
@@ -246,8 +246,8 @@ fn a_daemon_that_is_killed_at_any_step_of_its_start_leaves_what_the_next_can_tak
     }
 }
 
-/// The progress of the client's start: the maps that it has pinned, and its links, each of which
-/// takes longer.
+/// The progress of the client's start: the number of pinned maps, and twice the number of links,
+/// because a link takes longer.
 fn progress(fixture: &Fixture) -> usize {
     let pins = fixture.setup.pins_of("web");
     let count = |folder: &str| std::fs::read_dir(pins.join(folder)).map_or(0, Iterator::count);
@@ -320,7 +320,7 @@ fn a_client_that_is_not_configured_any_more_is_named() {
     let status = fixture.setup.status();
     let degraded = stage::faults_of(&status).join("\n");
     assert!(degraded.contains("client web: attached, but not configured"), "{degraded}");
-    // The remedy in the message helps, while the daemon runs.
+    // The command in the message repairs the fault, while the daemon runs.
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
     assert_eq!(fixture.setup.run(&["detach", "other"]).status.code(), Some(1), "that one is the daemon's");

@@ -34,7 +34,8 @@ fn links_that_cannot_be_looked_at_are_left_alone() {
     let before = links(&fixture);
     assert_eq!(before.len(), 10);
     let said = |daemon: &stage::Daemon| daemon.log().matches("cannot attach to the cgroup").count();
-    // Descriptors that another thread had open during the count are free a moment later.
+    // Descriptors that another thread had open when they were counted are free a moment later, so
+    // the limit is set again at each look.
     let starve = || {
         fixture.daemon().leave_descriptors(Some(0));
         said(fixture.daemon())
@@ -49,8 +50,8 @@ fn links_that_cannot_be_looked_at_are_left_alone() {
     assert_eq!(said(fixture.daemon()), 1, "{}", fixture.daemon().log());
 }
 
-/// A link with a foreign program is no attachment of the daemon: an attachment that an error cut
-/// off looks the same.
+/// A link with a foreign program is no attachment of the daemon: an attachment that an error
+/// interrupted looks the same.
 #[test]
 fn a_link_with_another_program_gets_the_daemons_again() {
     let fixture = Fixture::new();
@@ -63,7 +64,7 @@ fn a_link_with_another_program_gets_the_daemons_again() {
     assert_eq!(links(&fixture), before, "none was made anew");
 }
 
-/// A link that was detached by hand still has its pin, and leads nowhere.
+/// A link that was detached by hand still has its pin, but attaches no program.
 #[test]
 fn a_link_that_was_detached_and_is_still_pinned_is_replaced() {
     let fixture = Fixture::new();
@@ -78,7 +79,7 @@ fn a_link_that_was_detached_and_is_still_pinned_is_replaced() {
     assert_eq!(changed, [format!("connect4@{}", fixture.cgroup.id())]);
 }
 
-/// A daemon was killed after it had attached a link again, and before the link had its final name.
+/// A daemon was killed after it had created a link, and before the link had its final name.
 #[test]
 fn a_link_that_waits_for_its_name_gets_it_at_the_next_start() {
     let mut fixture = Fixture::new();
@@ -97,7 +98,7 @@ fn a_link_that_waits_for_its_name_gets_it_at_the_next_start() {
 }
 
 /// A client leaves, and its open flows cannot be counted, because the map with the counts was
-/// removed by hand: a missing map does not mean that there are none.
+/// removed by hand. A missing map does not mean that no flow is open.
 #[test]
 fn a_client_that_leaves_is_kept_while_its_flows_cannot_be_counted() {
     let mut fixture = Fixture::new();

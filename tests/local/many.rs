@@ -21,8 +21,8 @@ fn clients(cgroups: &[Cgroup]) -> String {
     text
 }
 
-/// A guest's CPUs are emulated and load programs thirty times slower, so it runs an eighth of the
-/// clients.
+/// A guest's CPUs are emulated and load programs thirty times slower, so a guest runs an eighth of
+/// the clients.
 fn as_many(clients: usize) -> usize {
     if stage::in_a_guest() { clients / 8 } else { clients }
 }
@@ -80,7 +80,7 @@ fn a_client_task_takes_the_kernel_memory_that_is_documented() {
     if stage::kernel::MAPS_TELL_THEIR_MEMORY.is_here() {
         assert!(documented.abs_diff(bytes) * 50 < bytes, "{what}");
     } else {
-        // Formerly, the reported size of a hash included all entries that it may ever have.
+        // Older kernels report for a hash the size with all entries that it may ever have.
         assert!(documented < 2 * bytes, "{what}");
     }
 }

@@ -19,7 +19,7 @@ fn ready_means_that_the_tables_are_in_the_kernel() {
     let mut probe = fixture.probe();
     let (manager, daemon) = started(&fixture, Duration::from_secs(60));
     let ready = manager.expect("READY=1");
-    // At once, without another check in between.
+    // Connects are balanced at once, without another check in between.
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
     assert!(ready.contains(&"STATUS=1 of 1 clients attached".to_owned()), "{ready:?}");
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
@@ -44,7 +44,8 @@ fn a_manager_that_does_not_listen_does_not_hold_the_daemon_up() {
     let fixture = Fixture::without_daemon();
     let (manager, daemon) = started(&fixture, Duration::from_millis(2));
     manager.expect("READY=1");
-    // A thousand times per second, and no reader: the queue is full at once.
+    // The daemon notifies a thousand times per second, and nothing reads, so the queue is full at
+    // once.
     for round in 1..=3 {
         daemon.signal(Signal::HUP);
         let taken_on = || daemon.log().matches("configuration applied").count();

@@ -85,7 +85,7 @@ fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
     let fixture = Fixture::new();
     allow_fast_open(&fixture);
     let mut probe = fixture.probe();
-    // The first to each backend requests a cookie, the others carry data in their SYN.
+    // The first connect to each backend requests a cookie, and the others carry data in their SYN.
     for _ in 0..9 {
         let socket = probe.dial_fast_open(SERVICE);
         assert!(probe.read_name(socket).starts_with('b'));
@@ -104,7 +104,7 @@ fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
     let fixture = Fixture::new();
     allow_fast_open(&fixture);
     let mut probe = fixture.probe();
-    // Three backends send their cookies.
+    // These connects make the three backends send their cookies.
     for _ in 0..3 {
         let socket = probe.dial_fast_open(SERVICE);
         probe.read_name(socket);
@@ -113,7 +113,7 @@ fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
     eventually("they end", || fixture.setup.active(), |active| *active == 0);
     let spoken = probe.dial_deferred(SERVICE);
     let silent = probe.dial_deferred(SERVICE);
-    // No SYN was sent.
+    // Both flows are active, although neither socket has sent a SYN.
     fixture.setup.active_becomes(2);
     look(|| sum(&fixture, |backend| backend.connecting)).becomes(3);
     probe.write(spoken);

@@ -1,4 +1,4 @@
-//! Bugs of other balancers, as tests: each is named after the effect, with its number in
+//! Bugs of other balancers, as tests. Each test has the name of the effect, and its number in
 //! docs/design/bugs-of-others.md.
 //!
 //! R9 (a cgroup that is created again), R10 (cgroup namespaces), R24 (daemons that stop and start),
@@ -13,14 +13,14 @@ use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually, l
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// A map without room failed the connect with ENOMEM.
+/// The bug: if a map was full, the connect failed with ENOMEM.
 #[test]
 fn r6_full_maps_refuse_no_connect_and_are_reported() {
     let mut fixture = Fixture::without_daemon();
     let limits = "[limits]\nflow_records = 64\nslots = 64\nschedule_entries = 2048\n";
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + limits;
     fixture.setup.write("socklb.toml", &text);
-    // Every slot: three backends that answer and others that a schedule of one table holds.
+    // The list fills every slot: three backends that answer, and others with weight 0.
     let mut list: Vec<String> = (1..=3).map(|n| format!("127.0.0.1:800{n}")).collect();
     list.extend((0..61).map(|n| format!("127.0.1.{n}:9")));
     let entries: Vec<(&str, &str)> =
@@ -43,7 +43,8 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
 }
 
-/// A service without backends failed connects with EPERM, which clients take for a firewall.
+/// The bug: connects to a service without backends failed with EPERM, which clients take for a
+/// firewall.
 #[test]
 fn r7_a_service_without_backends_gives_its_errno_and_never_eperm() {
     for (name, errno) in [("ECONNREFUSED", libc::ECONNREFUSED), ("EHOSTUNREACH", libc::EHOSTUNREACH)] {
@@ -52,7 +53,7 @@ fn r7_a_service_without_backends_gives_its_errno_and_never_eperm() {
         let _daemon = Daemon::start(&fixture.setup, &text);
         let mut probe = fixture.probe();
         assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(stage::kernel::refusal(errno)));
-        // The same for IPv4 in IPv6 form, and for a non-blocking call.
+        // The errno is the same for IPv4 in IPv6 form, and for a non-blocking call.
         assert_eq!(
             probe.try_dial("[::ffff:10.96.0.10]:80").map(|dialled| dialled.name),
             Err(stage::kernel::refusal(errno))
@@ -61,8 +62,8 @@ fn r7_a_service_without_backends_gives_its_errno_and_never_eperm() {
     }
 }
 
-/// Links stayed on the removed cgroup, updates succeeded, the status showed "enabled", and nothing
-/// was translated.
+/// The bug: links stayed on the removed cgroup, updates succeeded, the status showed "enabled", and
+/// nothing was translated.
 #[test]
 fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
     let fixture = Fixture::new();
@@ -72,8 +73,8 @@ fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
     let ids = |fixture: &Fixture| fixture.setup.client().cgroup_id;
     let before = ids(&fixture);
     assert_eq!(before, Some(fixture.cgroup.id()));
-    // The process moves to another cgroup, as only a test can make it; its socket stays in the old
-    // one.
+    // The test moves the process to another cgroup, which no service manager would do. Its socket
+    // stays in the old one.
     let refuge = Cgroup::new();
     std::fs::write(refuge.path().join("cgroup.procs"), old.pid().to_string()).expect("move the process");
     std::fs::remove_dir(fixture.cgroup.path()).expect("remove the empty cgroup");
@@ -90,7 +91,7 @@ fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
     fixture.setup.active_becomes(0);
 }
 
-/// Two programs at the same hook: the later one's rewrite went unnoticed.
+/// The bug: of two programs at the same hook, the later one's rewrite went unnoticed.
 #[test]
 fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected() {
     let stage = Stage::new();
@@ -121,7 +122,7 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     let (here, there) = (cgroup.path().to_owned(), parent.path().to_owned());
     look(listed).becomes([(here.clone(), false), (here, true), (there, true)]);
     drop((daemon, _after, _above));
-    // A second client with our backend as its service: it runs after ours and decides.
+    // A second client has our backend as its service. Its program runs after ours and decides.
     let setup = Setup::new(&stage, "b");
     let victim = Cgroup::new();
     let _daemon = Daemon::start(&setup, &config(&victim, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
@@ -144,8 +145,8 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     look(|| setup.backends("web", "users")[0].diverted).becomes(1);
 }
 
-/// A daemon was killed, and replaced by a newer and by an older one: connects failed, or went to
-/// the service address itself.
+/// The bug: when a daemon was killed and replaced by a newer or an older one, connects failed, or
+/// went to the service address itself.
 #[test]
 fn r24_a_kill_under_load_leaks_no_connect() {
     let mut fixture = Fixture::new();
@@ -170,8 +171,8 @@ fn r24_a_kill_under_load_leaks_no_connect() {
     fixture.setup.active_becomes(0);
 }
 
-/// A program that grew past the verifier's limits loaded with small tables and failed with large
-/// ones.
+/// The bug: a program that had grown past the verifier's limits loaded with small tables and failed
+/// with large ones.
 #[test]
 fn r25_programs_load_with_the_largest_configuration() {
     let fixture = Fixture::without_daemon();

@@ -1,6 +1,6 @@
-//! Bugs of other balancers with backends that fail, return or leave, as tests: each is named after
-//! the effect, with its number in docs/design/bugs-of-others.md, which lists the tests of the
-//! others.
+//! Bugs of other balancers with backends that fail, return or leave, as tests. Each test has the
+//! name of the effect, and its number in docs/design/bugs-of-others.md, which lists the tests of
+//! all other bugs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -68,7 +68,7 @@ impl Crowd {
         flows.into_iter().map(of).collect()
     }
 
-    /// A backend as each client task has it; fewer if a task has no slot for it.
+    /// The status of a backend in each client task that has a slot for it.
     fn at(&self, address: &str) -> Vec<BackendStatus> {
         let status = self.fixture.setup.status();
         let services = status.clients.iter().filter_map(|client| client.service("users"));
@@ -87,8 +87,8 @@ impl Crowd {
         active
     }
 
-    /// Removes the names of the maps with flow records, so that no process can read one; or
-    /// restores them.
+    /// Renames the pins of the maps with flow records, so that no process can read a record; or
+    /// restores the names.
     fn hide_records(&self, hide: bool) {
         for client in CLIENTS {
             for name in [map::FLOW_BUCKETS, map::FLOWS, map::FLOW_OVERFLOW, map::DATAGRAMS] {
@@ -101,8 +101,9 @@ impl Crowd {
     }
 }
 
-/// For each backend that left, all sockets of the host were searched: seconds of CPU time, and
-/// connects that waited. Here a change reads no flow, however many are open, and changes none.
+/// The bug: for each backend that left, all sockets of the host were searched, which took seconds
+/// of CPU time and delayed connects. Here a change reads no flow, however many are open, and
+/// changes none.
 #[test]
 fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other() {
     const FAILS: &str = "127.0.1.9:8101";
@@ -110,8 +111,8 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
     let mut list: Vec<String> = (1..=8).map(|n| format!("127.0.1.{n}:8100")).collect();
     list.push(FAILS.to_owned());
     let crowd = Crowd::new(&list.iter().map(String::as_str).collect::<Vec<_>>());
-    // At all addresses of loopback. It accepts nothing: connections wait in its queue, which is as
-    // long as the kernel allows.
+    // The listener is at all addresses of loopback. It accepts nothing: connections wait in its
+    // queue, which is as long as the kernel allows.
     let listener = std::net::TcpListener::bind("0.0.0.0:8100").expect("listen");
     rustix::net::listen(&listener, 4_096).expect("lengthen the queue");
     let failing = Backend::start("fails", FAILS);
@@ -150,9 +151,9 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
     ]) {
         change(address, line, state);
     }
-    // One stops listening while its connections are open: the programs eject it. Connections to the
-    // others are reset, because the kernel may retain the flow of a closed one for a minute (see
-    // the end).
+    // One backend stops listening while its connections are open, and the programs eject it.
+    // Connections to the others are reset, because the kernel may retain the flow of a closed
+    // connection for a minute (see the end).
     drop(failing);
     for (probe, _) in &mut probes {
         for _ in 0..50 {
@@ -172,10 +173,12 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
     let missed: Vec<_> =
         crowd.fixture.setup.faults().into_iter().filter(|fault| !fault.contains(FAILS)).collect();
     assert_eq!(missed, [""; 0], "nobody has missed the records");
-    // Passes over the records do read them; they run at intervals.
+    // Passes over the records do read them. The configuration sets their interval.
     crowd.configure("1s");
     let faults = || crowd.fixture.setup.faults().join("\n");
-    eventually("a pass has missed them", faults, |faults| faults.contains("the flow records could not be checked"));
+    eventually("a pass has missed them", faults, |faults| {
+        faults.contains("the flow records could not be checked")
+    });
     crowd.hide_records(false);
     assert_eq!(crowd.flows(), before, "each flow is as it was");
     let service = address(SERVICE);

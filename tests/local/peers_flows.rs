@@ -1,5 +1,5 @@
-//! Bugs of other balancers that concern flows, as tests: each is named after the effect, with its
-//! number in docs/design/bugs-of-others.md, which lists the tests of the others.
+//! Bugs of other balancers that concern flows, as tests. Each test has the name of the effect, and
+//! its number in docs/design/bugs-of-others.md, which lists the tests of all other bugs.
 
 use lb_view::flows::FlowsDocument;
 use stage::backend::with_a_full_queue;
@@ -34,8 +34,8 @@ fn two_services() -> (Fixture, Daemon) {
     (fixture, daemon)
 }
 
-/// A socket that had dialled a service, and then its backend's own address, was taken for a
-/// connection of the service.
+/// The bug: if a socket had dialled a service and then dialled its backend's own address, that was
+/// taken for a connection of the service.
 #[test]
 fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys() {
     let (fixture, _daemon) = two_services();
@@ -54,8 +54,8 @@ fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys
         .has(|users| (users.started, users.diverted, users.reclaimed), (1, 0, 0));
 }
 
-/// A v4-mapped socket saw its backend's address, and was not treated as an IPv4 one when its
-/// backend died.
+/// The bug: a v4-mapped socket saw its backend's address, and was not treated like an IPv4 socket
+/// when its backend died.
 #[test]
 fn r4_a_v4_mapped_socket_of_a_backend_that_dies_is_as_an_ipv4_one() {
     const MAPPED: &str = "[::ffff:10.96.0.10]:80";
@@ -84,7 +84,8 @@ fn r4_a_v4_mapped_socket_of_a_backend_that_dies_is_as_an_ipv4_one() {
     }
 }
 
-/// A socket that was disconnected and dialled another service stayed in the count of the first.
+/// The bug: a socket that was disconnected and then dialled another service stayed in the count of
+/// the first.
 #[test]
 fn r5_a_socket_that_goes_on_to_another_service_counts_there() {
     let (fixture, _daemon) = two_services();
@@ -99,8 +100,8 @@ fn r5_a_socket_that_goes_on_to_another_service_counts_there() {
     look(|| (ended(&fixture, "others", "closed"), active(&fixture, "others"))).becomes((1, 0));
 }
 
-/// Counts of active connections stayed above zero, or went below, after processes were killed,
-/// their network namespaces removed, connections reset and timed out; least-connections then
+/// The bug: counts of active connections stayed above zero, or went below, after processes were
+/// killed, network namespaces removed, or connections reset or timed out. Least-connections then
 /// starved backends.
 #[test]
 fn r14_active_counts_return_to_zero_however_connections_end() {
@@ -122,7 +123,7 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
     fixture.start();
     let mut elsewhere = Probe::start_with(&fixture.cgroup, stage::namespace::in_a_network_of_its_own);
     for _ in 0..10 {
-        // Nothing is reachable there.
+        // Nothing is reachable in that namespace.
         assert!(elsewhere.try_dial(SERVICE).is_err());
     }
     let mut killed = fixture.probe();
@@ -145,7 +146,8 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
     });
 }
 
-/// A refused connect, one into a black hole and a reset connection were one cause, or none.
+/// The bug: a refused connect, a connect into a black hole, and a reset connection had one cause,
+/// or none.
 #[test]
 fn r19_refused_unanswered_and_reset_are_three_causes() {
     let mut fixture = Fixture::without_daemon();

@@ -1,5 +1,4 @@
-//! Policies in the kernel: how each distributes connects, what limits them, and that a choice can
-//! be reproduced from its record.
+//! Policies in the kernel: how `p2c` distributes open flows, and what happens at the active limit.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +8,7 @@ use stage::{Probe, SocketId, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// A daemon with a service with these lines, and endpoints of these weights.
+/// Starts a daemon whose service has these lines, and endpoints of these weights.
 fn start(lines: &str, weights: [u32; 3]) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     weigh(&fixture, weights);
@@ -25,7 +24,8 @@ fn weigh(fixture: &Fixture, weights: [u32; 3]) {
 }
 
 fn text(fixture: &Fixture, lines: &str) -> String {
-    // A subset that is small enough for a scan; the task is alone and so has all three.
+    // The subset is small enough for a scan. The job has one task, whose subset is all three
+    // backends.
     config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &format!("subset = {{ size = 20 }}\n{lines}"))
 }
 
@@ -43,7 +43,7 @@ fn change(fixture: &Fixture, policy: Policy, lines: &str, limit: u32) {
     });
 }
 
-/// Opens this many sockets; returns the ids of those that reached a backend, with its name.
+/// Opens this many sockets. Returns their ids, each with the name of the backend that it reached.
 fn open(probe: &mut Probe, count: usize) -> Vec<(SocketId, String)> {
     (0..count).map(|_| probe.dial(SERVICE)).map(|dialled| (dialled.socket, dialled.name)).collect()
 }
@@ -66,8 +66,8 @@ fn p2c_keeps_open_flows_in_proportion_to_weights() {
     let mut probe = fixture.probe();
     let sockets = open(&mut probe, 80);
     let counts = by_name(&sockets);
-    // In 100,000 simulated runs no count here and below was off by more than 3; each further one is
-    // 20 times less likely.
+    // In 100,000 simulated runs no count here and below was off by more than 3, and every further
+    // unit is 20 times less likely.
     for (name, expected) in [("b1", 20), ("b2", 20), ("b3", 40)] {
         assert!(u32::abs_diff(counts[name], expected) <= 6, "{counts:?}");
     }
@@ -76,7 +76,8 @@ fn p2c_keeps_open_flows_in_proportion_to_weights() {
         probe.close(*socket);
     }
     fixture.setup.active_becomes(80 - u64::from(counts["b2"]));
-    // Its share is 55 of the 220 that are open then. By chance alone it would get 40 of these.
+    // Its share is 55 of the 220 flows that are open then. By chance alone it would get 40 of the
+    // new flows.
     let kept = 80 - counts["b2"];
     let sockets = open(&mut probe, 140 + counts["b2"] as usize);
     let (new, part) = (by_name(&sockets)["b2"], (kept + 140 + counts["b2"]) / 4);
@@ -96,7 +97,7 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
         let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
         assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(refused), "{policy:?}");
         limited += 1;
-        // The end of one makes room, at any backend.
+        // The end of a flow makes room at its backend.
         probe.close(sockets[5].0);
         fixture.setup.active_becomes(11);
         assert_eq!(probe.dial(SERVICE).name, sockets[5].1, "{policy:?}");

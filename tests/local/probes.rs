@@ -11,7 +11,7 @@ fn start(health: &str) -> Fixture {
     start_with(health, "")
 }
 
-/// As [`start`], with more lines of the service.
+/// As [`start`], with more lines for the service.
 fn start_with(health: &str, lines: &str) -> Fixture {
     let mut fixture = prepare(health, lines);
     fixture.start();
@@ -64,7 +64,7 @@ fn the_first_connect_of_a_fresh_host_goes_to_a_backend_that_was_probed() {
     assert!(fixture.probe().dial_many(SERVICE, 60).keys().eq(["b2", "b3"]));
 }
 
-/// Such a connect fails at once, with an error that depends on the kind of the route.
+/// A connect without a route fails at once, with an error that depends on the kind of the route.
 #[test]
 fn a_backend_to_which_there_is_no_way_is_refusing() {
     // From here on this thread is in the fixture's network.

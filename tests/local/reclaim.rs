@@ -8,11 +8,11 @@ use stage::{Backend, Dialled, Family, Manner, Probe, address, eventually, kernel
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
 
-/// Why an end stays uncounted.
+/// The reason for a single look at a count after an unseen end.
 const UNSEEN: &str = "no daemon runs, and the programs that see ends are gone";
 
-/// The results of the last pass over the records: removed since the start, suspected, open,
-/// elsewhere.
+/// The results of the passes over the records: reclaimed since the start; and in the last pass
+/// suspected, open, elsewhere.
 fn passes_found(fixture: &Fixture) -> [u64; 4] {
     let found = fixture.setup.reclaim();
     [found.reclaimed, found.suspected, found.kept_open, found.kept_elsewhere]
@@ -88,13 +88,13 @@ fn flows_that_were_followed_are_ended_as_well() {
     let mut fixture = scene(|text| text);
     fixture.start();
     four_of_six_end_unseen(&mut fixture);
-    // Chosen is ended, active and reclaimed.
+    // A chosen flow is ended, active or reclaimed.
     let closed = |backend: &lb_view::backend::BackendStatus| backend.endings["closed"];
     look(|| fixture.setup.backends("web", "users").iter().map(closed).sum::<u64>()).becomes(2);
 }
 
-/// Connections that begin and end between two passes are in no list that is read. If their ends
-/// were missed, they counted for ever.
+/// Connections that begin and end between two passes are in no list that the daemon reads. If their
+/// ends were missed, they would count for ever.
 #[test]
 fn flows_that_no_list_has_ever_shown_are_ended_and_their_number_is_a_fault() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -142,7 +142,7 @@ fn a_flow_whose_end_was_missed_ends_with_its_socket() {
     );
 }
 
-/// The same with every record in the overflow table or competing for its bucket.
+/// A small flow table: every record is in the overflow table or competes for its bucket.
 #[test]
 fn flows_in_the_overflow_table_are_ended_as_well() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -197,7 +197,8 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
     fixture.setup.active_becomes(0);
 }
 
-/// The same if its process ends unseen, as after the loss of a link: no process holds it then.
+/// The process of such a socket ends unseen, as after the loss of a link. Then no process holds the
+/// socket.
 #[test]
 fn a_socket_that_was_kept_is_given_back_when_nobody_holds_it() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -230,7 +231,7 @@ fn sockets_of_many_namespaces_are_looked_for_there() {
     // Nothing is reachable there: the socket is open, and in a list only if it listens.
     assert!(elsewhere.iter_mut().all(|probe| probe.try_dial(SERVICE).is_err()));
     look(|| fixture.setup.active()).becomes(NAMESPACES as u64);
-    // A pass needs some for the maps of the client and for the iteration over open files.
+    // A pass needs some descriptors for the client's maps and for the iteration over open files.
     fixture.daemon().leave_descriptors(Some(30));
     let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, NAMESPACES as u64, 0] } else { [0; 4] };
     eventually("all were looked into", || passes_found(&fixture), |found| *found == kept);
@@ -257,8 +258,8 @@ fn flows_of_a_namespace_that_is_gone_are_given_back() {
     stage::within(4 * stage::patience(), given_back, |active| *active == 0).expect("it is given back");
 }
 
-/// Sockets that dial again during the pass, to backends that refuse: in no list at any moment, and
-/// open.
+/// Sockets that dial again during the pass, to backends that refuse: they are in no list at any
+/// moment, but open.
 #[test]
 fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
     if kernel::NAMESPACE_COOKIES.skips() {

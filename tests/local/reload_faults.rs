@@ -8,7 +8,7 @@ use stage::fixture::{Fixture, SERVICE};
 use crate::reload::write;
 use crate::reload_clients::two_clients;
 
-/// The message about limits advises this for every client.
+/// The message about changed limits has a command for all clients.
 #[test]
 fn limits_change_as_the_message_says() {
     let mut fixture = Fixture::without_daemon();
@@ -21,14 +21,13 @@ fn limits_change_as_the_message_says() {
     let pins = fixture.setup.pins.display();
     let loop_ = format!("`for client in one two; do socklb detach $client --pins '{pins}'; done`");
     assert!(faults[0].contains(&loop_) && faults[0].starts_with("limits.slots cannot"), "{faults:?}");
-    // A restart without that is refused, and names every client at once.
+    // Without this command, a restart is refused and names every client at once.
     fixture.stop();
     let path = fixture.setup.folder.join("socklb.toml");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     let (code, text) = stage::daemon::failure(&output);
     assert_eq!(code, Some(1), "{text}");
-    for part in ["cannot start any of 2 clients", "client one: ", "client two: ", "maps/backends", &loop_]
-    {
+    for part in ["cannot start any of 2 clients", "client one: ", "client two: ", "maps/backends", &loop_] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
     for client in ["one", "two"] {

@@ -10,7 +10,8 @@ use stage::maps::{array, hash, values};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// The tables of the one service from the pinned maps, and the flows at one time.
+/// The tables of the one service from the pinned maps, and the active flows per slot during the
+/// replay.
 struct Maps {
     service: Service,
     schedule: Vec<u16>,
@@ -113,7 +114,8 @@ fn recorded(fixture: &Fixture) -> Vec<Flow> {
 #[test]
 fn recorded_picks_replay_to_the_same_backends() {
     for policy in (0..).map_while(Policy::from_u8) {
-        // With a limit, so that all branches of a choice are taken: 30 below it, 10 over it.
+        // Each backend may have ten flows: the first 30 choices are below the limit (`Picked`), the
+        // last 10 beyond it (`Overflow`).
         let mut fixture = Fixture::without_daemon();
         let lines = format!("policy = \"{}\"\nsubset = {{ size = 3 }}\nactive_limit = 10", policy.name());
         let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &lines);
@@ -151,8 +153,8 @@ fn recorded_picks_replay_to_the_same_backends() {
             maps.flows[flow.slot as usize] += 1;
             samples.insert(flow.sample);
         }
-        // Samples differ: random ones nearly always, a cursor's always, the round robin's as it
-        // goes round.
+        // Samples differ: random ones nearly always, a cursor's always, and those of round robin as
+        // it advances.
         assert!(samples.len() >= 38, "{policy:?}: {} samples", samples.len());
     }
 }

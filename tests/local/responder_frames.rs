@@ -20,7 +20,7 @@ const DROP: u32 = 1;
 const PASS: u32 = 2;
 const TRANSMIT: u32 = 3;
 
-/// The offset of the payload of the frames, without tags and options, by whether they are IPv6.
+/// The offset of the payload in frames without tags and options: for IPv4, then for IPv6.
 const PAYLOAD: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];
 
 struct Twins {
@@ -56,13 +56,14 @@ impl Twins {
         (datagrams["answered_by_kernel"].as_u64().expect("a count"), refused)
     }
 
-    /// Runs both on a frame, and compares. Returns the result and the answer.
+    /// Runs the program, and its code on this host, on a frame, and compares the effects. Returns
+    /// the result and the answer.
     #[track_caller]
     fn run(&self, shape: Shape, is_v6: bool, payload: &[u8], cut: usize) -> Option<(Response, Vec<u8>)> {
         self.run_to([0; 6], shape, is_v6, payload, cut)
     }
 
-    /// The same for a frame to this hardware address.
+    /// As `run`, for a frame to this hardware address.
     #[track_caller]
     fn run_to(
         &self,
@@ -91,8 +92,8 @@ impl Twins {
             Some(Response::Answered) => {
                 assert_eq!((action, after.len()), (TRANSMIT, before.len()), "{what}");
                 let payload = PAYLOAD[usize::from(is_v6)] + 4 * usize::from(shape.tags[0] != 0);
-                // Headers, except for the checksum of UDP: the twin's answer has a different one,
-                // because its agent is another one.
+                // The headers are the same, except for the checksum of UDP: the twin belongs to
+                // another agent, so its answer has another checksum.
                 assert_eq!(after[..payload - 2], expected[..payload - 2], "{what}");
                 let addresses = if is_v6 { payload - 40..payload - 8 } else { payload - 16..payload - 8 };
                 let pseudo = [&after[addresses], &[0, 17, 0, 88], &after[payload - 8..]].concat();
@@ -162,7 +163,7 @@ fn the_program_does_what_its_code_does_on_this_host() {
     // A link that receives all frames also delivers those to other hosts, which must not be
     // answered in their name.
     assert!(twins.run_to([2, 0, 0, 0, 0, 9], plain, false, fine.bytes(), usize::MAX).is_none());
-    // Its cookie makes a subscriber.
+    // A client that returns the cookie becomes a subscriber.
     let (_, after) = twins.run(plain, false, fine.bytes(), usize::MAX).expect("an answer");
     let answer = Datagram::parse(&after[PAYLOAD[0]..]).expect("a datagram");
     count(Some((Response::Answered, after)));

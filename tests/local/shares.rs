@@ -12,7 +12,7 @@ fn explanation(fixture: &Fixture) -> Explanation {
     fixture.setup.document::<Vec<_>>(&["explain", "users"]).remove(0)
 }
 
-/// Connects to each backend according to `explain`'s count of entries.
+/// The entries of each backend in the table, according to `explain`.
 fn entries(fixture: &Fixture) -> BTreeMap<String, u32> {
     let members = explanation(fixture).members;
     let name = |address: SocketAddr| {

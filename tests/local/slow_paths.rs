@@ -18,8 +18,8 @@ fn every_slow_path_of_a_connect_works_after_the_daemon_was_killed() {
         // backend.
         let dead_ones = if is_followed { &DEAD[..1] } else { &[] };
         write(&fixture, &[dead_ones, &THREE].concat());
-        // There are 64 records, and as many in the overflow table, which is the only one on kernels
-        // without compare-and-swap.
+        // The flow table has 64 records, and the overflow table as many. Kernels without
+        // compare-and-swap use only the overflow table.
         let limit: u64 = if FETCHING_ATOMICS.is_here() { 40 } else { 20 };
         let base = window("200ms");
         let lines = format!(
@@ -34,12 +34,12 @@ fn every_slow_path_of_a_connect_works_after_the_daemon_was_killed() {
         let _elsewhere = Backend::start("elsewhere", "127.0.0.1:8005");
         let mut probe = fixture.probe();
 
-        // The second draw of `p2c`: with three backends every third pair names one twice, which is
-        // no choice.
+        // Reaches the second sample of `p2c`: with three backends, every third pair names one
+        // backend twice, which leaves no choice.
         let counts = dial(&mut probe, 200);
         assert_eq!(counts.len() - usize::from(failed(&counts) > 0), 3, "followed {is_followed}: {counts:?}");
         if is_followed {
-            // The dead backend is ejected, and tried.
+            // The dead backend is ejected, and gets a trial.
             let dead = || at(&fixture, DEAD[0]);
             look(|| dead().ejections > 0).becomes(true);
             eventually("it is tried", || (dial(&mut probe, 1), dead().trials), |(_, trials)| *trials > 0);
@@ -52,8 +52,8 @@ fn every_slow_path_of_a_connect_works_after_the_daemon_was_killed() {
         assert!(!counts.contains_key("b1"), "followed {is_followed}: {counts:?}");
         judge(&fixture.setup, ID, 0);
 
-        // A socket that connects elsewhere, and one that returns: the end of the former flow is
-        // counted, and the new flow too. The dead backend may be tried at any time, and the trial
+        // One socket connects elsewhere, and one connects again: the end of the former flow is
+        // counted, and so is the new flow. A trial of the dead backend may happen at any time, and
         // is refused.
         let answers = "a server answers";
         fixture.setup.active_becomes(0);
@@ -68,9 +68,9 @@ fn every_slow_path_of_a_connect_works_after_the_daemon_was_killed() {
         probe.close(returns);
         fixture.setup.active_becomes(0);
 
-        // All are at the limit, and a few more go to the least loaded. How many connects it takes
-        // depends on the sockets' cookies: a flow with an occupied bucket is not in the active
-        // count while the overflow table is full.
+        // All backends are at the limit, and a few more connects go to the least loaded. How many
+        // connects it takes depends on the sockets' cookies: a flow with an occupied bucket is not
+        // in the active count while the overflow table is full.
         let overflowed = || fixture.setup.service().outcomes["overflowed"];
         eventually("all are at the limit", || (hold(&mut probe, 1), overflowed()), |(_, count)| *count == 3);
         fixture.setup.active_becomes(3 * limit + 3);

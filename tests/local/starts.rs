@@ -1,4 +1,4 @@
-//! Starts with a fault: the fault of one client affects only that client, is reported, and heals by
+//! Starts with a fault. The fault of one client affects only that client, is reported, and heals by
 //! itself.
 
 use std::collections::BTreeSet;
@@ -34,11 +34,11 @@ fn a_client_beside_an_exclusive_program_keeps_no_other_client_from_being_started
     );
     let mut probe = Probe::start(&other);
     assert!(!reached(&mut probe));
-    // The daemon retries without a request.
+    // The daemon retries by itself.
     drop(exclusive);
     eventually("it is attached once it can be", || fixture.setup.faults(), Vec::is_empty);
     assert!(reached(&mut probe));
-    // The same with a client that is the only one: its tables exist already.
+    // The only client of a configuration is retried as well; its tables exist already.
     drop(probe);
     fixture.stop();
     assert!(fixture.setup.run(&["detach", "--all"]).status.success());
@@ -50,7 +50,7 @@ fn a_client_beside_an_exclusive_program_keeps_no_other_client_from_being_started
     eventually("it is attached once it can be", || fixture.setup.faults(), Vec::is_empty);
 }
 
-/// Clients are opened on all CPUs at once: a fault is reported for its own client.
+/// The daemon opens clients on all CPUs at once, and reports each fault for its own client.
 #[test]
 fn of_64_clients_two_that_are_refused_are_named_and_the_others_are_balanced() {
     let mut fixture = Fixture::without_daemon();

@@ -1,5 +1,5 @@
-//! Subsets of the tasks of one job on the real kernel: the share of each by its table, and the sum
-//! of all of them.
+//! Subsets of the tasks of one job on the real kernel: each task's share by its table, and the sum
+//! over all tasks.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,12 +8,12 @@ use lb_view::explanation::{Explanation, SubsetMember};
 use stage::fixture::SERVICE;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage};
 
-/// Smaller than the default, so that several clients take little memory.
+/// Smaller limits than the defaults, so that several clients take little memory.
 const LIMITS: &str = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 1024\n";
 
 /// Tasks of one job on one host, each in a cgroup of its own, that dial one service.
 struct Job {
-    // Dropped in this order: users before the things that they use.
+    // Fields are dropped in this order: users before the things that they use.
     _daemon: Daemon,
     backends: Vec<Backend>,
     setup: Setup,
@@ -91,15 +91,15 @@ fn service(name: &str, address: &str, subset: &str, backends: &str) -> String {
     )
 }
 
-/// The first explanation.
+/// The first explanation that `explain` prints.
 #[track_caller]
 fn explain(setup: &Setup, arguments: &[&str]) -> Explanation {
     let explanations: Vec<Explanation> = setup.document(&[&["explain"], arguments].concat());
     explanations.into_iter().next().expect("an explanation")
 }
 
-/// 15 connections cannot be spread evenly over 7 backends: one backend has three, and with whole
-/// connections would get half as much again as a backend with two.
+/// 15 connections cannot be spread evenly over 7 backends: one backend has three. If only whole
+/// connections counted, that backend would get half as much again as a backend with two.
 #[test]
 fn five_tasks_together_load_seven_backends_evenly() {
     const VIP_TABLE: u32 = 128;
@@ -109,8 +109,8 @@ fn five_tasks_together_load_seven_backends_evenly() {
     let tasks: Vec<u32> = entries.values().map(|(_, tasks)| *tasks).collect();
     assert_eq!((tasks.iter().sum::<u32>(), tasks.iter().any(|one| *one != tasks[0])), (15, true));
     for (name, &(entries, tasks)) in &entries {
-        // Each table rounds by less than an entry, and loads are within 5e-4 of their target
-        // before.
+        // Before rounding, loads are within 5e-4 of their target. Each table rounds by less than an
+        // entry.
         let even = 5.0 * 1024.0 / 7.0;
         let off = (f64::from(entries) - even).abs();
         assert!(
@@ -138,7 +138,8 @@ fn five_tasks_together_load_seven_backends_evenly() {
         }
         let skew =
             job.setup.status().clients[task].services[0].skew.expect("more than ten connects per backend");
-        // Two entries more than its share, of at least a sixth of the dialled connects.
+        // At most two connects more than the share, and a share is at least a sixth of all dialled
+        // connects.
         assert!((1.0..1.0 + 2.0 / (f64::from(VIP_TABLE) / 6.0)).contains(&skew), "{skew}");
     }
     for (name, (_, tasks)) in entries {

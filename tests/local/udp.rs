@@ -28,7 +28,7 @@ fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
         // Naming the same address in a datagram is the same flow: the socket receives from no other
         // address.
         assert_eq!(probe.query(socket, SERVICE), name);
-        // One socket.
+        // There is one socket, so one flow is active.
         scene.setup.active_becomes(1);
         names.insert(name);
     }
@@ -53,7 +53,7 @@ fn datagrams_of_a_socket_go_to_one_backend() {
         let again: Vec<String> = sockets.iter().map(|socket| probe.query(*socket, SERVICE)).collect();
         assert_eq!(again, first);
     }
-    // One outcome each.
+    // Each datagram counts one outcome.
     look(|| (scene.outcome(0, "forwarded"), scene.outcome(0, "reused"))).becomes((6, 18));
     scene.setup.active_becomes(6);
     look(|| scene.entries()).becomes(6);
@@ -77,8 +77,8 @@ fn one_socket_talks_to_several_services() {
     }
     scene.setup.active_becomes(8);
     look(|| scene.entries()).becomes(1);
-    // All requests are sent first, all answers are received after: each answer comes from its own
-    // service.
+    // The socket sends all requests first and then receives all answers. Each answer comes from its
+    // own service.
     for service in 0..8 {
         assert_eq!(probe.send_datagram(socket, &address_of(service)), Ok(()));
     }
@@ -91,8 +91,8 @@ fn one_socket_talks_to_several_services() {
     scene.all_gone();
 }
 
-/// Its datagrams leave through the hook of one family, and answers arrive through that of the
-/// other.
+/// Datagrams of such a socket leave through the hook of one family, and its answers arrive through
+/// that of the other.
 #[test]
 fn a_v4_mapped_socket_asks_an_ipv4_service() {
     let scene = Scene::new(2, 2);
@@ -147,7 +147,7 @@ fn ipv6_is_balanced_like_ipv4() {
 }
 
 /// A socket that uses two services, and everything that must stay the same when its backend of the
-/// first one may not be chosen.
+/// first service becomes unusable.
 struct Concerned {
     scene: Scene,
     probe: Probe,
@@ -181,7 +181,8 @@ impl Concerned {
         assert_eq!(self.probe.send_datagram(self.socket, SERVICE), Ok(()));
     }
 
-    /// Asserts that it comes from the service's address, whatever has happened to the backend.
+    /// Asserts that the late answer comes from the service's address, whatever has happened to the
+    /// backend.
     #[track_caller]
     fn hears_late_answer(&mut self) {
         let own = self.backends[0];
@@ -342,7 +343,7 @@ fn rebind_each_tenth_of_a_second(scene: &Scene) {
     services.set(0, service, 0).expect("set its rules");
 }
 
-/// The flow itself keeps its backend at the limit.
+/// At the limit, the flow itself retains its backend.
 #[test]
 fn a_flow_that_cannot_be_chosen_anew_goes_on() {
     let scene = Scene::with(1, 1, "active_limit = 1\noverflow = \"refuse\"\n");
@@ -399,7 +400,8 @@ fn what_is_no_service_is_untouched() {
     assert_eq!(probe.query(four, "127.0.0.1:9000"), "other");
     assert_eq!(probe.query(six, "[::1]:9000"), "six");
     assert_eq!(probe.query(six, "[::ffff:127.0.0.1]:9000"), "other");
-    // A backend that is addressed directly answers as itself: this socket is no flow of it.
+    // A backend that is addressed directly answers from its own address, and the socket has no
+    // flow.
     assert_eq!(probe.query(four, &backend_of(0, 1)), "s0b1");
     assert_eq!(look(|| scene.setup.active()).now("a datagram is counted before it is sent"), 0);
     // The service's address with another port is not the service.

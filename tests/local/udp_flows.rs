@@ -20,11 +20,11 @@ fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
     probe.connect_datagram(sockets[0], &backend_of(0, 1));
     scene.setup.active_becomes(2);
     probe.connect_datagram(sockets[1], &address_of(1));
-    // A flow to another service instead.
+    // The flow to the first service has ended, and a flow to the second has started.
     scene.setup.active_becomes(2);
     // It now names the service with a datagram, for which a backend is chosen again.
     probe.query(sockets[2], SERVICE);
-    // The connection and the datagrams.
+    // This socket now has two flows: that of its connection, and that of its datagrams.
     scene.setup.active_becomes(3);
     for socket in sockets {
         probe.close(socket);
@@ -43,7 +43,8 @@ fn a_ninth_service_replaces_the_one_that_was_chosen_first() {
     let active = |service| scene.backend(service, 1).active;
     look(|| (active(0), active(1), active(8))).becomes((0, 1, 1));
     look(|| scene.backend(0, 1).endings["closed"]).becomes(1);
-    // The first one again, which is a new flow: now the second was chosen first.
+    // Using the first service again starts a new flow. The oldest flow is then that of the second
+    // service.
     probe.query(socket, SERVICE);
     look(|| (active(0), active(1), active(2))).becomes((1, 0, 1));
     probe.query(socket, &address_of(1));
@@ -100,14 +101,14 @@ fn it_makes_no_difference_who_holds_the_socket() {
     probe.connect_datagram(socket, &address_of(1));
     scene.setup.active_becomes(2);
     let copy = probe.duplicate(socket);
-    // A child that inherits it.
+    // A child inherits the sockets.
     probe.hold_in_child();
     probe.close(socket);
-    // The copy.
+    // The copy still holds the flows.
     scene.setup.active_becomes(2);
     probe.query_connected(copy, &address_of(1));
     probe.close(copy);
-    // The child's.
+    // The child still holds the flows.
     scene.setup.active_becomes(2);
     probe.kill_children();
     scene.all_gone();
@@ -150,7 +151,8 @@ fn a_full_table_of_datagrams_refuses_nobody() {
     scene.all_gone();
 }
 
-/// Sockets with an end that no program saw: connected and not, found by the kernel's lists.
+/// No program has seen the ends of these sockets, connected and unconnected. The daemon finds them
+/// by the kernel's lists.
 #[test]
 fn flows_whose_end_was_not_seen_are_ended() {
     if stage::kernel::NAMESPACE_COOKIES.skips() {
@@ -184,7 +186,7 @@ fn flows_whose_end_was_not_seen_are_ended() {
         probe.close(*socket);
     }
     scene.daemon = Some(Daemon::start_again(&scene.setup));
-    // Two that were connected as well, and one that was not.
+    // Two of the closed sockets were also connected, and one was not.
     eventually("their flows are ended", || scene.setup.active(), |active| *active == 8);
     look(|| (scene.sum(|backend| backend.reclaimed), scene.entries())).becomes((8, 3));
     for socket in [sockets[0], sockets[1], sockets[5]] {

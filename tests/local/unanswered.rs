@@ -1,5 +1,5 @@
-//! Connects that the application cancels: whether they count against the backend depends on the
-//! state of the SYN until then.
+//! Connects that the application cancels. Whether they count against the backend depends on what
+//! has happened to the SYN by then.
 
 use lb_view::backend::BackendStatus;
 use lb_view::flows::FlowsDocument;
@@ -11,7 +11,7 @@ use stage::{eventually, look};
 
 const ACCOUNTINGS: [&str; 2] = ["full", "active"];
 
-/// A daemon with a service with one backend and these lines.
+/// Starts a daemon with one service, which has one backend and these lines.
 fn start(accounting: &str, backend: &str, lines: &str) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, &format!("{{ static = [\"{backend}\"] }}"), lines);
@@ -48,7 +48,7 @@ fn a_connect_that_is_given_up_counts_against_the_backend_once_an_answer_was_due(
         let _listener = silent();
         let mut probe = fixture.probe();
         let socket = probe.start_connect(SERVICE);
-        // Two ticks of the slowest clock more.
+        // Longer than the 10 ms, by two ticks of the slowest clock.
         eventually("an answer was due", || age(&fixture), |age| *age > 0.030);
         probe.close(socket);
         fixture.setup.active_becomes(0);
@@ -92,8 +92,8 @@ fn a_syn_that_was_sent_again_is_unanswered_however_long_that_may_take() {
 
 /// The router's answer arrives while `connect()` still holds the socket: the kernel stores the
 /// error and does not act on it, so that the socket is still connecting. Event loops clear the
-/// error. Some kernels queue the message as well (Linux 5.18, and Debian's 5.10): there the flow is
-/// unreachable all the same.
+/// error. Some kernels also queue the message (Linux 5.18, and Debian's 5.10); on these the flow
+/// still ends as unreachable.
 #[test]
 fn an_icmp_error_during_connect_is_told_also_if_the_application_has_taken_it_off() {
     for accounting in ACCOUNTINGS {

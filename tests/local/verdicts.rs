@@ -1,6 +1,6 @@
-//! Verdicts by report: a word in an array that all clients of the host share holds the time until
-//! which a backend is a lame duck, and no connect that has another choice goes there. Here the test
-//! stores the words, and the report ids in the rows of backends.
+//! Verdicts by report. An array that all clients of the host share holds, per report id, the time
+//! until which a backend is a lame duck. No connect that has another choice goes there. In these
+//! tests, the test itself stores these times, and the report ids in the rows of backends.
 
 use std::collections::BTreeMap;
 
@@ -78,7 +78,7 @@ fn set_policy(fixture: &Fixture, policy: Policy) {
     services.set(0, Raw(row), 0).expect("store the service");
 }
 
-/// The names among the three that got connects.
+/// The names of the backends that got connects.
 fn names(counts: &BTreeMap<String, u32>) -> Vec<&str> {
     counts.keys().map(String::as_str).collect()
 }
@@ -102,13 +102,13 @@ fn from_the_next_connect_on_a_lame_duck_is_not_chosen_whatever_the_policy() {
                     counts.values().all(|count| likely.contains(count)),
                     "{policy:?}, daemon {daemon}: {counts:?}"
                 );
-                // Also for sockets of the other family.
+                // A v4-mapped IPv6 socket does not choose the lame duck either.
                 for _ in 0..6 {
                     let dialled = probe.dial("[::ffff:10.96.0.10]:80");
                     assert!(others.contains(&dialled.name.as_str()), "{policy:?}: {}", dialled.name);
                     probe.close(dialled.socket);
                 }
-                // It ends by itself.
+                // The verdict ends by itself.
                 judge(&fixture.setup, id, just_over());
                 let counts = dial(&mut probe, 60);
                 assert_eq!(names(&counts), ["b1", "b2", "b3"], "{policy:?}, daemon {daemon}");
@@ -133,8 +133,8 @@ fn a_flow_tells_that_it_was_diverted() {
     let text = fixture.setup.run(&["flows", "--json"]).stdout;
     let text = String::from_utf8(text).expect("text");
     let diverted = text.matches(&format!("\"reason\": \"{}\"", Reason::Diverted.name())).count();
-    // Connects to the other two are chosen as before. (Least-loaded meets a lame duck whenever that
-    // has fewer flows.)
+    // A connect is diverted if the policy has chosen a lame duck. Least-loaded does so whenever the
+    // lame duck has fewer flows.
     assert!((6..=12).contains(&diverted), "{diverted}: {text}");
 }
 
@@ -160,8 +160,9 @@ fn the_host_s_maps_outlive_the_daemon_and_who_asks_for_no_reports_heeds_none() {
     fixture.start();
     assert_eq!(id_of_map(&fixture.setup), before);
     assert_eq!(senders(&fixture.setup).get(&Raw(name), 0).expect("it is registered").0, sender);
-    // The verdict on b1 is in force, and the service does not request reports: an operator may have
-    // removed that while no daemon ran. `reports` has a service that does.
+    // The verdict on b1 is in force, but the service does not request reports: an operator may have
+    // removed this setting while no daemon ran. The module `reports` tests a service that requests
+    // reports.
     let mut probe = fixture.probe();
     eventually("it is heeded no more", || dial(&mut probe, 30), |counts| names(counts) == ["b1", "b2", "b3"]);
     let text = config(
@@ -229,7 +230,7 @@ fn the_host_s_maps_go_with_the_last_client() {
     assert!(host.is_dir(), "the other client needs it");
     assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
     assert!(!host.exists() && !setup.pins.exists());
-    // Also if no client was ever attached, and if a start was cut off.
+    // This also works if no client was ever attached, or if a start was interrupted.
     std::fs::create_dir_all(&host).expect("make the directory");
     assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
     assert!(!setup.pins.exists());
@@ -238,7 +239,7 @@ fn the_host_s_maps_go_with_the_last_client() {
 #[test]
 fn what_lies_in_place_of_the_host_s_maps_is_not_used() {
     let fixture = Fixture::without_daemon();
-    // A map, but another one.
+    // The pin leads to a map of another kind.
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
     fixture.setup.write("socklb.toml", &text);
     let mut fixture = fixture;

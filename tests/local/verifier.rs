@@ -21,10 +21,10 @@ use stage::sys::{attributes, bpf};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.o");
 
-/// The host's.
+/// The host's object.
 static HOST_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/host.o");
 
-/// The agents'.
+/// The agents' object.
 static RESPONDER_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/responder.o");
 
 static RECORD: &str = include_str!("../vm/verifier.toml");
@@ -92,7 +92,7 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
     faults.extend(record.stale(&kernel, &counts).iter().map(|what| format!("{what}: recorded, but gone")));
     assert!(
         faults.is_empty(),
-        "{}\nif that is meant: `cargo xtask test vm --record`, and commit tests/vm/verifier.toml",
+        "{}\nif this is intended, run `cargo xtask test vm --record` and commit tests/vm/verifier.toml",
         faults.join("\n")
     );
 }
@@ -100,11 +100,12 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
 /// The port for programs of network interfaces.
 const PORT: (&str, u32) = ("PORT", 9467);
 
-/// For programs that cast nothing, and for kernels without a function for it.
+/// No kernel function for casts: for programs that cast nothing, and for kernels that lack the
+/// function.
 const NO_CASTS: u32 = 0;
 
-/// Writes constants into the instructions that use them, and the kernel's functions into calls of
-/// them; without the function, a move of zero.
+/// Writes constants into the instructions that use them, and the number of the kernel's function
+/// into calls of it. Without the function, such a call becomes a move of zero.
 fn put_in_place(function: &mut Function, globals: &[(&'static str, u32)], cast: u32) {
     let value = |name| globals.iter().find(|(global, _)| *global == name).map_or(0, |(_, value)| *value);
     for instruction in &mut function.instructions {
@@ -167,7 +168,7 @@ fn verified_of_client(
         (map::FLOW_OVERFLOW, flow_records),
         (map::DATAGRAMS, flow_records),
     ];
-    // Not on every kernel.
+    // Not every kernel has the function for casts.
     let of_casts = |name: &str| if is_on("kernel_casts") == 1 { offset(name) } else { 0 };
     let globals = [
         ("FLOW_MASK", flow_records - 1),

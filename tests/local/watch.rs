@@ -84,7 +84,7 @@ fn what_cannot_be_read_is_said_and_read_again() {
     assert_eq!(terminal.ended().code(), Some(0));
 }
 
-/// It restores the terminal while it is stopped.
+/// `status --watch` restores the terminal while it is stopped.
 #[test]
 fn it_can_be_stopped_and_continued() {
     let fixture = Fixture::new();

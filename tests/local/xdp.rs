@@ -22,7 +22,7 @@ use stage::{Probe, eventually, look, replace, window};
 
 use crate::reports::{ALL, POLICIES, forged_push, is_lame, reported, text};
 
-/// Where the daemon listens: at the same address after a restart, because agents know it.
+/// The daemon's address. It is the same after a restart, because agents know it.
 pub const LISTEN: &str = "127.0.0.1:9467";
 
 /// The configuration with interfaces on which the kernel processes reports.
@@ -93,7 +93,7 @@ pub fn links(fixture: &Fixture) -> Vec<PathBuf> {
     entries.filter(|path| path.to_string_lossy().contains("receive-")).collect()
 }
 
-/// Whether connects of the client reach a backend.
+/// Whether connects of the client reach this backend.
 fn is_chosen(probe: &mut Probe, backend: &str) -> bool {
     probe.dial_many(SERVICE, 60).contains_key(backend)
 }
@@ -135,7 +135,7 @@ fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
     let told = told_by_doctor(&fixture);
     assert!(told.contains("lo: loopback, MTU 65536; the kernel receives reports, generic"), "{told}");
-    // As another version would have left it.
+    // The link is now where another version would have left it.
     fixture.stop();
     let other = fixture.setup.pins.join("host-v1");
     std::fs::create_dir(&other).expect("make the directory");
@@ -143,7 +143,7 @@ fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
     fixture.start();
     eventually("it is taken over", || other.exists(), |exists| !*exists);
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
-    // Removed from the configuration, and added again.
+    // The configuration no longer names the interface, and then names it again.
     let path = fixture.setup.folder.join("socklb.toml");
     replace(&path, &with_interfaces(&fixture, "round-robin", ""));
     fixture.daemon().signal(Signal::HUP);
@@ -215,7 +215,7 @@ fn another_program_is_named_and_never_replaced() {
     let told = told_by_doctor(&fixture);
     assert!(told.contains("and an interface accepts only one"), "also before a start: {told}");
     fixture.start();
-    // The daemon's socket does it.
+    // The daemon's socket receives the reports.
     agent.tell(&["lame-duck", ALL[0]]);
     eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
     eventually("status says who does", || modes(&fixture), |modes| modes["lo"] == "socket");
@@ -259,7 +259,7 @@ fn what_strangers_send_is_dropped_and_counted() {
     assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
 }
 
-/// `ip`, in the test's network.
+/// Runs `ip` in the test's network.
 #[track_caller]
 fn ip(arguments: &str) {
     let status = std::process::Command::new("ip").args(arguments.split(' ')).status().expect("run ip");
@@ -330,7 +330,7 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
     eventually("it is attached", mode, |mode| mode == "native");
 }
 
-/// On kernels that accept the other programs without CAP_PERFMON.
+/// This test runs only on kernels that accept the daemon's other programs without CAP_PERFMON.
 #[test]
 fn without_a_privilege_the_daemons_socket_does_it_and_says_why() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
@@ -356,8 +356,8 @@ fn without_a_privilege_the_daemons_socket_does_it_and_says_why() {
     assert!(daemon.wait().expect("it ends").success());
 }
 
-/// For a program that reads another version's maps, answers to this version's requests would be
-/// unrequested.
+/// A program of another version would read that version's maps, in which the answers to this
+/// version's requests count as unrequested.
 #[test]
 fn a_program_of_another_version_goes_where_none_can_take_its_place() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
@@ -381,8 +381,8 @@ fn a_program_of_another_version_goes_where_none_can_take_its_place() {
     eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
 }
 
-/// Stopped before it has done anything, or after the kernel has its program and before a daemon
-/// uses it.
+/// The new daemon is stopped before it has done anything, or after the kernel has its program and
+/// before the daemon uses it.
 #[test]
 fn an_upgrade_that_stops_in_its_middle_holds_nothing_up() {
     for has_begun in [false, true] {
@@ -440,7 +440,7 @@ fn who_falls_silent_is_a_lame_duck_until_its_hold_is_over_also_without_a_daemon(
     eventually("its hold is over", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }
 
-/// As a version with a different layout under the same number might leave it.
+/// A version with a different layout under the same number might leave such a map.
 #[test]
 fn a_map_of_another_size_is_named_and_left_alone() {
     let mut fixture = Fixture::without_daemon();
@@ -466,8 +466,8 @@ fn a_map_of_another_size_is_named_and_left_alone() {
     assert!(is_chosen(&mut fixture.probe(), "b1"));
 }
 
-/// The register is full of entries that other backends have left: a new backend has no place, and
-/// takes none from another.
+/// Entries that other backends have left fill the register. A new backend gets no place, and takes
+/// none from another backend.
 #[test]
 fn past_the_last_report_id_a_backend_is_counted_and_connects_heed_the_others() {
     let (mut fixture, agent) = start("round-robin");
