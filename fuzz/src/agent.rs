@@ -1,7 +1,7 @@
-//! Datagrams that reach an agent from several addresses: from requesters, and from senders without
-//! a key. The text determines which arrive in which order, and how the backends change meanwhile.
-//! The program in the agent's place, compiled for this host, also answers every request that the
-//! agent's socket answers.
+//! Datagrams that reach an agent from several addresses: from senders with a key, and from senders
+//! without one. The text determines the order of the datagrams, and the changes of the backends
+//! between them. The program that answers in place of the agent is compiled for this host, and also
+//! processes every datagram that the agent's socket processes.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -24,13 +24,13 @@ use lb_report::wire::{BYTES, Cookies, Datagram, Key, Kind, Readiness};
 use crate::operations::Operations;
 use crate::shapes::{holds_udp, shape};
 
-/// Number of addresses that send requests.
+/// The number of addresses that send requests.
 const ASKERS: u8 = 8;
 
-/// Datagrams that are retained, to be sent again.
+/// The number of retained datagrams, which may be sent again.
 const KEPT: usize = 64;
 
-/// The maximum number of pushes until an acknowledgement.
+/// The maximum number of pushes of one change to one address.
 const TIMES: u32 = 5;
 
 /// The agent's port, its addresses, and the secret of its cookies.
@@ -43,13 +43,13 @@ struct World {
     start: Instant,
     now: Instant,
     datagrams: Vec<Datagram>,
-    /// Cookies that an address has received for a backend.
+    /// The cookies that an address has received for a backend.
     cookies: HashMap<(SocketAddr, Name), Vec<u64>>,
-    /// Addresses that have returned one for the current incarnation of the backend in the agent.
+    /// The addresses that have returned such a cookie since the backend was last added.
     returned: HashSet<(SocketAddr, Name)>,
-    /// How often each address was pushed the last change.
+    /// The last change that was pushed to each address, and the number of its pushes.
     pushed: HashMap<(SocketAddr, Name), (u16, u32)>,
-    /// The number of the last report of each.
+    /// The incarnation and the counter of the last report of each backend.
     numbers: HashMap<Name, (u32, u32)>,
 }
 
@@ -102,7 +102,7 @@ fn asker(number: u8) -> Asker {
     Asker { address, via: Via { socket: 0, local: None } }
 }
 
-/// The longest payload that is put in a frame here.
+/// The longest payload that fits into a frame here.
 const LONGEST: usize = 2 * BYTES - 8;
 
 /// The maps of the program, as the agent would have filled them at this moment.
@@ -168,7 +168,7 @@ impl World {
         self.reports.set(name, keys, Rules { valid_for, hold, check: Some(check) }, self.now);
     }
 
-    /// Lets some time pass, up to some months, and sends what is due.
+    /// Lets time pass, at most some months, and sends what is due.
     fn pass(&mut self, operations: &mut Operations<'_>) {
         let milliseconds = u64::from(operations.short()) << (operations.byte() % 20);
         self.now += Duration::from_millis(milliseconds);
@@ -189,11 +189,11 @@ impl World {
         let change = self.reports.get(name).expect("it is here").change();
         let times = self.pushed.entry((to.address, name)).or_default();
         *times = if times.0 == change { (change, times.1 + 1) } else { (change, 1) };
-        assert!(times.1 <= TIMES, "nobody is told again and again");
+        assert!(times.1 <= TIMES, "each push is repeated a limited number of times");
         self.sent(push, name, to);
     }
 
-    /// Records what an address receives.
+    /// Checks and records a report that an address receives.
     fn sent(&mut self, report: &Datagram, name: Name, to: Asker) {
         let entry = self.reports.get(name).expect("it is here");
         let key = entry.key(report.key_id.to_host()).expect("a key of its own");
@@ -213,7 +213,8 @@ impl World {
         }
     }
 
-    /// A request by a client with the key, with its own cookie, another's, or none.
+    /// A datagram by a client with the key. Its cookie is one of this client's, one of another
+    /// client's, or none.
     fn authentic(&mut self, operations: &mut Operations<'_>) {
         let from = asker(operations.byte());
         let names = names();
@@ -293,9 +294,9 @@ impl World {
         self.sent(&answer, name, from);
     }
 
-    /// The program's result for a datagram in a frame, unless the datagram is longer than
-    /// `LONGEST`. The program may not answer more than the socket, and what it does not answer
-    /// stays unchanged.
+    /// The program's result for a datagram in a frame, or nothing if the datagram is longer than
+    /// `LONGEST`. The program must not answer a datagram that the socket would not answer, and must
+    /// not change a frame that it does not answer.
     fn by_kernel(&self, shape: Shape, bytes: &[u8], from: Asker) -> Option<(Response, Vec<u8>)> {
         if bytes.len() > LONGEST {
             return None;
@@ -315,8 +316,8 @@ impl World {
         Some((response?, frame.bytes().to_vec()))
     }
 
-    /// An earlier datagram in another shape of a frame: the program may answer it only as the
-    /// socket would.
+    /// An earlier datagram in a frame of another shape. The program answers it only if the socket
+    /// would answer it.
     fn odd(&mut self, operations: &mut Operations<'_>) {
         let from = asker(operations.byte());
         let [tags, options, fragment, protocol, off] = [(); 5].map(|()| operations.byte());
@@ -329,7 +330,7 @@ impl World {
         assert_eq!(answered.is_some(), is_plain, "{shape:?}");
     }
 
-    /// A backend is added, removed, or gets other keys.
+    /// Adds or removes a backend, or gives it other keys.
     fn set(&mut self, operations: &mut Operations<'_>) {
         let names = names();
         let Some(name) = operations.choice(&names).copied() else { return };
@@ -343,7 +344,7 @@ impl World {
         }
     }
 
-    /// A backend's reported state changes.
+    /// Changes the reported state of a backend.
     fn say(&mut self, operations: &mut Operations<'_>) {
         let names = names();
         let Some(name) = operations.choice(&names).copied() else { return };

@@ -1,6 +1,6 @@
-//! Frames that reach a network interface on which the kernel processes reports: the results of its
-//! program, compiled for this host, and of the daemon's socket for the datagrams in them. Both must
-//! believe the same reports and store the same results.
+//! Frames that reach a network interface on which the kernel processes reports. The kernel's
+//! program, compiled for this host, processes each frame, and the daemon's socket processes the
+//! datagram in the frame. Both must believe the same reports and store the same results.
 
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -42,7 +42,7 @@ struct World {
     now: Duration,
     nonces: u64,
     outstanding: u64,
-    /// The last datagram, to be sent again.
+    /// The last datagram, which may be sent again.
     datagram: Datagram,
 }
 
@@ -112,7 +112,7 @@ impl World {
         datagram.sealed(KEYS.current().key.wire())
     }
 
-    /// The last datagram in another shape of a frame, or with a changed byte.
+    /// The last datagram in a frame of another shape, or with a changed byte.
     fn odd(&mut self, operations: &mut Operations<'_>) {
         let [tags, options, fragment, protocol, at, byte] = [(); 6].map(|()| operations.byte());
         let length_off = if protocol % 8 == 7 { i16::from(byte) - 88 } else { 0 };
@@ -125,7 +125,7 @@ impl World {
         self.take(shape, &payload);
     }
 
-    /// Bytes that are hardly a frame: nothing may be believed without a key.
+    /// Bytes that are rarely a frame. The program must not believe anything without a key.
     fn raw(&mut self, operations: &mut Operations<'_>) {
         let before = self.state();
         let bytes = operations.bytes(255);
@@ -158,8 +158,8 @@ impl World {
             last.repeated_ns = before.0.repeated_ns;
             assert_eq!((last, until), before, "what is not believed changes nothing");
         }
-        // The network stack gives the socket as many bytes as the header states if they exist, and
-        // otherwise nothing.
+        // The network stack gives the socket as many bytes as the header states, or nothing if
+        // there are fewer.
         let says =
             u16::try_from(8 + payload.len()).expect("a short one").wrapping_add_signed(shape.length_off);
         let said = usize::from(says).checked_sub(8).and_then(|length| payload.get(..length));
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// Compares the results of both for a report that both believe.
+    /// Compares the two results for a report that both believe.
     fn compare(&mut self, payload: &[u8]) {
         let datagram = Datagram::parse(payload).expect("it was believed");
         assert!(datagram.is_authentic(KEYS.current().key.wire()));
@@ -192,7 +192,7 @@ impl World {
         let by_socket = by_socket.map_or(0, |until| u64::try_from(until.as_nanos()).expect("some years"));
         let is_told = matches!(datagram.readiness(), Some(Readiness::Ready | Readiness::LameDuck));
         // The kernel's program does not know why a backend is skipped, so it stores the later end.
-        // The daemon's word follows.
+        // The daemon corrects this afterwards.
         assert!(
             if is_told { until == by_socket } else { until >= by_socket },
             "{until} {by_socket} {datagram:?}"

@@ -1,6 +1,6 @@
-//! Requests to the daemon's socket, as any process that may open it can write them: one connection
-//! of the real server over a pipe in memory, with every route. The daemon behind it answers
-//! nothing.
+//! Requests to the daemon's socket, as any process with access to the socket can write them. Each
+//! text is one connection to the real server, with every route, over a pipe in memory. The daemon
+//! behind the server answers nothing.
 
 use lb_user::{api, metrics};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 /// Sends a text as a client that then closes its side, and checks the answer.
 pub fn requests(text: &[u8]) {
-    // A new one each time, so that no task of one text exists with the next.
+    // Each text has a runtime of its own, so that no task of one text still exists at the next.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let answer = runtime.block_on(exchange(text));
     if answer.is_empty() {
@@ -16,7 +16,7 @@ pub fn requests(text: &[u8]) {
     }
     let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
     let status: u16 = status.and_then(|code| str::from_utf8(code).ok()?.parse().ok()).expect("a status line");
-    // Without a daemon, no request succeeds, and no failure is the server's own fault.
+    // Without a daemon, no request succeeds. No failure may be the server's own fault.
     assert!((400..500).contains(&status) || status == 503 || status == 505, "status {status}");
 }
 

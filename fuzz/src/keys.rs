@@ -1,4 +1,4 @@
-//! Files of keys: a service's, and a backend's.
+//! Key files: those of services, and those of backends.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lb_core::service::Protocol;
 use lb_report::keys::{BackendKey, Keys, MAX_KEYS, Secret, ServiceKey};
 
-/// Reads a text as a file of keys, of both kinds.
+/// Reads a text as a key file of each kind.
 pub fn keys(text: &[u8]) {
     let Ok(text) = str::from_utf8(text) else { return };
     let backend = read::<BackendKey>(text);
@@ -32,7 +32,7 @@ fn read<K: Secret + fmt::Debug>(text: &str) -> Option<Keys<K>> {
             assert!((1..=text.lines().count().max(1)).contains(&error.line), "line {}", error.line);
             let said = error.to_string();
             assert!(!said.contains(char::is_control), "{said:?}");
-            // A key of the wrong kind, or a truncated one, is a secret, too.
+            // A key of the wrong kind is also a secret, and so is a truncated key.
             for word in text.split_whitespace().filter(|word| word.len() > 12) {
                 assert!(!said.contains(word), "{said:?} shows what may be a key");
             }

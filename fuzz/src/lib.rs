@@ -1,13 +1,13 @@
-//! The fuzz targets: each reader of text or of datagrams from outside, with properties that must
-//! hold for every input. No reader may panic, loop or contradict itself, and none of its messages
-//! may contain terminal control sequences. For datagrams, a text determines which arrive in which
-//! order, because the combined effect of many matters, not a single one.
+//! The fuzz targets. Each is a reader of text or of datagrams from outside, with properties that
+//! must hold for every input. No reader may panic, loop or contradict itself, and its messages must
+//! not contain terminal control sequences. If the input is datagrams, a text determines their
+//! order, because a fault may need many datagrams.
 //!
-//! Answers to probes by HTTP are no target: hyper reads them, and our code only compares the
+//! Answers to HTTP probes are not a target: hyper reads them, and our code only compares the
 //! status.
 //!
-//! A fuzzer feeds these functions for any length of time (`cargo xtask fuzz`); the test `corpora`
-//! feeds them the committed corpus, and a fixed number of variations of it.
+//! `cargo xtask fuzz` runs a fuzzer, which feeds these functions for any length of time. The test
+//! `corpora` feeds them the committed corpus and a fixed number of variations of it.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -35,7 +35,7 @@ pub mod variation;
 
 /// A reader.
 pub struct Target {
-    /// Its name, which is also that of its corpus and its dictionary.
+    /// The name of the reader, of its corpus and of its dictionary.
     pub name: &'static str,
     /// Reads a text, and panics if a property does not hold.
     pub read: fn(&[u8]),
@@ -67,7 +67,7 @@ struct Nowhere;
 
 impl ProcessEnvironment for Nowhere {
     fn variable(&self, name: &str) -> Option<String> {
-        // Variables that begin with `S` exist; the value is the length of the name.
+        // Variables that begin with `S` exist, and the value is the length of the name.
         name.starts_with('S').then(|| name.len().to_string())
     }
 
@@ -98,7 +98,8 @@ fn configuration(text: &[u8]) {
 fn agent_configuration(text: &[u8]) {
     let path = Path::new("agent.toml");
     let key_file = |path: &Path| -> Result<Keys<BackendKey>, String> {
-        // A name of digits is a file of one key; any other is one that cannot be read.
+        // A name that consists of digits is a file with one key. Any other name is a file that
+        // cannot be read.
         let name = path.to_string_lossy();
         let is_key = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
         let line = if is_key { format!("1 {}", "0f".repeat(16)) } else { String::new() };
@@ -113,7 +114,7 @@ fn agent_configuration(text: &[u8]) {
             names.sort();
             assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "a name is one backend's");
             for backend in &config.backends {
-                // The maximum that a client's host follows: reports.md.
+                // The longest hold that a client's host obeys, see reports.md.
                 assert!(backend.hold <= lb_report::wire::MAX_HOLD);
                 if let Some(check) = &backend.check {
                     assert!(check.stale_after() > check.interval, "a check that goes on never grows too old");

@@ -1,4 +1,5 @@
-//! A text read as a sequence of operations: numbers are read from its front until it is at its end.
+//! A text, read as a sequence of operations. Numbers are read from the front of the text until it
+//! ends.
 
 /// The rest of a text.
 pub struct Operations<'t>(&'t [u8]);
@@ -8,14 +9,14 @@ impl<'t> Operations<'t> {
         Self(text)
     }
 
-    /// The number of the next operation; `None` at the end of the text.
+    /// The number of the next operation, or `None` at the end of the text.
     pub fn next(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(*first)
     }
 
-    /// The next `N` bytes; past the end of the text all are zero.
+    /// The next `N` bytes. The bytes after the end of the text are zero.
     fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut bytes = [0; N];
         let count = N.min(self.0.len());
@@ -41,7 +42,7 @@ impl<'t> Operations<'t> {
         u64::from_be_bytes(self.array())
     }
 
-    /// At most `most` bytes, of a length that the text determines.
+    /// Some bytes, at most `most`. The text determines how many.
     pub fn bytes(&mut self, most: usize) -> &'t [u8] {
         let length = usize::from(self.byte()).min(most).min(self.0.len());
         let (taken, rest) = self.0.split_at(length);
@@ -49,7 +50,7 @@ impl<'t> Operations<'t> {
         taken
     }
 
-    /// One of `choices`, which the text determines.
+    /// One of `choices`. The text determines which.
     pub fn choice<'c, T>(&mut self, choices: &'c [T]) -> Option<&'c T> {
         let number = usize::from(self.byte());
         choices.get(number % choices.len().max(1))

@@ -1,5 +1,5 @@
-//! Datagrams that reach a client's host: reports of backends' agents, and whatever other senders
-//! make of them. The text determines which arrive in which order, and when.
+//! Datagrams that reach a client's host: reports of backends' agents, and datagrams of other
+//! senders. The text determines their order and their times.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -19,10 +19,10 @@ use lb_report::wire::{MAX_HOLD, MAX_VALID_FOR};
 
 use crate::operations::Operations;
 
-/// Requests of one system call.
+/// The maximum number of requests per system call.
 const BATCH: usize = 64;
 
-/// Datagrams that are retained, to be sent again.
+/// The number of retained datagrams, which may be sent again.
 const KEPT: usize = 64;
 
 /// Everything that a datagram may change about a backend.
@@ -40,9 +40,9 @@ struct World {
     targets: Vec<Target>,
     now: Duration,
     nonces: u64,
-    /// The last nonce that was sent to each, until an answer is believed.
+    /// The last nonce that was sent about each backend, until an answer is believed.
     outstanding: HashMap<Name, u64>,
-    /// Datagrams that were received or sent, to be sent again.
+    /// Datagrams that were received or sent, and may be sent again.
     datagrams: Vec<Datagram>,
 }
 
@@ -74,10 +74,11 @@ pub fn senders(text: &[u8]) {
     }
     world.now += MAX_HOLD + MAX_VALID_FOR;
     world.settle();
-    assert!(world.senders.sick().is_empty(), "nothing that is said lasts for ever");
+    assert!(world.senders.sick().is_empty(), "every report expires");
 }
 
-/// All targets of requests. Deriving their keys takes longer than everything else for a text.
+/// All targets of requests. This is computed once, because the derivation of the keys takes longer
+/// than all else that a text needs.
 static ALL: LazyLock<Vec<Target>> = LazyLock::new(|| {
     let names = [
         (Protocol::Tcp, "10.0.0.1:1"),
@@ -114,7 +115,7 @@ impl World {
         };
         world.targets.pop();
         let changes = world.senders.set_targets(world.targets.clone(), |_| (None, None), world.now);
-        assert_eq!(changes, [], "nobody has said anything");
+        assert_eq!(changes, [], "there is no report yet");
         world
     }
 
@@ -133,14 +134,15 @@ impl World {
         ALL.iter().filter_map(|target| show(target.name)).collect()
     }
 
-    /// Lets some time pass, up to some months.
+    /// Lets time pass, at most some months.
     fn pass(&mut self, operations: &mut Operations<'_>) {
         let milliseconds = u64::from(operations.short()) << (operations.byte() % 20);
         self.now += Duration::from_millis(milliseconds);
         self.settle();
     }
 
-    /// Reports the changes that time has caused, and sends all due requests: then none is due.
+    /// Reports the changes that are due, and sends the requests that are due. Afterwards none is
+    /// due.
     fn settle(&mut self) {
         for change in self.senders.pass(self.now) {
             assert!(self.senders.get(change.name).is_some(), "it is one that is asked");
@@ -185,7 +187,7 @@ impl World {
         self.targets.iter().find(|target| target.name == name)
     }
 
-    /// A datagram of a sender with a backend's key: its agent, or a client's host.
+    /// A datagram of a sender with a backend's key: the backend's agent, or a client's host.
     fn authentic(&mut self, operations: &mut Operations<'_>) {
         let Some(target) = operations.choice(&ALL) else { return };
         let [kind, readiness, key, nonce] = [(); 4].map(|()| operations.byte());
@@ -230,7 +232,7 @@ impl World {
         self.take(&bytes);
     }
 
-    /// From now on other targets receive requests.
+    /// Changes the targets of requests.
     fn retarget(&mut self, operations: &mut Operations<'_>) {
         let [which, interval, adopted] = [(); 3].map(|()| operations.byte());
         let interval = Duration::from_millis(100 + 100 * u64::from(interval));
@@ -245,7 +247,7 @@ impl World {
         assert_eq!(after.len(), self.targets.len());
         for (name, after) in after {
             match before.get(&name) {
-                Some(before) => assert_eq!(after, *before, "what was said of it is kept"),
+                Some(before) => assert_eq!(after, *before, "its state is unchanged"),
                 None => {
                     assert_eq!(after.base, base);
                     let latest = self.now + MAX_HOLD;
@@ -272,7 +274,7 @@ impl World {
                 assert_eq!(after, before, "what is not believed changes nothing");
                 assert_eq!(*self.senders.sick(), sick);
                 let is_again = refusal == Refusal::Disbelieved(Disbelieved::Replayed) && is_authentic;
-                assert!(is_again || self.senders.next_due() == due, "nor makes it anybody ask");
+                assert!(is_again || self.senders.next_due() == due, "nor does it cause a request");
                 return;
             }
         };
@@ -291,7 +293,7 @@ impl World {
             Some(Kind::Request) | None => panic!("a request is no report"),
         }
         let (_, reported) = self.senders.get(name).expect("it is asked");
-        let report = reported.report().expect("it has said something");
+        let report = reported.report().expect("there is a report");
         assert!(report.valid_for <= MAX_VALID_FOR, "bounded");
         assert!(after.lame_until.is_none_or(|until| until <= self.now + MAX_HOLD), "bounded");
         assert!(change.is_none_or(|change| change.name == name));

@@ -2,7 +2,7 @@
 
 use lb_report::fixtures::Shape;
 
-/// The shape that four bytes and a length stand for.
+/// The shape that four bytes and a length determine.
 pub fn shape([tags, options, fragment, protocol]: [u8; 4], length_off: i16) -> Shape {
     let tag = |bits: u8| [0, 0x8100, 0x88a8, 0x0806][usize::from(bits % 4)];
     Shape {
@@ -14,7 +14,7 @@ pub fn shape([tags, options, fragment, protocol]: [u8; 4], length_off: i16) -> S
     }
 }
 
-/// Whether the programs of network interfaces find a UDP datagram in it.
+/// Whether the programs of network interfaces find a UDP datagram in such a frame.
 pub fn holds_udp(shape: Shape, is_v6: bool) -> bool {
     let tags: Vec<u16> = shape.tags.into_iter().filter(|tag| *tag != 0).collect();
     (tags.is_empty() || tags == [0x8100] || tags == [0x88a8])

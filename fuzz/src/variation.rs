@@ -1,12 +1,12 @@
-//! Variations of texts that are known to reach far: pieces removed, doubled, exchanged, and words
-//! of the language inserted. The same seed makes the same variations, on every machine.
+//! Variations of texts that reach much of the code. Pieces are removed, doubled and exchanged, and
+//! words of the language are inserted. The same seed makes the same variations on every machine.
 
 use fastrand::Rng;
 
-/// Longer texts take longer and show nothing new.
+/// Longer texts take longer and do not reveal more.
 const LONGEST: usize = 16 << 10;
 
-/// A variation of one of `texts`, by a few changes.
+/// A variation of one of `texts`, with a few changes.
 pub fn vary(texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut Rng) -> Vec<u8> {
     const CHANGES: usize = 6;
     let mut text = random.choice(texts).cloned().unwrap_or_default();
@@ -29,7 +29,7 @@ fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut
             text.splice(at..at, piece);
         }
         2 => {
-            // Many copies of the same piece: depth, and length.
+            // Many copies of the same piece result in deep nesting and in long values.
             let piece = text[begin..end].repeat(1 + random.usize(..PIECE));
             text.splice(begin..end, piece);
         }
@@ -47,7 +47,7 @@ fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut
         6 => text.truncate(begin),
         _ => {
             if let Some(byte) = text.get_mut(begin) {
-                // A bit, or a whole byte.
+                // One bit, or the whole byte.
                 let change = random.u8(..);
                 *byte ^= if random.bool() { 1 << (change % 8) } else { change };
             }
@@ -55,14 +55,16 @@ fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut
     }
 }
 
-/// The words of a dictionary as fuzzers read it: one in quotes on each line, with `\"`, `\\` and
-/// `\xNN` in it.
+/// The words of a dictionary in the fuzzers' format. Each line is one word in quotes, which may
+/// contain `\"`, `\\` and `\xNN`. Empty lines and lines that begin with `#` are skipped.
 ///
 /// # Panics
 /// If a line is something else.
 pub fn words(dictionary: &str) -> Vec<Vec<u8>> {
     let lines = dictionary.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines.map(|line| word(line).unwrap_or_else(|| panic!("no word of a dictionary: {line}"))).collect()
+    lines
+        .map(|line| word(line).unwrap_or_else(|| panic!("the line is not a word of a dictionary: {line}")))
+        .collect()
 }
 
 fn word(line: &str) -> Option<Vec<u8>> {

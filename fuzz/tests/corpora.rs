@@ -1,5 +1,6 @@
-//! Reads the committed corpora, which fuzzers have found to reach far, and a fixed number of
-//! variations of them: the same ones each time, so that a failure can be repeated.
+//! Reads the committed corpora, which fuzzers have found to reach much of the code, and a fixed
+//! number of variations of them. The variations are the same in each run, so that a failure is
+//! repeatable.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -9,14 +10,14 @@ use fastrand::Rng;
 use lb_fuzz::variation::{vary, words};
 use lb_fuzz::{Target, target};
 
-/// Reads the corpus of a target, then this many variations.
+/// Reads the corpus of a target, and then this number of variations.
 #[track_caller]
 fn check(name: &str, variations: u32) {
     let Target { read, .. } = target(name).expect("a target");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = fs::read_dir(folder.join("corpus").join(name)).expect("a corpus");
     let mut paths: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
-    // Folders are in no order.
+    // The files of a folder are in no particular order.
     paths.sort();
     let texts: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).expect("a text")).collect();
     assert!(texts.len() >= 5, "a corpus of {} texts", texts.len());
@@ -31,8 +32,8 @@ fn check(name: &str, variations: u32) {
         let text = vary(&texts, &words, random);
         if catch_unwind(|| read(&text)).is_err() {
             let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{number}"));
-            fs::write(&path, &text).expect("keep the text");
-            panic!("variation {number} of {name}, kept in {}: see above", path.display());
+            fs::write(&path, &text).expect("store the text");
+            panic!("variation {number} of {name}, stored in {}: see above", path.display());
         }
     }
 }
