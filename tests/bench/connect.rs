@@ -1,10 +1,11 @@
-//! The cost of a connect() through socklb's programs, and through others.
+//! The cost of a connect() through socklb's programs, and through other balancers.
 //!
-//! Each arm is a process in a cgroup of its own, in a network namespace without neighbours. In a
-//! round every arm of a group works some hundred times, in a new random order; the ratio to the
-//! first arm is computed within each round, so a disturbance of the machine affects both. The
-//! second arm is a copy of the first: its ratio is the noise. Connections end with a reset, so that
-//! no port waits; the backends poll on another CPU, so that no wake-up is measured.
+//! Each arm is a process in its own cgroup, in a network namespace without other traffic. In each
+//! round every arm of a group works some hundred times, and the order of the arms is random. The
+//! ratio to the first arm is computed within each round, so a disturbance of the machine affects
+//! both arms. The second arm is a copy of the first: its ratio is the noise. Connections end with a
+//! reset, so that no port waits, and the backends poll on another CPU, so that no wake-up is
+//! measured.
 
 mod arm;
 
@@ -54,21 +55,21 @@ use play::Player;
 /// `bench connect`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// The object with the empty and the floor program
+    /// The object with the empty program and the floor program
     #[arg(long)]
     floor: PathBuf,
     /// Rounds, in each of which every arm has a turn
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Connects in a turn, at most as many as a listener can hold; the number of other operations
-    /// is chosen to take about as long
+    /// is chosen so that a turn takes about as long
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=1000))]
     chunk: u32,
-    /// Only this group; may be given several times
+    /// Measure only this group; may be given several times
     #[arg(long = "group")]
     groups: Vec<Name>,
-    /// Another build of socklb (path of the program): compares this build, this build again, and
-    /// the other
+    /// Path of a program of another build of socklb: compares this build, this build again, and the
+    /// other build
     #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
     other: Option<PathBuf>,
     /// Compares this build, this build again, and this build with backends that report each second

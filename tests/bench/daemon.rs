@@ -1,5 +1,4 @@
-//! The cost of the daemon when it starts, when nothing happens, and when it reloads its
-//! configuration.
+//! The daemon's cost when it starts, when nothing happens, and when it reloads its configuration.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use stage::{Cgroup, Daemon, Setup, Stage};
 
 use crate::statistics::median;
 
-/// How long the idle daemon is watched.
+/// How long the benchmark watches the idle daemon.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// `bench daemon`.
@@ -46,8 +45,8 @@ pub fn run() -> Result<()> {
     many(&setup)
 }
 
-/// The maximum number of client tasks of a host: the cost of one more, and of all of them when
-/// nothing happens.
+/// Measures the maximum number of client tasks of a host: the cost of one more client, and of all
+/// of them while nothing happens.
 fn many(setup: &Setup) -> Result<()> {
     const CLIENTS: usize = 64;
     let cgroups: Vec<Cgroup> = (0..CLIENTS).map(|_| Cgroup::new()).collect();
@@ -82,8 +81,8 @@ fn many(setup: &Setup) -> Result<()> {
     reloads(setup, &cgroups)
 }
 
-/// The cost of unchanged clients when the configuration is reloaded: with default limits, and with
-/// long lists.
+/// Measures the cost of unchanged clients in a reload of the configuration, with default limits and
+/// with long lists.
 fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
     const TIMES: u32 = 20;
     const ADDED: u32 = 5;
@@ -130,7 +129,7 @@ fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds of each, from the ticks of several.
+/// Milliseconds of CPU time per repetition, from the ticks of all `times` repetitions.
 fn per(ticks: u64, times: u32) -> f64 {
     Duration::from_millis(10 * ticks).as_secs_f64() * 1000.0 / f64::from(times)
 }
@@ -148,7 +147,7 @@ fn idle(daemon: &Daemon) -> Result<u64> {
 /// User and system time of a process, in ticks (proc_pid_stat(5), fields 14 and 15).
 pub fn cpu_ticks(pid: u32) -> Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The second field is the name in parentheses, which may hold blanks.
+    // The second field is the name in parentheses, which may contain blanks.
     let fields: Vec<&str> = stat.rsplit_once(')').context("a stat line")?.1.split_whitespace().collect();
     Ok(fields[11].parse::<u64>()? + fields[12].parse::<u64>()?)
 }

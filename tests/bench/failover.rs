@@ -1,9 +1,9 @@
-//! What a dead backend costs a client, with and without ejection; whether healthy backends are
+//! The cost of a dead backend for a client, with and without ejection; whether healthy backends are
 //! ejected; and how soon a recovered backend has its share again.
 //!
-//! This is a benchmark, not a test: it takes real seconds, and its results depend on them. It
+//! This is a benchmark, not a test: it runs in real time, and its results depend on timing. It
 //! drives the program as an operator does. A process in the client's cgroup makes the connects and
-//! records which fail.
+//! records which of them fail.
 
 mod cell;
 
@@ -35,20 +35,20 @@ use stage::Stage;
 /// `bench failover`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Only this policy; may be given several times
+    /// Measure only this policy; may be given several times
     #[arg(long = "policy", value_parser = policy)]
     policies: Vec<Policy>,
-    /// Only this fault: `refuse`, `blackhole`, `reset`, `slow-accept`
+    /// Measure only this fault: `refuse`, `blackhole`, `reset`, `slow-accept`
     #[arg(long)]
     fault: Option<cell::Fault>,
-    /// Every fault in every fleet under every policy
+    /// Measure every fault in every fleet under every policy
     #[arg(long, conflicts_with_all = ["mistakes", "recovery"])]
     all: bool,
     /// Test whether healthy backends are ejected
     #[arg(long = "false", conflicts_with = "recovery")]
     mistakes: bool,
-    /// With `--false`: connects, one in a thousand of which fails; a tenth as many if packets
-    /// are lost
+    /// With `--false`: number of connects, one in a thousand of which fails; a tenth of it if
+    /// packets are lost
     #[arg(long, default_value_t = 1_000_000)]
     connects: u64,
     /// Measure how soon a recovered backend has its share again
@@ -68,7 +68,7 @@ fn policy(name: &str) -> Result<Policy, String> {
     found.ok_or_else(|| format!("one of {names}"))
 }
 
-/// A cell with its results, in a document.
+/// A cell with its results, in the JSON document.
 #[derive(Serialize)]
 struct Row<'m> {
     #[serde(flatten)]

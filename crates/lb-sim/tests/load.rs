@@ -176,8 +176,8 @@ fn what_has_failed_is_tried_again() {
         assert!(failed.sum() >= 490 && failed.sum() <= 510, "{mode}: half of ten seconds' {failed:?}");
         let (answered, down, cut) = (failed.answered, failed.down, failed.cut);
         assert!([answered, down, cut].iter().filter(|count| **count > 5).count() == 1, "{mode}: {failed:?}");
-        // Backends take turns, so a retry at once reaches the healthy backend. An unanswered
-        // connect is retried after three seconds, when it may be either backend's turn.
+        // Backends take turns, so an immediate retry reaches the healthy backend. An unanswered
+        // connect is retried after three seconds, when it may be the turn of either backend.
         let most = if mode == "blackhole" { 200 } else { 10 };
         assert!(again.errors.sum() < most && again.retries > 490, "{mode}: {again:?}");
     }

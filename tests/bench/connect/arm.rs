@@ -1,13 +1,15 @@
-//! What is compared, as values: groups, the clients of socklb in them, arms, and their targets.
+//! The values that define a comparison: groups, the clients of socklb in them, arms, and their
+//! targets.
 //!
-//! Must not know how any of it is set up or measured.
+//! Must not know how they are set up or measured.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::serve::Manner;
 use super::work::Work;
 
-/// Consecutive addresses, each dialled equally often: backends, or the one address of a service.
+/// Consecutive addresses, each dialled equally often: those of backends, or the single address of a
+/// service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
     pub first: SocketAddr,
@@ -37,7 +39,7 @@ pub enum Build {
     This,
     /// The program that the command line names.
     Other,
-    /// The build of this tree. All its backends report each second, to a program on a network
+    /// The build of this tree, with backends that report each second to a program on a network
     /// interface.
     Reported,
 }
@@ -46,25 +48,25 @@ pub enum Build {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
     pub build: Build,
-    /// `active` or `full`.
+    /// The accounting: `active` or `full`.
     pub accounting: &'static str,
     pub policy: &'static str,
-    /// `tcp` or `udp`.
+    /// The protocol: `tcp` or `udp`.
     pub protocol: &'static str,
 }
 
 impl Client {
-    /// The name of its job and its service in configurations.
+    /// The name of the client's job and service in configurations.
     pub fn name(self) -> String {
         format!("{}-{}-{}", self.accounting, self.protocol, self.policy)
     }
 
-    /// The name in tables.
+    /// The client's name in tables.
     pub fn title(self) -> String {
         format!("socklb {}, {}", self.accounting, self.policy)
     }
 
-    /// The name of its build in tables.
+    /// The name of the client's build in tables.
     pub fn build_name(self) -> &'static str {
         match self.build {
             Build::This => "this build",
@@ -74,7 +76,7 @@ impl Client {
     }
 }
 
-/// What stands between an arm's processes and the backends.
+/// The layer between an arm's processes and the backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Between {
     Nothing,
@@ -84,16 +86,17 @@ pub enum Between {
     Floor,
     /// socklb; the arm dials the service of this client.
     Socklb(Client),
-    /// socklb, but the arm dials the backends themselves, which are not addresses of a service.
+    /// socklb, but the arm dials the backends directly, and their addresses are not those of a
+    /// service.
     Unserved(Client),
-    /// nftables: DNAT in a network namespace of its own.
+    /// nftables: DNAT in its own network namespace.
     Nft,
     /// HAProxy, in TCP mode.
     Haproxy,
 }
 
 impl Between {
-    /// The client of socklb that it needs.
+    /// The client of socklb that this layer needs.
     pub fn client(self) -> Option<Client> {
         match self {
             Self::Socklb(client) | Self::Unserved(client) => Some(client),
@@ -107,7 +110,7 @@ impl Between {
 pub enum Measure {
     /// Median time of one operation.
     P50,
-    /// The time that one in a hundred exceeds.
+    /// The time that one operation in a hundred exceeds.
     P99,
     /// Operations per second, including setup and cleanup.
     Rate,
@@ -116,7 +119,7 @@ pub enum Measure {
 }
 
 impl Measure {
-    /// In the order of the tables.
+    /// All measures, in the order of the tables.
     pub const ALL: [Self; 4] = [Self::P50, Self::P99, Self::Rate, Self::Cpu];
 
     /// The name in tables.
@@ -133,13 +136,13 @@ impl Measure {
 /// The bound on a ratio to the baseline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
-    /// The maximum.
+    /// The ratio must be at most this.
     AtMost(f64),
-    /// The minimum.
+    /// The ratio must be at least this.
     AtLeast(f64),
-    /// The maximum distance from 1.
+    /// The ratio must be within this distance of 1.
     Within(f64),
-    /// Its confidence interval covers 1.
+    /// The confidence interval of the ratio must cover 1.
     CoversOne,
 }
 
@@ -147,8 +150,8 @@ pub enum Bound {
 pub struct Target {
     pub measure: Measure,
     pub bound: Bound,
-    /// The target is evaluated only if the second arm, a copy of the first, is within this factor
-    /// of it.
+    /// If set, the target is evaluated only if the second arm, a copy of the first, is within this
+    /// factor of the first.
     pub if_noise_within: Option<f64>,
 }
 
@@ -161,13 +164,13 @@ impl Target {
 
 #[derive(Clone, Debug)]
 pub struct Arm {
-    /// The name in tables.
+    /// The arm's name in tables.
     pub name: String,
-    /// What is between it and the backends.
+    /// The layer between the arm and the backends.
     pub between: Between,
-    /// It dials only the first backend, if it dials backends.
+    /// Whether the arm dials only the first backend, if it dials backends.
     pub one_backend: bool,
-    /// The arm with which it is compared.
+    /// The position of the arm with which this arm is compared.
     pub baseline: usize,
     pub targets: Vec<Target>,
 }
@@ -175,23 +178,23 @@ pub struct Arm {
 /// Arms that are measured together, in turns.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// The title in tables.
+    /// The group's title in tables.
     pub title: &'static str,
     /// A remark for readers of the table.
     pub remark: &'static str,
     pub work: Work,
     /// How the backends treat a connection.
     pub manner: Manner,
-    /// The backends poll instead of sleeping, so that no wake-up is measured. Not set if there are
-    /// proxies, which need the backends' CPU.
+    /// Whether the backends poll instead of sleeping, so that no wake-up is measured. Not set for
+    /// groups with proxies, which need the backends' CPU.
     pub polls: bool,
     pub backends: Addresses,
-    /// The first is the baseline, the second its copy.
+    /// The arms. The first is the baseline, and the second is its copy.
     pub arms: Vec<Arm>,
 }
 
 impl Group {
-    /// The clients of socklb in it, each once.
+    /// The clients of socklb in the group, each once.
     pub fn clients(&self) -> Vec<Client> {
         let mut clients = Vec::new();
         for client in self.arms.iter().filter_map(|arm| arm.between.client()) {
@@ -202,9 +205,9 @@ impl Group {
         clients
     }
 
-    /// The group that compares two builds. It has the arms without socklb that dial backends, and
-    /// each arm with socklb three times: with this build, with this build again (the noise), and
-    /// with the other.
+    /// Returns the group that compares two builds. It has the arms without socklb that dial
+    /// backends, and each arm with socklb three times: with this build, with this build again (the
+    /// noise), and with the other build.
     pub fn of_two_builds(mut self, other: Build) -> Self {
         let arms = std::mem::take(&mut self.arms);
         for arm in arms {
@@ -231,7 +234,7 @@ impl Group {
         self
     }
 
-    /// Whether an arm needs this.
+    /// Returns whether an arm needs this layer.
     pub fn has(&self, between: Between) -> bool {
         self.arms.iter().any(|arm| arm.between == between)
     }

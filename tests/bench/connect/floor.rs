@@ -1,5 +1,5 @@
-//! The programs that socklb is compared with: one that does nothing, and one that does the minimum
-//! that a table needs.
+//! The programs with which socklb is compared: one that does nothing, and one that does the minimum
+//! for a lookup in a table.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::Path;
@@ -13,8 +13,7 @@ use lb_common::net::{Address, Be16};
 use stage::Cgroup;
 use stage::maps::Raw;
 
-/// The floor's service. Nothing in the namespace has a route to it: a connect that is not rewritten
-/// fails.
+/// The floor's service. The namespace has no route to it, so a connect that is not rewritten fails.
 pub const SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 0, 8), 80);
 
 /// An attached program. Detached on drop.

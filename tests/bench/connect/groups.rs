@@ -1,4 +1,4 @@
-//! The table of groups: what is compared with what, and the targets. Values only.
+//! The table of groups: which arms are compared, and the targets. Values only.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,10 +8,10 @@ use super::work::Work;
 
 /// The first port of the backends of small groups.
 const PORT: u16 = 19000;
-/// The number of these backends.
+/// The number of backends of small groups.
 pub const BACKENDS: u16 = 8;
-/// The first host of large groups, which all have one listener: consecutive addresses of the
-/// loopback range.
+/// The first host of large groups: their backends have consecutive addresses of the loopback range,
+/// and one listener.
 const HOSTS: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
 
 const ACCOUNTINGS: [&str; 2] = ["active", "full"];
@@ -71,7 +71,7 @@ fn arm(name: impl Into<String>, between: Between) -> Arm {
     Arm { name: name.into(), between, one_backend: false, baseline: 0, targets: Vec::new() }
 }
 
-/// The arms that every group begins with.
+/// The arms with which every group begins.
 fn direct() -> Vec<Arm> {
     vec![arm("direct", Between::Nothing), arm("direct again (A/A)", Between::Nothing)]
 }
@@ -84,12 +84,12 @@ fn udp(accounting: &'static str, policy: &'static str) -> Client {
     Client { build: Build::This, accounting, policy, protocol: "udp" }
 }
 
-/// An arm that dials the service of a client.
+/// Returns an arm that dials the service of a client.
 fn served(client: Client, targets: Vec<Target>) -> Arm {
     Arm { targets, ..arm(client.title(), Between::Socklb(client)) }
 }
 
-/// The maximum p50 ratio, with active and with full accounting.
+/// Targets for the p50 ratio: the maximum with active accounting, and with full accounting.
 fn p50(accounting: &str, [active, full]: [f64; 2]) -> Vec<Target> {
     let most = if accounting == "full" { full } else { active };
     vec![Target::new(Measure::P50, Bound::AtMost(most))]
@@ -120,7 +120,7 @@ fn connect(host: std::net::IpAddr) -> Group {
     let mut arms = direct();
     if host.is_ipv4() {
         arms.push(arm("empty program", Between::Empty));
-        // The floor program knows one backend, so it is compared with this arm.
+        // The floor program supports only one backend, so it is compared with this arm.
         let baseline = arms.len();
         arms.push(Arm { one_backend: true, ..arm("direct, one backend", Between::Nothing) });
         arms.push(Arm { one_backend: true, baseline, ..arm("floor program", Between::Floor) });

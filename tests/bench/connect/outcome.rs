@@ -1,5 +1,5 @@
 //! The result of a group: ratios to the baseline with their noise, and verdicts on the targets.
-//! Values only; must not know how they are printed.
+//! Contains only values; must not know how they are printed.
 
 use super::arm::{Arm, Bound, Group, Measure, Target};
 use super::programs::Cost;
@@ -11,11 +11,11 @@ use crate::statistics::{Median, median};
 pub struct Figures {
     /// Nanoseconds of one operation: the median of the rounds' medians.
     pub p50: f64,
-    /// Nanoseconds that 99 % of all operations took at most.
+    /// Nanoseconds within which 99 % of all operations ended.
     pub p99_of_all: f64,
-    /// Ratios to the arm that it is compared with, in the order of [`Measure::ALL`].
+    /// Ratios to the arm's baseline, in the order of [`Measure::ALL`].
     pub ratios: [Median; 4],
-    /// The programs that have run.
+    /// The cost of the programs that have run.
     pub costs: Vec<Cost>,
 }
 
@@ -36,12 +36,12 @@ impl Figures {
 pub enum Verdict {
     Pass,
     NotReached,
-    /// The copy of the baseline differs too much from it.
+    /// The copy of the baseline differs too much from the baseline.
     TooNoisy,
 }
 
 impl Verdict {
-    /// The words in tables.
+    /// The verdict in tables.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Pass => "pass",
@@ -55,9 +55,9 @@ impl Verdict {
 #[derive(Clone, Debug)]
 pub struct Row {
     pub arm: Arm,
-    /// Its results, or why it was not run.
+    /// The arm's results, or why it was not run.
     pub figures: Result<Figures, String>,
-    /// The arm's targets, with their verdicts; empty for an arm that was not run.
+    /// The arm's targets and their verdicts; empty for an arm that was not run.
     pub verdicts: Vec<(Target, Verdict)>,
 }
 
@@ -66,9 +66,9 @@ pub struct Row {
 pub struct Outcome {
     pub group: Group,
     pub rounds: u32,
-    /// Operations in a turn.
+    /// Operations per turn.
     pub operations: u32,
-    /// Its arms in their order.
+    /// One row for each arm, in their order.
     pub rows: Vec<Row>,
 }
 
@@ -76,9 +76,9 @@ pub struct Outcome {
 pub struct Measured {
     /// One turn for each round.
     pub turns: Vec<Turn>,
-    /// Of all operations, see [`Figures`].
+    /// Nanoseconds within which 99 % of all operations ended.
     pub p99_of_all: f64,
-    /// See [`Figures`].
+    /// The cost of the programs that have run.
     pub costs: Vec<Cost>,
 }
 
@@ -104,7 +104,8 @@ impl Outcome {
     }
 }
 
-/// The ratio is computed within each round, so a disturbance of the machine affects both.
+/// Computes ratios. Each is computed within a round, so a disturbance of the machine affects both
+/// arms.
 fn compare(this: &Measured, baseline: &Measured) -> Figures {
     let ratio = |of: fn(&Turn) -> f64| {
         let both = this.turns.iter().zip(&baseline.turns);
@@ -147,12 +148,13 @@ pub mod tests {
     use super::super::groups::{Name, group};
     use super::*;
 
-    /// An outcome with arms that take `nanoseconds`, the same in every round and measure.
+    /// Returns an outcome of arms that take `nanoseconds`, the same in every round and for every
+    /// measure.
     pub fn outcome(name: Name, nanoseconds: impl Fn(usize) -> Option<f64>) -> Outcome {
         outcome_of(group(name), nanoseconds)
     }
 
-    /// The same for any group.
+    /// Like [`outcome`], for any group.
     pub fn outcome_of(group: Group, nanoseconds: impl Fn(usize) -> Option<f64>) -> Outcome {
         let measured: Vec<_> = (0..group.arms.len())
             .map(|arm| {

@@ -1,5 +1,6 @@
-//! Other balancers on the same machine, as Debian packages them: nftables in a network namespace of
-//! its own, HAProxy in the benchmark's namespace. Both end with the benchmark, however it ends.
+//! Other balancers on the same machine, as Debian packages them: nftables in its own network
+//! namespace, and HAProxy in the benchmark's namespace. Both end with the benchmark, however it
+//! ends.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -14,9 +15,9 @@ use stage::eventually;
 use stage::probe::die_with_us;
 
 /// In the loopback range, because a DNAT rule of the output hook applies only if there is a route.
-/// Nothing listens there, so a connect that is not rewritten is refused.
+/// No process listens there, so a connect that is not rewritten is refused.
 pub const NFT_SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 96, 0, 9), 80);
-/// Where HAProxy listens.
+/// The address at which HAProxy listens.
 pub const HAPROXY_SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 18080);
 
 /// Finds a program of a Debian package.
@@ -47,13 +48,13 @@ impl Nft {
         Ok(Self { network })
     }
 
-    /// A path of the namespace, valid as long as this value lives.
+    /// A path of the namespace; valid as long as this value exists.
     pub fn network(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.network.as_raw_fd()).into()
     }
 }
 
-/// The form in which kube-proxy writes rules: a verdict map of services, a random endpoint of a
+/// Writes rules in the form of kube-proxy: a verdict map of services, a random endpoint of a
 /// service's chain, and a chain for each endpoint.
 fn rules(backends: &[SocketAddr]) -> Result<String> {
     let mut text = String::from("table ip bench {\n");
@@ -90,7 +91,7 @@ pub struct Haproxy {
 }
 
 impl Haproxy {
-    /// Starts it and waits until it answers.
+    /// Starts HAProxy and waits until it accepts connections.
     pub fn start(folder: &Path, backends: &[SocketAddr]) -> Result<Self> {
         let haproxy = find("haproxy", "haproxy")?;
         let mut text = format!(
@@ -104,7 +105,7 @@ impl Haproxy {
         let path = folder.join("haproxy.cfg");
         std::fs::write(&path, text)?;
         let mut command = Command::new(haproxy);
-        // In the foreground, without a master: one process that dies with the benchmark.
+        // In the foreground, without a master: a single process, which ends with the benchmark.
         command.args(["-q", "-db", "-f"]).arg(&path).stdin(Stdio::null()).stdout(Stdio::null());
         die_with_us(&mut command);
         let started = Self { child: command.spawn()? };

@@ -1,7 +1,8 @@
-//! The p50 ratios of all groups as one picture: a row for each arm, its interval, its target.
+//! The p50 ratios of all groups as one picture: a row for each arm with its interval and its
+//! target.
 //!
-//! Ratios have one scale over all groups, so that groups can be compared. Must not know how SVG is
-//! written; `lb_svg` does that.
+//! All groups have the same scale of ratios, so that they can be compared. Must not know how SVG is
+//! written: `lb_svg` does that.
 
 use lb_svg::palette::{GREEN, RED};
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, at};
@@ -17,13 +18,13 @@ const TARGET: Paint = Paint::new("target", RED);
 const WIDTH: f64 = 860.0;
 /// Height of a row of text.
 const ROW: f64 = 17.0;
-/// Height of a group's title with the gap before it.
+/// Height of a group's title, including the gap above it.
 const TITLE: f64 = 1.3 * ROW;
 const TOP: f64 = 58.0;
-/// The range of ratios on the scale; a ratio outside is drawn at the end.
+/// The range of ratios on the scale. A ratio outside of the range is drawn at its end.
 const RATIOS: [f64; 2] = [0.98, 1.14];
 
-/// The rows of a group that are shown: the first is the baseline of the others.
+/// The rows of a group that are shown: all except the first, which is the baseline of the others.
 fn shown(outcome: &Outcome) -> impl Iterator<Item = (&Row, &Figures)> {
     let rows = outcome.rows.iter().skip(1);
     rows.filter_map(|row| row.figures.as_ref().ok().map(|figures| (row, figures)))
@@ -93,7 +94,7 @@ fn draw_row(drawing: &mut Drawing, plot: &Plot, y: f64, row: &Row, figures: &Fig
     drawing.line(paint, LineStyle::Solid, at(x_of(low), middle), at(x_of(high), middle));
     let x = x_of(value);
     if value > RATIOS[1] {
-        // The head of an arrow: the value is beyond the scale.
+        // Draws the head of an arrow, because the value is beyond the scale.
         let head = [at(x - 4.0, middle - 4.0), at(x + 4.0, middle), at(x - 4.0, middle + 4.0)];
         drawing.polyline(paint, LineStyle::Solid, &head);
     } else {
@@ -117,12 +118,13 @@ mod tests {
         let outcomes = [outcome(Name::LeastLoaded, |arm| (arm != 1).then_some(times[arm]))];
         assert_eq!(drawing(&outcomes).faults(), Vec::<String>::new());
         let text = picture(&outcomes);
-        // One mark for each: a circle, or the head of an arrow at the end of the scale.
+        // There is one mark for each row: a circle, or the head of an arrow at the end of the
+        // scale.
         assert_eq!(text.matches("<circle").count(), 1, "{text}");
         assert_eq!(text.matches("d=\"M766 ").count(), 1, "{text}");
         assert!(text.contains(">1.0300</text>") && text.contains(">2.0000</text>"), "{text}");
         assert!(!text.contains("direct again"), "{text}");
-        // Both targets, and no text that is not a number.
+        // Both targets are drawn, and no text contains NaN.
         assert_eq!(text.matches("class=\"open line stroke-target\"").count(), 2, "{text}");
         assert!(!text.contains("NaN"), "{text}");
     }

@@ -1,5 +1,5 @@
-//! What a group needs around its workers: cgroups with programs on them, the daemon, the peers, the
-//! backends. Removed on drop.
+//! The surroundings of a group's workers: cgroups with attached programs, the daemon, other
+//! balancers, and the backends. All are removed on drop.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,12 +16,12 @@ use super::peers::{HAPROXY_SERVICE, Haproxy, NFT_SERVICE, Nft};
 use super::reports::{self, Reports};
 use super::worker::{Backends, Worker, cpu_time};
 
-/// A client of socklb in its place.
+/// A client of socklb with its cgroup.
 struct Attached {
     client: Client,
     cgroup: Cgroup,
     service: SocketAddr,
-    /// The error of `check` about its configuration.
+    /// The error of `socklb check` about the client's configuration, if it is refused.
     refused: Option<String>,
 }
 
@@ -41,7 +41,8 @@ impl Attached {
 
 /// The place of a group.
 pub struct Place {
-    // Dropped in this order: programs and daemon before the cgroups that they are on.
+    // Fields are dropped in this order: programs and daemon before the cgroups to which they are
+    // attached.
     daemons: Vec<(Build, Daemon)>,
     programs: Vec<(Between, floor::Attached)>,
     reports: Option<Reports>,
@@ -54,7 +55,8 @@ pub struct Place {
     addresses: Addresses,
 }
 
-/// Nothing in the namespace has a route to the services: a connect that is not rewritten fails.
+/// The address of a client's service. The namespace has no route to it, so a connect that is not
+/// rewritten fails.
 fn service(number: usize, is_ipv4: bool) -> Result<SocketAddr> {
     let host = u8::try_from(number)? + 10;
     let address = if is_ipv4 {
@@ -65,11 +67,12 @@ fn service(number: usize, is_ipv4: bool) -> Result<SocketAddr> {
     Ok(SocketAddr::new(address, 80))
 }
 
-/// A longer list must give each endpoint an index, which a list in the configuration cannot.
+/// The maximum number of endpoints without indexes. A longer list needs an index for each endpoint,
+/// and a list in the configuration has none.
 const MOST_WITHOUT_INDEXES: usize = 8192;
 
 impl Place {
-    /// Sets the place up. Leaves out a client if its build refuses its configuration.
+    /// Sets up the surroundings. Leaves out a client if its build refuses the configuration.
     pub fn of(group: &Group, stage: &Stage, floor_object: &Path, other: Option<&Path>) -> Result<Self> {
         let list = group.backends.list();
         let nft = group.has(Between::Nft).then(|| Nft::start(&list)).transpose()?;
@@ -122,8 +125,8 @@ impl Place {
     fn start_socklb(&mut self, group: &Group, build: Build, setup: &Setup) -> Result<()> {
         let backends: Vec<String> =
             group.backends.list().iter().map(|backend| format!("\"{backend}\"")).collect();
-        // Enough slots to replace all backends of a group, as limits.md advises; the default is too
-        // small for the largest.
+        // Enough slots to replace all backends of a group, as limits.md advises. The default is too
+        // small for the largest group.
         let limits = format!("[limits]\nslots = {}\n", (2 * backends.len()).max(SLOTS as usize));
         let mut backends = if backends.len() > MOST_WITHOUT_INDEXES {
             let entry = |(index, address): (usize, &String)| {
@@ -163,7 +166,7 @@ impl Place {
         Ok(())
     }
 
-    /// The worker of an arm, or why there is none.
+    /// Returns the worker of an arm, or the reason why there is none.
     pub fn worker(&self, group: &Group, arm: &Arm) -> Result<Result<Worker, String>> {
         let backends = if arm.one_backend { Addresses::one(self.addresses.first) } else { self.addresses };
         let start = |cgroup: &Cgroup, network: Option<&Path>, addresses: Addresses| {
@@ -180,7 +183,7 @@ impl Place {
             return Ok(Ok(start(&attached.cgroup, None, dialled)?));
         }
         let mut cgroups = self.cgroups.iter().filter(|(between, _)| *between == arm.between);
-        // Arms with nothing in between occur several times, and each has its own cgroup.
+        // Several arms have no layer, and each of them has its own cgroup.
         let earlier = group.arms.iter().take_while(|other| other.name != arm.name);
         let earlier = earlier.filter(|other| other.between == arm.between).count();
         let (_, cgroup) = cgroups.nth(earlier).context("a cgroup of the arm")?;
@@ -202,7 +205,7 @@ impl Place {
         };
         let (_, daemon) =
             self.daemons.iter().find(|(build, _)| *build == client.build).context("the build's daemon")?;
-        // The pins are below the version of the ABI, which may be another build's.
+        // The pins are in a directory of the ABI version, which may differ for another build.
         let versions = std::fs::read_dir(&daemon.setup.pins)?.flatten();
         let mut links = versions.map(|version| version.path().join(client.name()).join("links"));
         let links = links.find(|links| links.exists()).context("the client's links")?;
@@ -213,8 +216,8 @@ impl Place {
         links.map(id).collect()
     }
 
-    /// Nanoseconds of CPU time of everything except the client that sleeps when it has nothing to
-    /// do.
+    /// Nanoseconds of CPU time of the backends, and of HAProxy if it runs; 0 if the backends poll,
+    /// because then their CPU time shows nothing.
     pub fn cpu_of_others(&self, group: &Group) -> Result<u64> {
         if group.polls {
             return Ok(0);
@@ -224,8 +227,8 @@ impl Place {
     }
 }
 
-/// The error of `socklb check` about a configuration: its first lines, with the fault and its
-/// place.
+/// Returns the error of `socklb check` about a configuration: its first lines, with the fault and
+/// its position.
 fn check(setup: &Setup, text: &str) -> Option<String> {
     let path = setup.write("one-client.toml", text);
     let output = setup.run(&["check", &path.to_string_lossy()]);
@@ -240,7 +243,7 @@ impl Drop for Place {
         for (_, daemon) in self.daemons.drain(..) {
             let setup = daemon.setup.clone();
             drop(daemon);
-            // The maps must not occupy memory while the next group runs.
+            // Detaches, so that the maps do not occupy memory while the next group runs.
             setup.run(&["detach", "--all"]);
         }
         self.programs.clear();

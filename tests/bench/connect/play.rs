@@ -1,4 +1,4 @@
-//! Rounds in which every arm has its turn, in a new order each time.
+//! Plays rounds in which every arm has one turn, in a new order each time.
 
 use anyhow::Result;
 use fastrand::Rng;
@@ -7,15 +7,15 @@ use super::arm::Group;
 use super::place::Place;
 use super::worker::{Turn, Worker};
 
-/// Rounds that do not count: they warm caches.
+/// Rounds that are not counted, because they only warm caches.
 const WARM: u32 = 3;
 
 /// An arm at work, with the measurements of its turns.
 pub struct Player {
-    /// Its index among the group's arms.
+    /// The arm's index in the group.
     pub arm: usize,
     pub worker: Worker,
-    /// One for each round.
+    /// One turn for each round.
     pub turns: Vec<Turn>,
 }
 

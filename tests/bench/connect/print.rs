@@ -1,4 +1,4 @@
-//! Outcomes as text: tables for a terminal, tables for a document.
+//! Formats outcomes as text: tables for a terminal, and tables for a document.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ fn target(target: &Target) -> String {
 }
 
 fn interval(ratio: Median) -> String {
-    // This is the baseline itself.
+    // The baseline itself has no interval.
     if [ratio.low, ratio.value, ratio.high] == [1.0; 3] {
         return "1".to_owned();
     }
@@ -61,7 +61,8 @@ pub fn terminal(outcome: &Outcome) -> String {
     text
 }
 
-/// An arm's name, with its baseline if that is neither the first arm nor clear from the name.
+/// An arm's name, followed by its baseline unless the baseline is the first arm or clear from the
+/// name.
 pub fn name(outcome: &Outcome, row: &Row) -> String {
     let (name, baseline) = (&row.arm.name, &outcome.group.arms[row.arm.baseline].name);
     if row.arm.baseline == 0 || name.starts_with(baseline) {
@@ -91,7 +92,7 @@ fn programs(figures: &Figures) -> String {
     parts.join(", ")
 }
 
-/// How many targets are reached, not reached, and not evaluated, in words.
+/// States how many targets are reached, not reached, and not evaluated.
 pub fn summary(outcomes: &[Outcome]) -> String {
     let rows = || outcomes.iter().flat_map(|outcome| &outcome.rows);
     let count = |verdict| rows().flat_map(|row| &row.verdicts).filter(|(_, is)| *is == verdict).count();

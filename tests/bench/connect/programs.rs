@@ -1,5 +1,5 @@
-//! Time per run of the kernel programs, from the kernel's own statistics: in a separate pass,
-//! because counting takes time as well, and arm by arm.
+//! Time per run of the kernel programs, from the kernel's own statistics. Measured in a separate
+//! pass, because the statistics take time, and for one arm after the other.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +9,20 @@ use aya::programs::loaded_programs;
 use super::worker::Worker;
 use crate::statistics::{Median, median};
 
-/// One program under one arm.
+/// One program, as it ran for one arm.
 #[derive(Clone, Debug)]
 pub struct Cost {
     pub program: String,
-    /// Nanoseconds of one run, the kernel's own clock reads included.
+    /// Nanoseconds of one run, including the kernel's own clock reads.
     pub nanoseconds: Median,
-    /// Runs for each operation of the arm.
+    /// Runs per operation of the arm.
     pub runs: f64,
 }
 
 const PASSES: usize = 7;
 
-/// The cost of the programs on the cgroup of a worker, by their ids. A program that does not run in
-/// every operation is left out, because something else caused its runs.
+/// Returns the cost of the programs with these ids on the cgroup of a worker. Leaves out a program
+/// that does not run in every operation, because something else caused its runs.
 pub fn costs(worker: &mut Worker, programs: &[u32], operations: u32) -> Result<Vec<Cost>> {
     let _statistics =
         aya::sys::enable_stats(aya::sys::Stats::RunTime).context("switch the kernel's statistics on")?;
@@ -49,7 +49,7 @@ pub fn costs(worker: &mut Worker, programs: &[u32], operations: u32) -> Result<V
     Ok(costs.into_iter().map(cost).collect())
 }
 
-/// Name, runs and nanoseconds of programs.
+/// The name, the number of runs and the nanoseconds of each program.
 fn counts(programs: &[u32]) -> Vec<(String, u64, u128)> {
     let loaded = loaded_programs().filter_map(Result::ok);
     let ours = loaded.filter(|program| programs.contains(&program.id()));

@@ -1,5 +1,5 @@
-//! Writes the results of a run into the documentation: between two marks of
-//! docs/design/performance.md, and a picture beside it.
+//! Writes the results of a run into the documentation: between two marks in
+//! docs/design/performance.md, and as a picture beside it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use super::outcome::Outcome;
 use super::picture::picture;
 use super::print::{markdown, summary};
 
-/// The document in the folder of documentation.
+/// The document in the folder.
 const DOCUMENT: &str = "performance.md";
-/// Its picture.
+/// The picture in the folder.
 const PICTURE: &str = "performance-connect.svg";
 const BEGIN: &str = "<!-- written by `cargo xtask bench connect --report`: begin -->\n";
 const END: &str = "<!-- written by `cargo xtask bench connect --report`: end -->\n";
 
-/// Writes the report of a run that took this long.
+/// Writes the report of a run; `took` is the duration of the run.
 pub fn write(folder: &Path, outcomes: &[Outcome], took: Duration) -> Result<()> {
     let path = folder.join(DOCUMENT);
     let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;

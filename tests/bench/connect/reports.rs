@@ -1,4 +1,4 @@
-//! Backends that report each second, over a link on which the kernel processes reports.
+//! Backends that report each second, over a link on which the kernel processes the reports.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use stage::{Setup, eventually};
 use crate::lame_duck::keys::ServiceKey;
 use crate::lame_duck::speaker::Speaker;
 
-/// Where the agent listens, at the far end of the link.
+/// The agent's address, at the far end of the link.
 const AGENT: &str = "10.77.0.2:9465";
 
 /// The agent and the link.
@@ -22,7 +22,7 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// Starts an agent that reports all of these as ready.
+    /// Starts an agent that reports all of these backends as ready.
     pub fn start(setup: &Setup, backends: &[SocketAddr]) -> Result<Self> {
         let key = ServiceKey::make(setup)?;
         let agent = format!("agent = \"{AGENT}\"");
@@ -36,10 +36,10 @@ impl Reports {
         Ok(Self { endpoints, backends: backends.len(), key, _speaker: speaker, _router: router })
     }
 
-    /// The list of a service, its other lines, and those of the host.
+    /// Returns the list of a service, further lines of the service, and lines for the host.
     pub fn text(&self) -> (String, String, String) {
-        // The subset has all backends: policies that scan need a bounded subset, and a file may
-        // have more.
+        // The subset has a fixed size that includes all backends: policies that scan members need a
+        // bounded subset, and a file may have more endpoints.
         let health = format!(
             "subset = {{ size = {} }}\nhealth = {{ probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }}\n",
             self.backends

@@ -1,12 +1,12 @@
-//! Several runs of one group, each with new processes, programs and maps. Runs differ in their
-//! memory layout, which no interval of a single run shows.
+//! Compares several runs of one group, each with new processes, programs and maps. Runs differ in
+//! their memory layout, which no interval of a single run shows.
 
 use std::fmt::Write as _;
 
 use super::arm::{Between, Build, Measure};
 use super::outcome::{Figures, Outcome};
 
-/// One figure over all runs: the median, the least and the greatest.
+/// One figure over all runs: the median, the smallest and the largest value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Spread {
     median: f64,
@@ -15,7 +15,7 @@ struct Spread {
 }
 
 impl Spread {
-    /// `None` if no run has the figure.
+    /// Returns `None` if a run lacks the figure.
     fn of(values: impl Iterator<Item = Option<f64>>) -> Option<Self> {
         let mut values = values.collect::<Option<Vec<f64>>>()?;
         values.sort_by(f64::total_cmp);
@@ -34,8 +34,8 @@ fn figures(outcome: &Outcome, arm: usize) -> Option<&Figures> {
     outcome.rows[arm].figures.as_ref().ok()
 }
 
-/// The ratio of a measure to the first arm, which is the baseline of every arm except copies and
-/// other builds.
+/// The ratio of a measure to the first arm. The first arm is the baseline of every arm except
+/// copies and other builds.
 fn ratio(outcome: &Outcome, arm: usize, measure: Measure) -> Option<f64> {
     let own = figures(outcome, arm)?.ratio(measure).value;
     match outcome.group.arms[arm].baseline {
@@ -44,7 +44,7 @@ fn ratio(outcome: &Outcome, arm: usize, measure: Measure) -> Option<f64> {
     }
 }
 
-/// Nanoseconds that an arm adds to its baseline: the first arm, or that of one backend.
+/// Nanoseconds that an arm adds to its baseline: to the first arm, or to the arm with one backend.
 fn added(outcome: &Outcome, arm: usize) -> Option<f64> {
     let of = &outcome.group.arms[arm];
     let base = if of.between == Between::Floor { of.baseline } else { 0 };
@@ -56,7 +56,7 @@ fn added(outcome: &Outcome, arm: usize) -> Option<f64> {
     Some((times - 1.0) * figures(outcome, base)?.p50)
 }
 
-/// The table of a group's runs, and of what this build adds to another one.
+/// Formats a table of a group's runs, and of what this build adds to another build.
 pub fn table(runs: &[&Outcome]) -> String {
     let mut text = String::new();
     let mut write =
@@ -91,7 +91,7 @@ pub fn table(runs: &[&Outcome]) -> String {
             Spread::text(Spread::of(runs.iter().map(less)), 2)
         };
         let [p50, cpu] = [Measure::P50, Measure::Cpu].map(|measure| points(other, measure));
-        // The copy stands between both.
+        // The copy is between the two builds.
         let [p50_again, cpu_again] = [Measure::P50, Measure::Cpu].map(|measure| points(other - 1, measure));
         write(format_args!(
             "{} minus {}, points: p50 {p50}, CPU {cpu}; minus itself again: p50 {p50_again}, CPU {cpu_again}",
@@ -109,8 +109,8 @@ mod tests {
 
     #[test]
     fn the_floor_is_what_additions_are_measured_by() {
-        // Direct takes 1,000 ns, also to one backend; the floor adds 10, and every arm of socklb 20
-        // to 22, run by run.
+        // The direct arms take 1,000 ns, including the one with one backend. The floor adds 10 ns,
+        // and every arm of socklb 20 to 22 ns, depending on the run.
         let run = |more: f64| {
             outcome(Name::Connect, move |arm| {
                 Some(match arm {
@@ -140,7 +140,7 @@ mod tests {
         );
     }
 
-    /// This build takes 2 % more than direct, its copy 2.1 %, the other build 3 %.
+    /// This build takes 2 % more than the direct arm, its copy 2.1 %, and the other build 3 %.
     fn outcome_of_two() -> Outcome {
         super::super::outcome::tests::outcome_of(
             super::super::groups::group(Name::LeastLoaded).of_two_builds(Build::Other),

@@ -1,6 +1,6 @@
-//! The backends of a benchmark: all of them one process, in one thread, which polls or sleeps.
+//! The backends of a benchmark: a single process with one thread, which polls or sleeps.
 //!
-//! Must not know what is dialled, or through what.
+//! Must not know which addresses clients dial, or through which balancer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
@@ -51,14 +51,14 @@ impl Manner {
 
 /// Bytes per acknowledgement.
 pub const BULK_BYTES: usize = 4 << 20;
-/// Connections that are accepted and not closed yet: enough for a client that is a little ahead.
+/// Connections that are accepted and not closed yet: enough for clients that are a little ahead.
 const OPEN: usize = 64;
 /// Connections that wait to be accepted: as many as the kernel allows by default.
 const QUEUE: i32 = 4096;
-/// Normally the benchmark kills this process; this limit is for the case that it does not.
+/// Normally the benchmark kills this process. If it does not, the process ends after this time.
 const AT_MOST: Duration = Duration::from_secs(3600);
 
-/// A connection that is served, with the number of its bytes that are not acknowledged yet.
+/// A connection that is served, with the number of received bytes that are not acknowledged yet.
 struct Served {
     stream: TcpStream,
     bytes: usize,
@@ -109,8 +109,8 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The queue has room for whole turns of clients, however late this process gets its CPU: if a
-/// queue is full, the kernel drops the SYN, and the client retries a second later.
+/// The queue has room for whole turns of clients, even if this process gets its CPU late. If the
+/// queue were full, the kernel would drop the SYN, and the client would retry a second later.
 fn listener(address: SocketAddr) -> Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
@@ -133,7 +133,7 @@ impl Server {
         Ok(())
     }
 
-    /// The first numbers are those of the listeners.
+    /// The first numbers belong to the listeners.
     fn number(&mut self) -> epoll::EventData {
         self.next += 1;
         epoll::EventData::new_u64(self.next - 1)
@@ -142,7 +142,7 @@ impl Server {
     fn serve(&mut self, number: u64) -> Result<()> {
         let listener = usize::try_from(number).ok().and_then(|number| self.listeners.get(number));
         if let Some(listener) = listener {
-            // The queue may be empty again: a reset by the client removes its connection.
+            // The queue may be empty again, because a reset by the client removes its connection.
             if let Ok((stream, _)) = listener.accept() {
                 self.welcome(stream)?;
             }
@@ -172,7 +172,8 @@ impl Server {
         match self.manner {
             Manner::Drop | Manner::Greet => {
                 if self.manner == Manner::Greet {
-                    // The client may have reset it, and then does not wait for this byte.
+                    // The client may have reset the connection; then it does not wait for this
+                    // byte.
                     let _ = stream.write_all(&[1]);
                 }
                 self.closing.push_back(stream);

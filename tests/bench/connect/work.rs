@@ -1,6 +1,7 @@
-//! The process of an arm: it works as often as requested, and reports how long that took.
+//! The process of an arm: it does the requested number of operations, and reports how long they
+//! took.
 //!
-//! Must not know what it is compared with.
+//! Must not know with which arm it is compared.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::BufRead;
@@ -19,7 +20,7 @@ use super::arm::Addresses;
 use super::serve::BULK_BYTES;
 use crate::statistics::percentile;
 
-/// One arm.
+/// Options of an arm's process.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Cgroup to enter
@@ -37,7 +38,7 @@ pub struct Options {
     network: Option<PathBuf>,
 }
 
-/// One operation, done again and again.
+/// An operation that is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Work {
     /// connect() is timed; socket and close count for the rate only
@@ -55,7 +56,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Operations in a turn if a turn of connects has `connects`, so that turns last about as long.
+    /// Returns the operations per turn for a turn that takes about as long as `connects` connects.
     pub fn operations(self, connects: u32) -> u32 {
         match self {
             Self::Connect | Self::FirstByte | Self::Echo => connects,
@@ -65,8 +66,8 @@ impl Work {
         }
     }
 
-    /// Operations that are timed together if one is so short that the clock's resolution, 10 ns on
-    /// some machines, matters.
+    /// The number of operations that are timed together. It is more than one if an operation is so
+    /// short that the clock's resolution matters, which is 10 ns on some machines.
     fn together(self) -> u32 {
         if self == Self::UdpConnect { 8 } else { 1 }
     }
@@ -82,15 +83,16 @@ impl Work {
 const KEPT: usize = 8;
 /// The content of a request, and of a response.
 const MESSAGE: [u8; 64] = [7; 64];
-/// How often to poll for an answer before it counts as lost: some ten seconds.
+/// How often to poll for an answer before it counts as lost: for about ten seconds.
 const LOOKS: u32 = 50_000_000;
 
-/// The process of an arm: one line in, one line out. `COUNT` works this many times; the answer is
-/// the times in nanoseconds that half and 99 % of the operations took at most, operations per
-/// second, and nanoseconds of CPU time for each. `keep COUNT` also remembers the times; the answer
-/// to `all` is the same two times over everything that was remembered.
+/// Runs the process of an arm, which answers each line with a line. `COUNT` does this number of
+/// operations. The answer is the nanoseconds within which half and 99 % of the operations ended,
+/// operations per second, and nanoseconds of CPU time per operation. `keep COUNT` also remembers
+/// the times, and the answer to `all` is the same two quantiles over all remembered times.
 pub fn run(options: &Options) -> Result<()> {
-    // This precedes the first socket: a socket belongs to the cgroup in which it was created.
+    // Must precede the first socket, because a socket belongs to the cgroup in which it was
+    // created.
     std::fs::write(options.cgroup.join("cgroup.procs"), std::process::id().to_string())?;
     if let Some(network) = &options.network {
         let network = std::fs::File::open(network)?;
@@ -99,7 +101,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     pin_to(0)?;
     let mut addresses = Addresses { first: options.first, ports: options.ports, hosts: options.hosts }.list();
-    // Policies choose in no order: an order in which neighbours follow each other would favour the
+    // The hosts are in random order, as policies choose: consecutive addresses would favour the
     // kernel's caches.
     if options.hosts > 1 {
         addresses.sort_by_cached_key(scattered);
@@ -128,7 +130,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Pins this process to one CPU: the arms use one, the backends the other.
+/// Pins this process to one CPU. The arms use one CPU, and the backends the other.
 pub fn pin_to(cpu: usize) -> Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
@@ -144,7 +146,7 @@ struct Worker<A> {
 }
 
 impl<A: Iterator<Item = SocketAddr>> Worker<A> {
-    /// Works `count` times, answers, and returns the times in nanoseconds.
+    /// Does `count` operations, prints the answer, and returns the times in nanoseconds.
     fn turn(&mut self, count: u32) -> Result<Vec<u64>> {
         let together = self.work.together();
         let samples = count.div_ceil(together);
@@ -220,8 +222,8 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
         let mut answer = [0; MESSAGE.len()];
         timed(|| {
             send(socket, &MESSAGE, SendFlags::NOSIGNAL)?;
-            // Polls without sleeping: a wake-up takes longer than the operation, and its time
-            // varies.
+            // Polls without sleeping, because a wake-up takes longer than the operation, and its
+            // time varies.
             for _ in 0..LOOKS {
                 match recv(socket, &mut answer, RecvFlags::DONTWAIT) {
                     Ok((_, MESSAGE_BYTES)) => return Ok(()),
@@ -239,7 +241,7 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
         let socket = self.kept.front().context("a connection")?;
         timed(|| {
             let mut rest = self.data.as_slice();
-            // Bounded: each send transfers at least a byte.
+            // Bound: each send transfers at least one byte.
             while !rest.is_empty() {
                 let sent = send(socket, rest, SendFlags::NOSIGNAL)?;
                 rest = &rest[sent..];
@@ -267,14 +269,14 @@ fn family(address: SocketAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }
 
-/// A socket that resets its connection on close, so that no port waits.
+/// Creates a socket that resets its connection when it is closed, so that no port waits.
 fn stream(address: SocketAddr) -> Result<OwnedFd> {
     let socket = rustix::net::socket(family(address), SocketType::STREAM, None)?;
     set_socket_linger(&socket, Some(Duration::ZERO))?;
     Ok(socket)
 }
 
-/// Reads `into` full.
+/// Reads until `into` is full.
 fn receive(socket: &OwnedFd, into: &mut [u8]) -> Result<()> {
     let (_, bytes) = recv(socket, into, RecvFlags::empty())?;
     if bytes == 0 { bail!("the connection ended") } else { Ok(()) }
@@ -294,7 +296,7 @@ fn cpu_time() -> Duration {
     )
 }
 
-/// A number that is unrelated to those of neighbouring addresses.
+/// A number that does not depend on neighbouring addresses.
 fn scattered(address: &SocketAddr) -> u64 {
     let mut hasher = DefaultHasher::new();
     address.hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! The processes that a benchmark starts: the workers of its arms, and the backends.
+//! The processes that a benchmark starts: the workers of arms, and the backends.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -37,9 +37,9 @@ fn this_program() -> Result<Command> {
 /// The measurements of one turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Turn {
-    /// Nanoseconds that half of the operations took at most.
+    /// Nanoseconds within which half of the operations ended.
     pub p50: f64,
-    /// Nanoseconds that 99 % took at most.
+    /// Nanoseconds within which 99 % of the operations ended.
     pub p99: f64,
     /// Operations per second.
     pub rate: f64,
@@ -76,14 +76,14 @@ impl Worker {
         Ok(Self { name: name.to_owned(), _process: process, requests, answers })
     }
 
-    /// Makes the worker do `count` operations; with `keep` it remembers their times.
+    /// Makes the worker do `count` operations; with `keep`, the worker remembers their times.
     pub fn turn(&mut self, count: u32, keep: bool) -> Result<Turn> {
         let keep = if keep { "keep " } else { "" };
         let [p50, p99, rate, cpu] = self.ask(&format!("{keep}{count}"))?;
         Ok(Turn { p50, p99, rate, cpu })
     }
 
-    /// Nanoseconds that half, and 99 %, of all remembered operations took at most.
+    /// Nanoseconds within which half, and 99 %, of all remembered operations ended.
     pub fn all(&mut self) -> Result<[f64; 2]> {
         self.ask("all")
     }
@@ -104,7 +104,7 @@ impl Worker {
 pub struct Backends(Own);
 
 impl Backends {
-    /// Starts it and waits until it listens, in another network as well if one is given.
+    /// Starts the backends and waits until they listen; in a second network too, if one is given.
     pub fn start(
         manner: Manner,
         polls: bool,
@@ -133,8 +133,8 @@ impl Backends {
     }
 }
 
-/// Nanoseconds of CPU time of all threads of a process (the first field of their `schedstat`).
-/// Exact while they sleep.
+/// Nanoseconds of CPU time of all threads of a process (the first field of their `schedstat`). The
+/// value is exact while the threads sleep.
 pub fn cpu_time(pid: u32) -> Result<u64> {
     let mut sum = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {

@@ -1,5 +1,5 @@
-//! How long a daemon's control laws take per tick: 640 services with 20 members each, which report
-//! with a little noise.
+//! How long a daemon's control laws take per tick, for 640 services with 20 members each. The
+//! members' reports have a little noise.
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};

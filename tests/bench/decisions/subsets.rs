@@ -1,8 +1,8 @@
-//! One subset of 100 of 10,000 backends, with every algorithm: what a client task computes when a
+//! One subset of 100 of 10,000 backends, with every algorithm: a client task computes this when a
 //! list of endpoints arrives.
 //!
-//! The limit is 1 ms for all of them, and 20 µs for the default, which reads its prefix without
-//! looking at the rest.
+//! The limit is 1 ms for every algorithm, and 20 µs for the default algorithm, which reads only a
+//! prefix of its order.
 
 use std::hint::black_box;
 
@@ -12,7 +12,8 @@ use lb_core::subset::{Algorithm, Position, subset};
 fn subsets(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("subset of 100 of 10,000");
     for algorithm in Algorithm::ALL {
-        // One of 1,000 clients, so that an aperture has about as many members as the others.
+        // The client is one of 1,000, so that an aperture has about as many members as the other
+        // subsets.
         let position = Position { client: 617, clients: 1_000, backends: 10_000, size: 100, seed: 7 };
         group.bench_function(BenchmarkId::from_parameter(algorithm), |bencher| {
             bencher.iter(|| {

@@ -1,13 +1,13 @@
-//! How long it takes to play fleets with load on one processor: 50 clients with 50 backends for 250
-//! seconds of virtual time within 10 s, 1,000 with 1,000 for 60 seconds within 60 s. Each is played
-//! once, because minutes of CPU time need no statistics.
+//! How long it takes to play fleets with load on one processor: the limit is 10 s for 50 clients
+//! with 50 backends and 250 seconds of virtual time, and 60 s for 1,000 with 1,000 and 60 seconds.
+//! Each fleet is played once, because minutes of CPU time need no statistics.
 
 use std::time::Instant;
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::{shipped, world};
 
-/// The shipped scenario of the book's fleet with other numbers.
+/// The shipped scenario of the book's fleet, with other numbers.
 fn fleet(count: u32, size: u32, seconds: u32, policy: &str) -> Scenario {
     let text = shipped::text("book-load").expect("book-load is shipped");
     let (fleet, _) = text.split_once("[[run]]").expect("book-load has runs");

@@ -1,9 +1,9 @@
-//! Structural weights of a whole job on one core, from scratch: all subsets and the solution. A
-//! daemon computes this beside its event loop when membership changes.
+//! Structural weights of a whole job, computed from scratch on one core: all subsets and the
+//! solution. A daemon computes this in parallel to its event loop when membership changes.
 //!
-//! The limits: 1,000 clients with 1,000 backends and 20 each within 10 ms; 10,000 with 10,000
-//! within 150 ms; 300 with 300 within 400 ms for a list without indexes, which has orders over
-//! 16,384 places.
+//! The limits are 10 ms for 1,000 clients and 1,000 backends with subsets of 20, 150 ms for 10,000
+//! and 10,000, and 400 ms for 300 and 300 with a list without indexes, whose orders have 16,384
+//! places.
 
 use std::hint::black_box;
 use std::net::SocketAddr;

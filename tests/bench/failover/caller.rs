@@ -1,5 +1,5 @@
 //! The process that connects, inside the client's cgroup: it makes the requested calls and reports
-//! which failed, and when.
+//! which calls failed, and when.
 //!
 //! Must not know what it dials, or which result is expected.
 
@@ -21,47 +21,47 @@ use stage::Cgroup;
 use stage::probe::die_with_us;
 use stage::rpc::{self, Process};
 
-/// How long the application waits for a connection, and for the first byte.
+/// How long the application waits for a connection, and then for the first byte.
 pub const PATIENCE: Duration = Duration::from_millis(300);
 
-/// A request to a caller; answered with [`Made`].
+/// A request to a caller, which answers it with [`Made`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Calls {
-    /// One connect after the other, each with a first byte.
+    /// Connects that follow each other. Each waits for a first byte.
     InTurn {
         service: SocketAddr,
         /// The maximum number of connects.
         connects: u64,
         /// The minimum time between the starts of two connects.
         apart: Duration,
-        /// No connect begins after this time.
+        /// No connect begins later than this.
         within: Duration,
     },
-    /// The same by several threads, without pause.
+    /// The same in several threads, without pauses.
     AtOnce {
         service: SocketAddr,
         /// The maximum number of connects.
         connects: u64,
         threads: u32,
-        /// No connect begins after this time.
+        /// No connect begins later than this.
         within: Duration,
     },
-    /// Connects that begin at a fixed rate, whatever the results of earlier ones, without a first
-    /// byte.
+    /// Connects that begin at a fixed rate, whatever the results of earlier ones. They do not wait
+    /// for a first byte.
     Paced {
         service: SocketAddr,
         connects: u64,
-        /// Per second.
+        /// Connects per second.
         rate: u32,
         /// Packets per million that are lost on their way to the client.
         lost: u32,
     },
-    /// A pool of open connections; one that ends is replaced.
+    /// A pool of open connections. A connection that ends is replaced.
     Pool {
         service: SocketAddr,
         /// The size of the pool.
         kept: u32,
-        /// For how long.
+        /// How long the pool is held.
         within: Duration,
     },
 }
@@ -69,9 +69,9 @@ pub enum Calls {
 /// A connect that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
-    /// When it began, since the start of the calls.
+    /// When the connect began, since the start of the calls.
     pub began: Duration,
-    /// When it had failed, since the start of the calls.
+    /// When the connect had failed, since the start of the calls.
     pub ended: Duration,
 }
 
@@ -99,7 +99,7 @@ impl Caller {
         Ok(Self(Process::start(&mut command)))
     }
 
-    /// Starts calls, and does not wait.
+    /// Starts calls without waiting for the results.
     pub fn tell(&mut self, calls: Calls) {
         self.0.send(&calls);
     }
@@ -148,7 +148,7 @@ fn in_turn(service: SocketAddr, connects: u64, apart: Duration, within: Duration
         let outcome = call(service)?;
         let ended = started.elapsed();
         made.count(began, ended, outcome);
-        // A slow call is not made up for by hurrying.
+        // A slow call delays the next ones: they do not catch up.
         due = (due + apart).max(ended);
     }
     made.took = started.elapsed();
@@ -190,9 +190,9 @@ struct Pending {
 /// How far behind its rate a caller may be and still catch up.
 const CATCH_UP: Duration = Duration::from_millis(3);
 
-/// Makes connects in the order in which they are due. It skips connects that it could not begin
-/// because it had no CPU: the timeouts of connects that begin together would end together, in a
-/// burst of failures that no network made.
+/// Makes connects in the order in which they are due. Skips connects that it could not begin
+/// because it had no CPU: connects that begin together would also reach their timeouts together, in
+/// a burst of failures that no network caused.
 fn paced(service: SocketAddr, connects: u64, rate: u32, lost: u32) -> Result<Made> {
     let (mut made, started, mut begun) = (Made::default(), Instant::now(), 0);
     let mut late = Duration::ZERO;
@@ -234,7 +234,7 @@ fn pool(service: SocketAddr, kept: u32, within: Duration) -> Result<Made> {
     let (mut made, started) = (Made::default(), Instant::now());
     let mut open: Vec<OwnedFd> = Vec::new();
     while started.elapsed() < within {
-        // Not all of them at the same moment.
+        // Opens at most two connections at a time, so that not all begin at the same moment.
         let missing = (usize::try_from(kept)? - open.len()).min(2);
         for _ in 0..missing {
             let (socket, began) = (socket()?, started.elapsed());
@@ -259,7 +259,8 @@ fn wait_until(due: Instant) {
     }
 }
 
-/// One connect, and the first byte of the backend. The outer error is a fault of this machine.
+/// Makes one connect and waits for the first byte of the backend. The outer error is a fault of
+/// this machine.
 fn call(service: SocketAddr) -> Result<Result<(), Errno>> {
     let socket = socket()?;
     let deadline = Instant::now() + PATIENCE;
@@ -282,8 +283,8 @@ fn begin(socket: &OwnedFd, service: SocketAddr) -> Result<(), Errno> {
     }
 }
 
-/// Whether the connection is established, within `patience`. As runtimes do, it reads and clears
-/// the socket's error.
+/// Returns whether the connection is established within `patience`. Like runtimes do, this reads
+/// and clears the socket's error.
 fn answer(socket: &OwnedFd, patience: Duration) -> Result<(), Errno> {
     wait(socket, PollFlags::OUT, patience)?;
     socket_error(socket)?
@@ -308,8 +309,8 @@ fn timespec(time: Duration) -> Timespec {
     Timespec::try_from(time).expect("a short time")
 }
 
-/// Closes the socket: an established connection ends with a reset, so that no port waits; any other
-/// is closed as applications do.
+/// Closes the socket. An established connection ends with a reset, so that no port waits; any other
+/// connection is closed as applications do it.
 fn leave(socket: &OwnedFd, outcome: Result<(), Errno>) {
     if outcome.is_ok() {
         let _ = set_socket_linger(socket, Some(Duration::ZERO));

@@ -1,30 +1,30 @@
-//! What is measured, as values: which fault in which fleet, under which policy, with and without a
-//! daemon and ejection.
+//! The values that define a measurement: which fault in which fleet, under which policy, with and
+//! without a daemon and ejection.
 //!
-//! Must not know how any of it is set up or measured.
+//! Must not know how they are set up or measured.
 
 use std::fmt;
 
 use lb_common::abi::Policy;
 use serde::Serialize;
 
-/// What is wrong with a backend.
+/// The fault of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Fault {
-    /// Nothing listens.
+    /// No process listens.
     Refuse,
-    /// Its SYNs are dropped; the application gives up.
+    /// The backend's SYNs are dropped; the application gives up.
     Blackhole,
-    /// It accepts and resets at once.
+    /// The backend accepts connections and resets them at once.
     Reset,
-    /// Its queue is full, and it accepts one connection per second.
+    /// The backend's queue is full, and it accepts one connection per second.
     SlowAccept,
 }
 
 impl Fault {
     pub const ALL: [Self; 4] = [Self::Refuse, Self::Blackhole, Self::Reset, Self::SlowAccept];
 
-    /// The name in tables.
+    /// The fault's name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Refuse => "refuse",
@@ -34,14 +34,14 @@ impl Fault {
         }
     }
 
-    /// Whether the client waits for its own timeout: such connects are expensive.
+    /// Returns whether the client waits for its own timeout. Such connects are expensive.
     pub const fn is_silent(self) -> bool {
         matches!(self, Self::Blackhole | Self::SlowAccept)
     }
 }
 
-/// How many backends there are, and how many of them are dead: the first ones of the list, which
-/// are neighbours.
+/// How many backends there are, and how many of them are dead. The dead ones are the first of the
+/// list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fleet {
     pub dead: usize,
@@ -64,7 +64,7 @@ impl Fleet {
         Self::new(50, 100),
     ];
 
-    /// The fleet that targets are for.
+    /// The fleet to which targets apply.
     pub const ONE_OF_FIVE: Self = Self::new(1, 5);
 
     /// The fleets that are measured with every fault by default.
@@ -82,12 +82,12 @@ impl fmt::Display for Fleet {
 pub enum Manner {
     /// One connect after the other, 200 per second.
     InTurn,
-    /// Fifty at a time, each with an answer after a few milliseconds.
+    /// Fifty connects at a time, each with an answer after a few milliseconds.
     Fifty,
 }
 
 impl Manner {
-    /// The name in tables.
+    /// The name of the manner in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::InTurn => "in turn",
@@ -100,18 +100,18 @@ impl Manner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
     pub policy: Policy,
-    /// The fault of the dead ones.
+    /// The fault of the dead backends.
     pub fault: Fault,
     pub fleet: Fleet,
     /// How the client connects.
     pub manner: Manner,
-    /// Whether the daemon runs; if not, it was stopped after the start.
+    /// Whether the daemon runs; otherwise it was stopped after the start.
     pub daemon: bool,
-    /// Whether dead ones are ejected.
+    /// Whether dead backends are ejected.
     pub ejects: bool,
 }
 
-/// A cell in a document.
+/// A cell in the JSON document.
 #[derive(Clone, Debug, Serialize)]
 pub struct Described {
     policy: &'static str,
@@ -137,18 +137,20 @@ impl Cell {
     }
 }
 
-/// The name in tables.
+/// The state of the daemon in tables.
 pub const fn daemon_name(daemon: bool) -> &'static str {
     if daemon { "running" } else { "stopped" }
 }
 
-/// The cells for these policies: all of them, or the most informative ones.
+/// Returns the cells for these policies: every combination if `all` is set, otherwise the most
+/// informative ones.
 pub fn matrix(policies: &[Policy], all: bool) -> Vec<Cell> {
     let mut cells = Vec::new();
     for &policy in policies {
         for fault in Fault::ALL {
             for fleet in Fleet::ALL {
-                // Every policy in the usual case, every fault in the usual fleets.
+                // The usual case is measured with every policy, and the usual fleets with every
+                // fault.
                 let usual = fault == Fault::Refuse && fleet == Fleet::ONE_OF_FIVE;
                 let detailed = policy == Policy::WeightedRoundRobin || policies.len() == 1;
                 if !(all || usual || detailed && Fleet::USUAL.contains(&fleet)) {
@@ -185,8 +187,8 @@ mod tests {
             let wrr = fleets.filter(|cell| cell.policy == Policy::WeightedRoundRobin);
             assert_eq!(wrr.count(), 4 * 2 * 2, "{fault:?}");
         }
-        // The maximum number of clients of a daemon: for one daemon that runs, and one that is
-        // stopped.
+        // The maximum number of clients of a daemon, twice: for a daemon that runs, and for one
+        // that is stopped.
         assert_eq!(cells.len(), 2 * 64);
     }
 

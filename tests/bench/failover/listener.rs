@@ -1,5 +1,5 @@
-//! The listeners behind the addresses of backends: one for all backends with the same port, each
-//! with its manner.
+//! The listeners at the addresses of backends: one for all backends with the same port. Each has
+//! its own manner.
 //!
 //! Must not know what is dialled, or by which process.
 
@@ -18,18 +18,18 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, send};
 /// What a listener does with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// Accepts it, sends one byte, and closes it late.
+    /// The listener accepts it, sends one byte, and closes it late.
     Greets,
-    /// Accepts it and resets it.
+    /// The listener accepts it and resets it.
     Resets,
-    /// Accepts it, sends nothing, and resets it after five seconds, like a middlebox that forgets
-    /// connections.
+    /// The listener accepts it, sends nothing, and resets it after five seconds, like a middlebox
+    /// that forgets connections.
     ResetsLater,
 }
 
 /// Connections that wait to be accepted: as many as the kernel allows by default.
 pub const QUEUE: i32 = 4096;
-/// Connections that are greeted and not closed yet.
+/// Connections that were greeted and are not closed yet.
 const OPEN: usize = 256;
 /// The age at which `ResetsLater` resets a connection.
 const LATER: Duration = Duration::from_secs(5);
@@ -40,11 +40,11 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Accepted {
     pub count: u64,
-    /// When it accepted the first one.
+    /// When the listener accepted the first connection.
     pub first: Option<Instant>,
 }
 
-/// A listener. Stops on drop, and then refuses.
+/// A listener. It stops on drop, and connects are refused afterwards.
 pub struct Listener {
     ends: Arc<AtomicBool>,
     accepted: Arc<Mutex<Accepted>>,
@@ -52,7 +52,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Starts to listen in the calling thread's network.
+    /// Starts to listen in the network of the calling thread.
     pub fn start(address: SocketAddr, manner: Manner) -> Result<Self> {
         Self::with(&bound(address, QUEUE)?, manner)
     }
@@ -79,7 +79,7 @@ impl Drop for Listener {
     }
 }
 
-/// A socket that listens with a queue of this length; nothing accepts yet.
+/// Creates a socket that listens with a queue of this length. It accepts nothing yet.
 pub fn bound(address: SocketAddr, queue: i32) -> Result<TcpListener> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     set_socket_reuseaddr(&socket, true)?;
@@ -96,14 +96,14 @@ fn accept(listener: &TcpListener, manner: Manner, ends: &AtomicBool, accepted: &
     while !ends.load(Ordering::Relaxed) {
         let mut ready = [PollFd::new(listener, PollFlags::IN)];
         let _ = poll(&mut ready, Some(&LOOK));
-        // Bounded: clients connect more slowly than this.
+        // Bound: clients connect more slowly than this loop accepts.
         while let Ok((stream, _)) = listener.accept() {
             let now = Instant::now();
             let mut accepted = accepted.lock().unwrap_or_else(PoisonError::into_inner);
             *accepted = Accepted { count: accepted.count + 1, first: accepted.first.or(Some(now)) };
             drop(accepted);
             match manner {
-                // The client may have reset it, and then does not wait for this byte.
+                // The client may have reset the connection; then it does not wait for this byte.
                 Manner::Greets => drop(send(&stream, &[1], SendFlags::NOSIGNAL)),
                 Manner::Resets => {
                     reset(stream);

@@ -1,5 +1,5 @@
-//! Troubles that are not the backend's fault: few connects fail by chance, a middlebox resets
-//! connections of a pool, packets are lost. No backend, or hardly any, may be ejected.
+//! Troubles that are not the backend's fault: a few connects fail by chance, a middlebox resets
+//! connections of a pool, or packets are lost. Hardly any backend may be ejected.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -14,28 +14,27 @@ use super::listener::{Listener, Manner, QUEUE, bound};
 use super::place::{Client, Place, Wanted};
 use super::print::table;
 
-/// One port for each trouble.
+/// Each trouble has its own port.
 const SYNS_ARE_LOST: u16 = 8500;
 const RESETS_LATER: u16 = 8600;
 const PACKETS_ARE_LOST: u16 = 8700;
 
 /// One connect in a thousand fails.
 const RARELY: u32 = 1_000;
-/// One packet in twenty is lost, each way.
+/// One packet in twenty is lost, in each direction.
 const OFTEN: u32 = 50_000;
-/// Connects per second: as many as two CPUs can make with some reserve, so that they are made one
-/// after the other.
+/// Connects per second: as many as two CPUs can make one after the other, with some reserve.
 const FAST: u32 = 12_000;
 /// Connects per second if many of them wait for their timeouts.
 const SLOWLY: u32 = 2_000;
 /// The size of the pool.
 const KEPT: u32 = 500;
-/// The minimum duration of the pool.
+/// The minimum time for which the pool is held.
 const POOL: Duration = Duration::from_secs(50);
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Connects of which one in a thousand fails; a tenth as many if packets are lost.
+    /// The number of connects, one in a thousand of which fails; a tenth of it if packets are lost.
     pub connects: u64,
     pub policies: Vec<Policy>,
 }
@@ -55,7 +54,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// A requirement that is missed.
+    /// Returns the requirement that is missed, if any.
     pub fn missed(&self) -> Option<String> {
         let Self { trouble, policy, ejections, most, .. } = self;
         let many = (ejections > most)
@@ -64,7 +63,7 @@ impl Seen {
     }
 }
 
-/// Something that goes wrong although no backend is dead.
+/// A trouble that occurs although no backend is dead.
 struct Trouble {
     name: &'static str,
     port: u16,

@@ -1,5 +1,5 @@
-//! The results of a cell, and whether they meet the requirements. Values only; must not know how
-//! they are printed.
+//! The results of a cell, and whether they meet the requirements. Contains only values; must not
+//! know how they are printed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,28 +25,28 @@ pub struct Figures {
     pub trials: u64,
     /// Trials that failed.
     pub trials_failed: u64,
-    /// Dead backends that were ejected in the end.
+    /// Dead backends that were ejected at the end.
     pub ejected: usize,
-    /// Failures that ejected no backend, because too many were ejected.
+    /// Failures that ejected no backend, because too many backends were ejected already.
     pub withheld: u64,
-    /// Milliseconds from the beginning of the first failed connect until the end of the last one
-    /// that was no trial; `None` if a dead backend is not ejected in the end, so that connects
-    /// still fail.
+    /// Milliseconds from the beginning of the first failed connect to the end of the last failed
+    /// connect that was not a trial. `None` if a dead backend is not ejected at the end, so that
+    /// connects still fail.
     pub over_after_ms: Option<f64>,
-    /// The largest distance of a live backend from its share of the live ones' connects, as a part
-    /// of that share; `None` if there are too few connects.
+    /// The largest deviation of a live backend from its share of the connects to live backends, as
+    /// a part of this share. `None` if there are too few connects.
     pub share_off: Option<f64>,
-    /// Connects of each live backend, the basis of `share_off`.
+    /// Connects of each live backend, from which `share_off` is computed.
     pub live: Vec<u64>,
     /// Resets by dead backends that the kernel programs attributed to the client.
     pub taken_for_aborted: u64,
     /// Errors that the client has seen.
     pub errors: BTreeMap<String, u64>,
-    /// Differences between what the client has seen and what the kernel has counted.
+    /// Differences between the client's results and the kernel's counts.
     pub contradictions: Vec<String>,
 }
 
-/// Where the backends of a cell are.
+/// The addresses of a cell's backends.
 pub struct Backends {
     pub dead: Vec<SocketAddr>,
     pub live: Vec<SocketAddr>,
@@ -56,13 +56,13 @@ pub struct Backends {
 const LEAST_SAMPLE: f64 = 100.0;
 
 impl Figures {
-    /// The figures of a cell: from the client's results, and its service afterwards.
+    /// Computes the figures of a cell from the client's results and from the service afterwards.
     pub fn of(cell: Cell, backends: &Backends, made: &Made, service: &ServiceStatus) -> Result<Self> {
         let dead: Vec<&BackendStatus> =
             backends.dead.iter().map(|address| backend(service, *address)).collect::<Result<_>>()?;
         let sum = |of: fn(&BackendStatus) -> u64| dead.iter().map(|backend| of(backend)).sum::<u64>();
         let trials = sum(|backend| backend.trials);
-        // A backend that accepts and resets is readmitted by a trial, which fails all the same.
+        // A trial readmits a backend that accepts and resets, but fails all the same.
         let trials_failed = match cell.fault {
             Fault::Refuse | Fault::Blackhole | Fault::Reset => trials,
             Fault::SlowAccept => trials - sum(|backend| backend.readmissions),
@@ -88,7 +88,8 @@ impl Figures {
         })
     }
 
-    /// Adds the shares of the live backends, from connects between two readings of the service.
+    /// Computes the deviation of the live backends' shares, from the connects between two readings
+    /// of the service.
     #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
     pub fn compare_shares(
         &mut self,
@@ -115,7 +116,8 @@ impl Figures {
     }
 }
 
-/// Trials come long after the failures that eject, so they are the last to fail.
+/// Finds the last failure that was not a trial. Trials come long after the failures that eject, so
+/// they are the last to fail.
 fn over_after(made: &Made, trials_failed: u64) -> Option<f64> {
     let others = made.failed.len().checked_sub(usize::try_from(trials_failed).ok()?)?;
     let (first, last) = (made.failed.first()?, made.failed.get(others.checked_sub(1)?)?);
@@ -146,11 +148,11 @@ fn contradictions(
     match fault {
         Fault::Refuse => compare("refused", ended("refused"), failed),
         Fault::Blackhole => compare("unanswered", ended("unanswered"), failed),
-        // If the application clears the socket's error before the program has read it, the end
-        // looks like the application's own.
+        // If the application clears the socket's error before the kernel program has read it, the
+        // end looks as if the application had caused it.
         Fault::Reset => compare("reset or aborted", ended("reset") + ended("aborted"), failed),
-        // A connect that reaches the queue is established; the client may or may not give up before
-        // the first byte.
+        // A connect that reaches the queue is established. The client may give up before the first
+        // byte, or not.
         Fault::SlowAccept => {}
     }
     let trials: u64 = service.backends.iter().map(|backend| backend.trials).sum();
@@ -158,16 +160,16 @@ fn contradictions(
     found
 }
 
-/// Connects of a cell that limits the number of failures.
+/// Connects of a cell that has a maximum number of failures.
 pub const IN_TURN: u64 = 1_000;
-/// How long they may take.
+/// The time within which these connects must end.
 pub const IN_TURN_WITHIN: Duration = Duration::from_millis(5_500);
 const MOST_FAILED_IN_TURN: u64 = 8;
-/// Five failures eject it, and further connects are under way then.
+/// Five failures eject the backend, and fifty other connects are under way at that time.
 const MOST_FAILED_OF_FIFTY: u64 = 5 + 50;
 const MOST_SHARE_OFF: f64 = 0.1;
 
-/// The requirements that a cell misses; most cells have none.
+/// Returns the requirements that a cell misses. Most cells have no requirements.
 pub fn missed(cell: Cell, figures: &Figures) -> Vec<String> {
     let mut missed = figures.contradictions.clone();
     if !cell.ejects || cell.fault != Fault::Refuse || cell.fleet != Fleet::ONE_OF_FIVE {

@@ -1,4 +1,5 @@
-//! The daemon and its clients: each in a cgroup of its own, with one service that only it dials.
+//! The daemon and its clients. Each client has its own cgroup, and its own service that only it
+//! dials.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -18,26 +19,26 @@ pub const MOST_CLIENTS: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub policy: Policy,
-    /// Whether dead ones are ejected.
+    /// Whether dead backends are ejected.
     pub ejects: bool,
     pub backends: Vec<SocketAddr>,
 }
 
-/// A client in its place.
+/// A client with its cgroup.
 pub struct Client {
     name: String,
     cgroup: Cgroup,
-    /// The service that it dials.
+    /// The service that the client dials.
     pub service: SocketAddr,
 }
 
 impl Client {
-    /// Starts a process that dials.
+    /// Starts a process in the client's cgroup that dials.
     pub fn caller(&self) -> Result<Caller> {
         Caller::start(&self.cgroup)
     }
 
-    /// Its service, as status shows it.
+    /// The client's service, as `socklb status` shows it.
     pub fn of(&self, status: &StatusDocument) -> Result<ServiceStatus> {
         let client =
             status.client(&self.name).with_context(|| format!("status does not show {}", self.name))?;
@@ -47,10 +48,10 @@ impl Client {
 
 /// A daemon with its clients.
 pub struct Place {
-    // Dropped before the cgroups that its programs are on.
+    // Dropped before the cgroups to which its programs are attached.
     daemon: Option<Daemon>,
     setup: Setup,
-    /// In the order of `wanted`.
+    /// The clients, in the order of `wanted`.
     pub clients: Vec<Client>,
 }
 
@@ -59,14 +60,14 @@ impl Place {
     pub fn start(stage: &Stage, name: &str, wanted: &[Wanted], daemon: bool) -> Result<Self> {
         ensure!(wanted.len() <= MOST_CLIENTS, "{} clients, {MOST_CLIENTS} at most", wanted.len());
         let setup = Setup::new(stage, name);
-        // Small maps, because there are many.
+        // The maps are small, because there are many.
         let mut text = "[limits]\nflow_records = 16384\nslots = 256\nschedule_entries = 32768\n".to_owned();
         let mut clients = Vec::new();
         for (number, wanted) in wanted.iter().enumerate() {
             let client = Client {
                 name: format!("client-{number}"),
                 cgroup: Cgroup::new(),
-                // No interface has the address: a connect that is not rewritten fails.
+                // No interface has this address, so a connect that is not rewritten fails.
                 service: SocketAddr::from(([10, 96, 0, u8::try_from(number + 1)?], 80)),
             };
             write!(text, "{}", lines(&client, wanted))?;
@@ -81,13 +82,13 @@ impl Place {
         Ok(place)
     }
 
-    /// `status --json`.
+    /// The output of `socklb status --json`.
     pub fn status(&self) -> StatusDocument {
         self.setup.status()
     }
 }
 
-/// The lines of a configuration for one client.
+/// The configuration of one client.
 fn lines(client: &Client, wanted: &Wanted) -> String {
     let Client { name, cgroup, service } = client;
     let (cgroup, policy) = (cgroup.relative(), wanted.policy.name());
@@ -109,7 +110,7 @@ impl Drop for Place {
     }
 }
 
-/// A service's backend at an address.
+/// The backend of a service at an address.
 pub fn backend(service: &ServiceStatus, address: SocketAddr) -> Result<&BackendStatus> {
     let mut backends = service.backends.iter();
     backends.find(|backend| backend.address == address).with_context(|| format!("a backend at {address}"))

@@ -1,6 +1,6 @@
 //! Plays cells, at most as many at a time as a daemon may have clients. Cells that connect in turn
-//! run all together, since they sleep most of the time; cells that connect fifty at a time run one
-//! after the other.
+//! run all together, because they sleep most of the time; cells that connect fifty at a time run
+//! one after the other.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -16,26 +16,27 @@ use super::place::{Client, MOST_CLIENTS, Place, Wanted};
 use super::slow::Slow;
 use crate::link::Link;
 
-/// How long a packet takes, one way.
+/// The time of a packet in one direction.
 const DELAY: Duration = Duration::from_millis(2);
 
 const LIVE: u16 = 8100;
 const RESETS: u16 = 8200;
 const BLACKHOLE: u16 = 8300;
 const SLOW: u16 = 8400;
-/// Nothing listens at this port.
+/// No process listens at this port.
 const REFUSES: u16 = 9100;
 
-/// Time between the starts of connects in turn: all of them take as long as the shortest ejection,
-/// so that trials are among them.
+/// Time between the starts of connects in turn. All connects together take as long as the shortest
+/// ejection, so some of them are trials.
 const APART: Duration = Duration::from_millis(5);
-/// Connects of fifty at a time, and how long they may take.
+/// The number of connects of cells with fifty at a time, and the time within which they must end.
 const AT_ONCE: u64 = 6_000;
 const AT_ONCE_WITHIN: Duration = Duration::from_secs(3);
 const FIFTY: u32 = 50;
-/// Connects per backend for the comparison of shares: enough that chance is far below a tenth.
+/// Connects per backend for the comparison of shares: enough for a random deviation far below a
+/// tenth.
 const FOR_SHARES: u64 = 1_500;
-/// How long these may take.
+/// The time within which these connects must end.
 const SHARES_WITHIN: Duration = Duration::from_secs(10);
 
 /// The listeners of all cells.
@@ -70,13 +71,13 @@ pub fn play(stage: &Stage, cells: &[Cell]) -> Result<Vec<(Cell, Figures)>> {
             eprintln!("{} of {} measured", measured.len(), cells.len());
         }
     }
-    // In the requested order.
+    // Restores the requested order.
     let place = |cell: &Cell| cells.iter().position(|other| other == cell);
     measured.sort_by_key(|(cell, _)| place(cell));
     Ok(measured)
 }
 
-/// The addresses of a cell's backends, which no other cell has.
+/// The addresses of a cell's backends. No other cell uses them.
 fn backends(number: usize, cell: Cell) -> Result<Backends> {
     let number = u8::try_from(number)?;
     let port = match cell.fault {
@@ -99,7 +100,7 @@ fn backends(number: usize, cell: Cell) -> Result<Backends> {
     Ok(Backends { dead, live })
 }
 
-/// Plays cells that are all with a daemon, or all without.
+/// Plays cells that all run with a daemon, or all without one.
 fn play_together(stage: &Stage, cells: &[Cell], daemon: bool) -> Result<Vec<(Cell, Figures)>> {
     let backends =
         cells.iter().enumerate().map(|(number, cell)| backends(number, *cell)).collect::<Result<Vec<_>>>()?;
@@ -161,8 +162,8 @@ fn call(cells: &[Cell], place: &Place, callers: &mut [Caller]) -> Result<Vec<Mad
     Ok(made)
 }
 
-/// Whether a cell can make enough connects to compare shares: some do not fail, and none waits for
-/// its timeout.
+/// Returns whether a cell can make enough connects to compare shares: some connects do not fail,
+/// and none waits for its timeout.
 fn shows_shares(cell: Cell, figures: &Figures) -> bool {
     let waits = cell.fault.is_silent() && figures.ejected < cell.fleet.dead;
     cell.fleet.dead < cell.fleet.of && !waits

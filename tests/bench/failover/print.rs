@@ -1,11 +1,11 @@
-//! Outcomes as text: tables that look alike on a terminal and in a document.
+//! Formats outcomes as tables, which look the same on a terminal and in a document.
 
 use std::fmt::Write as _;
 
 use super::cell::{Cell, daemon_name};
 use super::outcome::Figures;
 
-/// A table: the titles of its columns, then the rows.
+/// Formats a table from the titles of its columns and its rows.
 pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -27,7 +27,7 @@ pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// The table of all cells: a row for each pair that differs only in ejection.
+/// Formats the table of all cells: a row for each pair of cells that differ only in ejection.
 pub fn cells(measured: &[(Cell, Figures)]) -> String {
     let titles = [
         "policy",

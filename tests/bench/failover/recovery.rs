@@ -1,6 +1,6 @@
 //! How soon a backend that was dead for a while has its whole share again, at ten connects per
-//! second: after an outage that is shorter than the first ejection, and after one in which trials
-//! have failed.
+//! second: after an outage that is shorter than the first ejection, and after an outage in which
+//! trials have failed.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use super::listener::{Listener, Manner};
 use super::place::{Client, MOST_CLIENTS, Place, Wanted, backend};
 use super::print::table;
 
-/// The ports of the live backends, and of the one that dies.
+/// The ports of the live backends, and of the backend that dies.
 const LIVE: u16 = 8100;
 const DIES: u16 = 8800;
 
@@ -26,14 +26,14 @@ const APART: Duration = Duration::from_millis(100);
 const BEFORE: Duration = Duration::from_secs(2);
 /// The shortest ejection.
 const BASE: Duration = Duration::from_secs(5);
-/// How long the backend is dead: less than `BASE`, and long enough that two trials fail.
+/// How long the backend is dead: less than `BASE`, and long enough for two failing trials.
 const OUTAGES: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
-/// How late a connect in turn may be: the time until the next turn, and a reserve for a busy
+/// How late a connect in turn may be: the time until its next turn, plus a reserve for a busy
 /// machine.
 const LATE: Duration = Duration::from_millis(300);
-/// Connects after that, for the comparison of shares.
+/// Connects after the recovery, for the comparison of shares.
 const FOR_SHARES: u64 = 7_500;
-/// How far the share may be off, as a part of it.
+/// The allowed deviation of the share, as a part of the share.
 const MOST_SHARE_OFF: f64 = 0.1;
 
 /// What one client has seen of one outage.
@@ -44,18 +44,18 @@ pub struct Seen {
     outage_s: f64,
     failed: usize,
     trials: u64,
-    /// From the backend's recovery until its first connect.
+    /// Seconds from the backend's recovery to its first connect.
     back_after_s: Option<f64>,
-    /// The maximum of that. There is no requirement after a long outage of a backend that is not
-    /// ejected: errors that count as load divert connects from it, and are forgotten with
+    /// The maximum of `back_after_s`. There is no requirement after a long outage of a backend that
+    /// is not ejected: errors that count as load divert connects from it, and expire with
     /// `error_decay`.
     at_most_s: Option<f64>,
-    /// Distance of the following connects from the backend's share, as a part of that share.
+    /// The deviation of the following connects from the backend's share, as a part of the share.
     share_off: f64,
 }
 
 impl Seen {
-    /// A requirement that is missed.
+    /// Returns the requirement that is missed, if any.
     pub fn missed(&self) -> Option<String> {
         let Self { policy, daemon, outage_s, back_after_s, share_off, .. } = self;
         let at_most_s = self.at_most_s?;
@@ -79,7 +79,7 @@ struct Dialled<'p> {
     caller: Caller,
 }
 
-/// Measures outages of both lengths, with a daemon and without, all policies together.
+/// Measures outages of both lengths, with and without a daemon, for all policies together.
 pub fn run(stage: &Stage, policies: &[Policy]) -> Result<Vec<Seen>> {
     let _live = Listener::start((Ipv4Addr::UNSPECIFIED, LIVE).into(), Manner::Greets)?;
     let mut seen = Vec::new();
@@ -114,7 +114,7 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
     }
     let start = |dialled: &Dialled<'_>| Listener::start(dialled.dying, Manner::Greets);
     let before = dialled.iter().map(start).collect::<Result<Vec<_>>>()?;
-    // A backend that fails twice is ejected for at most twice as long as the outage so far.
+    // A backend that fails again is ejected for at most twice as long as the outage so far.
     let within = BEFORE + outage + (outage * 3 / 2).max(BASE) + Duration::from_secs(6);
     for Dialled { client, caller, .. } in &mut dialled {
         caller.tell(Calls::InTurn { service: client.service, connects: u64::MAX, apart: APART, within });
@@ -146,9 +146,9 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
     Ok(seen)
 }
 
-/// How soon the backend may be back: after a short outage within `base` and a second; after a long
-/// one at the end of the ejection that runs when the backend recovers, from status. No trial is
-/// under way then, because a trial is refused at once.
+/// The maximum time until the backend is back: after a short outage, the shortest ejection and a
+/// second; after a long one, the end of the ejection that runs when the backend recovers, according
+/// to status. No trial is under way at that time, because trials are refused at once.
 fn limit(dialled: &Dialled<'_>, outage: Duration) -> Result<Option<Duration>> {
     if outage < BASE {
         return Ok(Some(BASE + Duration::from_secs(1)));
@@ -159,7 +159,7 @@ fn limit(dialled: &Dialled<'_>, outage: Duration) -> Result<Option<Duration>> {
     Ok(Some(Duration::from_secs_f64(left_s) + APART + LATE))
 }
 
-/// How far each is from its share of many connects, as a part of it.
+/// The deviation of each backend from its share of many connects, as a part of the share.
 #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
 fn shares(dialled: &mut [Dialled<'_>]) -> Result<Vec<f64>> {
     let count = |dialled: &Dialled<'_>| -> Result<u64> {

@@ -1,6 +1,6 @@
-//! Backends that are too slow to accept: each has a full queue, and accepts and greets one
-//! connection per second. The kernel drops a SYN that meets the full queue, so the handshake does
-//! not complete in time.
+//! Backends that accept too slowly: each has a full queue, and accepts and greets one connection
+//! per second. The kernel drops a SYN if the queue is full, so the handshake does not complete in
+//! time.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use rustix::net::{SendFlags, send};
 
 use super::listener::bound;
 
-/// The time to accept one connection.
+/// The time for accepting one connection.
 const EACH: Duration = Duration::from_secs(1);
 /// How often the thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The backends. Stop on drop.
+/// The backends. They stop on drop.
 pub struct Slow {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -33,7 +33,7 @@ struct Queue {
 }
 
 impl Slow {
-    /// Starts them in the calling thread's network.
+    /// Starts the backends in the network of the calling thread.
     pub fn start(addresses: &[SocketAddr]) -> Result<Self> {
         let mut queues: Vec<Queue> = addresses.iter().map(|address| full(*address)).collect::<Result<_>>()?;
         let ends = Arc::new(AtomicBool::new(false));
@@ -61,7 +61,7 @@ impl Drop for Slow {
     }
 }
 
-/// The kernel queues one more connection than the backlog.
+/// Creates a full queue. The kernel queues one more connection than the backlog.
 fn full(address: SocketAddr) -> Result<Queue> {
     let listener = bound(address, 0)?;
     Ok(Queue { listener, _first: TcpStream::connect(address)?, accepted: None })
