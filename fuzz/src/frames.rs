@@ -183,7 +183,7 @@ impl World {
     fn compare(&mut self, payload: &[u8]) {
         let datagram = Datagram::parse(payload).expect("it was believed");
         assert!(datagram.is_authentic(KEYS.current().key.wire()));
-        let (_, reported) = self.socket.get(self.name).expect("it is asked");
+        let (_, reported) = self.socket.get(self.name).expect("it is a target");
         let (last, until) = self.state();
         assert_eq!(Base::of(last.base), reported.base());
         assert_eq!((last.nonce, reported.nonce()), (0, 0), "it is spent");

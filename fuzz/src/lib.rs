@@ -117,7 +117,10 @@ fn agent_configuration(text: &[u8]) {
                 // The longest hold that a client's host obeys, see reports.md.
                 assert!(backend.hold <= lb_report::wire::MAX_HOLD);
                 if let Some(check) = &backend.check {
-                    assert!(check.stale_after() > check.interval, "a check that goes on never grows too old");
+                    assert!(
+                        check.stale_after() > check.interval,
+                        "the outcome of a check that continues never grows too old"
+                    );
                 }
             }
             assert_eq!(read().expect("it was good"), config);

@@ -145,13 +145,13 @@ impl World {
     /// due.
     fn settle(&mut self) {
         for change in self.senders.pass(self.now) {
-            assert!(self.senders.get(change.name).is_some(), "it is one that is asked");
+            assert!(self.senders.get(change.name).is_some(), "it is a target");
         }
         while self.ask() == BATCH {}
         let is_later = self.senders.next_due().is_none_or(|due| due > self.now);
         assert!(is_later || self.targets.is_empty(), "what was done is not due");
         let said = |target: &Target| {
-            let (_, reported) = self.senders.get(target.name).expect("it is asked");
+            let (_, reported) = self.senders.get(target.name).expect("it is a target");
             Some((target.name, reported.said(self.now)?.health))
         };
         let expected: BTreeMap<Name, Health> = self.targets.iter().filter_map(said).collect();
@@ -167,7 +167,7 @@ impl World {
         let requests = self.senders.requests(BATCH, nonce, self.now);
         for Request { to, datagram: request, .. } in &requests {
             let name = name_in(request).expect("a name");
-            let target = self.target(name).expect("one that is asked");
+            let target = self.target(name).expect("a target");
             assert_eq!(*to, target.agent, "requests go to agents alone");
             assert_eq!(request.kind(), Some(Kind::Request));
             assert!(request.is_authentic(target.keys.current().key.wire()));
@@ -288,11 +288,13 @@ impl World {
         assert_eq!(after.base, Some(base));
         let nonce = self.outstanding.remove(&name);
         match datagram.kind() {
-            Some(Kind::Answer) => assert_eq!(nonce, Some(datagram.nonce), "it was asked for"),
+            Some(Kind::Answer) => {
+                assert_eq!(nonce, Some(datagram.nonce), "it answers the outstanding request")
+            }
             Some(Kind::Push) => assert!(before.base.is_some_and(|before| before < base), "it is later"),
             Some(Kind::Request) | None => panic!("a request is no report"),
         }
-        let (_, reported) = self.senders.get(name).expect("it is asked");
+        let (_, reported) = self.senders.get(name).expect("it is a target");
         let report = reported.report().expect("there is a report");
         assert!(report.valid_for <= MAX_VALID_FOR, "bounded");
         assert!(after.lame_until.is_none_or(|until| until <= self.now + MAX_HOLD), "bounded");

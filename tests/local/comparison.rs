@@ -77,7 +77,7 @@ fn what_a_file_would_change_is_what_it_changes() {
     stage::eventually("the file is in force", shares, |shares| *shares == foretold);
     let log = || fixture.daemon().log();
     let line = "changed=\"clients added: batch; services changed: users (backends.file, policy)\"";
-    stage::eventually("the log says what has changed", log, |log| log.contains(line));
+    stage::eventually("the log names the changes", log, |log| log.contains(line));
     let after = compared(&fixture, "new.toml");
     assert!(after.is_empty(), "{after:#?}");
 }

@@ -63,7 +63,7 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
     let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
     expect(&fixture, &["b1", "b2"]);
-    look(|| fixture.setup.backend("127.0.0.1:8003").expect("it keeps its slot"))
+    look(|| fixture.setup.backend("127.0.0.1:8003").expect("it still has its slot"))
         .matches("it leaves with one flow", |backend| (backend.is_leaving(), backend.active) == (true, 1));
     // Another backend must not get the slot, or the flow would be counted as its own.
     let _added = Backend::start("b4", "127.0.0.1:8004");

@@ -61,10 +61,10 @@ fn changes_wait(
     take(fixture.daemon());
     fixture.write_endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
     add_client(fixture, &second);
-    eventually("it is said", || status(fixture), |(code, _)| *code == Some(3));
+    eventually("the daemon reports a fault", || status(fixture), |(code, _)| *code == Some(3));
     give_back(fixture.daemon());
     let wanted = ["127.0.0.1:8002", "127.0.0.1:8003"];
-    eventually("the list is taken on by itself", || addresses(fixture), |found| *found == wanted);
+    eventually("the daemon applies the list by itself", || addresses(fixture), |found| *found == wanted);
     eventually(
         "and the client as well",
         || status(fixture),
@@ -134,7 +134,7 @@ fn without_memory_connects_go_on_whether_the_daemon_does_or_not() {
         add_client(&fixture, &second);
         let look = || (fixture.daemon.as_mut().expect("a daemon").ending().is_some(), status(&fixture));
         // The remaining memory may also suffice.
-        eventually("it says so or ends", look, |(ended, (code, text))| {
+        eventually("it reports a fault or ends", look, |(ended, (code, text))| {
             *ended || *code == Some(3) || *code == Some(0) && text.contains("client second")
         });
         fixture.daemon().leave_memory(None);
@@ -257,7 +257,7 @@ fn a_daemon_without_watches_looks_once_a_second() {
     eventually("all is well", || (status(&fixture), daemon.log()), |((code, _), _)| *code == Some(0));
     assert!(daemon.log().contains("cannot watch directories (inotify)"), "{}", daemon.log());
     fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
-    eventually("the list is taken on", || addresses(&fixture), |found| *found == ["127.0.0.1:8002"]);
+    eventually("the daemon applies the list", || addresses(&fixture), |found| *found == ["127.0.0.1:8002"]);
     fixture.cgroup.remove();
     fixture.cgroup.create();
     let attached = || fixture.setup.client().cgroup_id;

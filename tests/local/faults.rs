@@ -224,7 +224,7 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     setup.write("socklb.toml", &with_passes(&config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, "")));
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut elsewhere = stage::Probe::start_with(&cgroup, stage::namespace::in_a_network_of_its_own);
-    assert!(elsewhere.try_dial(SERVICE).is_err(), "nobody is there");
+    assert!(elsewhere.try_dial(SERVICE).is_err(), "nothing listens in this namespace");
     // If the kernel reports that a process holds the socket, the daemon does not need to enter the
     // namespace.
     let is_told = !kernel::SPECULATION_BARRIERS.is_here();
@@ -266,7 +266,7 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     let passes = || setup.client().reclaim.map(|reclaim| reclaim.passes);
     stage::eventually("a pass has seen it", passes, |passes| *passes >= Some(2));
     probe.close(dialled.socket);
-    stage::eventually("it is given back", || setup.active(), |active| *active == 0);
+    stage::eventually("the flow is no longer active", || setup.active(), |active| *active == 0);
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
     assert!(daemon.wait().expect("reap the daemon").success());
 }
@@ -319,7 +319,7 @@ fn maps_that_contradict_themselves_are_not_adopted() {
     let mut services = array::<abi::Service>(&fixture.setup.map("web", map::SERVICES));
     let mut service = services.get(&0, 0).expect("the service").0;
     service.fallback = 77;
-    services.set(0, stage::maps::Raw(service), 0).expect("store a fallback that is nobody's slot");
+    services.set(0, stage::maps::Raw(service), 0).expect("store a fallback without a backend");
     let path = fixture.setup.folder.join("socklb.toml");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["the fallback of service users is slot 77", "socklb detach web"]);

@@ -90,7 +90,7 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
     let frozen = load(&fixture);
     report(&agent, ["0.1", "0.3", "0.3"]);
     let after = eventually(
-        "it is heard",
+        "the daemon shows the reported load",
         || load(&fixture),
         |load| member(load, 0).is_some_and(|member| member.utilization == Some(0.1)),
     );

@@ -54,7 +54,7 @@ fn goes_on(fixture: &Fixture, other: &Cgroup) {
     other.create();
     let mut elsewhere = Probe::start(other);
     let reached = || elsewhere.try_dial(SERVICE).is_ok();
-    eventually("the other client's cgroup made anew is attached", reached, |reached| *reached);
+    eventually("the other client is attached to the recreated cgroup", reached, |reached| *reached);
 }
 
 #[test]
@@ -67,12 +67,12 @@ fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
     assert!(faults.iter().all(|fault| fault.contains("more.toml does not answer")), "{faults:?}");
     goes_on(&fixture, &other);
     assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"], "what was in force stays");
-    assert_eq!(fixture.daemon().log().matches("does not answer").count(), 1, "it is said once");
+    assert_eq!(fixture.daemon().log().matches("does not answer").count(), 1, "it is logged once");
     // The daemon applies another configuration, and the service with the hung file retains its
     // list.
     fixture.daemon().signal(Signal::HUP);
     let taken_on = || fixture.daemon().log().matches("configuration applied").count();
-    eventually("a reload goes on", taken_on, |times| *times == 1);
+    eventually("the reload completes", taken_on, |times| *times == 1);
     assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"]);
     goes_on(&fixture, &other);
     // When the file system answers again, the fault ends.

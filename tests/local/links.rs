@@ -40,7 +40,7 @@ fn links_that_cannot_be_looked_at_are_left_alone() {
         fixture.daemon().leave_descriptors(Some(0));
         said(fixture.daemon())
     };
-    eventually("it is said", starve, |times| *times > 0);
+    eventually("the fault is logged", starve, |times| *times > 0);
     assert_eq!(links(&fixture), before);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     fixture.daemon().leave_descriptors(None);
@@ -61,7 +61,7 @@ fn a_link_with_another_program_gets_the_daemons_again() {
     stage::sys::disable_connect4(&link(&fixture, "connect4"));
     let balanced = || probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'));
     eventually("it is balanced again", balanced, |balanced| *balanced);
-    assert_eq!(links(&fixture), before, "none was made anew");
+    assert_eq!(links(&fixture), before, "none was replaced");
 }
 
 /// A link that was detached by hand still has its pin, but attaches no program.
@@ -70,7 +70,7 @@ fn a_link_that_was_detached_and_is_still_pinned_is_replaced() {
     let fixture = Fixture::new();
     let before = links(&fixture);
     stage::sys::detach_link(&link(&fixture, "connect4"));
-    eventually("it is made anew", || links(&fixture), |now| *now != before);
+    eventually("the link is replaced", || links(&fixture), |now| *now != before);
     let mut probe = fixture.probe();
     let balanced = || probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'));
     eventually("it is balanced again", balanced, |balanced| *balanced);
@@ -110,7 +110,7 @@ fn a_client_that_leaves_is_kept_while_its_flows_cannot_be_counted() {
         .replace("job = \"web\"", "job = \"web\"\nname = \"other\"");
     replace(&fixture.setup.folder.join("socklb.toml"), &other);
     let told = |faults: &Vec<String>| faults.iter().any(|fault| fault.contains("`socklb detach web "));
-    eventually("it is said what removes it", || fixture.setup.faults(), told);
+    eventually("the fault names the command that removes it", || fixture.setup.faults(), told);
     assert_eq!(probe.peer(open.socket), address(SERVICE));
     fixture.stop();
     assert!(fixture.setup.run(&["detach", "web"]).status.success());

@@ -68,7 +68,7 @@ fn a_client_task_takes_the_kernel_memory_that_is_documented() {
         let map =
             map.or_else(|_| aya::maps::MapData::from_pin(setup.map("web", name))).expect("open the map");
         let info = format!("/proc/self/fdinfo/{}", std::os::fd::AsFd::as_fd(map.fd()).as_raw_fd());
-        let info = std::fs::read_to_string(info).expect("read what the kernel tells of the map");
+        let info = std::fs::read_to_string(info).expect("read the kernel's description of the map");
         let line = info.lines().find_map(|line| line.strip_prefix("memlock:")).expect("its memory");
         bytes += line.trim().parse::<u64>().expect("a number");
     }
@@ -76,7 +76,8 @@ fn a_client_task_takes_the_kernel_memory_that_is_documented() {
     let Diagnosis { findings, .. } = setup.document(&["doctor", "--config", config.to_str().expect("UTF-8")]);
     let memory = findings.iter().find(|finding| finding.check == "memory").expect("memory");
     let kib: u64 = memory.text.split(' ').next().and_then(|text| text.parse().ok()).expect("KiB");
-    let (documented, what) = (kib << 10, format!("doctor says {kib} KiB, the kernel accounts {bytes} bytes"));
+    let (documented, what) =
+        (kib << 10, format!("doctor shows {kib} KiB, the kernel accounts {bytes} bytes"));
     if stage::kernel::MAPS_TELL_THEIR_MEMORY.is_here() {
         assert!(documented.abs_diff(bytes) * 50 < bytes, "{what}");
     } else {

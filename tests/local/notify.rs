@@ -49,7 +49,7 @@ fn a_manager_that_does_not_listen_does_not_hold_the_daemon_up() {
     for round in 1..=3 {
         daemon.signal(Signal::HUP);
         let taken_on = || daemon.log().matches("configuration applied").count();
-        stage::eventually("the loop goes on", taken_on, |times| *times >= round);
+        stage::eventually("the loop continues", taken_on, |times| *times >= round);
     }
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
     assert_eq!(daemon.stop(), Some(0));

@@ -143,7 +143,7 @@ fn a_timeout_of_connects_is_set_where_the_application_has_set_none() {
     assert_eq!((usual, probe.syn_retries(balanced)), (6, 2), "7 s are two SYNs more than the first");
     for own in [1, 4] {
         let socket = probe.start_connect_with_retries(SERVICE, own);
-        assert_eq!(probe.syn_retries(socket), own, "the application knows better");
+        assert_eq!(probe.syn_retries(socket), own, "the application's own value stays");
     }
     // A change acts on the next connect.
     fixture.setup.write("socklb.toml", &text.replace("7s", "3s"));

@@ -132,8 +132,9 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     assert_eq!(dialled.name, "theirs");
     probe.close(dialled.socket);
     look(|| setup.backends("web", "users")[0].clone()).has(|backend| backend.diverted, 1);
-    look(|| setup.faults().join("\n"))
-        .matches("it is told", |faults| faults.contains("another program rewrites destinations after ours"));
+    look(|| setup.faults().join("\n")).matches("the fault is reported", |faults| {
+        faults.contains("another program rewrites destinations after ours")
+    });
     // A flow that goes to its chosen backend is not counted as diverted.
     drop(_thief);
     assert!(

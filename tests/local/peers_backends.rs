@@ -172,7 +172,7 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
     // An ejection becomes a fault within a minute, and the connects may take that long.
     let missed: Vec<_> =
         crowd.fixture.setup.faults().into_iter().filter(|fault| !fault.contains(FAILS)).collect();
-    assert_eq!(missed, [""; 0], "nobody has missed the records");
+    assert_eq!(missed, [""; 0], "no reader has missed the records");
     // Passes over the records do read them. The configuration sets their interval.
     crowd.configure("1s");
     let faults = || crowd.fixture.setup.faults().join("\n");

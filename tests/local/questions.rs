@@ -23,7 +23,7 @@ fn socket(setup: &Setup) -> PathBuf {
 fn ask(setup: &Setup, path: &str) -> UnixStream {
     let mut stream = UnixStream::connect(socket(setup)).expect("reach the socket");
     stream.set_read_timeout(Some(6 * stage::patience())).expect("set the limit of time");
-    write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n").expect("ask");
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n").expect("send the request");
     stream
 }
 
@@ -124,12 +124,12 @@ fn half_of_the_connections_may_wait_and_others_are_told() {
     }
     let mut begins = [0; 12];
     let told = || waiting.iter().filter_map(|mut stream| stream.read(&mut begins).ok()).count();
-    eventually("one more is told", told, |told| *told == 1);
+    eventually("one request too many is refused", told, |told| *told == 1);
     assert_eq!(&begins, b"HTTP/1.0 503");
     assert_eq!(answer(ask(&fixture.setup, "/v1/status")).0, 200, "others are answered");
     // A closed connection makes room for another.
     drop(waiting);
-    eventually("those who went are forgotten", files, |now| *now <= before);
+    eventually("the closed connections are released", files, |now| *now <= before);
     fixture.cgroup.create();
     let (code, body) = answer(ask(&fixture.setup, "/v1/cover/web?cgroups=1"));
     assert!(code == 200 && body.contains("elsewhere"), "{code} {body}");

@@ -60,7 +60,11 @@ fn four_of_six_end_unseen(fixture: &mut Fixture) {
     assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 6);
     fixture.start();
     eventually("four are ended", || fixture.setup.active(), |active| *active == 2);
-    eventually("it is told", || passes_found(fixture), |found| *found == [4, 0, 0, 0]);
+    eventually(
+        "the passes have reclaimed four records",
+        || passes_found(fixture),
+        |found| *found == [4, 0, 0, 0],
+    );
     for dialled in &open[4..] {
         assert_eq!(probe.peer(dialled.socket), address(SERVICE));
         probe.close(dialled.socket);
@@ -209,13 +213,13 @@ fn a_socket_that_was_kept_is_given_back_when_nobody_holds_it() {
     fixture.start();
     let mut probe = fixture.probe();
     assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
-    eventually("it is kept", || passes_found(&fixture), |found| *found == [0, 0, 1, 0]);
+    eventually("the record is retained", || passes_found(&fixture), |found| *found == [0, 0, 1, 0]);
     fixture.stop();
     without_ends(&fixture);
     probe.kill();
     assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 1);
     fixture.start();
-    eventually("it is given back", || fixture.setup.active(), |active| *active == 0);
+    eventually("the flow is no longer active", || fixture.setup.active(), |active| *active == 0);
 }
 
 /// Sockets of other network namespaces are searched in the lists of those namespaces, however many
@@ -255,7 +259,8 @@ fn flows_of_a_namespace_that_is_gone_are_given_back() {
     eventually("it is counted", || passes_found(&fixture), |found| *found == [0, 0, 0, 1]);
     // Ten passes, a second apart.
     let given_back = || fixture.setup.active();
-    stage::within(4 * stage::patience(), given_back, |active| *active == 0).expect("it is given back");
+    stage::within(4 * stage::patience(), given_back, |active| *active == 0)
+        .expect("the flow is no longer active");
 }
 
 /// Sockets that dial again during the pass, to backends that refuse: they are in no list at any
@@ -277,7 +282,11 @@ fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
     fixture.write_endpoints(&[("127.0.0.1:8009", ""), ("127.0.0.1:8010", "")]);
     let mut other = fixture.probe();
     let refused = failure(libc::ECONNREFUSED);
-    eventually("nobody answers", || other.dial_many(SERVICE, 6), |counts| counts.get(&refused) == Some(&6));
+    eventually(
+        "all connects are refused",
+        || other.dial_many(SERVICE, 6),
+        |counts| counts.get(&refused) == Some(&6),
+    );
     for probe in &mut probes {
         probe.start_redialling(SERVICE);
     }

@@ -17,7 +17,7 @@ fn limits_change_as_the_message_says() {
     fixture.setup.write("socklb.toml", &two(&fixture, ""));
     fixture.start();
     write(&fixture.setup, &two(&fixture, "[limits]\nslots = 1024\n"));
-    let faults = eventually("it is told", || fixture.setup.faults(), |faults| !faults.is_empty());
+    let faults = eventually("the fault is reported", || fixture.setup.faults(), |faults| !faults.is_empty());
     let pins = fixture.setup.pins.display();
     let loop_ = format!("`for client in one two; do socklb detach $client --pins '{pins}'; done`");
     assert!(faults[0].contains(&loop_) && faults[0].starts_with("limits.slots cannot"), "{faults:?}");

@@ -35,7 +35,7 @@ fn start(policy: &str, spoken_for: &[&str]) -> (Fixture, Agent) {
     fixture.setup.write("socklb.toml", &text(&fixture, policy, ""));
     fixture.start();
     for backend in spoken_for {
-        eventually("it is heard", || reported(&fixture, backend), |state| state == "ready");
+        eventually("the daemon shows the report", || reported(&fixture, backend), |state| state == "ready");
     }
     (fixture, agent)
 }
@@ -79,7 +79,7 @@ fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
         let mut probe = fixture.probe();
         assert_eq!(probe.dial_many(SERVICE, 60).values().sum::<u32>(), 60);
         agent.tell(&["lame-duck", ALL[0]]);
-        eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+        eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
         let counts = probe.dial_many(SERVICE, 300);
         assert!(!counts.contains_key("b1"), "{policy}: {counts:?}");
         assert_eq!(counts.values().sum::<u32>(), 300);
@@ -117,7 +117,9 @@ fn a_key_is_replaced_without_a_gap() {
     for (keys, ids) in [(old.clone() + &new, [1, 2]), (new.clone() + &old, [2, 1]), (new, [2, 0])] {
         std::fs::write(fixture.setup.folder.join("service.key"), &keys).expect("write the keys");
         fixture.daemon().signal(Signal::HUP);
-        eventually("the daemon asks so", asks, |all| all.len() == 3 && all.iter().all(|of| *of == ids));
+        eventually("the daemon uses these keys", asks, |all| {
+            all.len() == 3 && all.iter().all(|of| *of == ids)
+        });
         let service = fixture.setup.folder.join("service.key");
         for backend in ALL {
             stage::agent::derive_key(&fixture.setup, &service, backend);
@@ -198,9 +200,11 @@ pub fn forged_push() -> [u8; 80] {
 fn what_strangers_send_changes_nothing_and_is_counted() {
     let (fixture, _agent) = start("round-robin", &ALL);
     let log = fixture.daemon().log();
-    let at =
-        log.lines().find_map(|line| line.split("address=").nth(1).filter(|_| line.contains("polling agents")));
-    let daemon: std::net::SocketAddr = at.expect("it says where").trim().parse().expect("an address");
+    let at = log
+        .lines()
+        .find_map(|line| line.split("address=").nth(1).filter(|_| line.contains("polling agents")));
+    let daemon: std::net::SocketAddr =
+        at.expect("the log has the address").trim().parse().expect("an address");
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let forged = forged_push();
     for _ in 0..1_000 {

@@ -126,7 +126,7 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
         .setup
         .write("socklb.toml", &text(&fixture, "round-robin", "").replace("127.0.0.1:0", "10.77.0.1:0"));
     fixture.start();
-    eventually("it is heard", || reported(&fixture, ALL[0]), |state| state == "ready");
+    eventually("the daemon shows the report", || reported(&fixture, ALL[0]), |state| state == "ready");
     eventually("it is ready", || asker.readiness(), |readiness| *readiness == Some(Readiness::Ready));
     // A client that returns a cookie is a subscriber, though the agent has not seen its requests.
     let before = asker.ask(0);
@@ -138,7 +138,11 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
 
     agent.signal(Signal::STOP);
     assert_eq!(asker.readiness(), Some(Readiness::Ready), "what was prepared holds for a while");
-    eventually("nobody knows", || asker.readiness(), |readiness| *readiness == Some(Readiness::Unknown));
+    eventually(
+        "the state is unknown",
+        || asker.readiness(),
+        |readiness| *readiness == Some(Readiness::Unknown),
+    );
     let answer = asker.ask(cookie);
     assert_eq!((answer.readiness(), answer.cookie), (Some(Readiness::Unknown), cookie));
     eventually("the daemon hears it", || reported(&fixture, ALL[0]), |state| state == "unknown");
@@ -148,14 +152,15 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
     let answer = asker.ask(0);
     asker.ask(answer.cookie);
     eventually(
-        "all have heard",
+        "all subscribers have acknowledged the change",
         || agent.status()["backends"][0]["unheard"].as_u64(),
         |unheard| *unheard == Some(0),
     );
     agent.tell(&["lame-duck"]);
     // A push with the previous state may have been under way.
     let mut heard = std::iter::repeat_with(|| asker.hear()).take(100);
-    let push = heard.find(|push| push.readiness() == Some(Readiness::LameDuck)).expect("it is told");
+    let push =
+        heard.find(|push| push.readiness() == Some(Readiness::LameDuck)).expect("the change is pushed");
     assert_eq!(push.kind(), Some(Kind::Push));
     let unheard = || agent.status()["backends"][0]["unheard"].as_u64();
     eventually("the daemon has acknowledged it, and we have not", unheard, |unheard| *unheard == Some(1));
@@ -227,7 +232,7 @@ fn backends_and_keys_of_another_configuration_are_answered_for_by_it() {
         asker.socket.send(request(1, key, 0).bytes()).expect("send");
         datagrams(&agent, "unknown-name") > 0
     };
-    eventually("it is nobody's name", of_nobody, |unknown| *unknown);
+    eventually("the name is unknown", of_nobody, |unknown| *unknown);
     stage::replace(&path, &configured);
     agent.signal(Signal::HUP);
     let backends = || agent.status()["backends"].as_array().map(Vec::len);
@@ -238,7 +243,7 @@ fn backends_and_keys_of_another_configuration_are_answered_for_by_it() {
     stage::replace(&path, &configured.replace("[\"lo\"]", "[]"));
     agent.signal(Signal::HUP);
     let takes_a_restart = || agent.status()["faults"].to_string();
-    eventually("it says so", takes_a_restart, |faults| faults.contains("need a restart: xdp"));
+    eventually("the fault is reported", takes_a_restart, |faults| faults.contains("need a restart: xdp"));
 }
 
 /// Agents learn a new key, clients send requests under it, agents drop the old one.
@@ -286,7 +291,11 @@ fn a_key_is_replaced_while_the_kernel_answers() {
     // The agent has dropped the old key.
     look(|| datagrams(&agent, "unknown-key")).becomes(1);
     agent.tell(&["lame-duck"]);
-    assert_eq!(second.hear().readiness(), Some(Readiness::LameDuck), "who asked under it is told");
+    assert_eq!(
+        second.hear().readiness(),
+        Some(Readiness::LameDuck),
+        "a subscriber under this key receives the push"
+    );
     look(|| answered(&agent)).becomes((5, 0));
 }
 
@@ -312,7 +321,7 @@ fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
     let agent = Agent::start_with(&fixture.setup, |command| {
         without(command, CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYS_ADMIN);
     });
-    eventually("it says why", || faults(&agent), |faults| faults.contains("CAP_PERFMON"));
+    eventually("the fault names the capability", || faults(&agent), |faults| faults.contains("CAP_PERFMON"));
     let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
     asker.ask(0);
     look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
@@ -365,7 +374,7 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
         at_other.ask(0);
         datagrams(&agent, "answered_by_kernel")
     };
-    eventually("the kernel is told", by_kernel, |count| *count > 1);
+    eventually("the kernel answers", by_kernel, |count| *count > 1);
     // Another hardware address: until the kernel has learned it, the socket answers.
     router.run("ip link set far address 02:00:00:00:00:03");
     router.run("ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:01 dev far nud permanent");
@@ -379,7 +388,7 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
         at_first.ask(0);
         datagrams(&agent, "answered_by_kernel")
     };
-    eventually("the kernel is told", by_kernel, |count| *count > before);
+    eventually("the kernel answers", by_kernel, |count| *count > before);
     router.run("ip link set far down");
     router.run("ip link set far name elsewhere");
     eventually("it is detached", || mode(&agent), |mode| mode == "socket");

@@ -170,7 +170,7 @@ fn the_program_does_what_its_code_does_on_this_host() {
     let subscribers = || twins.agent.status()["backends"][0]["subscribers"].as_u64();
     assert_eq!(subscribers(), Some(0));
     count(twins.run(plain, false, request(1, twins.key, answer.cookie ^ 1).bytes(), usize::MAX));
-    assert_eq!(subscribers(), Some(0), "a cookie of nobody's");
+    assert_eq!(subscribers(), Some(0), "a cookie that no client received");
     count(twins.run(plain, false, request(1, twins.key, answer.cookie).bytes(), usize::MAX));
     eventually("it is a subscriber", subscribers, |count| *count == Some(1));
     look(|| twins.counts()).has(|after| (after.0 - before.0, after.1 - before.1), (answered, refused));

@@ -22,7 +22,10 @@ fn a_cgroup_that_appears_later_is_attached_at_once() {
     assert_eq!(degraded(&setup), Some(3));
     let status = setup.status();
     let path = cgroup.relative();
-    let fault = format!("client web: there is no cgroup {}; the daemon attaches to it when it appears", path.display());
+    let fault = format!(
+        "client web: there is no cgroup {}; the daemon attaches to it when it appears",
+        path.display()
+    );
     assert_eq!(stage::faults_of(&status), [fault], "one fault, one line");
     cgroup.create();
     eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
@@ -183,7 +186,7 @@ fn exec_says_that_it_makes_a_cgroup_and_makes_none_beside_an_attached_one() {
     let right = format!("cgroup = \"{}\"", fixture.cgroup.relative().display());
     fixture.setup.write("socklb.toml", &text.replace(&right, &format!("cgroup = \"{wrong}\"")));
     eventually(
-        "it is taken on",
+        "the daemon applies the configuration",
         || stage::faults_of(&fixture.setup.status()).join("\n"),
         |faults| faults.contains("wrogn"),
     );

@@ -178,7 +178,7 @@ fn members_of_the_sockets_group_may_ask_and_change_nothing() {
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
         let mut stream = std::os::unix::net::UnixStream::connect(&socket).expect("connect");
         let question = "/v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-        write!(stream, "{method} {question}").expect("ask");
+        write!(stream, "{method} {question}").expect("send the request");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("an answer");
         assert!(answer.starts_with("HTTP/1.1 405"), "{method}: {answer}");
@@ -186,7 +186,8 @@ fn members_of_the_sockets_group_may_ask_and_change_nothing() {
     // Verbs that write are refused.
     for verb in [&["readmit", "users", "127.0.0.1:8001"][..], &["load", "freeze", "users"]] {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, verb));
-        let expected = "user 65533 has no permission: only root, user 0 (the daemon's), and the members of a group";
+        let expected =
+            "user 65533 has no permission: only root, user 0 (the daemon's), and the members of a group";
         assert!(code == Some(4) && text.contains(expected), "{code:?} {text}");
     }
 }
@@ -210,7 +211,8 @@ fn ejections_are_lifted_by_the_members_of_one_group() {
         let expected = "client web, service users: 127.0.0.1:8001 was not ejected\n";
         assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
     }
-    let calls = || fixture.daemon().log().lines().filter(|line| line.contains("requested a readmission")).count();
+    let calls =
+        || fixture.daemon().log().lines().filter(|line| line.contains("requested a readmission")).count();
     assert_eq!(calls(), 2, "{}", fixture.daemon().log());
     assert!(fixture.daemon().log().contains("user=65533"), "{}", fixture.daemon().log());
     // A user of another group cannot open the socket. If it could, the daemon would still refuse.
@@ -221,7 +223,8 @@ fn ejections_are_lifted_by_the_members_of_one_group() {
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("open it to all");
     let (code, text) = failure(&as_user(&others, &fixture, &readmit));
     assert!(
-        code == Some(4) && text.contains("user 65533 has no permission: only root, user 0 (the daemon's), and"),
+        code == Some(4)
+            && text.contains("user 65533 has no permission: only root, user 0 (the daemon's), and"),
         "{text}"
     );
     let log = fixture.daemon().log();
@@ -248,7 +251,8 @@ fn a_group_that_does_not_exist_keeps_the_daemon_from_starting_and_is_named() {
     fs::write(&path, format!("{text}\n[admin]\ngroup = \"no-such-group\"\n")).expect("name a group");
     let (code, text) = start(&fixture.setup);
     assert!(
-        code == Some(1) && text.contains("no-such-group, which does not exist (create it with `groupadd no-such-group`"),
+        code == Some(1)
+            && text.contains("no-such-group, which does not exist (create it with `groupadd no-such-group`"),
         "{text}"
     );
 }

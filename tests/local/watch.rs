@@ -26,7 +26,7 @@ fn the_terminal_is_given_back_however_it_ends() {
         end(&mut terminal);
         let ended = terminal.ended();
         assert_eq!((ended.code(), ended.signal()), (Some(code), None));
-        eventually("the screen is given back", || terminal.is_taken(), |is_taken| !is_taken);
+        eventually("the screen is restored", || terminal.is_taken(), |is_taken| !is_taken);
         assert!(!terminal.is_raw());
     };
     check(&|terminal| terminal.types("q"), 0);
@@ -95,13 +95,13 @@ fn it_can_be_stopped_and_continued() {
     };
     terminal.types("\x1a");
     eventually("it stops", || is_stopped(&terminal), |is_stopped| *is_stopped);
-    eventually("the screen is given back", || terminal.is_taken(), |is_taken| !is_taken);
+    eventually("the screen is restored", || terminal.is_taken(), |is_taken| !is_taken);
     assert!(!terminal.is_raw());
     signal(terminal.program(), Signal::CONT);
     eventually("the screen is taken again", || terminal.is_taken(), |is_taken| *is_taken);
     terminal.types("q");
     assert_eq!(terminal.ended().code(), Some(0));
-    eventually("the screen is given back", || terminal.is_taken(), |is_taken| !is_taken);
+    eventually("the screen is restored", || terminal.is_taken(), |is_taken| !is_taken);
     assert!(!terminal.is_raw());
 }
 

@@ -40,11 +40,11 @@ pub fn start(policy: &str) -> (Fixture, Agent) {
     fixture.start();
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
     for backend in ALL {
-        eventually("it is heard", || reported(&fixture, backend), |state| state == "ready");
+        eventually("the daemon shows the report", || reported(&fixture, backend), |state| state == "ready");
     }
     // A push goes to clients that have returned the cookie of an answer.
     eventually(
-        "the agent knows the daemon",
+        "the daemon is a subscriber of the agent",
         || subscribers(&agent),
         |all| all.iter().all(|count| *count == 1),
     );
@@ -107,18 +107,18 @@ fn a_lame_duck_is_passed_over_while_the_daemon_is_stopped_or_dead_and_back_when_
         assert!(is_chosen(&mut probe, "b1"));
         fixture.daemon().signal(Signal::STOP);
         agent.tell(&["lame-duck", ALL[0]]);
-        eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+        eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
         agent.tell(&["ready", ALL[0]]);
-        eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
+        eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
         fixture.daemon.take().expect("a daemon").kill();
         agent.tell(&["lame-duck", ALL[1]]);
-        eventually("connects know", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
+        eventually("the report affects connects", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
         assert!(is_lame(&fixture, ALL[1]), "status shows it without a daemon");
         assert_eq!(modes(&fixture)["lo"], "generic", "and how reports come in");
         fixture.start();
         eventually("it is taken over", || reported(&fixture, ALL[1]), |state| state == "lame-duck");
         agent.tell(&["ready", ALL[1]]);
-        eventually("connects know", || is_chosen(&mut probe, "b2"), |chosen| *chosen);
+        eventually("the report affects connects", || is_chosen(&mut probe, "b2"), |chosen| *chosen);
     }
 }
 
@@ -173,10 +173,10 @@ fn a_daemon_that_cannot_ask_yet_leaves_the_program_that_hears() {
     assert_eq!(links(&fixture).len(), 1);
     let mut probe = fixture.probe();
     agent.tell(&["lame-duck", ALL[0]]);
-    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+    eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     drop(taken);
     eventually("it can", || reported(&fixture, ALL[0]), |state| state == "lame-duck");
-    eventually("and says so", || modes(&fixture), |modes| modes["lo"] == "generic");
+    eventually("status shows the mode", || modes(&fixture), |modes| modes["lo"] == "generic");
 }
 
 /// The doctor's findings about interfaces.
@@ -217,8 +217,12 @@ fn another_program_is_named_and_never_replaced() {
     fixture.start();
     // The daemon's socket receives the reports.
     agent.tell(&["lame-duck", ALL[0]]);
-    eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
-    eventually("status says who does", || modes(&fixture), |modes| modes["lo"] == "socket");
+    eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+    eventually(
+        "status shows that the socket receives reports",
+        || modes(&fixture),
+        |modes| modes["lo"] == "socket",
+    );
     assert!(links(&fixture).is_empty());
     drop(other);
     eventually("it is attached once it may be", || modes(&fixture), |modes| modes["lo"] == "generic");
@@ -293,24 +297,32 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
     fixture.start();
     let mode = || modes(&fixture).remove("near").unwrap_or_default();
     eventually("the kernel listens", mode, |mode| mode == "native");
-    eventually("it is heard", || reported(&fixture, ALL[0]), |state| state == "ready");
-    eventually("the agent knows the daemon", || subscribers(&agent), |all| all == &[1]);
+    eventually("the daemon shows the report", || reported(&fixture, ALL[0]), |state| state == "ready");
+    eventually("the daemon is a subscriber of the agent", || subscribers(&agent), |all| all == &[1]);
     let near: std::net::IpAddr = "10.77.0.1".parse().expect("an address");
     assert!(listens_at(&fixture).contains(&near));
     let mut probe = fixture.probe();
     fixture.daemon().signal(Signal::STOP);
     agent.tell(&["lame-duck"]);
-    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+    eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     fixture.daemon().signal(Signal::CONT);
     agent.tell(&["ready"]);
-    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
+    eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
     assert!(taken_in(&fixture)["believed"] >= 3);
 
     let other: std::net::IpAddr = "10.77.0.7".parse().expect("an address");
     ip("address add 10.77.0.7/24 dev near");
-    eventually("the kernel is told", || listens_at(&fixture), |all| all.contains(&other));
+    eventually(
+        "the kernel's list of addresses is current",
+        || listens_at(&fixture),
+        |all| all.contains(&other),
+    );
     ip("address del 10.77.0.7/24 dev near");
-    eventually("the kernel is told", || listens_at(&fixture), |all| !all.contains(&other));
+    eventually(
+        "the kernel's list of addresses is current",
+        || listens_at(&fixture),
+        |all| !all.contains(&other),
+    );
     ip("link set near down");
     ip("link set near name elsewhere");
     eventually(
@@ -349,7 +361,7 @@ fn without_a_privilege_the_daemons_socket_does_it_and_says_why() {
         .expect("give it away");
     let mut daemon = crate::faults::start_as_nobody(&stage, &setup, |_| {});
     let faults = || setup.faults().join("\n");
-    eventually("it is said", faults, |faults| {
+    eventually("the fault is reported", faults, |faults| {
         faults.contains("interface lo") && faults.contains("CAP_PERFMON")
     });
     stage::daemon::signal(&daemon, Signal::TERM);
@@ -378,7 +390,7 @@ fn a_program_of_another_version_goes_where_none_can_take_its_place() {
     eventually("the other version is gone", || other.exists(), |exists| !*exists);
     assert!(links(&fixture).is_empty() && stage::sys::xdp_programs("lo").is_empty());
     agent.tell(&["lame-duck", ALL[0]]);
-    eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+    eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
 }
 
 /// The new daemon is stopped before it has done anything, or after the kernel has its program and
@@ -401,16 +413,16 @@ fn an_upgrade_that_stops_in_its_middle_holds_nothing_up() {
         }
         daemon.signal(Signal::STOP);
         agent.tell(&["lame-duck", ALL[0]]);
-        eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+        eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
         agent.tell(&["ready", ALL[0]]);
-        eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
+        eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
         agent.tell(&["lame-duck", ALL[1]]);
-        eventually("connects know", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
+        eventually("the report affects connects", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
         daemon.signal(Signal::CONT);
         fixture.daemon = Some(daemon);
         let heard = || fixture.setup.status().daemon.is_some() && reported(&fixture, ALL[1]) == "lame-duck";
-        eventually("it goes on", heard, |heard| *heard);
-        assert!(!is_chosen(&mut probe, "b2"), "and takes over what was said meanwhile");
+        eventually("the daemon continues", heard, |heard| *heard);
+        assert!(!is_chosen(&mut probe, "b2"), "and the report that arrived meanwhile is in force");
     }
 }
 
@@ -430,11 +442,11 @@ fn who_falls_silent_is_a_lame_duck_until_its_hold_is_over_also_without_a_daemon(
     fixture.setup.write("socklb.toml", &with_interfaces(&fixture, "round-robin", "\"lo\""));
     fixture.start();
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
-    eventually("the agent knows the daemon", || subscribers(&agent), |all| *all == [1, 1, 1]);
+    eventually("the daemon is a subscriber of the agent", || subscribers(&agent), |all| *all == [1, 1, 1]);
     let mut probe = fixture.probe();
     fixture.daemon.take().expect("a daemon").kill();
     agent.tell(&["lame-duck", ALL[0]]);
-    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+    eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     agent.signal(Signal::KILL);
     assert!(!is_chosen(&mut probe, "b1"), "its silence changes nothing");
     eventually("its hold is over", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
@@ -494,11 +506,11 @@ fn past_the_last_report_id_a_backend_is_counted_and_connects_heed_the_others() {
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
     let mut probe = fixture.probe();
     agent.tell(&["lame-duck", ALL[2]]);
-    eventually("the daemon hears it", || reported(&fixture, ALL[2]), |state| state == "lame-duck");
-    assert!(is_chosen(&mut probe, "b3"), "as the fault says");
+    eventually("the daemon shows the report", || reported(&fixture, ALL[2]), |state| state == "lame-duck");
+    assert!(is_chosen(&mut probe, "b3"), "as the fault states");
     fixture.daemon().signal(Signal::STOP);
     agent.tell(&["lame-duck", ALL[0]]);
-    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+    eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     agent.tell(&["ready", ALL[0]]);
-    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
+    eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }

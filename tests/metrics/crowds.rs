@@ -122,7 +122,7 @@ fn a_page_that_is_cut_off_is_not_taken_for_whole() {
     let (fixture, daemon) = with_backends(SOME);
     let socket = fixture.setup.folder.join("run/socklb.sock");
     let mut stream = UnixStream::connect(socket).expect("reach the socket");
-    write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("ask");
+    write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("send the request");
     let mut text = vec![0; 1 << 12];
     let read = stream.read(&mut text).expect("the answer begins");
     let head = String::from_utf8_lossy(&text[..read]).to_lowercase();
@@ -142,7 +142,7 @@ fn a_page_is_packed_for_those_who_take_it_so() {
     let plain = scrape().body;
     let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
     let head = "GET /metrics HTTP/1.0\r\nHost: localhost\r\nAccept-Encoding: deflate, gzip;q=0.8\r\n";
-    write!(stream, "{head}Accept: {OPEN_METRICS}\r\n\r\n").expect("ask");
+    write!(stream, "{head}Accept: {OPEN_METRICS}\r\n\r\n").expect("send the request");
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).expect("read the answer");
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("a head") + 4;
@@ -179,7 +179,7 @@ fn requests_that_do_not_end_take_little_and_are_dropped() {
     assert!(peak(pid) < before + (32 << 20), "{before} bytes, then {}", peak(pid));
     // The daemon waits for an unfinished request within the limit, but not for ever.
     let mut slow = TcpStream::connect(LISTEN).expect("reach the port");
-    write!(slow, "GET /metrics HTTP/1.1\r\n").expect("begin to ask");
+    write!(slow, "GET /metrics HTTP/1.1\r\n").expect("send the first line of a request");
     slow.set_nonblocking(true).expect("look, not wait");
     until("it is given up", || has_ended(&mut slow));
 }
@@ -191,7 +191,7 @@ fn a_head_at_its_limit_is_answered_and_past_it_refused() {
         let line = "GET /metrics HTTP/1.0\r\nx: ";
         let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
         let head = format!("{line}{}\r\n\r\n", "x".repeat(bytes - line.len() - 4));
-        stream.write_all(head.as_bytes()).expect("ask");
+        stream.write_all(head.as_bytes()).expect("send the request");
         let mut begin = [0; 12];
         stream.read_exact(&mut begin).expect("an answer");
         String::from_utf8_lossy(&begin).into_owned()
@@ -199,7 +199,7 @@ fn a_head_at_its_limit_is_answered_and_past_it_refused() {
     assert_eq!(answer(8191), "HTTP/1.0 200");
     assert!(answer(8193).ends_with(" 431"), "{}", answer(8193));
     let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
-    write!(stream, "GET /metrics HTTP/1.0\r\ncontent-length: 1\r\n\r\nx").expect("ask");
+    write!(stream, "GET /metrics HTTP/1.0\r\ncontent-length: 1\r\n\r\nx").expect("send the request");
     let mut begin = [0; 12];
     stream.read_exact(&mut begin).expect("an answer");
     assert_eq!(&begin, b"HTTP/1.0 413");

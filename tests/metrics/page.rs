@@ -109,9 +109,7 @@ fn a_port_that_is_taken_keeps_the_daemon_from_starting_and_says_so() {
     let (code, text) = failure(&output);
     assert_eq!(code, Some(1));
     assert!(
-        text.contains(&format!(
-            "listen on {LISTEN} ([metrics] listen): Address already in use"
-        )),
+        text.contains(&format!("listen on {LISTEN} ([metrics] listen): Address already in use")),
         "{text}"
     );
     assert!(!fixture.setup.pins_of("web").exists(), "nothing was done before");
@@ -196,7 +194,7 @@ fn runs_of_the_programs_are_told_while_the_kernel_counts_them() {
     // Otherwise there is nothing to show.
     let on =
         std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").is_ok_and(|text| text.trim() == "1");
-    assert!(on || runs().is_none_or(|(count, _)| count > 0.0), "what was not counted is told as none");
+    assert!(on || runs().is_none_or(|(count, _)| count > 0.0), "a program without counted runs has no line");
     let counting = stage::sys::count_runs();
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     let (count, seconds) = runs().expect("what was counted");

@@ -116,7 +116,7 @@ fn prometheus_has_what_status_has() {
     for _ in 0..30 {
         refused += u32::from(probe.try_dial(SERVICE).is_err());
     }
-    assert!(refused > 0, "nobody listens on port 8009");
+    assert!(refused > 0, "connects to port 8009 are refused");
     agrees(&prometheus, &fixture);
     let of = |labels: &str| format!(r#"socklb_flows_ended_total{{job="text",{labels}}}"#);
     assert_eq!(prometheus.value(&of(r#"backend="127.0.0.1:8009",ending="refused""#)), f64::from(refused));

@@ -88,12 +88,12 @@ fn every_panel_of_the_dashboard_asks_for_something_and_says_what() {
     let mut positions = BTreeSet::new();
     for panel in panels {
         let title = panel["title"].as_str().expect("a title");
-        assert!(!panel["description"].as_str().unwrap_or_default().is_empty(), "{title} says nothing");
+        assert!(!panel["description"].as_str().unwrap_or_default().is_empty(), "{title} has no description");
         assert_eq!(panel["datasource"]["uid"], "${datasource}", "{title}");
         let position = &panel["gridPos"];
         assert!(
             positions.insert((position["x"].to_string(), position["y"].to_string())),
-            "{title} lies on another"
+            "{title} has the position of another"
         );
         for target in panel["targets"].as_array().expect("queries") {
             let query = target["expr"].as_str().expect("a query");

@@ -45,7 +45,7 @@ fn backend(machine: &Machine) -> serde_json::Value {
 }
 
 fn readiness(machine: &Machine) -> String {
-    backend(machine)["readiness"].as_str().unwrap_or("nobody says").to_owned()
+    backend(machine)["readiness"].as_str().unwrap_or("absent").to_owned()
 }
 
 #[track_caller]

@@ -169,7 +169,7 @@ fn the_unit_is_ready_when_its_daemon_is_and_its_status_line_says_how_it_goes() {
     eventually("it is active again", || property(&machine, "ActiveState"), |state| state == "active");
     machine.good(&["systemctl", "stop", "frontend.service"]);
     let text = || property(&machine, "StatusText");
-    eventually("it tells", text, |text| text == "0 of 1 clients attached");
+    eventually("the status text shows the clients", text, |text| text == "0 of 1 clients attached");
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
         stage::replace(&file, text);
         let name = if *text == other { "other" } else { "web" };
         let named = || fixture.setup.status().clients.into_iter().map(|client| client.name).collect();
-        eventually("it is taken on", named, |found: &Vec<String>| *found == [name]);
+        eventually("the daemon applies the configuration", named, |found: &Vec<String>| *found == [name]);
     }
     look(|| fixture.setup.status().faults).becomes([]);
     assert_eq!(held.peer(held_here.socket), address(SERVICE));

@@ -124,16 +124,17 @@ fn check(recipe: &Recipe) -> Served {
     scene.clients.start_requests(SERVICE, CLIENTS, recipe.resends);
     let loaded = |served: &Served| (0..2).all(|backend| answers(served, backend) > LOADED);
     let before = eventually("both servers are loaded", || scene.clients.served(), loaded);
-    assert!(before.announced < LOADED / 10, "connections are kept: {before:?}");
+    assert!(before.announced < LOADED / 10, "most connections stay open: {before:?}");
     let (exit, begun) = (EXIT * pace::pace(), Instant::now());
     signal(&scene.runs[0], Signal::TERM);
-    let ended = within(exit, || scene.runs[0].try_wait().expect("its parent may ask"), Option::is_some);
+    let ended =
+        within(exit, || scene.runs[0].try_wait().expect("its parent may read its status"), Option::is_some);
     let took = begun.elapsed();
     let at_end = scene.clients.served();
     eprintln!("{}: ended after {took:?}; {at_end:?}", recipe.command);
     assert!(ended.is_ok(), "it ends within {exit:?}");
     let goes_on = |served: &Served| answers(served, 1) > answers(&at_end, 1) + LOADED;
-    eventually("the other server goes on", || scene.clients.served(), goes_on);
+    eventually("the other server continues", || scene.clients.served(), goes_on);
     let served = scene.clients.stop_requests();
     assert!(served.failed.is_empty(), "{served:?}");
     assert_eq!(answers(&served, 0), answers(&at_end, 0), "a server that has ended answers nothing");

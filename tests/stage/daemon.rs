@@ -225,7 +225,7 @@ impl Daemon {
         let mut daemon = Self::spawn(setup);
         let socket = setup.socket();
         let look = || {
-            if let Some(status) = daemon.child.try_wait().expect("ask for the daemon") {
+            if let Some(status) = daemon.child.try_wait().expect("read the daemon's status") {
                 panic!("the daemon ended: {status}\n{}", daemon.log());
             }
             std::os::unix::net::UnixStream::connect(&socket).is_ok()
@@ -299,7 +299,7 @@ impl Daemon {
 
     /// The exit status, if the daemon has ended.
     pub fn ending(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().expect("ask for the daemon")
+        self.child.try_wait().expect("read the daemon's status")
     }
 
     /// Requests a stop with a signal and waits; returns the exit code.

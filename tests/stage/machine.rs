@@ -55,7 +55,7 @@ impl Machine {
         let init = if init == "systemd" { "/usr/lib/systemd/systemd\0" } else { "/usr/bin/sleep\0" };
         let command = format!("/proc/{}/cmdline", machine.process_1);
         let look = || {
-            let ended = machine.starter.try_wait().expect("ask for the machine");
+            let ended = machine.starter.try_wait().expect("read the machine's status");
             assert!(ended.is_none(), "the machine ended: {ended:?}");
             fs::read_to_string(&command).unwrap_or_default()
         };

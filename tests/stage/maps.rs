@@ -35,7 +35,7 @@ pub fn per_cpu<T: bytemuck::Pod>(pin: &Path) -> PerCpuArray<MapData, Raw<T>> {
 /// All values of a pinned array map, in one call: one call per entry takes seconds in a guest.
 pub fn values<T: bytemuck::Pod>(pin: &Path) -> Vec<T> {
     let data = MapData::from_pin(pin).unwrap_or_else(|error| panic!("open {}: {error}", pin.display()));
-    let info = data.info().expect("ask what the map is");
+    let info = data.info().expect("read the map's description");
     assert_eq!(info.value_size() as usize, size_of::<T>(), "{} holds something else", pin.display());
     let mut count = info.max_entries();
     let mut keys = vec![0u32; count as usize];

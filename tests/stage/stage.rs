@@ -179,7 +179,7 @@ pub fn until_nobody_writes(path: &Path) {
         unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_SETLEASE, kind) }
     };
     // The kernel grants a lease for reading only if no process has the file open for writing.
-    eventually("nobody writes the file", || lease(libc::F_RDLCK), |result| *result == 0);
+    eventually("no process has the file open for writing", || lease(libc::F_RDLCK), |result| *result == 0);
     lease(libc::F_UNLCK);
 }
 

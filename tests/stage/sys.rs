@@ -184,7 +184,7 @@ fn link_info(pin: &Path) -> bpf_link_info {
     attr.info.info = (&raw mut info) as u64;
     // SAFETY: the structure has the length that is passed, and outlives the call.
     unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }
-        .unwrap_or_else(|error| panic!("ask for {}: {error}", pin.display()));
+        .unwrap_or_else(|error| panic!("query {}: {error}", pin.display()));
     info
 }
 

@@ -124,7 +124,7 @@ impl Terminal {
         match (count(ENTER), count(LEAVE)) {
             (taken, left) if taken == left => false,
             (taken, left) if taken == left + 1 => true,
-            counts => panic!("taken and given back so often: {counts:?}"),
+            counts => panic!("the alternate screen was shown and left this often: {counts:?}"),
         }
     }
 

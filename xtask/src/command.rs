@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 /// The top of the repository.
 pub fn root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.parent().expect("xtask lies in the repository").to_owned()
+    manifest.parent().expect("xtask is in the repository").to_owned()
 }
 
 /// The folder for all build results: cargo's target folder, wherever it is.
