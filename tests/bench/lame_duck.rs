@@ -1,7 +1,6 @@
-//! The effect and the cost of backends' reports: restarts that lose no request, and crashes; the
-//! time from SIGTERM to the last connect that chose a lame duck; pushes to many clients; the
-//! time until a datagram is stored, and until a request is answered; probes of many backends, and
-//! datagrams of strangers.
+//! The effect and the cost of backends' reports: restarts and crashes; the time from SIGTERM to the
+//! last connect that chose a lame duck; pushes to many clients; the time until a datagram is
+//! stored, and until a request is answered; probes of many backends; and datagrams of strangers.
 //!
 //! This is a benchmark, not a test: it runs in real time, and its results depend on timing. It
 //! drives daemon, agent and backends as processes, as an operator does. For thousands of agents, or
@@ -47,14 +46,14 @@ use finding::Finding;
 /// `bench lame-duck`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Only these parts; default: all
+    /// Measure only these parts; default: all
     parts: Vec<Part>,
     /// Fail if a requirement is missed
     #[arg(long)]
     check: bool,
 }
 
-/// A part, which can be measured alone.
+/// A part that can be measured separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     /// Backends that are restarted or crash under load
@@ -108,7 +107,7 @@ pub fn run(options: &Options) -> Result<()> {
         if !options.parts.is_empty() && !options.parts.contains(&part) {
             continue;
         }
-        // A network of its own, so that no part finds the remains of another.
+        // Each part has its own network, so that no part finds the remains of another.
         let stage = Stage::new();
         let findings = part.measure(&stage)?;
         println!("{}", finding::print(&findings));

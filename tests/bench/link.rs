@@ -1,8 +1,8 @@
-//! A link to other hosts with a delay and an optional loss: two TAP devices, one of them in a
-//! network namespace of its own, and threads that carry frames from one to the other some
-//! milliseconds later. On loopback an answer arrives while the packet is being sent, so that of
-//! fifty connects only as many would be under way as there are CPUs. Not every kernel has netem;
-//! and the losses here are the same in each run.
+//! A link to other hosts with a delay and an optional loss: two TAP devices, one of them in its own
+//! network namespace, and threads that carry frames from one to the other some milliseconds later.
+//! On loopback an answer arrives while the packet is being sent, so of fifty connects only as many
+//! would be under way as there are CPUs. The link does not use netem, because some kernels do not
+//! have it, and because the losses here are the same in each run.
 //!
 //! Every address of `10.78.0.0/16` belongs to the far end.
 
@@ -23,7 +23,7 @@ use stage::namespace::another_network;
 
 use crate::pause;
 
-/// How long a carrier waits before it checks whether it must end.
+/// How long a carrier thread waits before it checks whether it must end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Longer than any frame: the devices have an MTU of 1,500.
@@ -32,14 +32,14 @@ const FRAME: usize = 2048;
 /// The address of the near end.
 pub const NEAR: &str = "10.77.0.1";
 
-/// The link. Removed on drop, with the far namespace.
+/// The link. It is removed on drop, together with the far namespace.
 pub struct Link {
     far: File,
     carried: Arc<Carried>,
     carriers: Vec<JoinHandle<()>>,
 }
 
-/// What its carriers share.
+/// The state that the carrier threads share.
 struct Carried {
     delay: Duration,
     /// Packets per million that are lost.
@@ -48,11 +48,11 @@ struct Carried {
 }
 
 impl Link {
-    /// Connects the calling thread's network with a new one, in which `listen` starts the
-    /// listeners. A packet takes `delay` one way.
+    /// Connects the network of the calling thread with a new network, in which `listen` starts the
+    /// listeners. A packet takes `delay` in one direction.
     pub fn start<T: Send>(delay: Duration, listen: impl FnOnce() -> Result<T> + Send) -> Result<(Self, T)> {
-        // Both ends have fixed hardware addresses of the peer, because an address request might be
-        // lost.
+        // Both ends have fixed hardware addresses of their peer, because an address request might
+        // be lost.
         let near = tap("near")?;
         run("ip link set near address 02:00:00:00:00:01 up")?;
         run("ip address add 10.77.0.1/24 dev near")?;
@@ -81,7 +81,7 @@ impl Link {
         Ok((Self { far: far_namespace, carried, carriers }, listening))
     }
 
-    /// Loses this share of the packets from now on, in either direction.
+    /// Loses this share of the packets from now on, in each direction.
     pub fn lose(&self, share: f64) {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a million")]
         self.carried.lost.store((share * 1e6) as u64, Ordering::Relaxed);
@@ -132,7 +132,7 @@ fn take(mut from: File, sent: &Sender<(Instant, Vec<u8>)>, carried: &Carried, se
 
 /// Delivers each frame when it is due, until all senders are gone.
 fn bring(mut to: File, under_way: &Receiver<(Instant, Vec<u8>)>) {
-    // If the kernel refuses, each frame is 50 us late, which is no reason to end.
+    // If the kernel refuses, each frame is 50 us late, which is acceptable.
     let _ = pause::without_slack();
     for (due, frame) in under_way {
         pause::until(due);
@@ -141,8 +141,8 @@ fn bring(mut to: File, under_way: &Receiver<(Instant, Vec<u8>)>) {
     }
 }
 
-/// Makes a TAP device of this name in the calling thread's network; it disappears with its last
-/// handle.
+/// Creates a TAP device of this name in the network of the calling thread. The device disappears
+/// when its last handle is closed.
 fn tap(name: &str) -> Result<File> {
     let file = File::options().read(true).write(true).open("/dev/net/tun").context("open /dev/net/tun")?;
     // SAFETY: a structure of plain numbers.
@@ -157,7 +157,7 @@ fn tap(name: &str) -> Result<File> {
     Ok(file)
 }
 
-/// Runs a command line in the calling thread's network.
+/// Runs a command line in the network of the calling thread.
 pub fn run(line: &str) -> Result<()> {
     let mut words = line.split(' ');
     let mut command = Command::new(words.next().context("a program")?);

@@ -1,10 +1,10 @@
 //! Weights that follow load, on this kernel: how evenly backends of different capacity are loaded,
-//! compared with the planner's result for the same fleet; and what it costs a daemon to follow the
-//! load of many.
+//! compared with the planner's result for the same fleet; and the daemon's cost of following the
+//! load of many backends.
 //!
-//! Backends are processes under quotas of CPU time, agents report how much of these they use, and
-//! clients send at different rates. The kernel's count for a backend's cgroup shows how loaded it
-//! is; this count is independent of every part of the decision.
+//! Backends are processes with quotas of CPU time, agents report how much of their quotas they use,
+//! and clients send at different rates. The kernel's count for a backend's cgroup shows its load.
+//! This count does not depend on any part of the decision.
 
 pub mod server;
 
@@ -34,12 +34,12 @@ use fleet::{Cost, Mode};
 /// `bench load`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Only these parts; default: both
+    /// Measure only these parts; default: both
     parts: Vec<Part>,
-    /// Only these arms
+    /// Measure only these arms
     #[arg(long = "arm")]
     arms: Vec<Arm>,
-    /// Only this way to dial
+    /// Measure only this way to dial
     #[arg(long = "mode")]
     modes: Vec<Mode>,
     /// Number of turns of each arm
@@ -57,7 +57,7 @@ pub struct Options {
     /// CPU time of a request, in microseconds
     #[arg(long, default_value_t = 1_500)]
     cost: u64,
-    /// Variation of that: the standard deviation of its logarithm
+    /// Standard deviation of the logarithm of the cost; 0: all requests cost the same
     #[arg(long, default_value_t = 0.0)]
     sigma: f64,
     /// Fail if a requirement is missed
@@ -65,7 +65,7 @@ pub struct Options {
     check: bool,
 }
 
-/// A part, which can be measured alone.
+/// A part that can be measured separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     /// Backends with different quotas
@@ -133,7 +133,7 @@ fn fleets(options: &Options, arms: &[Arm]) -> Result<Vec<Finding>> {
     Ok(print::findings(&outcomes, planned))
 }
 
-/// The version of the cgroups that have quotas here.
+/// The cgroup version with quotas on this host.
 fn version() -> String {
     Quota::new().map_or_else(|error| format!("s: {error:#}"), |quota| format!(" v{}", quota.version()))
 }

@@ -1,5 +1,5 @@
-//! Benchmarks against the real kernel: paired arms in one run, taken in turns, with an A/A arm that
-//! shows the noise.
+//! Benchmarks against the real kernel. Arms are compared in pairs within one run and take turns,
+//! and an A/A arm shows the noise.
 
 mod connect;
 
@@ -28,15 +28,16 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// connect() and what follows it, through the programs, against direct and others
+    /// connect() and later operations through the programs, compared with direct connections and
+    /// other balancers
     Connect(connect::Options),
     /// Start-up time and idle CPU of the daemon
     Daemon,
-    /// What a dead backend costs a client, with and without ejection
+    /// The cost of a dead backend for a client, with and without ejection
     Failover(failover::Options),
     /// The effect and the cost of backends' reports
     LameDuck(lame_duck::Options),
-    /// How evenly backends of different capacity are loaded, and what it costs to follow their load
+    /// How evenly backends of different capacity are loaded, and the cost of following their load
     Load(load::Options),
     /// The backends of a benchmark
     #[command(hide = true)]
@@ -63,8 +64,8 @@ enum Command {
 
 fn main() -> Result<()> {
     let command = Cli::parse().command;
-    // Without its parent this process would continue and occupy both CPUs. An application does
-    // continue without its run.
+    // Without its parent this process would continue and occupy both CPUs. Only an application
+    // continues without the `socklb agent run` that started it.
     if !matches!(command, Command::Application(_)) {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     }
@@ -84,7 +85,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Prints the missed requirements; returns an error if they are checked.
+/// Prints the missed requirements. Returns an error if there are any and they are checked.
 fn conclude(missed: &[String], is_checked: bool) -> Result<()> {
     for missed in missed {
         println!("missed: {missed}");

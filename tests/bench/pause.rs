@@ -1,5 +1,5 @@
 //! Waits for a moment, exact to the microsecond: with the kernel's default slack of 50 us, a sleep
-//! would distort the measurement. Also the opposite: keeps processors busy.
+//! would distort the measurement. Also keeps processors busy.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ pub fn without_slack() -> Result<()> {
     Ok(rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?)
 }
 
-/// Makes the calling thread run whenever it has work, before all other threads.
+/// Makes the calling thread run before all threads of ordinary priority, whenever it has work.
 pub fn before_all_others() -> Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameters outlive the call, which only reads them.
@@ -30,7 +30,7 @@ pub fn pause(time: Duration) {
 pub fn until(moment: Instant) {
     while let Some(left) = moment.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
         let left = Timespec::try_from(left).expect("a short time");
-        // The loop checks the time whether the sleep was interrupted or not.
+        // The loop checks the time, whether the sleep was interrupted or not.
         let _: NanosleepRelativeResult = clock_nanosleep_relative(ClockId::Monotonic, &left);
     }
 }

@@ -1,11 +1,11 @@
-//! Medians and their confidence, by order statistics: no assumption about the distribution of
-//! times.
+//! Medians and their confidence intervals, by order statistics: they need no assumption about the
+//! distribution of times.
 
 /// A median with its confidence interval.
 #[derive(Clone, Copy, Debug)]
 pub struct Median {
     pub value: f64,
-    /// 95 % confidence interval of the median, by order statistics.
+    /// The lower end of the 95 % confidence interval of the median, by order statistics.
     pub low: f64,
     /// The upper end of the interval.
     pub high: f64,
@@ -14,7 +14,7 @@ pub struct Median {
 /// The median of `values`.
 ///
 /// # Panics
-/// If there are none.
+/// There are no values.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -26,7 +26,7 @@ pub fn median(values: &[f64]) -> Median {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let n = sorted.len() as f64;
-    // The ranks between which the median lies with 95 %: binomial, by its normal approximation.
+    // The median lies between these ranks with 95 %: binomial, by its normal approximation.
     let half = 0.98 * n.sqrt();
     let at = |rank: f64| sorted[(rank.max(0.0) as usize).min(sorted.len() - 1)];
     Median { value: sorted[sorted.len() / 2], low: at(n / 2.0 - half), high: at(n / 2.0 + half) }

@@ -1,7 +1,7 @@
-//! The time from a request to its answer, through the agent's socket and from the kernel in its
-//! place: on an idle host, and on a host with busy processors.
+//! The time from a request to its answer: through the agent's socket, and from the kernel in the
+//! agent's place; on an idle host, and on a host with busy processors.
 //!
-//! The requester is a thread of real-time priority, so that only the agent lacks processors.
+//! The requester is a thread with real-time priority, so that only the agent lacks processors.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -18,16 +18,16 @@ use super::finding::{Finding, Times};
 use super::keys::ServiceKey;
 use crate::pause;
 
-/// Requests of each measurement.
+/// The number of requests of each measurement.
 const REQUESTS: u64 = 10_000;
-/// How far apart they are.
+/// The time between two requests.
 const APART: Duration = Duration::from_millis(1);
-/// The required p99.9 of the kernel on a busy host.
+/// The required p99.9 of answers from the kernel on a busy host.
 const NEEDED: Duration = Duration::from_millis(1);
-/// An answer that takes longer is lost.
+/// An answer that takes longer counts as lost.
 const LOST: Duration = Duration::from_secs(5);
 
-/// What answers, and over which link.
+/// The component that answers, and the link to it.
 struct Arm {
     name: &'static str,
     agent: &'static str,
@@ -122,6 +122,6 @@ fn measure(socket: &UdpSocket, backend: SocketAddr, key: Key, id: u16) -> Result
         }
         Ok(Times::new(times))
     };
-    // On a thread of its own, because the priority ends with it.
+    // On a separate thread, because the priority ends with the thread.
     std::thread::scope(|scope| scope.spawn(ask_all).join().expect("the measurement ends"))
 }

@@ -1,6 +1,6 @@
-//! The application of a backend: a small HTTP/1.1 server that answers with its own address. From
-//! SIGUSR1 on it answers with `Connection: close`; after SIGTERM it ends as soon as it has answered
-//! what it has accepted.
+//! The application of a backend: a small HTTP/1.1 server that answers with its own address. After
+//! SIGUSR1 it answers with `Connection: close`. After SIGTERM it ends as soon as it has answered
+//! all requests that it has accepted.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -28,7 +28,7 @@ struct State {
     closes: AtomicBool,
     drains: AtomicBool,
     has_drained: AtomicBool,
-    /// Requests that have begun and are not answered.
+    /// Requests that have begun and are not answered yet.
     under_way: AtomicU64,
 }
 
@@ -61,7 +61,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Blocks the signals that the program waits for, in this thread and those that it starts.
+/// Blocks the signals for which the program waits, in this thread and in threads that it starts.
 fn block() -> Result<libc::sigset_t> {
     // SAFETY: `sigset_t` is plain data, for which zeroes are valid, and `signals` outlives every
     // call.
@@ -77,7 +77,7 @@ fn block() -> Result<libc::sigset_t> {
     }
 }
 
-/// Accepts until it drains, and then accepts what is in the queue.
+/// Accepts until the application drains, and then accepts the connections that are in the queue.
 fn accept(listener: &TcpListener, name: &Arc<str>, state: &Arc<State>) {
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
     loop {
@@ -99,8 +99,8 @@ fn accept(listener: &TcpListener, name: &Arc<str>, state: &Arc<State>) {
     }
 }
 
-/// Answers until either side closes. A request is under way from the moment at which the connection
-/// is accepted, and later ones from their first byte.
+/// Answers until either side closes. The first request is under way from the moment at which its
+/// connection is accepted, and later ones from their first byte.
 fn serve(mut stream: TcpStream, name: &str, state: &State) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_nodelay(true);
@@ -126,7 +126,8 @@ fn serve(mut stream: TcpStream, name: &str, state: &State) {
         state.under_way.fetch_sub(1, Ordering::SeqCst);
         is_under_way = false;
         if closes || !is_sent {
-            // The client reads the end and closes, so that no unread data resets the connection.
+            // The client reads the end and closes. Otherwise unread data would reset the
+            // connection.
             let _ = stream.shutdown(Shutdown::Write);
             let _ = stream.read(&mut bytes);
             break;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::failover::print::table;
 use crate::statistics::percentile;
 
-/// One line of the results.
+/// One measurement, which is one line of the results.
 #[derive(Debug)]
 pub struct Finding {
     what: String,
@@ -14,12 +14,12 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A measurement without a requirement.
+    /// Creates a measurement without a requirement.
     pub fn shown(what: impl Into<String>, measured: impl Into<String>) -> Self {
         Self { what: what.into(), measured: measured.into(), needed: None }
     }
 
-    /// A measurement with its requirement, and whether it is met.
+    /// Creates a measurement with its requirement, and whether it is met.
     pub fn judged(
         what: impl Into<String>,
         measured: impl Into<String>,
@@ -29,7 +29,7 @@ impl Finding {
         Self { what: what.into(), measured: measured.into(), needed: Some((needed.into(), is_reached)) }
     }
 
-    /// The requirement, if it is missed.
+    /// Returns the requirement if it is missed.
     pub fn missed(&self) -> Option<String> {
         let (needed, is_reached) = self.needed.as_ref()?;
         (!is_reached).then(|| format!("{}: {}, needed: {needed}", self.what, self.measured))
@@ -47,12 +47,12 @@ pub fn print(findings: &[Finding]) -> String {
     table(&["what", "measured", "needed"], &findings.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Times, for reading quantiles.
+/// Times, from which quantiles are read.
 #[derive(Clone, Debug)]
 pub struct Times(Vec<u64>);
 
 impl Times {
-    /// From times in any order.
+    /// Sorts the times, which may be in any order.
     pub fn new(times: impl IntoIterator<Item = Duration>) -> Self {
         let mut ns: Vec<u64> =
             times.into_iter().map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)).collect();
@@ -64,7 +64,7 @@ impl Times {
         self.0.len()
     }
 
-    /// The time below which this share of them lies; zero if there are none.
+    /// The quantile: this share of the times is below it. Zero if there are no times.
     pub fn at(&self, share: f64) -> Duration {
         if self.0.is_empty() {
             return Duration::ZERO;

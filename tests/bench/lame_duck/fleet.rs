@@ -23,16 +23,17 @@ pub fn addresses(count: u8) -> Vec<SocketAddr> {
     (1..=count).map(|number| SocketAddr::from(([10, 78, 0, number], PORT))).collect()
 }
 
-/// Assigns the addresses to the far end's host, which otherwise only receives packets to them.
+/// Assigns the addresses to the host at the far end, which otherwise receives packets to them
+/// without having them.
 pub fn add_addresses(backends: &[SocketAddr]) -> Result<()> {
     backends.iter().try_for_each(|backend| run(&format!("ip address add {}/32 dev lo", backend.ip())))
 }
 
-/// The host. Its processes end with it.
+/// The host. Its processes end when it is dropped.
 pub struct Fleet<'l> {
     agent: Option<Kept>,
     runs: Vec<Option<Kept>>,
-    // Dropped after the processes in it. Applications are not this process's children.
+    // Dropped after the processes in it. Applications are not children of this process.
     cgroup: Cgroup,
     backends: Vec<SocketAddr>,
     folder: PathBuf,
@@ -46,7 +47,7 @@ impl<'l> Fleet<'l> {
         let mut text = "listen = [\"0.0.0.0:9465\"]\n".to_owned();
         for backend in backends {
             let file = stage::agent::derive_key(setup, &key.path, &backend.to_string());
-            // `socklb agent run` reports their readiness.
+            // `socklb agent run` reports the readiness of these backends.
             text += &format!(
                 "[[backend]]\naddress = \"{backend}\"\nkey = \"{}\"\ncheck = \"off\"\n",
                 file.display()
@@ -95,12 +96,12 @@ impl<'l> Fleet<'l> {
         drop(self.agent.take());
     }
 
-    /// Whether the agent was killed.
+    /// Returns whether the agent was killed.
     pub fn is_without_agent(&self) -> bool {
         self.agent.is_none()
     }
 
-    /// Starts the backends that do not run. Returns how many.
+    /// Starts the backends that do not run. Returns how many it started.
     pub fn start_missing(&mut self) -> Result<usize> {
         let mut started = 0;
         for number in 0..self.runs.len() {
@@ -121,7 +122,7 @@ impl<'l> Fleet<'l> {
         Ok(started)
     }
 
-    /// Whether a backend's run has not ended.
+    /// Returns whether a backend's `socklb agent run` has not ended.
     pub fn runs(&mut self, number: usize) -> Result<bool> {
         Ok(match &mut self.runs[number] {
             Some(run) => run.try_wait()?.is_none(),
@@ -129,7 +130,7 @@ impl<'l> Fleet<'l> {
         })
     }
 
-    /// Sends SIGTERM to a backend's run.
+    /// Sends SIGTERM to a backend's `socklb agent run`.
     pub fn terminate(&self, number: usize) -> Result<()> {
         signal(self.runs[number].as_ref().context("not running")?, Signal::TERM);
         Ok(())

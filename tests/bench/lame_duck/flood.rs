@@ -1,11 +1,12 @@
 //! Frames of strangers to an interface on which the kernel processes reports: a million per second,
-//! and as many as one processor can make. None may change anything, each must be counted, no
+//! and as many as one processor can make. The frames must change nothing, each must be counted, no
 //! connect may fail, and connects may take hardly longer than under the same frames to a program
-//! that only drops. For comparison, the time is also shown for frames that pass to the daemon's
-//! socket.
+//! that only drops them. For comparison, the benchmark also shows the time for frames that pass to
+//! the daemon's socket.
 //!
-//! The programs take turns on one link, a second and a half each, in every round; the ratio to the
-//! first is computed within each round. The second is the first once more: its ratio is the noise.
+//! The programs take turns of a second and a half on one link, in every round. The ratio to the
+//! first program is computed within each round. The second program is a copy of the first: its
+//! ratio is the noise.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -32,18 +33,18 @@ use super::verdicts::{Verdicts, registered};
 use crate::pause;
 use crate::statistics::median;
 
-/// The address of daemon and applications.
+/// The address of the daemon and of the applications.
 const NEAR: &str = "10.77.0.1";
-/// How long the turn of a program is.
+/// The length of a program's turn.
 const TURN: Duration = Duration::from_millis(1_500);
-/// Rounds: half a minute for each program.
+/// The number of rounds: half a minute for each program.
 const ROUNDS: usize = 20;
-/// Frames that one call sends: a fraction of a turn.
+/// The number of frames that one call sends: a fraction of a turn.
 const AT_A_TIME: u32 = 200_000;
-/// The maximum ratio of a connect's time to that under a program that only drops.
+/// The maximum ratio of a connect's time to the time under a program that only drops.
 const NEEDED: f64 = 1.10;
 
-/// How many frames per second.
+/// The number of frames per second.
 #[derive(Clone, Copy, Debug)]
 enum Rate {
     Million,
@@ -55,17 +56,18 @@ struct Arm<'a> {
     name: &'static str,
     program: &'a OwnedFd,
     frame: &'a Frame,
-    /// The receiver's counter for the frames.
+    /// The name of the receiver's counter for the frames.
     counted: Option<&'static str>,
 }
 
-/// After a turn its last frames are under way for at most this long.
+/// The maximum time for which the last frames of a turn are still under way.
 const SETTLES: Duration = Duration::from_millis(50);
 
-/// The processor that makes the frames; the measured processes are on the others.
+/// The processor that makes the frames. The measured processes run on the others.
 const SENDER: usize = 0;
 
-/// Makes the calling thread, and what it starts, run on the processor that sends, or on all others.
+/// Makes the calling thread, and threads and processes that it starts, run on the processor that
+/// sends, or on all others.
 fn place(sends: bool, count: usize) -> Result<()> {
     let mut processors = rustix::thread::CpuSet::new();
     ensure!(count > 1, "one processor sends, and the measured processes need another one");
@@ -77,7 +79,7 @@ fn place(sends: bool, count: usize) -> Result<()> {
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let processors = std::thread::available_parallelism()?.get();
-    // On a thread of its own, because the placement ends with it.
+    // On a separate thread, because the placement ends with the thread.
     let measure = || flood_host(stage, processors);
     std::thread::scope(|scope| scope.spawn(measure).join().expect("the measurement ends"))
 }
@@ -108,8 +110,9 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
     let link = host.setup.host_map(&format!("receive-native@{}", sys::interface_index("near")));
     let receiver = sys::program(sys::link(&link).program);
     let (drop, pass) = (sys::xdp_program(Action::Drop), sys::xdp_program(Action::Pass));
-    // A lame duck by a push, which is captured and sent again after a later one; a forged report;
-    // and a report of a backend that receives no requests.
+    // The replayed datagram is a push that made a backend a lame duck, captured and sent again
+    // after a later push. The others are a forged report, and a report of a backend that receives
+    // no requests.
     let report = |readiness, counter| Report { readiness, counter };
     let captured = speaker.push(backends[0], report(Readiness::LameDuck, 5), || {})?;
     eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
@@ -129,7 +132,7 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
         arm("unknown backend", &receiver, &unknown, Some("unknown-name")),
         arm("passed to the socket", &pass, &forged, None),
     ];
-    // The link's IPv6 address becomes valid only after two seconds, and the daemon then checks its
+    // The link's IPv6 address becomes valid only after two seconds, and then the daemon checks its
     // program.
     pause::pause(Duration::from_secs(4));
     let words = Verdicts::open(&host.setup)?;
@@ -165,7 +168,7 @@ fn application(backend: &SocketAddr) -> Result<Kept> {
     Ok(child)
 }
 
-/// How many frames an interface could not forward.
+/// The number of frames that an interface could not forward.
 fn dropped_by(interface: &str) -> Result<u64> {
     let output =
         Command::new("ip").args(["-statistics", "-json", "link", "show", "dev", interface]).output()?;
@@ -173,7 +176,7 @@ fn dropped_by(interface: &str) -> Result<u64> {
     links[0]["stats64"]["tx"]["dropped"].as_u64().context("`ip -statistics` shows no dropped frames")
 }
 
-/// A finished turn: its arm, its time, and how many frames arrived.
+/// A finished turn: its arm, its time, and the number of frames that arrived.
 struct Turn {
     arm: usize,
     from_ns: u64,
@@ -229,7 +232,7 @@ fn flood(
                 }
                 let to_ns = now_ns();
                 pause::pause(SETTLES);
-                // The sent frames for which the link had room.
+                // Frames that were sent, and for which the link had room.
                 let frames = frames - (dropped_by("far")? - dropped);
                 turns.lock().expect("no thread has panicked").push(Turn { arm, from_ns, to_ns, frames });
             }

@@ -7,26 +7,27 @@ use anyhow::{Context, Result};
 use lb_view::status::ServiceStatus;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-/// The service that the client dials. No interface has this address: a connect that is not
+/// The service that the client dials. No interface has this address, so a connect that is not
 /// rewritten fails.
 pub const SERVICE: &str = "10.96.0.10:80";
 
 /// The parameters of a host.
 pub struct Wanted<'w> {
-    /// The value of `health`, which sets how the daemon probes.
+    /// The value of the key `health`, which defines how the daemon probes.
     pub health: &'w str,
-    /// The file of the service's key, if the daemon sends requests to agents.
+    /// The file of the service's key; `None` if the daemon sends no requests to agents.
     pub key: Option<&'w Path>,
     /// The address from which the daemon sends requests.
     pub listen: &'w str,
-    /// The network interface on which the kernel processes reports, if any.
+    /// The network interface on which the kernel processes reports; `None` if the daemon's socket
+    /// receives them.
     pub xdp: Option<&'w str>,
     pub backends: &'w [SocketAddr],
 }
 
-/// The host.
+/// A host with its daemon.
 pub struct Host {
-    // Dropped before the cgroup that its programs are on.
+    // Dropped before the cgroup to which its programs are attached.
     daemon: Option<Daemon>,
     pub setup: Setup,
     /// The client's cgroup.
@@ -55,7 +56,7 @@ impl Host {
         Self { daemon, setup, cgroup }
     }
 
-    /// The service as status shows it.
+    /// The service as `socklb status` shows it.
     pub fn service(&self) -> Result<ServiceStatus> {
         let status = self.setup.status();
         let service = status.client("web").and_then(|client| client.service("users")).cloned();
@@ -78,7 +79,7 @@ impl Host {
         Ok(at.context("the log does not show the address of requests")?.trim().parse()?)
     }
 
-    /// How many backends are in a state by their own reports.
+    /// The number of backends with this state by their own reports.
     pub fn reported(&self, state: &str) -> Result<usize> {
         let service = self.service()?;
         let probes = service.backends.iter().filter_map(|backend| backend.probe.as_ref());
@@ -93,7 +94,7 @@ impl Drop for Host {
     }
 }
 
-/// A series of a page of metrics; 0 if it has none.
+/// The value of a series in a page of metrics; 0 if the page does not have it.
 pub fn metric(page: &str, series: &str) -> u64 {
     let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.trim().parse().ok();
     page.lines().find_map(value).unwrap_or(0)

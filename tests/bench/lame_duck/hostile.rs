@@ -1,7 +1,7 @@
 //! 100,000 datagrams of strangers and of eavesdroppers: forged, replayed, truncated, oversized,
-//! reordered, reflected. None changes anything, and each is counted as what it is.
+//! reordered, reflected. They must change nothing, and each must be counted under its own reason.
 //!
-//! The agent is silent meanwhile: otherwise its answers would be counted too.
+//! The agent sends nothing meanwhile, because its answers would be counted too.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -19,7 +19,7 @@ use super::speaker::{Report, Speaker};
 use super::verdicts::{Verdicts, registered};
 
 const DATAGRAMS: usize = 100_000;
-/// As many as surely fit into the daemon's socket at a time.
+/// A number of datagrams that certainly fits into the daemon's socket at a time.
 const AT_A_TIME: usize = 1_000;
 
 /// The kind of a datagram, its expected counter, and its bytes.
@@ -75,7 +75,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Everything that must not change.
+/// The state that must not change.
 #[derive(Debug, PartialEq)]
 struct Seen {
     words: Vec<(u32, u64)>,
@@ -94,7 +94,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// Three backends that have reported, the first of them a lame duck, and one that has not.
+    /// Starts a host with three backends that have reported, the first of which is a lame duck, and
+    /// one that has not.
     fn start(stage: &Stage) -> Result<Self> {
         let key = ServiceKey::make(&Setup::new(stage, "hostile"))?;
         let backends = (1..=4).map(|number| SocketAddr::from(([127, 0, 0, 1], 8000 + number)));
@@ -113,15 +114,15 @@ impl Scene {
         let lame = Report { readiness: Readiness::LameDuck, counter: 10 };
         let push = speaker.push(backends[0], lame, || {})?;
         eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
-        // Earlier requests are answered, and the daemon has processed these answers when it sends
-        // the next requests.
+        // When the daemon sends the next requests, earlier requests are answered, and the daemon
+        // has processed the answers.
         let answered = speaker.answered();
         eventually("requests are sent again", || speaker.answered(), |count| *count >= answered + 6);
         speaker.fall_silent();
         let words = Verdicts::open(&host.setup)?;
         let scene = Self { host, key, words, speaker, backends, push };
         let believed = || scene.counts().get("believed").copied().unwrap_or(0);
-        // One of them is the push.
+        // The count of believed reports also includes the push.
         eventually("all answers are processed", believed, |believed| *believed > scene.speaker.answered());
         Ok(scene)
     }
@@ -149,7 +150,7 @@ impl Scene {
         results.map(|result| (result.clone(), metric(&page, &format!("{prefix}{result}\"}}")))).collect()
     }
 
-    /// All of them, in a random order that is the same in each run.
+    /// All datagrams, in a random order that is the same in each run.
     fn datagrams(&self) -> Result<Vec<Made>> {
         let mut random = fastrand::Rng::with_seed(14);
         let [lame, ready, _, unheard] = self.backends[..] else { anyhow::bail!("four backends") };
@@ -158,7 +159,7 @@ impl Scene {
         let (_, other) = keys(ready);
         let (request, answer) =
             self.speaker.spoken(lame).and_then(|spoken| spoken.last).context("no request has arrived")?;
-        // A forger's goals: the lame duck ready, and a ready backend lame.
+        // A forger's goals: the lame duck becomes ready, and a ready backend becomes a lame duck.
         let back = Report { readiness: Readiness::Ready, counter: 99 };
         let mut all: Vec<Made> = Vec::with_capacity(DATAGRAMS);
         let mut add = |kind, result, count: usize, make: &mut dyn FnMut() -> Vec<u8>| {
@@ -174,7 +175,7 @@ impl Scene {
         });
         add("one bit of a push changed", "forged", 10_000, &mut || {
             let mut bytes = self.push.bytes().to_vec();
-            // Behind the name, so that only the MAC reveals it.
+            // The changed bit is behind the name, so that only the MAC reveals it.
             bytes[random.usize(24..BYTES)] ^= 1 << random.u8(0..8);
             bytes
         });

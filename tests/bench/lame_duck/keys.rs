@@ -1,6 +1,7 @@
-//! The key of a service, made by `socklb agent key`, and those of its backends, derived here,
-//! because one command for each of 10,000 would take minutes. It follows the specification and not
-//! the product's code, so it checks the derivation as well.
+//! The key of a service, made by `socklb agent key`, and the keys of its backends. The latter are
+//! derived here, because one command for each of 10,000 backends would take minutes. The derivation
+//! follows the specification instead of the product's code, so it also checks the product's
+//! derivation.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -13,22 +14,22 @@ use stage::Setup;
 
 /// The key of a service.
 pub struct ServiceKey {
-    /// Its file.
+    /// The file of the key.
     pub path: PathBuf,
-    /// Its number.
+    /// The number of the key.
     pub id: u16,
     key: Vec<u8>,
 }
 
 impl ServiceKey {
-    /// Makes a key with the command.
+    /// Makes a key with the command `socklb agent key`.
     pub fn make(setup: &Setup) -> Result<Self> {
         let path = stage::agent::make_key(setup, "service.key", 1);
         let (id, key) = stage::agent::key_in(&path);
         Ok(Self { path, id, key })
     }
 
-    /// The key of a backend over TCP.
+    /// Derives the key of a backend over TCP.
     pub fn of_backend(&self, backend: SocketAddr) -> Key {
         let address = match backend.ip() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

@@ -1,6 +1,6 @@
-//! The client: threads that send HTTP/1.1 requests, some with a connection for each request, some
-//! with one that they reuse as long as the answers allow. No request is repeated. The client ends
-//! when its standard input does, and writes the result of each request.
+//! The client: threads that send HTTP/1.1 requests. Some open a connection for each request, and
+//! some reuse a connection as long as the answers allow it. No request is repeated. The client ends
+//! when its standard input is closed, and writes the result of each request.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,7 +25,7 @@ use crate::pause;
 pub struct Options {
     /// Service to dial
     service: SocketAddr,
-    /// Threads that make a connection for each request
+    /// Threads that open a connection for each request
     #[arg(long)]
     fresh: u32,
     /// Threads that reuse their connection
@@ -39,10 +39,10 @@ pub struct Options {
     out: PathBuf,
 }
 
-/// How long a client waits: longer than a SYN that is lost three times.
+/// The time for which a client waits: longer than a SYN that is lost three times takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// CLOCK_MONOTONIC, which all processes share.
+/// The time of CLOCK_MONOTONIC, which is the same in all processes.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::try_from(now).map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
@@ -51,15 +51,15 @@ pub fn now_ns() -> u64 {
 /// The result of a request.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// Whether it used a reused connection.
+    /// Whether the request used a reused connection.
     pub pooled: bool,
-    /// When its connect began, or the request if it had a connection.
+    /// When its connect began, or the request itself on a reused connection.
     pub began_ns: u64,
-    /// How long its connect took; 0 if it had a connection.
+    /// How long its connect took; 0 on a reused connection.
     pub connect_ns: u64,
-    /// The backend that answered.
+    /// The backend that answered; `None` if there was no answer.
     pub backend: Option<SocketAddr>,
-    /// Why there was no answer.
+    /// The reason why there was no answer.
     pub failure: Option<String>,
 }
 
@@ -84,7 +84,7 @@ pub fn run(options: &Options) -> Result<()> {
         }));
     }
     let stdin = std::io::stdin();
-    // The starter of this process ends it by closing standard input.
+    // The process that started this one ends it by closing its standard input.
     while poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&LOOK)).unwrap_or(0) == 0 {
         println!("{}", count.load(Ordering::Relaxed));
     }
@@ -128,7 +128,8 @@ fn ask(service: SocketAddr, pooled: bool, kept: &mut Option<TcpStream>) -> Asked
     asked
 }
 
-/// One request and its answer: the backend, and whether the connection ends with it.
+/// Sends one request and reads its answer. Returns the backend, and whether the connection ends
+/// with this answer.
 fn answer(stream: &mut TcpStream, is_last: bool) -> Result<(SocketAddr, bool)> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
@@ -136,7 +137,7 @@ fn answer(stream: &mut TcpStream, is_last: bool) -> Result<(SocketAddr, bool)> {
     stream.write_all(format!("GET / HTTP/1.1\r\nHost: users\r\n{connection}\r\n").as_bytes())?;
     let mut bytes = Vec::new();
     let mut some = [0; 1024];
-    // Until head and body have arrived.
+    // Reads until head and body have arrived.
     loop {
         let length = stream.read(&mut some)?;
         ensure!(length > 0, "closed after {} bytes", bytes.len());
@@ -180,12 +181,12 @@ impl Load {
         Ok(Self { child: Kept::of(child), out, count })
     }
 
-    /// The number of requests, a tenth of a second ago.
+    /// The number of requests up to a tenth of a second ago.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Ends it, and returns the results of all requests.
+    /// Ends the client, and returns the results of all its requests.
     pub fn end(mut self) -> Result<Vec<Asked>> {
         drop(self.child.stdin.take());
         let status = self.child.wait()?;

@@ -1,5 +1,5 @@
-//! Thousands of backends: the daemon's cost of requests to the agents of 10,000 every two seconds,
-//! and of a probe by connection.
+//! Thousands of backends: the daemon's cost of requests to the agents of 10,000 backends every two
+//! seconds, and of probes by connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -20,13 +20,13 @@ use crate::pause;
 
 /// Backends that receive requests for reports.
 const REPORTING: u16 = 10_000;
-/// How long that is watched.
+/// How long the benchmark watches the daemon during these requests.
 const WATCHED: Duration = Duration::from_secs(20);
-/// The required maximum, as a share of one processor.
+/// The required maximum of the daemon's share of one processor.
 const NEEDED: f64 = 0.05;
-/// Backends that are probed by connection, once a second each.
+/// Backends that the daemon probes by connection, each once a second.
 const CONNECTED: u16 = 500;
-/// How long that is watched.
+/// How long the benchmark watches the daemon during these probes.
 const CONNECTED_WATCHED: Duration = Duration::from_secs(10);
 /// The kernel counts processor time in hundredths of a second.
 const TICKS: f64 = 100.0;
@@ -41,9 +41,9 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Loopback addresses, one per backend.
+/// Loopback addresses, one per backend: their prefix.
 const HERE: [u8; 2] = [127, 1];
-/// Addresses at the far end of a link.
+/// Addresses at the far end of a link: their prefix.
 const FAR: [u8; 2] = [10, 78];
 
 /// The addresses of `count` backends with this prefix.
@@ -52,7 +52,8 @@ fn backends([a, b]: [u8; 2], count: u16) -> Vec<SocketAddr> {
     (0..count).map(|number| SocketAddr::from((address(number), PORT))).collect()
 }
 
-/// Processor time of the daemon over a period, and the period's length.
+/// Returns the processor time of the daemon over a period, and the length of the period, in
+/// seconds.
 fn watched(host: &Host, time: Duration) -> Result<(f64, f64)> {
     let (ticks, since) = (cpu_ticks(host.pid()?)?, Instant::now());
     pause::pause(time);
@@ -61,7 +62,7 @@ fn watched(host: &Host, time: Duration) -> Result<(f64, f64)> {
 }
 
 /// The cost of requests to agents: on loopback, where the sender also does the receiver's work in
-/// the kernel, and over a link, as to other hosts; and the daemon's cost for as many backends
+/// the kernel, and over a link, as to other hosts. Also the daemon's cost for as many backends
 /// without requests.
 fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     let key = ServiceKey::make(&Setup::new(stage, "keys"))?;
@@ -102,11 +103,11 @@ fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     ])
 }
 
-/// The cost of requests.
+/// The cost of requests over a time.
 struct Cost {
     /// Processor time in seconds.
     cpu: f64,
-    /// In seconds.
+    /// The length of the time in seconds.
     wall: f64,
     probes: u64,
 }
@@ -129,7 +130,7 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Watches a daemon that sends requests to all these, after a report of each has arrived.
+/// Watches a daemon that sends requests to all these backends, after a report of each has arrived.
 fn asked(
     stage: &Stage,
     name: &str,
@@ -152,7 +153,7 @@ fn asked(
     Ok(Cost { cpu, wall, probes: speaker.answered() - before })
 }
 
-/// Listens for all backends, and answers HTTP requests.
+/// Accepts connections for all backends, and answers HTTP requests.
 struct Listener {
     accepted: Arc<AtomicU64>,
     ends: Arc<AtomicBool>,
@@ -171,7 +172,7 @@ impl Listener {
                     return;
                 }
                 counted.fetch_add(1, Ordering::Relaxed);
-                // One after the other: a client sends its request at once, or closes.
+                // One connection after the other: a client sends its request at once, or closes.
                 if stream.read(&mut request).is_ok_and(|length| length > 0) {
                     let _ = stream
                         .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
@@ -185,7 +186,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
-        // Ends the thread's accept.
+        // Wakes the thread that waits in accept.
         let _ = std::net::TcpStream::connect(("127.0.0.1", PORT));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,5 +1,5 @@
-//! Pushes to many clients of one agent: how long it takes until the last client has received the
-//! news of a lame duck. The clients are sockets of the benchmark, which acknowledge as daemons do.
+//! Pushes to many clients of one agent: the time until the last client has received the report of a
+//! lame duck. The clients are sockets of the benchmark, which acknowledge pushes as daemons do.
 
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
@@ -17,9 +17,9 @@ use super::finding::Finding;
 use super::keys::ServiceKey;
 
 const CLIENTS: [usize; 2] = [1_000, 10_000];
-/// Changes that are pushed to each number of clients: lame duck and ready in turn.
+/// Changes that are pushed to each number of clients, alternately lame duck and ready.
 const CHANGES: usize = 6;
-/// A change that has not reached a client by then is lost.
+/// A change that has not reached a client by then counts as lost.
 const LOST: Duration = Duration::from_secs(10);
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
@@ -28,7 +28,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let setup = Setup::new(stage, "pushes");
     let key = ServiceKey::make(&setup)?;
     let backend: SocketAddr = "127.0.0.1:8001".parse()?;
-    // The agent's check connects to it.
+    // The agent's health check connects to this listener.
     let _listener = TcpListener::bind(backend)?;
     let agent = Agent::start(&setup, &key.path, &[&backend.to_string()]);
     let mut clients = Clients { key_id: key.id, key: key.of_backend(backend), backend, sockets: Vec::new() };
@@ -59,11 +59,11 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// When clients received the push, from the start of the command on.
+/// When clients received the push, counted from the start of the command.
 struct Told {
     first: Duration,
     last: Duration,
-    /// Pushes that arrived although the client had one already.
+    /// Pushes that arrived although the client already had one.
     again: usize,
 }
 
@@ -82,7 +82,7 @@ impl Clients {
         request.sealed(self.key)
     }
 
-    /// Makes `count` clients return a cookie, so that they are subscribers.
+    /// Makes `count` clients return a cookie, which makes them subscribers.
     fn subscribe(&mut self, count: usize) -> Result<()> {
         while self.sockets.len() < count {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
@@ -121,7 +121,7 @@ impl Clients {
     fn take(&self, all: &impl AsFd, readiness: Readiness, began: Instant) -> Result<Told> {
         let mut has_heard = vec![false; self.sockets.len()];
         let (mut first, mut last, mut heard, mut again) = (None, Duration::ZERO, 0, 0);
-        // For as long as pushes may be repeated after the last client has received one.
+        // Continues for as long as pushes may be repeated after the last client has received one.
         while heard < has_heard.len() || began.elapsed() < last + Duration::from_millis(100) {
             ensure!(
                 began.elapsed() < LOST,

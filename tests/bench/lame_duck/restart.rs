@@ -1,5 +1,5 @@
-//! Restarts under load: backends that are restarted one after the other, the same while the agent
-//! is killed, and backends whose application is killed instead.
+//! Restarts under load: backends are restarted one after the other, the same while the agent is
+//! killed, and backends with applications that are killed instead.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,25 +17,25 @@ use super::verdicts::{Verdicts, registered};
 use crate::link::{Link, NEAR};
 use crate::pause;
 
-/// How long a packet takes, one way.
+/// The time of a packet in one direction.
 const DELAY: Duration = Duration::from_micros(500);
 const BACKENDS: u8 = 20;
-/// At most this many are out at a time: connects check 16 entries for a backend that is not, and
-/// then choose a lame duck.
+/// The maximum number of backends that are not ready at a time. Connects examine 16 entries for a
+/// ready backend, and then choose a lame duck.
 const OUT: usize = 5;
 /// The minimum number of requests of each run.
 const REQUESTS: u64 = 50_000;
-/// The time between restarts.
+/// The time between two restarts.
 const APART: Duration = Duration::from_millis(300);
-/// Connections for one request each, and reused ones, at a time.
+/// The number of connections for one request each, and of reused connections, at a time.
 const FRESH: u32 = 8;
 const POOLED: u32 = 16;
 /// How long a client pauses after a request.
 const PAUSE: Duration = Duration::from_millis(4);
-/// Applications that are killed.
+/// The number of applications that are killed.
 const CRASHES: usize = 10;
-/// What ejection allows for each: failed connects, and those that are under way when the last of
-/// these fails.
+/// The number of failed connects that ejection allows for each crash. Connects that are under way
+/// when the last of these fails may fail too.
 const FAILED_CONNECTS: usize = 5;
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
@@ -91,23 +91,23 @@ impl Scene<'_> {
         eventually("the backend is ready again", is_back, |is_back| *is_back);
     }
 
-    /// Restarts one after the other, until each was restarted and there were enough requests.
-    /// Returns the number of restarts.
+    /// Restarts one backend after the other, until each was restarted and enough requests were
+    /// sent. Returns the number of restarts.
     fn restart(&mut self, load: &Load, with_agent: bool) -> Result<usize> {
         let mut restarts = 0;
         while restarts < self.backends.len() || load.count() < REQUESTS {
             let began = Instant::now();
             let number = restarts % self.backends.len();
-            // Without an agent no backend becomes ready again; the next one is restarted all the
-            // same.
+            // Without an agent no backend becomes ready again, so the next backend is restarted
+            // without waiting.
             if !self.fleet.is_without_agent() {
                 self.until_back(number);
             }
             self.fleet.terminate(number)?;
             restarts += 1;
             pause::until(began + APART);
-            // The agent is dead for three of these turns, and then another one starts, as a service
-            // manager does it.
+            // The agent is dead for three of these turns. Then another one starts, as a service
+            // manager would do it.
             match restarts {
                 5 | 15 if !with_agent => self.fleet.kill_agent(),
                 8 | 18 if !with_agent => self.fleet.start_agent()?,
@@ -120,7 +120,7 @@ impl Scene<'_> {
         Ok(restarts)
     }
 
-    /// Kills applications one after the other. Returns which and when.
+    /// Kills applications one after the other. Returns which ones, and when.
     fn crash(&mut self) -> Result<Vec<(SocketAddr, u64)>> {
         let mut crashes = Vec::new();
         for number in 0..CRASHES {
@@ -128,14 +128,14 @@ impl Scene<'_> {
             pause::pause(APART);
             crashes.push((self.backends[number], now_ns()));
             self.fleet.crash(number)?;
-            // It is dead for this long, and nothing else happens.
+            // The application is dead for this time, and nothing else happens.
             pause::pause(Duration::from_secs(1));
         }
         Ok(crashes)
     }
 }
 
-/// The numbers of failures by kind.
+/// The number of failures of each kind.
 fn kinds<'a>(failed: impl Iterator<Item = &'a Asked>) -> String {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for asked in failed {
@@ -168,7 +168,7 @@ fn crashed(crashes: &[(SocketAddr, u64)], asked: &[Asked]) -> Vec<Finding> {
         later.filter(|asked| is_connect(asked))
     };
     let most = crashes.iter().map(|(_, at_ns)| after(*at_ns).count()).max().unwrap_or(0);
-    // No connect may begin and fail after the permitted number has failed.
+    // No connect that begins after the permitted number has failed may fail.
     let too_late = |at_ns: u64| {
         let mut ends: Vec<u64> = after(at_ns).map(|asked| asked.began_ns + asked.connect_ns).collect();
         ends.sort_unstable();

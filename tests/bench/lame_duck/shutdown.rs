@@ -1,9 +1,9 @@
-//! The time from SIGTERM to the last connect that chose the backend, over a link of 10 ms each way,
-//! with and without loss.
+//! The time from SIGTERM to the last connect that chose the backend, over a link with a delay of 10
+//! ms in each direction, with and without loss.
 //!
-//! Two hosts of clients receive the push of each shutdown. The *active* one connects all the time,
-//! so its choices show the change; connects are some milliseconds apart for each backend. The
-//! *idle* one makes no connects. For both, the benchmark measures when the word that connects read
+//! Two hosts of clients receive the push of each shutdown. The *active* host connects all the time,
+//! so its choices show the change; the connects to each backend are some milliseconds apart. The
+//! *idle* host makes no connects. For both, the benchmark measures when the word that connects read
 //! was stored: no connect that begins later chooses the backend.
 
 use std::net::SocketAddr;
@@ -21,26 +21,26 @@ use super::verdicts::{Verdicts, registered};
 use crate::link::{Link, NEAR};
 use crate::pause;
 
-/// How long a packet takes, one way.
+/// The time of a packet in one direction.
 const DELAY: Duration = Duration::from_millis(10);
-/// Two round trips and 10 ms.
+/// The required maximum: two round trips and 10 ms.
 const NEEDED: Duration = Duration::from_millis(50);
 const BACKENDS: u8 = 20;
-/// At most this many are out at a time: connects check 16 entries for a backend that is not, and
-/// then choose a lame duck.
+/// The maximum number of backends that are not ready at a time. Connects examine 16 entries for a
+/// ready backend, and then choose a lame duck.
 const OUT: usize = 5;
-/// Shutdowns with loss, and as many without.
+/// The number of shutdowns with loss, and without.
 const SHUTDOWNS: usize = 200;
-/// The time between shutdowns: a backend needs some two seconds until it is ready again.
+/// The time between two shutdowns. A backend needs about two seconds until it is ready again.
 const APART: Duration = Duration::from_millis(300);
-/// The share of packets that is lost in the second case, in either direction.
+/// The share of packets that are lost in the second case, in each direction.
 const LOSS: f64 = 0.05;
 /// Connections that the active client makes at a time.
 const AT_A_TIME: u32 = 40;
-/// Longer than the idle interval, after which the second request makes the idle host a subscriber
-/// of the agent.
+/// Longer than the idle interval. After it, the second request makes the idle host a subscriber of
+/// the agent.
 const IDLE_INTERVAL: Duration = Duration::from_secs(17);
-/// A shutdown that has not reached both hosts by then is lost.
+/// A shutdown that has not reached both hosts by then counts as lost.
 const LOST: Duration = Duration::from_secs(3);
 /// The kernel retransmits a SYN after a second.
 const RESENT_NS: u64 = 900_000_000;
@@ -48,11 +48,11 @@ const RESENT_NS: u64 = 900_000_000;
 struct Shutdown {
     backend: SocketAddr,
     at_ns: u64,
-    /// When the word was stored on the active host, and on the idle one.
+    /// The time until the word was stored on the active host, and on the idle host.
     stored: [Duration; 2],
 }
 
-/// A host with the ids of its backends.
+/// A host with the report ids of its backends.
 struct Seen {
     words: Verdicts,
     ids: Vec<u32>,
@@ -103,7 +103,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Shuts backends down in turn, and starts them again.
+/// Shuts backends down in turn, and restarts them.
 fn shut_down(fleet: &mut Fleet<'_>, seen: &[Seen; 2], backends: &[SocketAddr]) -> Result<Vec<Shutdown>> {
     let mut shutdowns = Vec::new();
     for turn in 0..SHUTDOWNS {

@@ -1,5 +1,5 @@
-//! An agent with reports that the benchmark chooses: it answers for as many backends as there are
-//! requests for, and its datagrams can be replayed, reordered and reflected.
+//! An agent with reports that the benchmark chooses: it answers requests for any number of
+//! backends, and its datagrams can be replayed, reordered and reflected.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -16,7 +16,7 @@ use lb_report::wire::{BYTES, Datagram, Key, Kind, Readiness, UNKNOWN};
 const VALID_FOR_MS: u32 = 300_000;
 /// The window over which load is reported as measured.
 const WINDOW_MS: u16 = 1_000;
-/// How long a lame duck stays one.
+/// How long a lame duck remains one after its report.
 const HOLD_MS: u32 = 600_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -27,14 +27,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report as the answer to a request.
+    /// Returns the report as the answer to a request.
     pub fn answer(self, request: &Datagram, key: Key) -> Datagram {
         let mut datagram = *request;
         datagram.kind = Kind::Answer as u8;
         self.filled_in(datagram).sealed(key)
     }
 
-    /// The report as a push.
+    /// Returns the report as a push.
     pub fn push(self, backend: SocketAddr, key_id: u16, key: Key) -> Datagram {
         let mut datagram = Datagram::about(Kind::Push, 6, backend);
         datagram.key_id = Be16::from_host(key_id);
@@ -51,15 +51,15 @@ impl Report {
     }
 }
 
-/// A backend of the speaker.
+/// A backend for which the speaker reports.
 #[derive(Clone, Copy)]
 pub struct Spoken {
     key: Key,
     key_id: u16,
     report: Report,
-    /// In thousandths; `None` if utilization is not reported.
+    /// Utilization in thousandths; `None` if it is not reported.
     utilization: Option<u32>,
-    /// The last request for it, and the answer.
+    /// The last request for the backend, and its answer.
     pub last: Option<(Datagram, Datagram)>,
 }
 
@@ -71,7 +71,7 @@ struct Shared {
     ends: AtomicBool,
 }
 
-/// The agent. Stops on drop.
+/// The agent. It stops on drop.
 pub struct Speaker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -101,15 +101,15 @@ impl Speaker {
         Ok(Self { shared, thread: Some(std::thread::spawn(move || its.answer())) })
     }
 
-    /// Requests that were answered.
+    /// The number of answered requests.
     pub fn answered(&self) -> u64 {
         self.shared.answered.load(Ordering::Relaxed)
     }
 
-    /// Sends nothing more, and still receives.
+    /// Makes the agent send nothing more. It still receives requests.
     pub fn fall_silent(&self) {
         self.shared.is_silent.store(true, Ordering::Relaxed);
-        // The thread holds the lock while it answers.
+        // The thread holds the lock while it answers, so afterwards no answer is under way.
         drop(self.shared.spoken());
     }
 
@@ -126,7 +126,7 @@ impl Speaker {
     }
 
     /// Sets the report of a backend and pushes it to the sender of the last request. Returns the
-    /// sent datagram; calls `sending` right before it sends.
+    /// sent datagram. Calls `sending` just before it sends.
     pub fn push(&self, backend: SocketAddr, report: Report, sending: impl FnOnce()) -> Result<Datagram> {
         let mut shared = self.shared.spoken();
         let (spoken, client) = &mut *shared;
@@ -161,7 +161,7 @@ impl Shared {
         while !self.ends.load(Ordering::Relaxed) {
             let Ok((length, from)) = self.socket.recv_from(&mut bytes) else { continue };
             let Ok(request) = Datagram::parse(&bytes[..length]) else { continue };
-            // Held until the push is sent, so that datagrams are in order.
+            // The lock is held until the datagram is sent, so that datagrams are in order.
             let mut shared = self.spoken();
             let (spoken, client) = &mut *shared;
             let Some(spoken) = spoken.get_mut(&request.backend()) else { continue };

@@ -1,8 +1,8 @@
-//! The time from sending a push to the word that connects read, on an idle host and on a host with
-//! busy processors.
+//! The time from sending a push to storing the word that connects read, on an idle host and on a
+//! host with busy processors.
 //!
-//! The observer is a thread of real-time priority that sleeps 20 us between looks. So it finds the
-//! word at most that much too late, and uses little of the processors that the daemon needs.
+//! The observer is a thread with real-time priority that sleeps 20 us between two reads. So it sees
+//! the word at most that much too late, and uses little of the processors that the daemon needs.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -19,21 +19,21 @@ use super::speaker::{Report, Speaker};
 use super::verdicts::{Verdicts, registered};
 use crate::pause;
 
-/// Pushes of each measurement.
+/// The number of pushes of each measurement.
 const PUSHES: u32 = 10_000;
-/// How far apart they are.
+/// The time between two pushes.
 const APART: Duration = Duration::from_millis(1);
-/// The required p99 of the socket on an idle host.
+/// The required p99 with the socket, on an idle host.
 const NEEDED: Duration = Duration::from_millis(10);
-/// The required p99.9 of the kernel on a busy host.
+/// The required p99.9 with the kernel, on a busy host.
 const NEEDED_OF_KERNEL: Duration = Duration::from_millis(1);
-/// A push that takes longer is lost.
+/// A push that takes longer counts as lost.
 const LOST: Duration = Duration::from_secs(5);
 
-/// What processes reports, and over which link they arrive.
+/// The component that processes reports, and the link over which they arrive.
 struct Arm {
     name: &'static str,
-    /// The address at which the agent listens, and where its backend is.
+    /// The address at which the agent listens; the host of its backend.
     agent: &'static str,
     daemon: &'static str,
     xdp: Option<&'static str>,
@@ -96,7 +96,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     })
 }
 
-/// Pushes lame duck and ready in turn.
+/// Pushes lame duck and ready in turn, and measures the time of each.
 fn measure(
     speaker: &Speaker,
     backend: SocketAddr,
@@ -122,6 +122,6 @@ fn measure(
         }
         Ok(Times::new(times))
     };
-    // On a thread of its own, because the priority ends with it.
+    // On a separate thread, because the priority ends with the thread.
     std::thread::scope(|scope| scope.spawn(&mut push_all).join().expect("the measurement ends"))
 }

@@ -1,4 +1,4 @@
-//! The words of lame ducks that connects read, as the kernel programs see them: the pinned array,
+//! The lame-duck words that connects read, as the kernel programs see them: the pinned array,
 //! mapped into memory.
 
 use std::net::SocketAddr;
@@ -37,7 +37,8 @@ impl Verdicts {
         Ok(Self { words: NonNull::new(words.cast()).context("a mapping")?, _map: map })
     }
 
-    /// The word of a report id: the time until which it is a lame duck, 0 if it is none.
+    /// The word of a report id: the time until which the backend is a lame duck; 0 if it is not a
+    /// lame duck.
     pub fn word(&self, id: u32) -> u64 {
         assert!(id < REPORT_IDS, "an id");
         // SAFETY: inside the mapping, which lasts as long as this; the words are whole and aligned.
@@ -57,8 +58,8 @@ impl Drop for Verdicts {
     }
 }
 
-/// A backend's report id and the number of the last report that was believed, from the register of
-/// a host.
+/// A backend's report id, and the number of the last report of it that was believed, from the maps
+/// of a host.
 pub fn registered(setup: &Setup, backend: SocketAddr) -> Result<(u32, ReportBase)> {
     let name = SenderName {
         address: backend.ip().into(),
@@ -68,7 +69,7 @@ pub fn registered(setup: &Setup, backend: SocketAddr) -> Result<(u32, ReportBase
     };
     let senders = stage::maps::hash::<SenderName, Sender>(&setup.host_map(map::SENDERS));
     let sender =
-        senders.get(&stage::maps::Raw(name), 0).with_context(|| format!("{backend} is registered"))?;
+        senders.get(&stage::maps::Raw(name), 0).with_context(|| format!("{backend} is not registered"))?;
     let id = sender.0.id;
     let last = stage::maps::array::<LastReport>(&setup.host_map(map::LAST_REPORTS)).get(&id, 0)?;
     Ok((id, last.0.base))

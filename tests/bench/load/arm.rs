@@ -1,4 +1,4 @@
-//! An arm: the rule that decides where connections go, on a fleet of its own, first unchanged and
+//! An arm: the rule that decides the targets of connections, on its own fleet, first unchanged and
 //! then with a backend of half its capacity.
 
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::sender::{Sender, Sent};
 use super::series::{Reading, Series, mean};
 use crate::pause;
 
-/// The rule.
+/// The rule that decides the targets of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Arm {
     RoundRobin,
@@ -29,7 +29,7 @@ pub enum Arm {
 }
 
 impl Arm {
-    /// Arms that are compared if none is named.
+    /// The arms that are compared by default.
     pub const USUAL: [Self; 6] =
         [Self::RoundRobin, Self::LeastLoaded, Self::P2c, Self::Structural, Self::A58, Self::Feedback];
 
@@ -45,7 +45,7 @@ impl Arm {
         }
     }
 
-    /// Its policy, as the configuration and the planner name it.
+    /// The arm's policy, as the configuration and the planner name it.
     pub fn policy(self) -> &'static str {
         match self {
             Self::RoundRobin => "round-robin",
@@ -55,7 +55,7 @@ impl Arm {
         }
     }
 
-    /// The law by which its weights follow load, if they do.
+    /// The law by which the arm's weights follow load; `None` if they do not.
     pub fn control(self) -> Option<&'static str> {
         match self {
             Self::RoundRobin | Self::LeastLoaded | Self::P2c | Self::Structural => None,
@@ -64,13 +64,13 @@ impl Arm {
         }
     }
 
-    /// Whether its results must meet the requirements.
+    /// Returns whether the arm's results must meet the requirements.
     pub fn is_judged(self) -> bool {
         matches!(self, Self::Feedback | Self::FeedbackP2c)
     }
 }
 
-/// The line of a service with weights that follow load by a law.
+/// The configuration line for a service whose weights follow load by a law.
 pub fn load_line(control: Option<&str>) -> String {
     control.map(|control| format!("load = {{ control = \"{control}\" }}\n")).unwrap_or_default()
 }
@@ -80,19 +80,19 @@ pub fn load_line(control: Option<&str>) -> String {
 pub struct Outcome {
     pub arm: Arm,
     pub mode: Mode,
-    /// The share of its quota that each backend has used.
+    /// The part of its quota that each backend has used.
     pub utilization: Vec<f64>,
-    /// The mean of the agent's reports meanwhile.
+    /// The mean of the agent's reports during the same time.
     pub reported: Vec<f64>,
-    /// The share of the time in which each backend was out of quota.
+    /// The part of the time in which each backend was out of quota.
     pub throttled: Vec<f64>,
-    /// After a quota has changed, if it has.
+    /// The readings after a change of a quota; `None` if no quota has changed.
     pub changed: Option<Series>,
-    /// From the start of the clients on.
+    /// The results of the clients' requests, from their start.
     pub sent: Sent,
 }
 
-/// The backend with a changing quota: one of the largest.
+/// The index of the backend with a changing quota: one of the largest.
 const CHANGED: usize = QUOTAS.len() - 1;
 
 /// The quotas after the change.
@@ -102,11 +102,11 @@ fn changed_quotas() -> [u32; QUOTAS.len()] {
     quotas
 }
 
-/// The time from one reading to the next.
+/// The time between two readings.
 const READS: Duration = Duration::from_secs(1);
 
-/// Measures an arm in all these modes at once: their fleets share only the processors, half of
-/// which are idle.
+/// Measures an arm in all these modes at the same time. Their fleets share only the processors,
+/// half of which are idle.
 pub fn run(
     stage: &Stage,
     arm: Arm,
@@ -124,7 +124,7 @@ pub fn run(
     }
     pause::pause(times.settle);
     let (steady, reported) = watch(&fleet, &QUOTAS, times.measure)?;
-    // If the weights do not follow anything, the effect is known in advance.
+    // Without a law the effect of a changed quota is known in advance.
     let changed = if arm.control().is_some() && !times.change.is_zero() {
         for (_, backends) in &fleet.backends {
             backends[CHANGED].limit(changed_quotas()[CHANGED])?;
@@ -149,7 +149,7 @@ pub fn run(
     Ok(outcomes)
 }
 
-/// Reads for `time`. Returns the readings in each mode, and the mean of the agents' reports.
+/// Reads for `time`. Returns the readings for each mode, and the mean of the agents' reports.
 fn watch(fleet: &Fleet, quotas: &[u32], time: Duration) -> Result<(Vec<Series>, Vec<Vec<f64>>)> {
     let read = || -> Result<Vec<Reading>> {
         let reading = |backends: &[Backend]| {
@@ -180,7 +180,7 @@ fn watch(fleet: &Fleet, quotas: &[u32], time: Duration) -> Result<(Vec<Series>, 
 
 /// The host of the clients: a daemon, and the cgroups of all client tasks.
 struct Host {
-    // Dropped before the cgroups that its programs are on.
+    // Dropped before the cgroups to which its programs are attached.
     daemon: Option<Daemon>,
     senders: Vec<(Mode, Sender)>,
     clients: Vec<(Mode, Cgroup)>,
@@ -217,7 +217,7 @@ impl Host {
         Self { daemon, senders: Vec::new(), clients, setup: setup.clone() }
     }
 
-    /// Whether all backends have reported that they are ready.
+    /// Returns whether all backends have reported that they are ready.
     fn heard(&self) -> bool {
         let status = self.setup.status();
         let mut backends =

@@ -1,4 +1,4 @@
-//! The fleet: backends under different quotas, their clients with their rates, and the cost of
+//! The fleet: backends with different quotas, their clients with their rates, and the cost of
 //! requests. The planner plays the same numbers.
 
 use std::net::SocketAddr;
@@ -15,11 +15,11 @@ use stage::{Quota, Setup, eventually};
 
 use super::sender::Pace;
 
-/// What each backend may use, in percent of a processor.
+/// The quota of each backend, in percent of a processor.
 pub const QUOTAS: [u32; 8] = [4, 4, 4, 8, 8, 8, 16, 16];
 
-/// The period of the quotas: the least quota is then a millisecond, the least that the kernel
-/// accepts.
+/// The period of the quotas. With it, the smallest quota is a millisecond, which is the smallest
+/// that the kernel accepts.
 pub const PERIOD: Duration = Duration::from_millis(25);
 
 /// The relative rates of the client tasks.
@@ -28,10 +28,10 @@ pub const RATES: [f64; 4] = [1.0, 1.5, 2.5, 0.6];
 /// The load as a share of all quotas together.
 const LOAD: f64 = 0.6;
 
-/// How long a connection is reused.
+/// The lifetime of a reused connection.
 const LIFE: Duration = Duration::from_secs(10);
 
-/// The pause after each request: long enough that there are many connections, and that one more or
+/// The pause after each request. It is long, so that there are many connections, and one more or
 /// less at a backend does not matter.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -47,7 +47,7 @@ pub enum Mode {
 impl Mode {
     pub const ALL: [Self; 2] = [Self::Fresh, Self::Kept];
 
-    /// The name of the mode, its job and its service.
+    /// The name of the mode, and of its job and service.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fresh => "fresh",
@@ -55,7 +55,7 @@ impl Mode {
         }
     }
 
-    /// The service that its clients dial.
+    /// The service that the mode's clients dial.
     pub fn service(self) -> SocketAddr {
         SocketAddr::from(([10, 96, 0, self.number()], 80))
     }
@@ -75,14 +75,14 @@ impl Mode {
 /// The mean cost of requests, and its variation.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// CPU time.
+    /// The mean CPU time.
     pub mean: Duration,
-    /// The standard deviation of its logarithm; 0 if all cost the same.
+    /// The standard deviation of the logarithm of the cost; 0 if all requests cost the same.
     pub sigma: f64,
 }
 
 impl Cost {
-    /// How each client task sends.
+    /// Returns how each client task sends.
     pub fn paces(self, mode: Mode) -> [Pace; RATES.len()] {
         let cores = f64::from(QUOTAS.iter().sum::<u32>()) / 100.0;
         let requests = LOAD * cores / self.mean.as_secs_f64();
@@ -99,9 +99,9 @@ impl Cost {
     }
 }
 
-/// A backend. Killed on drop.
+/// A backend. It is killed on drop.
 pub struct Backend {
-    // Dropped before the cgroup that it is in.
+    // Dropped before the cgroup in which it runs.
     _process: Kept,
     pub address: SocketAddr,
     quota: Quota,
@@ -119,7 +119,7 @@ impl Backend {
         Ok(Self { _process: process, address, quota })
     }
 
-    /// Limits it to this many percent of a processor.
+    /// Limits the backend to this percentage of a processor.
     pub fn limit(&self, percent: u32) -> Result<()> {
         self.quota.limit(PERIOD * percent / 100, PERIOD)
     }
@@ -134,7 +134,7 @@ pub struct Fleet {
     /// The backends of each mode.
     pub backends: Vec<(Mode, Vec<Backend>)>,
     pub agent: Agent,
-    /// The key of their services.
+    /// The file of the services' key.
     pub key: PathBuf,
 }
 
@@ -179,8 +179,8 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// The utilization that the agent reports for each backend, in their order; 0 while it is
-    /// unknown.
+    /// The utilization of each backend that the agent reports, in the order of the backends; 0 if
+    /// it is unknown.
     pub fn reported(&self) -> Vec<Vec<f64>> {
         let page = self.agent.metrics();
         let reported = |backend: &Backend| {

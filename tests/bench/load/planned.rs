@@ -1,4 +1,4 @@
-//! The same fleet in the planner: its result for each arm.
+//! The planner's result for each arm, for the same fleet.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -12,7 +12,7 @@ use super::Times;
 use super::arm::Arm;
 use super::fleet::{Cost, Mode, PERIOD, QUOTAS};
 
-/// The number of seeds with which it is played.
+/// The number of seeds that are played.
 const SEEDS: u32 = 3;
 
 #[derive(Deserialize)]
@@ -35,7 +35,7 @@ struct Estimate {
     mean: f64,
 }
 
-/// The utilization of the busiest backend over the mean, of each arm.
+/// Returns, for each arm, the utilization of the busiest backend over the mean.
 pub fn play(setup: &Setup, arms: &[Arm], mode: Mode, cost: Cost, times: Times) -> Result<Vec<f64>> {
     let scenario = setup.write(&format!("{}.toml", mode.name()), &scenario(arms, mode, cost, times)?);
     let mut command = Command::new(program("socklb-sim"));

@@ -1,4 +1,4 @@
-//! The results of the fleets: tables, and requirements.
+//! Prints the results of the fleets as tables, and compares them with the requirements.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use super::series::{busiest_over_mean, mean};
 use crate::failover::print::table;
 use crate::lame_duck::finding::Finding;
 
-/// The maximum of the busiest backend over the mean.
+/// The required maximum of the busiest backend over the mean.
 const NEEDED: f64 = 1.10;
-/// The window of this after a change.
+/// The window for this requirement after a change.
 const WINDOW: Duration = Duration::from_secs(10);
 /// The maximum difference between the planner and the measurement.
 const AGREES: f64 = 0.05;
 
-/// Prints a line for each outcome, as they arrive.
+/// Prints a line for each outcome as soon as it is measured.
 pub fn progress(outcomes: &[Outcome]) {
     for outcome in outcomes {
         println!(
@@ -29,14 +29,14 @@ pub fn progress(outcomes: &[Outcome]) {
     }
 }
 
-/// In the order of the arms' names in the code, as in all tables.
+/// Sorts the outcomes by the order of arms in the code, as in all tables.
 fn sorted(outcomes: &[Outcome]) -> Vec<&Outcome> {
     let mut sorted: Vec<&Outcome> = outcomes.iter().collect();
     sorted.sort_by_key(|outcome| (outcome.mode as u8, outcome.arm as u8));
     sorted
 }
 
-/// A row for each arm and mode.
+/// Formats a table with a row for each arm and mode.
 pub fn outcomes(outcomes: &[Outcome], planned: impl Fn(Arm, Mode) -> Option<f64>) -> String {
     let titles = [
         "connections",
@@ -78,7 +78,7 @@ pub fn outcomes(outcomes: &[Outcome], planned: impl Fn(Arm, Mode) -> Option<f64>
     table(&titles, &sorted(outcomes).iter().map(row).collect::<Vec<_>>())
 }
 
-/// A row for each arm and mode, with a column for each backend.
+/// Formats a table with a row for each arm and mode, and a column for each backend.
 pub fn backends(outcomes: &[Outcome]) -> String {
     let quotas: Vec<String> = QUOTAS.iter().map(|percent| format!("{percent} %")).collect();
     let mut titles = vec!["connections", "arm", "of each backend"];
@@ -99,7 +99,7 @@ pub fn backends(outcomes: &[Outcome]) -> String {
     table(&titles, &sorted(outcomes).iter().flat_map(rows).collect::<Vec<_>>())
 }
 
-/// The measurements with their requirements.
+/// Returns the measurements with their requirements.
 pub fn findings(outcomes: &[Outcome], planned: impl Fn(Arm, Mode) -> Option<f64>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let (mut agree, mut compared) = (0, 0);

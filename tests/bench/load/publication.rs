@@ -1,6 +1,6 @@
-//! The daemon's cost of following load: the maximum number of clients of a host, each with rows of
-//! 20 members in ten services, with reports that change each second. All clients connect meanwhile,
-//! so that weights act.
+//! The daemon's cost of following load, with the maximum number of clients of a host. Each client
+//! has rows of 20 members in ten services, with reports that change each second. All clients
+//! connect meanwhile, so that weights act.
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -24,18 +24,18 @@ const SERVICES: u8 = 10;
 /// Backends of each service, and of each row.
 const BACKENDS: u8 = 20;
 const PORT: u16 = 8080;
-/// Each backend receives a request once a second.
+/// The daemon sends a request to each backend once a second.
 const ASKS: &str = "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n";
-/// Of each client, to all services in turn.
+/// Connects per second of each client, to all services in turn.
 const CONNECTS_A_SECOND: f64 = 10.0;
-/// The time until weights have moved.
+/// The time until weights have settled.
 const SETTLES: Duration = Duration::from_secs(10);
-/// How long the daemon is watched.
+/// How long the benchmark watches the daemon.
 const WATCHED: Duration = Duration::from_secs(30);
-/// The number of rounds with and without following load, in turn: a machine's time for the same
-/// work differs from one minute to the next.
+/// The number of rounds with and without following load, alternately: the time that a machine needs
+/// for the same work differs from one minute to the next.
 const ROUNDS: usize = 3;
-/// The required maximum, as a share of one processor.
+/// The required maximum of the daemon's share of one processor.
 const NEEDED: f64 = 0.02;
 /// The kernel counts processor time in hundredths of a second.
 const TICKS: f64 = 100.0;
@@ -43,20 +43,20 @@ const TICKS: f64 = 100.0;
 /// What a daemon does with reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heeds {
-    /// It sends no requests.
+    /// The daemon sends no requests.
     Nothing,
-    /// They decide whether backends may be chosen.
+    /// Reports decide whether backends may be chosen.
     Readiness,
-    /// Weights follow them, too.
+    /// Reports decide this, and weights follow them.
     Load,
 }
 
 /// The cost of a daemon.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// Share of a processor.
+    /// The share of a processor.
     share: f64,
-    /// Tables per second that it makes because weights follow load.
+    /// Tables per second that the daemon builds because weights follow load.
     tables: f64,
 }
 
@@ -66,7 +66,7 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Measures the cost: with control of load, if an arm has it, and without.
+/// Measures the cost without following load, and with it if an arm follows load.
 pub fn run(arms: &[Arm]) -> Result<Vec<Finding>> {
     let fleet = format!("{CLIENTS} clients, {SERVICES} services, rows of {BACKENDS}");
     let shown = |how: &str, costs: &[Cost]| {
@@ -101,7 +101,7 @@ pub fn run(arms: &[Arm]) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The mean share of a processor.
+/// The mean share of a processor over these costs.
 fn mean(costs: &[Cost]) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
     let rounds = costs.len() as f64;
@@ -116,8 +116,9 @@ fn address(service: u8) -> SocketAddr {
     SocketAddr::from(([10, 96, 1, service], 80))
 }
 
-/// The daemon's cost while all backends are about equally loaded, and, if it follows load, while
-/// they are not and stay so: then all weights move all the time.
+/// Returns the daemon's cost while all backends are about equally loaded; and, if it follows load,
+/// the cost while they are unequally loaded and remain so, because then all weights change all the
+/// time.
 fn measure(heeds: Heeds) -> Result<(Cost, Option<Cost>)> {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "publication");
@@ -128,7 +129,7 @@ fn measure(heeds: Heeds) -> Result<(Cost, Option<Cost>)> {
         key.id,
         all.iter().map(|backend| (*backend, key.of_backend(*backend))),
     )?;
-    // One process listens for all.
+    // One process listens for all backends.
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["serve-load", &SocketAddr::from(([0, 0, 0, 0], PORT)).to_string()]);
     command.stdin(Stdio::null()).stdout(Stdio::null());
@@ -166,7 +167,7 @@ fn configuration(key: &ServiceKey, cgroups: &[Cgroup], heeds: Heeds) -> String {
     text
 }
 
-/// The same while it follows the reports.
+/// Returns the daemon's cost while it processes reports.
 fn watched(
     daemon: &Daemon,
     heeds: Heeds,
@@ -186,7 +187,7 @@ fn watched(
     let mut random = fastrand::Rng::with_seed(1);
     let uneven: Vec<f64> = all.iter().map(|_| 0.4 + 0.4 * random.f64()).collect();
     let even = vec![0.6; all.len()];
-    // With a tenth of noise: no report equals the last one.
+    // The reports have a tenth of noise, so no report equals the previous one.
     let mut say = |uses: &[f64], time: Duration| {
         let (start, mut next) = (Instant::now(), Instant::now());
         while next < start + time {
@@ -200,7 +201,7 @@ fn watched(
     };
     let mut watch = |uses: &[f64]| -> Result<Cost> {
         say(uses, SETTLES);
-        // The cost of the page is not part of the measurement.
+        // Reads the metrics page before measuring, so that its cost is not part of the measurement.
         let tables = tables(&daemon.setup);
         let (before, since) = (cpu_ticks(daemon.pid())?, Instant::now());
         say(uses, WATCHED);
@@ -215,7 +216,7 @@ fn watched(
     Ok(costs)
 }
 
-/// How many tables the daemon has made because weights follow load.
+/// The number of tables that the daemon has built because weights follow load.
 fn tables(setup: &Setup) -> f64 {
     let page = setup.metrics();
     let lines = page.lines().filter(|line| line.starts_with("socklb_load_tables_total{"));

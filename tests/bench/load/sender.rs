@@ -1,6 +1,6 @@
-//! A client: it sends requests at a rate of its own, whatever their results, with a connection for
-//! each or with connections that it reuses for a while. No request is repeated. It reports the
-//! results on request.
+//! A client: it sends requests at its own rate, whatever their results, either with a connection
+//! for each request or with connections that it reuses for a while. No request is repeated. The
+//! client reports the results when it is asked for them.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -71,7 +71,7 @@ impl Counts {
         Sent {
             answered: number(&self.answered),
             failed: number(&self.failed),
-            // Read after the others, so that it is never less than they are.
+            // Read after the others, so that it is never less than their sum.
             sent: number(&self.sent),
             why: self.why.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
@@ -81,7 +81,7 @@ impl Counts {
 /// `bench send`.
 pub fn run(options: &Options) -> Result<()> {
     raise_descriptors()?;
-    // One processor has one cursor over a service's table, as in the planner.
+    // With one processor there is one cursor in a service's table, as in the planner.
     pin_to(options.cpu)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let counts = Arc::new(Counts::default());
@@ -96,8 +96,8 @@ async fn send(options: Options, counts: Arc<Counts>) {
     let (life, pause) = (Duration::from_millis(options.life), Duration::from_millis(options.pause));
     let mut services = options.services.iter().copied().cycle();
     let mut next = || services.next().expect("a sender has at least one service");
-    // As many connections as arrive in a life are open from the beginning, at all ages, so that
-    // they do not send together.
+    // At the beginning as many connections are open as arrive in one lifetime, and they have
+    // different ages, so that they do not send together.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of connections")]
     let open = (options.rate * life.as_secs_f64()) as u32;
     for number in 0..open {
@@ -118,7 +118,7 @@ async fn send(options: Options, counts: Arc<Counts>) {
     }
 }
 
-/// A connection, for as long as it is reused.
+/// Uses a connection for its lifetime.
 async fn keep(service: SocketAddr, life: Duration, pause: Duration, counts: &Counts) {
     let until = Instant::now() + life;
     let mut stream = None;
@@ -138,8 +138,8 @@ async fn keep(service: SocketAddr, life: Duration, pause: Duration, counts: &Cou
     }
 }
 
-/// One request, over the existing connection, or a new one. It waits as long as the kernel does: a
-/// full backend is slow, which is not a failure.
+/// Sends one request, over the existing connection or a new one. Waits as long as the kernel does,
+/// because a full backend is slow, which is not a failure.
 async fn ask(service: SocketAddr, kept: &mut Option<TcpStream>) -> Result<()> {
     let stream = match kept {
         Some(stream) => stream,
@@ -169,7 +169,7 @@ impl Sender {
         Ok(Self(Process::start(&mut command)))
     }
 
-    /// The results of its requests so far.
+    /// Returns the results of the client's requests so far.
     pub fn sent(&mut self) -> Sent {
         self.0.ask(&())
     }
@@ -178,10 +178,10 @@ impl Sender {
 /// How a client sends.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Per second.
+    /// Connections per second.
     pub connections: f64,
-    /// How long each is reused; zero if it has one request.
+    /// How long each connection is reused; zero if it has one request.
     pub life: Duration,
-    /// How long it pauses after each request.
+    /// How long the client pauses after each request on a connection.
     pub pause: Duration,
 }

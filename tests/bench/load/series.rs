@@ -1,4 +1,4 @@
-//! A series of readings of what backends have used, and how even that is.
+//! A series of readings of the CPU time that backends have used, and how even their use is.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use stage::quota::Used;
 #[derive(Clone, Debug)]
 pub struct Reading {
     pub at: Instant,
-    /// What each has used until then.
+    /// The CPU time that each backend has used until then.
     pub used: Vec<Used>,
 }
 
@@ -21,7 +21,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// A series that begins with this reading.
+    /// Creates a series that begins with this reading.
     pub fn new(percent: &[u32], first: Reading) -> Self {
         Self {
             cores: percent.iter().map(|percent| f64::from(*percent) / 100.0).collect(),
@@ -34,18 +34,18 @@ impl Series {
         self.readings.push(reading);
     }
 
-    /// The share of its quota that each backend has used, from the first reading to the last.
+    /// The part of its quota that each backend has used, from the first reading to the last.
     pub fn utilization(&self) -> Vec<f64> {
         self.between(0, self.readings.len() - 1)
     }
 
-    /// The same over the last `time`.
+    /// The same over the last `time` of the series.
     pub fn lately(&self, time: Duration) -> Vec<f64> {
         let last = self.readings.len() - 1;
         self.between(self.window(last, time).unwrap_or(0), last)
     }
 
-    /// The share of the time in which each backend was out of quota.
+    /// The part of the time in which each backend was out of quota.
     pub fn throttled(&self) -> Vec<f64> {
         let (first, last) = (&self.readings[0], &self.readings[self.readings.len() - 1]);
         let time = (last.at - first.at).as_secs_f64();
@@ -53,7 +53,7 @@ impl Series {
         both.map(|(first, last)| (last.throttled - first.throttled).as_secs_f64() / time).collect()
     }
 
-    /// The end of the first window of this length within the series in which the busiest is at most
+    /// The end of the first window of this length in which the busiest backend is at most at
     /// `at_most` times the mean, counted from the first reading.
     pub fn even_after(&self, window: Duration, at_most: f64) -> Option<Duration> {
         let is_even = |last: &usize| {
@@ -64,7 +64,7 @@ impl Series {
         Some(self.readings[last].at - self.readings[0].at)
     }
 
-    /// The latest reading that is at least `time` before this one.
+    /// The latest reading that is at least `time` before the reading `last`.
     fn window(&self, last: usize, time: Duration) -> Option<usize> {
         (0..last).rev().find(|first| self.readings[last].at - self.readings[*first].at >= time)
     }
@@ -78,7 +78,7 @@ impl Series {
     }
 }
 
-/// The utilization of the busiest over the mean of all.
+/// The utilization of the busiest backend over the mean of all.
 pub fn busiest_over_mean(utilization: &[f64]) -> f64 {
     utilization.iter().copied().fold(0.0, f64::max) / mean(utilization)
 }
@@ -91,7 +91,8 @@ pub fn mean(numbers: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// Two backends, of 10 and of 20 percent; what they have used in each second, in milliseconds.
+    /// A series of two backends with quotas of 10 and 20 percent; `used` is the time that they have
+    /// used in each second, in milliseconds.
     fn series(used: &[(u64, u64)]) -> Series {
         let start = Instant::now();
         let used_ms = |ms| Used { used: Duration::from_millis(ms), throttled: Duration::from_millis(2 * ms) };

@@ -1,8 +1,8 @@
-//! A backend: each request is one byte, takes some CPU time, and is answered by one byte. It
-//! reports its requests per second to its agent.
+//! A backend: each request is one byte, takes some CPU time, and is answered by one byte. The
+//! backend reports its requests per second to its agent.
 //!
-//! It processes one request after the other: the benchmark measures how much of its quota a backend
-//! uses, not how well it uses it.
+//! It processes one request after the other, because the benchmark measures how much of its quota a
+//! backend uses, not how well.
 
 use std::cell::RefCell;
 use std::io::{Read as _, Write as _};
@@ -31,28 +31,29 @@ pub struct Options {
     /// Mean CPU time of a request, in microseconds
     #[arg(long, default_value_t = 0)]
     cost: u32,
-    /// Standard deviation of its logarithm; 0 if all cost the same
+    /// Standard deviation of the logarithm of the cost; 0 if all requests cost the same
     #[arg(long, default_value_t = 0.0)]
     sigma: f64,
-    /// The socket of its agent
+    /// Socket of the backend's agent
     #[arg(long)]
     agent: Option<PathBuf>,
 }
 
-/// How often it reports to its agent, and over which window: as the agent measures.
+/// How often the backend reports to its agent, and the window of the reported rates: the same as
+/// the agent's own.
 const TELLS: Duration = Duration::from_secs(2);
-/// How long the agent believes that.
+/// How long the agent uses a report.
 const HOLDS: Duration = Duration::from_secs(10);
 
 /// `bench serve-load`.
 pub fn run(options: &Options) -> Result<()> {
     raise_descriptors()?;
-    // Checks for new connections after each request.
+    // The runtime checks for new connections after each request.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().event_interval(1).build()?;
     runtime.block_on(LocalSet::new().run_until(serve(options)))
 }
 
-/// Raises the limit of descriptors to its maximum: connections wait here for their turn.
+/// Raises the limit of descriptors to its maximum, because connections wait here for their turn.
 pub fn raise_descriptors() -> Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
@@ -62,7 +63,7 @@ async fn serve(options: &Options) -> Result<()> {
     let work = Rc::new(RefCell::new(Work::new(options)));
     let listener = TcpListener::bind(options.listen).await?;
     if let Some(agent) = options.agent.clone() {
-        // Separate from the requests, many of which may be queued before it.
+        // A separate thread, because many requests may be queued before a report.
         let (listen, served) = (options.listen, Arc::clone(&work.borrow().served));
         std::thread::spawn(move || tell(&agent, listen, &served));
     }
@@ -72,7 +73,7 @@ async fn serve(options: &Options) -> Result<()> {
     }
 }
 
-/// Answers until the client closes.
+/// Answers until the client closes the connection.
 async fn answer(mut stream: TcpStream, work: Rc<RefCell<Work>>) {
     let _ = stream.set_nodelay(true);
     let mut request = [0];
@@ -84,7 +85,7 @@ async fn answer(mut stream: TcpStream, work: Rc<RefCell<Work>>) {
     }
 }
 
-/// The cost of requests.
+/// The cost of requests, and how much of it is used.
 struct Work {
     random: fastrand::Rng,
     mean: f64,
@@ -106,7 +107,7 @@ impl Work {
     }
 
     /// Uses the CPU time of a request. The time since the last request, for accepting and reading,
-    /// is a part of it: so the cost equals what the cgroup is charged for a request.
+    /// counts as part of it, so the cost equals the time that the cgroup is charged for a request.
     fn request(&mut self) {
         let cost = lognormal(self.mean, self.sigma, &mut self.random);
         let until = self.charged + Duration::from_secs_f64(cost);
@@ -122,13 +123,13 @@ fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
-/// A lognormal number of this mean, by the method of Box and Muller.
+/// A lognormal number with this mean, by the method of Box and Muller.
 fn lognormal(mean: f64, sigma: f64, random: &mut fastrand::Rng) -> f64 {
     let (radius, angle) = ((-2.0 * (1.0 - random.f64()).ln()).sqrt(), std::f64::consts::TAU * random.f64());
     mean * (sigma * radius * angle.cos() - sigma * sigma / 2.0).exp()
 }
 
-/// Reports to the agent, until the process ends. A report that fails is replaced by the next one.
+/// Reports to the agent until the process ends. If a report fails, the next one replaces it.
 fn tell(agent: &Path, backend: SocketAddr, served: &AtomicU64) {
     let (mut before, mut since) = (0, Instant::now());
     loop {
@@ -148,7 +149,7 @@ fn tell(agent: &Path, backend: SocketAddr, served: &AtomicU64) {
     }
 }
 
-/// What `socklb agent report` does.
+/// Does the same as `socklb agent report`.
 fn post(agent: &Path, said: &str) -> Result<()> {
     let mut stream = UnixStream::connect(agent)?;
     stream.set_read_timeout(Some(TELLS))?;
