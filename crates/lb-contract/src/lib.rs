@@ -1,14 +1,15 @@
-//! The behaviour that the kernel in memory (`lb-fake`) must share with a real one: scenarios of a
-//! whole daemon that tests run on both.
+//! Scenarios of a whole daemon that tests run both on the kernel in memory (`lb-fake`) and on a
+//! real kernel, to check that the two behave alike.
 //!
-//! Scripts of the daemon are only as reliable as that kernel. Each scenario covers a property in
-//! which it could differ from a real kernel: arrays in which a table is published while programs
-//! read, counts that are summed over CPUs, links that are removed and made again, programs and maps
-//! that outlive their daemon, the order of steps in which failures are judged.
+//! Tests of the daemon on the kernel in memory are only as reliable as that kernel. Each scenario
+//! covers a property in which it could differ from a real kernel: tables that are published while
+//! programs read them, counts that are summed over CPUs, links that are removed and created again,
+//! programs and maps that outlive their daemon, and the order of the steps by which failures are
+//! judged.
 //!
-//! A [`World`] is a host with three backends, two cgroups and a daemon that runs or does not.
-//! Scenarios observe it as an operator does, through its status; they wait for facts that take
-//! time, with a deadline.
+//! A [`World`] is a host with three backends, two cgroups, and a daemon that may be running or not.
+//! Scenarios observe the daemon through its status, as an operator does. If a fact takes time to
+//! become true, they wait for it until a deadline.
 
 mod scenarios;
 
@@ -28,15 +29,15 @@ pub use scenarios::{
 /// The service that clients dial.
 pub const SERVICE: &str = "10.96.0.10:80";
 
-/// The backends. All listen.
+/// The addresses of the backends, all of which listen.
 pub const BACKENDS: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
 
 pub trait World {
-    /// Writes a configuration in which each of these clients has a permanent cgroup of its own, and
-    /// all use [`SERVICE`]. A running daemon reads it.
+    /// Writes a configuration in which each of these clients has its own permanent cgroup, and all
+    /// use [`SERVICE`]. A running daemon reloads the configuration.
     fn configure(&mut self, clients: &[&str]);
 
-    /// Replaces the service's list. A running daemon reads it.
+    /// Replaces the service's list of endpoints. A running daemon reads the new list.
     fn list(&mut self, backends: &[&str]);
 
     /// Starts a daemon.
@@ -52,7 +53,7 @@ pub trait World {
     /// connection.
     fn dial_directly(&mut self, client: &str, backend: &str);
 
-    /// Closes a connection in its process.
+    /// Closes a connection in the process that has made it.
     fn close(&mut self, flow: Flow);
 
     /// Makes a backend refuse or accept connections from now on.
@@ -64,10 +65,10 @@ pub trait World {
     /// The output of `socklb status`.
     fn status(&mut self) -> StatusDocument;
 
-    /// The time that has passed.
+    /// The time since the beginning of the world.
     fn now(&self) -> Duration;
 
-    /// How long a fact may take to become true.
+    /// The maximum time that a scenario waits for a fact to become true.
     fn patience(&self) -> Duration;
 
     /// Lets a moment pass.
@@ -82,9 +83,9 @@ pub struct Flow(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reached {
     Backend(SocketAddr, Flow),
-    /// A backend that refuses.
+    /// The connect went to a backend that refuses connections.
     Refused,
-    /// Nothing: the connect is not balanced, and no host has the service's address.
+    /// The connect was not balanced, and failed because no host has the service's address.
     Nothing,
 }
 
@@ -131,7 +132,8 @@ fn rows(status: &StatusDocument, client: &str) -> BTreeMap<SocketAddr, Row> {
         .collect()
 }
 
-/// Calls `look` until it returns a value, and lets time pass in between.
+/// Calls `look` until it returns a value, and lets time pass between the calls. `what` is the
+/// awaited fact, for the message if the deadline passes.
 #[track_caller]
 fn until<W: World, T>(world: &mut W, what: &str, mut look: impl FnMut(&mut W) -> Option<T>) -> T {
     let deadline = world.now() + world.patience();
@@ -150,7 +152,7 @@ fn status_until<W: World>(world: &mut W, what: &str, fact: impl Fn(&StatusDocume
     until(world, what, |world| fact(&world.status()).then_some(()));
 }
 
-/// Waits until the backends of a client are these.
+/// Waits until the rows of a client's backends are these.
 #[track_caller]
 fn rows_become<W: World>(world: &mut W, client: &str, expected: &BTreeMap<SocketAddr, Row>) {
     status_until(world, &format!("{client} has {expected:#?}"), |status| rows(status, client) == *expected);

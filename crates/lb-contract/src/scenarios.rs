@@ -9,7 +9,7 @@ fn address(backend: &str) -> SocketAddr {
     backend.parse().expect("an address")
 }
 
-/// Starts a daemon that balances these clients' connects to all backends.
+/// Starts a daemon, and waits until it balances these clients' connects to all backends.
 fn begin<W: World>(world: &mut W, clients: &[&str]) {
     world.configure(clients);
     world.list(&BACKENDS);
@@ -19,14 +19,14 @@ fn begin<W: World>(world: &mut W, clients: &[&str]) {
     });
 }
 
-/// A healthy member with these numbers of started, open and closed connections.
+/// The row of a healthy member with these numbers of started, open and closed connections.
 fn member(started: u64, active: u64, closed: u64) -> Row {
     let endings = [("closed".to_owned(), closed)].into_iter().filter(|(_, count)| *count > 0).collect();
     let (membership, state) = ("member".to_owned(), "healthy".to_owned());
     Row { membership, state, started, established: started, active, endings }
 }
 
-/// Dials from `cpus` CPUs in turn, and counts how often each backend was reached.
+/// Dials from `cpus` CPUs in turn. Returns how often each backend was reached, and the connections.
 fn dial<W: World>(
     world: &mut W,
     client: &str,
@@ -43,7 +43,7 @@ fn dial<W: World>(
 }
 
 /// Counts of connections are sums over CPUs, and the counts of each backend match the connections
-/// that its clients have made.
+/// that the client has made.
 pub fn connections_are_counted_whichever_cpu_they_are_made_on<W: World>(world: &mut W) {
     begin(world, &["web"]);
     let (reached, flows) = dial(world, "web", 12, 2);
@@ -60,8 +60,8 @@ pub fn connections_are_counted_whichever_cpu_they_are_made_on<W: World>(world: &
     }
     rows_become(world, "web", &rows_of(&|count| member(*count, 0, *count)));
     let status = world.status();
-    let client = status.client("web").expect("it is there");
-    let outcomes = &client.service("users").expect("it is there").outcomes;
+    let client = status.client("web").expect("configured");
+    let outcomes = &client.service("users").expect("configured").outcomes;
     let outcomes: BTreeMap<&str, u64> = outcomes
         .iter()
         .filter(|(_, count)| **count > 0)
@@ -70,7 +70,7 @@ pub fn connections_are_counted_whichever_cpu_they_are_made_on<W: World>(world: &
     assert_eq!((client.not_a_service, outcomes), (1, BTreeMap::from([("forwarded", 12)])));
 }
 
-/// A backend that was removed from its list keeps its slot while a connection to it is open, and
+/// A backend that was removed from its list retains its slot while a connection to it is open, and
 /// gets no new connections.
 pub fn a_connection_keeps_its_slot_until_it_ends<W: World>(world: &mut W) {
     begin(world, &["web"]);
@@ -78,29 +78,29 @@ pub fn a_connection_keeps_its_slot_until_it_ends<W: World>(world: &mut W) {
     let slot_of = |world: &mut W| {
         let status = world.status();
         let backends =
-            &status.client("web").expect("it is there").service("users").expect("it is there").backends;
+            &status.client("web").expect("configured").service("users").expect("configured").backends;
         backends
             .iter()
             .find(|backend| backend.address == first)
             .map(|backend| (backend.slot, backend.generation))
     };
-    let slot = slot_of(world).expect("it has one");
+    let slot = slot_of(world).expect("the backend has a slot");
     let others: Vec<&str> = BACKENDS.into_iter().filter(|backend| address(backend) != first).collect();
     world.list(&others);
     let leaving = Row { membership: "leaving".to_owned(), ..member(1, 1, 0) };
-    status_until(world, "it leaves", |status| rows(status, "web").get(&first) == Some(&leaving));
+    status_until(world, "the backend is leaving", |status| rows(status, "web").get(&first) == Some(&leaving));
     let (reached, flows) = dial(world, "web", 6, 1);
     assert!(!reached.contains_key(&first), "{reached:?}");
     flows.into_iter().for_each(|flow| world.close(flow));
     assert_eq!(slot_of(world), Some(slot));
     world.close(held);
-    status_until(world, "it is gone", |status| !rows(status, "web").contains_key(&first));
+    status_until(world, "the backend is gone", |status| !rows(status, "web").contains_key(&first));
     world.list(&BACKENDS);
-    until(world, "it is a member again", |world| {
+    until(world, "the backend is a member again", |world| {
         rows(&world.status(), "web").get(&first).filter(|row| row.membership == "member").cloned()
     });
-    assert_ne!(slot_of(world), Some(slot), "who holds the old slot would take it for the new one");
-    // Its counts began when it was first seen.
+    assert_ne!(slot_of(world), Some(slot), "a flow with the old slot must not refer to the new backend");
+    // The counts of the backend continue from before.
     assert_eq!(rows(&world.status(), "web")[&first], member(1, 0, 1));
 }
 
@@ -125,7 +125,7 @@ pub fn programs_balance_and_count_while_no_daemon_runs<W: World>(world: &mut W) 
     rows_become(world, "web", &BTreeMap::from(expected));
 }
 
-/// Links that an operator removes are made again, and the counts continue.
+/// The daemon creates links again if an operator removes them, and the counts continue.
 pub fn links_that_an_operator_removes_are_made_again<W: World>(world: &mut W) {
     begin(world, &["web", "batch"]);
     let (backend, flow) = world.dial("web", 0).backend();
@@ -137,37 +137,38 @@ pub fn links_that_an_operator_removes_are_made_again<W: World>(world: &mut W) {
     let (other, flow) = world.dial("batch", 0).backend();
     world.close(flow);
     rows_become(world, "batch", &with(other, member(1, 0, 1)));
-    let (again, flow) = until(world, "it is balanced again", |world| match world.dial("web", 0) {
+    let (again, flow) = until(world, "the client is balanced again", |world| match world.dial("web", 0) {
         Reached::Backend(backend, flow) => Some((backend, flow)),
         _ => None,
     });
     world.close(flow);
     let mut expected = with(backend, member(1, 0, 1));
-    let row = expected.get_mut(&again).expect("it is a member");
+    let row = expected.get_mut(&again).expect("the backend is a member");
     *row = member(row.started + 1, 0, row.started + 1);
     rows_become(world, "web", &expected);
 }
 
-/// All backends without connections, except one.
+/// The rows of all backends: one with this row, and the others without connections.
 fn with(backend: SocketAddr, row: Row) -> BTreeMap<SocketAddr, Row> {
     let mut rows = BTreeMap::from(BACKENDS.map(|backend| (address(backend), member(0, 0, 0))));
     rows.insert(backend, row);
     rows
 }
 
-/// A client that is no longer configured begins no flow, and stays until its last flow has ended.
+/// No flow of a client begins if the client is no longer configured, and the client stays until its
+/// last flow has ended.
 pub fn a_client_that_is_removed_stays_until_its_last_flow_has_ended<W: World>(world: &mut W) {
     begin(world, &["web", "batch"]);
     let (_, flow) = world.dial("batch", 0).backend();
     world.configure(&["web"]);
-    status_until(world, "it leaves", |status| {
+    status_until(world, "the client is leaving", |status| {
         let leaving = status.leaving.iter().map(|leaving| (leaving.client.as_str(), leaving.active));
         leaving.eq([("batch", Some(1))]) && status.client("batch").is_none()
     });
     assert_eq!(world.dial("batch", 0), Reached::Nothing);
     let (_, other) = world.dial("web", 0).backend();
     world.close(flow);
-    status_until(world, "it is gone", |status| status.leaving.is_empty());
+    status_until(world, "the client is gone", |status| status.leaving.is_empty());
     world.close(other);
 }
 
@@ -179,28 +180,28 @@ pub fn failures_in_a_row_eject_a_backend_and_a_trial_readmits_it<W: World>(world
     let look = |world: &mut W| {
         let status = world.status();
         let backends =
-            &status.client("web").expect("it is there").service("users").expect("it is there").backends;
+            &status.client("web").expect("configured").service("users").expect("configured").backends;
         backends
             .iter()
             .find(|backend| backend.address == address(BACKENDS[2]))
-            .expect("it is a member")
+            .expect("the backend is a member")
             .clone()
     };
-    // The daemon's own probes are off: only connects show the state of the backend.
-    let ejected = until(world, "it is ejected", |world| {
+    // The daemon's probes are off, so only connects show the state of the backend.
+    let ejected = until(world, "the backend is ejected", |world| {
         match world.dial("web", 0) {
             Reached::Backend(_, flow) => world.close(flow),
             Reached::Refused => refused += 1,
-            Reached::Nothing => panic!("connects are balanced"),
+            Reached::Nothing => panic!("the connect was not balanced"),
         }
         let backend = look(world);
         (backend.ejections > 0).then_some(backend)
     });
-    let ejection = ejected.ejection.expect("it is ejected");
+    let ejection = ejected.ejection.expect("the backend is ejected");
     assert_eq!((ejection.failures, ejection.cause.as_str(), ejection.times), (refused, "refused", 1));
     assert_eq!((ejected.state.as_str(), ejected.started), ("ejected", refused.into()));
     world.set_refusing(BACKENDS[2], false);
-    let readmitted = until(world, "a trial has readmitted it", |world| {
+    let readmitted = until(world, "a trial has readmitted the backend", |world| {
         if let Reached::Backend(_, flow) = world.dial("web", 0) {
             world.close(flow);
         }

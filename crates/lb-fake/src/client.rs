@@ -16,7 +16,7 @@ use lb_kernel::{
 use crate::faults::FaultInjection;
 use crate::maps::{ClientMaps, SharedMaps};
 
-/// A kernel. Clones share its state.
+/// A kernel in memory. Clones share its state.
 #[derive(Clone)]
 pub struct FakeKernel {
     host: Arc<Mutex<FakeHost>>,
@@ -26,7 +26,7 @@ pub struct FakeKernel {
 /// The state of the kernel.
 pub(crate) struct FakeHost {
     pub now_ns: u64,
-    /// By full path.
+    /// The id of each cgroup, by its full path.
     cgroups: BTreeMap<PathBuf, u64>,
     last_cgroup: u64,
     last_program: u64,
@@ -34,19 +34,19 @@ pub(crate) struct FakeHost {
     /// Number of links made so far.
     last_link: u64,
     pub host_maps: SharedMaps,
-    /// By the directory of their pins.
+    /// The pinned clients, by the directory of their maps.
     pub clients: BTreeMap<PathBuf, FakePinnedClient>,
-    /// The directories that contain pins of another owner as well.
+    /// The directories of maps that also contain a pin of another owner.
     foreign: BTreeSet<PathBuf>,
 }
 
 /// A pinned client.
 pub(crate) struct FakePinnedClient {
-    /// Unique: no other client has this number, earlier or later.
+    /// A number that no other client has, earlier or later.
     pub number: u64,
     pins: Pins,
     pub maps: ClientMaps,
-    /// By the id of the cgroup.
+    /// The links, by the id of the cgroup.
     pub links: BTreeMap<u64, FakeLink>,
 }
 
@@ -60,16 +60,16 @@ impl FakePinnedClient {
 /// All links of a client to a cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FakeLink {
-    /// The programs, which are loaded together.
+    /// The number of the programs, which are loaded together.
     program: u64,
-    /// Whether flows begin there.
+    /// Whether flows begin in the cgroup.
     pub begins: bool,
-    /// The position among all links in the order of their creation. Replacing the program of a link
-    /// does not change it.
+    /// The number of the link in the order in which all links were created. It does not change if
+    /// the programs of the link are replaced.
     pub attached: u64,
 }
 
-/// The location of a process: the id of its cgroup.
+/// The cgroup of a process, by its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FakeCgroup(pub u64);
 
@@ -118,12 +118,13 @@ impl FakeKernel {
         self.host().cgroups.remove(path);
     }
 
-    /// A client. Opens nothing yet.
+    /// A client; its maps are not opened yet.
     fn fake_client(&self, pins: &Pins) -> FakeClient {
         FakeClient { kernel: self.clone(), pins: pins.clone(), program: 0 }
     }
 
-    /// Adds a foreign pin to a client's pins, so that the client cannot be opened; or removes it.
+    /// Adds a foreign pin to a client's pins, so that the client cannot be opened; or removes the
+    /// foreign pin.
     pub fn set_foreign_pins(&self, pins: &Pins, is_foreign: bool) {
         let mut host = self.host();
         if is_foreign {
@@ -133,12 +134,12 @@ impl FakeKernel {
         };
     }
 
-    /// Changes a row of a client's services behind its daemon's back.
+    /// Changes a row of a client's services without the daemon's knowledge.
     pub fn change_service(&self, pins: &Pins, index: usize, change: impl FnOnce(&mut Service)) {
         change_row(&self.host().clients[&pins.maps()].maps.services, index, change);
     }
 
-    /// Changes a row of a client's backends behind its daemon's back.
+    /// Changes a row of a client's backends without the daemon's knowledge.
     pub fn change_backend(&self, pins: &Pins, slot: usize, change: impl FnOnce(&mut Backend)) {
         change_row(&self.host().clients[&pins.maps()].maps.backends, slot, change);
     }
@@ -245,7 +246,7 @@ impl Kernel for FakeKernel {
 struct FakeClient {
     kernel: FakeKernel,
     pins: Pins,
-    /// The programs that were loaded last.
+    /// The number of the programs that were loaded last.
     program: u64,
 }
 
@@ -258,8 +259,8 @@ impl FakeClient {
         self.kernel.faults.step().map_err(|error| self.fail(error))
     }
 
-    /// Calls `act` with the pinned state of the client. Returns the default if an operator has
-    /// removed it.
+    /// Calls `act` with the pinned state of the client. Returns the default value if the client is
+    /// not pinned.
     fn with<T: Default>(&self, act: impl FnOnce(&mut FakePinnedClient) -> T) -> Result<T, DatapathError> {
         self.step()?;
         Ok(self.kernel.host().clients.get_mut(&self.pins.maps()).map(act).unwrap_or_default())

@@ -1,9 +1,10 @@
-//! Decides which operations fail: none, one of them, or some at random from a fixed seed.
+//! Decides which operations fail: none, one of them, or some that are chosen at random from a fixed
+//! seed.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-/// Decides which operations fail. Each operation that may fail takes one step.
+/// Decides which operations fail. Each operation that may fail counts as one step.
 #[derive(Debug, Default)]
 pub struct FaultInjection {
     state: Mutex<FaultInjectionState>,
@@ -33,12 +34,12 @@ impl FaultInjection {
         self.change(|state| state.plan = FaultPlan::Never);
     }
 
-    /// Makes exactly one operation fail: the next after `others` others.
+    /// Makes exactly one operation fail, after `others` operations that succeed.
     pub fn fail_after(&self, others: u64) {
         self.change(|state| state.plan = FaultPlan::At(state.steps + others));
     }
 
-    /// Makes `per_mille` of a thousand operations fail, chosen by a seed.
+    /// Makes `per_mille` of a thousand operations fail; the seed determines which.
     pub fn fail_some(&self, per_mille: u64, seed: u64) {
         self.change(|state| state.plan = FaultPlan::Some { per_mille, state: seed });
     }
@@ -56,7 +57,7 @@ impl FaultInjection {
     /// Counts one step, and decides whether it fails.
     ///
     /// # Errors
-    /// ENOMEM, if this operation fails.
+    /// ENOMEM, if this operation must fail.
     pub(crate) fn step(&self) -> io::Result<()> {
         self.change(|state| {
             let fails = match &mut state.plan {
@@ -75,7 +76,7 @@ impl FaultInjection {
     }
 }
 
-/// The next number of Steele, Lea and Flood's "SplitMix64".
+/// The next number of the generator "SplitMix64" of Steele, Lea and Flood.
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;

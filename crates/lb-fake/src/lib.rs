@@ -1,14 +1,15 @@
-//! A kernel in memory, which replaces the daemon's real kernel in tests.
+//! A kernel in memory, which replaces the real kernel in tests of the daemon.
 //!
-//! Maps are arrays in this process (`memory`), and links are a table (`client`).
-//! [`FakeKernel::connect`] and the methods of [`FakeKernel`] that take a [`FakeFlow`] follow the
-//! steps of the kernel programs, with the code that these share with the host (`lb_common`: the VIP
-//! table, picks, ejection, load). Time stands still until [`FakeKernel::pass`]. Any operation that
-//! the real kernel may refuse can be made to fail, see [`faults`].
+//! Maps are arrays in this process (`memory`), and links are entries of a table (`client`).
+//! [`FakeKernel::connect`], and the methods with a [`FakeFlow`] as argument, follow the steps of
+//! the kernel programs. They run the code that the kernel programs share with the host
+//! (`lb_common`: the VIP table, picks, ejection, load). Time does not pass until a call of
+//! [`FakeKernel::pass`]. Any operation that the real kernel may refuse can be made to fail, see
+//! [`faults`].
 //!
-//! It has one CPU, no readers to wait for, no overflow of the flow table, no datagrams, and no
-//! programs of network interfaces. Local tests cover these on the real kernel. The scenarios of
-//! `lb_contract` run on both.
+//! It has one CPU, no readers to wait for, no flow table, no datagrams, and no programs of network
+//! interfaces. Local tests cover these on the real kernel. The scenarios of `lb_contract` run on
+//! both kernels.
 
 pub mod faults;
 

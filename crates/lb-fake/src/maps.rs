@@ -1,4 +1,5 @@
-//! The maps of one client task in memory, as its programs see them.
+//! The maps of one client task in memory, as the simulated programs use them, and the maps of the
+//! host.
 
 use std::io;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ impl SharedMaps {
         })
     }
 
-    /// The same maps, as the daemon opens them.
+    /// Handles of the same maps, as the daemon opens them.
     pub fn opened(&self) -> HostArrays {
         HostArrays {
             verdicts: self.verdicts.shared(),
@@ -65,7 +66,7 @@ pub struct ClientMaps {
 }
 
 impl ClientMaps {
-    /// Empty maps of the same sizes as in the real kernel.
+    /// Empty maps with the same numbers of elements as in the real kernel.
     pub fn new(
         limits: &Limits,
         verdicts: &Mapped<Verdict>,
@@ -91,13 +92,13 @@ impl ClientMaps {
         })
     }
 
-    /// Open flows of all backends.
+    /// The number of open flows of all backends.
     pub fn open_flows(&self) -> u64 {
         let rows = 0..self.backends.length();
         rows.map(|row| self.backends.load64(row, std::mem::offset_of!(Backend, flows))).sum()
     }
 
-    /// The same maps, as the daemon opens them.
+    /// Handles of the same maps, as the daemon opens them.
     pub fn opened(&self) -> (Maps, Verdicts) {
         fn per_cpu<V: bytemuck::Pod>(array: &Array) -> PerCpuArray<V> {
             PerCpuArray::over(Box::new(array.clone()), 1)

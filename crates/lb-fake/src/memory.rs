@@ -1,4 +1,4 @@
-//! Maps that are read and written by calls: an array, per CPU or not, and a hash.
+//! Maps that are read and written by calls: an array (of one CPU), and a hash.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,12 +9,12 @@ use lb_kernel::{Elements, Mapped};
 
 use crate::faults::FaultInjection;
 
-/// An array whose elements consist of whole words. Programs access the words directly, and see the
-/// elements that calls write, and the other way round.
+/// An array whose elements consist of 64-bit words. The simulated programs access the words
+/// directly; the daemon reads and writes the same elements by calls.
 #[derive(Clone)]
 pub struct Array {
     words: Arc<Mapped<u64>>,
-    /// Words of an element.
+    /// The number of words of an element.
     length: usize,
     faults: Arc<FaultInjection>,
 }
@@ -22,7 +22,7 @@ pub struct Array {
 impl Array {
     /// An array of `elements` zeros of `bytes` bytes each.
     pub fn new(elements: u32, bytes: usize, faults: &Arc<FaultInjection>) -> io::Result<Self> {
-        assert!(bytes.is_multiple_of(8), "the values of such maps are words");
+        assert!(bytes.is_multiple_of(8), "the values of these maps consist of words");
         let words = Mapped::in_memory(elements as usize * bytes / 8)?;
         Ok(Self { words: Arc::new(words), length: bytes / 8, faults: Arc::clone(faults) })
     }

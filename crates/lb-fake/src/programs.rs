@@ -1,7 +1,8 @@
-//! Simulates the kernel programs: sends a connect to a backend, and counts and judges its outcome.
+//! Simulates the kernel programs: sends a connect to a backend, counts the flow, and judges its
+//! end.
 //!
-//! The decisions are those of `lb_common`, which the programs use as well. This file adds their
-//! stores over the maps in memory, and the order of the steps.
+//! `lb_common` makes the decisions, as for the kernel programs. This file contains the access to
+//! the maps in memory, and the order of the steps.
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -27,15 +28,15 @@ use crate::maps::ClientMaps;
 /// The result of a connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connect {
-    /// It goes to the dialled address, unchanged.
+    /// The connect goes to the dialled address.
     Unchanged,
-    /// It fails with an errno.
+    /// The connect fails with this errno.
     Refused(u16),
-    /// It goes to a backend.
+    /// The connect goes to a backend.
     Sent(FakeFlow),
 }
 
-/// A connection of a client, from the choice to its end.
+/// A connection of a client, from the choice of the backend to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FakeFlow {
     /// The destination.
@@ -51,9 +52,9 @@ pub struct FakeFlow {
 }
 
 impl FakeKernel {
-    /// A process in a cgroup connects a TCP socket to an address. If the programs of several
+    /// Connects a TCP socket of a process in a cgroup to an address. If the programs of several
     /// clients are attached to the cgroup, they run in the order of attachment, and each sees the
-    /// destination that the previous one has stored.
+    /// destination that the previous one has written.
     pub fn connect(&self, from: FakeCgroup, process: u32, to: SocketAddr) -> Connect {
         let host = self.host();
         let mut attached: Vec<(u64, &FakePinnedClient)> = host
@@ -80,7 +81,7 @@ impl FakeKernel {
         becomes
     }
 
-    /// The SYN of a connection leaves this host.
+    /// Simulates that the SYN of a connection is sent.
     pub fn send_syn(&self, flow: &FakeFlow) {
         self.with(flow, |programs| {
             if programs.load8(offset_of!(Service, awaits_syn)) != 0 {
@@ -93,7 +94,7 @@ impl FakeKernel {
         });
     }
 
-    /// A connection is established.
+    /// Simulates that a connection is established.
     pub fn establish(&self, flow: &mut FakeFlow) {
         flow.was_established = true;
         self.with(flow, |programs| {
@@ -105,7 +106,7 @@ impl FakeKernel {
         });
     }
 
-    /// The backend has answered data that was sent on a connection.
+    /// Simulates that the backend answers data on a connection.
     pub fn answer(&self, flow: &FakeFlow) {
         self.with(flow, |programs| {
             if programs.awaits_answer() {
@@ -117,8 +118,8 @@ impl FakeKernel {
         });
     }
 
-    /// A connection ends. `received`: bytes that the backend has sent; `sent`: bytes that it has
-    /// acknowledged.
+    /// Simulates the end of a connection. `received`: bytes that the backend has sent; `sent`:
+    /// bytes that the backend has acknowledged.
     pub fn end(&self, flow: FakeFlow, ending: Ending, received: u64, sent: u64) {
         let end = End::of(ending, flow.was_established)
             .with_bytes(received, sent)
@@ -142,13 +143,13 @@ impl FakeKernel {
             counts.add(flow.slot, offset_of!(SlotCounters, lifetime_ns), lasted_ns);
             counts.add(flow.slot, offset_of!(SlotCounters, bytes_received), received);
             counts.add(flow.slot, offset_of!(SlotCounters, bytes_sent), sent);
-            // Last: after this the slot may get another backend.
+            // The active count decreases last, because after this the slot may get another backend.
             programs.maps.backends.add64(flow.slot as usize, offset_of!(Backend, flows), u64::MAX);
         });
     }
 
-    /// Runs the programs for a connection, if they are still attached to the cgroup in which its
-    /// socket was made.
+    /// Calls `act` with the programs for a connection, if they are still attached to the cgroup in
+    /// which the connection's socket was made.
     fn with(&self, flow: &FakeFlow, act: impl FnOnce(&FakePrograms<'_>)) {
         let host = self.host();
         let mut clients = host.clients.values();
@@ -218,7 +219,7 @@ fn run(
     })
 }
 
-/// The VIP table.
+/// The VIP table in a client's maps.
 struct FakeVipTable<'m>(&'m ClientMaps);
 
 impl VipTable for FakeVipTable<'_> {
@@ -237,7 +238,7 @@ impl VipTable for FakeVipTable<'_> {
     }
 }
 
-/// A client's programs, during one call to a service.
+/// The state of a client's programs while they process an event of one service.
 struct FakePrograms<'m> {
     maps: &'m ClientMaps,
     index: u32,
@@ -286,7 +287,7 @@ impl FakePrograms<'_> {
         report < self.maps.verdicts.length() && self.maps.verdicts.get(report).is_lame(self.now_ns)
     }
 
-    /// The destination of a connect, and the sample that chose it.
+    /// The pick for a connect, and its sample.
     fn decide(&self) -> (Pick, u32) {
         let (table, rules, now) = (self.table(), self.service().rules, self.now());
         let (picked, sample) = match steps::take_trial(self, now) {
@@ -298,7 +299,7 @@ impl FakePrograms<'_> {
             }
             slot => (Pick { how: How::Trial, slot }, 0),
         };
-        // Applies to every choice, including a trial and a fallback.
+        // The diversion applies to every choice, including a trial and a fallback.
         if (picked.slot as usize) >= self.maps.backends.length() || !self.is_lame(picked.slot) {
             return (picked, sample);
         }
@@ -363,7 +364,7 @@ impl Tables for FakePrograms<'_> {
     }
 
     fn flows(&self, slot: u32) -> u32 {
-        u32::try_from(self.backend64(slot, offset_of!(Backend, flows))).expect("no test has as many")
+        u32::try_from(self.backend64(slot, offset_of!(Backend, flows))).expect("no test has 2^32 flows")
     }
 
     fn errors(&self, slot: u32) -> RecentErrors {

@@ -1,9 +1,9 @@
-//! One client task in the kernel: its maps, its programs, and the steps that bring the maps to a
-//! plan.
+//! One client task in the kernel: its maps, its programs, and the steps that change the contents of
+//! the maps to a plan.
 //!
-//! [`Datapath`] remembers the contents of the maps and the places of the tables, so the next
-//! comparison of plans repeats a step that failed. It decides nothing: the core computes plans, and
-//! the arena places tables.
+//! [`Datapath`] stores the contents of the maps as a plan, and the places of the tables. If a step
+//! fails, the next comparison with the wanted plan repeats it. It makes no decisions: `lb-core`
+//! computes plans, and its arena determines the places of tables.
 
 mod adoption;
 
@@ -52,14 +52,15 @@ pub struct Datapath {
     tables: Tables,
     /// Where tables lie in the schedule map.
     arena: Arena,
-    /// The contents of the maps. Includes every step that was carried out.
+    /// The contents of the maps as a plan, which includes every completed step.
     applied: Plan,
-    /// Backends that have returned, with the counts that they continue.
+    /// Backends that have returned, and the retired counters from which their counts continue.
     returned: Vec<(BackendRef, SlotCounters)>,
 }
 
 impl Datapath {
-    /// Creates or adopts the maps of a client, and loads programs for them. Attaches nothing yet.
+    /// Creates or adopts the maps of a client, and loads programs for them. Does not attach the
+    /// programs.
     ///
     /// # Errors
     /// If existing pins are not ours or do not have this shape, or if the kernel refuses.
@@ -76,8 +77,8 @@ impl Datapath {
         Ok(Self { kernel, tables, arena, applied, returned: Vec::new() })
     }
 
-    /// Loads programs for another purpose. They replace the previous programs when they are
-    /// attached.
+    /// Loads programs for another purpose. They replace the previous programs with the next
+    /// [`ClientKernel::attach`].
     ///
     /// # Errors
     /// If the kernel refuses; the previous programs stay.
@@ -104,18 +105,18 @@ impl Datapath {
         &self.applied
     }
 
-    /// The tables, for reading counts.
+    /// The tables, from which callers read counts.
     pub fn tables(&self) -> &Tables {
         &self.tables
     }
 
-    /// Brings the maps to `plan`. Returns whether every step is done: if there is no room for a new
-    /// table, the table waits for [`Datapath::readers_are_gone`], while all other steps are carried
-    /// out.
+    /// Changes the contents of the maps to `plan`. Returns whether all steps are done. If there is
+    /// no room for a new table, that table must wait for [`Datapath::readers_are_gone`], while all
+    /// other steps are carried out.
     ///
     /// # Errors
-    /// If the kernel refuses a step. The steps before it stay done, and the next call continues
-    /// from there.
+    /// If the kernel refuses a step. The steps before it remain done, and the next call continues
+    /// with it.
     pub fn apply(&mut self, plan: &Plan, cursor_seed: &CursorSeed) -> Result<bool, DatapathError> {
         let mut complete = true;
         for step in diff(&self.applied, plan) {
@@ -128,12 +129,12 @@ impl Datapath {
         Ok(complete)
     }
 
-    /// Switches a service to another table over the same backends. The result is that of
-    /// [`Datapath::apply`] with a plan that differs in this table only. Returns `false` if there is
-    /// no room until readers are gone, or if there is no such service.
+    /// Switches a service to another table with the same backends. The result is the same as of
+    /// [`Datapath::apply`] with a plan that differs only in this table. Returns `false` if there is
+    /// no room for the table until readers are gone, or if there is no such service.
     ///
     /// # Panics
-    /// If the table names a slot that is not the service's.
+    /// If the table contains a slot that does not belong to the service.
     pub fn reschedule(&mut self, index: ServiceIndex, schedule: Arc<[Slot]>) -> bool {
         let Some(service) = self.applied.services.get(&index) else { return false };
         for slot in entries_by_slot(&schedule).keys() {
@@ -148,16 +149,18 @@ impl Datapath {
         is_done
     }
 
-    /// Ensures that each service of these ejected backends names one of them for its next trial.
+    /// Ensures that each service of these ejected backends has a next trial
+    /// ([`Service::next_trial`](lb_common::abi::Service::next_trial)) of one of them.
     pub fn renew_trials(&mut self, ejected: &[Slot]) {
         if !ejected.is_empty() {
             self.tables.renew_trials(ejected, self.kernel.now_ns());
         }
     }
 
-    /// Tells the programs which evidence counts. If the cookie of a network namespace is given,
-    /// only flows of that namespace count. If several processes have begun flows lately, failures
-    /// that depend on the sent data do not count while one process alone has caused them.
+    /// Stores which evidence the programs count. `namespace`: the cookie of the only network
+    /// namespace with flows that count; if it is `None`, all flows count. `several_processes`:
+    /// whether several processes have begun flows lately. If so, failures that may depend on the
+    /// data that a process sends do not eject a backend while only one process has seen them.
     pub fn set_evidence_scope(&mut self, namespace: Option<u64>, several_processes: bool) {
         for index in self.applied.services.keys() {
             self.tables.set_evidence_scope(*index, namespace.unwrap_or_default(), several_processes);
@@ -178,8 +181,8 @@ impl Datapath {
         self.tables.add_errors(slot, more, self.kernel.now_ns());
     }
 
-    /// Stores the peak number of open flows per share of a service for the programs, as
-    /// [`error_load`](lb_core::control::error_load) computes it.
+    /// Stores the peak number of open flows per share of a service, as
+    /// [`error_load`](lb_core::control::error_load) computes it, for the programs.
     pub fn set_peak_flows(&mut self, index: ServiceIndex, peak: u64) {
         self.tables.set_peak_flows(index, peak);
     }
@@ -194,8 +197,8 @@ impl Datapath {
         self.tables.hold_errors(slot, delay, self.kernel.now_ns());
     }
 
-    /// Makes the next connects the trials of the ejected backends in these slots, because other
-    /// evidence shows that these may be healthy again.
+    /// Ends the ejection times of the backends in these slots, so that the next connects are their
+    /// trials. Call this if other evidence shows that the backends may be healthy again.
     pub fn try_at_once(&mut self, slots: &[Slot]) {
         let now = self.kernel.now_ns();
         for slot in slots {
@@ -203,8 +206,8 @@ impl Datapath {
         }
     }
 
-    /// Readmits the backend in a slot if it is ejected, and clears its failures. Returns whether it
-    /// was ejected.
+    /// Readmits the backend in a slot if it is ejected, and clears its run of failures. Returns
+    /// whether it was ejected.
     pub fn readmit(&mut self, slot: Slot) -> bool {
         let was_ejected = self.tables.slot(slot).is_some_and(|view| view.is_ejected);
         if was_ejected {
@@ -213,14 +216,15 @@ impl Datapath {
         was_ejected
     }
 
-    /// Removes and returns the backends that have returned since the last call, with the counts
-    /// that they continue.
+    /// The backends that have returned since the last call of this method, and the retired counters
+    /// from which their counts continue.
     pub fn returned(&mut self) -> Vec<(BackendRef, SlotCounters)> {
         std::mem::take(&mut self.returned)
     }
 
-    /// The slots among `slots` that a table or a fallback in the maps names. A table may still name
-    /// a slot that the plan no longer needs, while the successor of the table waits for room.
+    /// Those of `slots` that a table or a fallback in the maps still contains. A table may contain
+    /// a slot that the wanted plan no longer contains, as long as there is no room for the next
+    /// table.
     pub fn named(&self, slots: &BTreeSet<Slot>) -> BTreeSet<Slot> {
         let mut named = BTreeSet::new();
         if slots.is_empty() {
@@ -233,14 +237,14 @@ impl Datapath {
         named
     }
 
-    /// Whether the region of a replaced table stays occupied until readers are gone; also true
+    /// Whether the region of a replaced table is occupied until readers are gone. It remains true
     /// after a failed wait.
     pub fn is_waiting_for_readers(&self) -> bool {
         self.arena.is_waiting()
     }
 
-    /// Call this before a wait for readers starts: regions of tables replaced before this call are
-    /// free after the wait.
+    /// Call this before a wait for readers begins. After the wait, the regions of tables that were
+    /// replaced before this call are free.
     pub fn before_wait(&mut self) {
         self.arena.before_wait();
     }

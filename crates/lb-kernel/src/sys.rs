@@ -1,12 +1,12 @@
-//! System calls, and little more.
+//! Thin wrappers of system calls.
 //!
-//! The modules are: calls of bpf(2) that aya does not offer ([`links`], [`maps`] and their contents
-//! in [`elements`], [`per_cpu`] and [`mapped`], [`programs`] and their [`runs`], and pins); the
-//! wait until no program reads any more ([`readers`]); [`clock`] and [`jiffies`]; [`cpus`]; and
-//! [`network_namespace`].
+//! The modules are: calls of bpf(2) that aya does not offer, namely for [`links`], [`maps`] and
+//! their contents ([`elements`], [`per_cpu`] and [`mapped`]), [`programs`] and their [`runs`], and
+//! for pins; the wait for programs that are running ([`readers`]); [`clock`] and [`jiffies`];
+//! [`cpus`]; and [`network_namespace`].
 //!
-//! Most functions are one system call. The structures are the parts of the kernel's
-//! `union bpf_attr` (`linux/bpf.h`) that the call reads; the kernel treats the rest as zero.
+//! Most functions make one system call. The structures are those parts of the kernel's `union
+//! bpf_attr` (`linux/bpf.h`) that the call reads; the kernel treats the rest as zero.
 
 mod links;
 
@@ -50,8 +50,9 @@ use std::path::Path;
 
 use rustix::fs::ResolveFlags;
 
-/// How a name that another process has chosen is opened below a descriptor: it may not lead out by
-/// `..`, through a symbolic link, or into another mount. openat2(2), since Linux 5.6.
+/// The flags of openat2(2) (since Linux 5.6) with which a name that another process has chosen is
+/// opened below a directory. The name may not lead out of the directory by `..`, go through a
+/// symbolic link, or lead into another mount.
 pub const BELOW: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
@@ -59,7 +60,7 @@ const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
 
-/// The hook that a program is attached to: `enum bpf_attach_type`.
+/// The hook to which a program is attached: `enum bpf_attach_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AttachType {
@@ -75,8 +76,8 @@ pub enum AttachType {
     SockRelease = 34,
 }
 
-/// The call itself. Kernels refuse unknown fields unless these are zero, so no byte of `attr` may
-/// be left unwritten: a type that is `Pod` has no padding.
+/// The system call. Kernels refuse unknown fields unless they are zero, so every byte of `attr`
+/// must be initialized: a type that is `Pod` has no padding.
 fn bpf<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<i64> {
     // SAFETY: `attr` is a prefix of the kernel's `bpf_attr` for this command, valid for reads and
     // writes of its size; the callers below ensure that pointers in it are valid for the duration
@@ -85,11 +86,11 @@ fn bpf<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Calls `act` with this thread's signals blocked, and delivers them afterwards. The verifier gives
-/// up with EAGAIN as soon as a signal is pending, so a request to reload or to stop would make a
-/// start fail.
+/// Calls `act` while this thread's signals are blocked; the kernel delivers them afterwards. The
+/// verifier gives up with EAGAIN as soon as a signal is pending, so otherwise a signal to reload or
+/// to stop would make a start fail.
 pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
-    /// Restores the mask on every way out.
+    /// Restores the mask of signals when it is dropped, even if `act` panics.
     struct SignalMask(libc::sigset_t);
     impl Drop for SignalMask {
         fn drop(&mut self) {
@@ -173,7 +174,8 @@ fn info<I: bytemuck::Pod>(object: BorrowedFd<'_>) -> io::Result<I> {
     Ok(info)
 }
 
-/// As [`info`], but `info` selects the arrays that the kernel fills.
+/// As [`info`], but the given structure already contains the addresses of the arrays that the
+/// kernel must fill.
 fn info_into<I: bytemuck::Pod>(object: BorrowedFd<'_>, info: &mut I) -> io::Result<()> {
     let mut attr = InfoByFd {
         bpf_fd: raw(object),

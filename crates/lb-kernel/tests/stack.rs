@@ -1,7 +1,7 @@
 //! Checks the stack use of kernel programs. Functions of a kernel program that call each other
-//! share 512 bytes of stack. Linux 5.10 to 6.7 round the size of each function up to 32 bytes, so
-//! the kernel that usually runs the tests accepts objects that these kernels refuse. This test
-//! measures the objects as these kernels do.
+//! share 512 bytes of stack. Linux 5.10 to 6.7 round the stack of each function up to a multiple of
+//! 32 bytes, so these kernels reject objects that newer kernels accept. This test measures the
+//! objects as these older kernels do, because the other tests usually run on a newer one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +10,14 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarge
 /// `MAX_BPF_STACK`
 const MOST: u32 = 512;
 
-/// `check_max_stack_depth` of these kernels rounds each function up to a multiple of this number of
-/// bytes.
+/// `check_max_stack_depth` of these kernels rounds the stack of each function up to a multiple of
+/// this number of bytes.
 const ROUNDED_TO: u32 = 32;
 
 /// `BPF_JMP | BPF_CALL`
 const CALL: u8 = 0x85;
 
-/// A function: bytes of its stack, and the functions that it calls.
+/// A function: the bytes of its stack, and the names of the functions that it calls.
 struct Function {
     depth: u32,
     callees: BTreeSet<String>,
@@ -40,8 +40,8 @@ fn functions(file: &[u8]) -> BTreeMap<String, Function> {
             let call = data.get(at..at + 8).filter(|instruction| instruction[0] == CALL)?;
             let RelocationTarget::Symbol(target) = relocation.target() else { unreachable!("a symbol") };
             let target = object.symbol_by_index(target).expect("a symbol");
-            // If the function has no symbol of its own, the call contains its place in the section,
-            // in instructions relative to the next one.
+            // If the symbol is that of the section and not of the function, the call contains the
+            // function's place in the section, in instructions relative to the next instruction.
             let ahead = if target.kind() == SymbolKind::Section { (number(call) + 1) * 8 } else { 0 };
             let place = target.address() + u64::try_from(ahead).expect("not before the section");
             let of = |one: &&(_, u64, _)| Some(one.0) == target.section_index() && one.1 == place;
@@ -52,14 +52,14 @@ fn functions(file: &[u8]) -> BTreeMap<String, Function> {
     functions
 }
 
-/// The number in an instruction.
+/// The immediate number in an instruction.
 fn number(instruction: &[u8]) -> i32 {
     i32::from_le_bytes([instruction[4], instruction[5], instruction[6], instruction[7]])
 }
 
-/// The furthest byte of the frame that code refers to, through the frame pointer or a copy of it.
-/// The code is read in its order in memory: the compiler copies the frame pointer where it needs a
-/// copy.
+/// The size of a function's frame: the distance of the furthest byte to which the code refers
+/// through the frame pointer or a copy of it. The code is examined in its order in memory and not
+/// along its branches, because the compiler copies the frame pointer where it needs a copy.
 fn depth(code: &[u8]) -> u32 {
     let mut frame: [Option<i32>; 11] = [None; 11];
     frame[10] = Some(0);
@@ -82,7 +82,8 @@ fn depth(code: &[u8]) -> u32 {
             (7, 0x07) => frame[to] = frame[to].map(|base| base + number(instruction)),
             (4 | 7, _) => frame[to] = None,
             (5, CALL) => {
-                // Memory that is passed to a callee lies in the frame from this address on.
+                // An address that is passed to a callee is the lowest one of the memory that the
+                // callee uses.
                 deepest = frame[1..=5].iter().flatten().fold(deepest, |deepest, base| deepest.min(*base));
                 frame[..=5].fill(None);
             }
@@ -92,7 +93,8 @@ fn depth(code: &[u8]) -> u32 {
     deepest.unsigned_abs()
 }
 
-/// The stack bytes of the deepest chain of calls that begins with a function, and the chain.
+/// The stack bytes of the deepest chain of calls that begins with a function, and a description of
+/// this chain.
 fn deepest(functions: &BTreeMap<String, Function>, name: &str) -> (u32, String) {
     let function = functions.get(name).unwrap_or_else(|| panic!("there is no function {name}"));
     let callees = function.callees.iter().map(|callee| deepest(functions, callee));
@@ -123,7 +125,7 @@ fn stack_is_what_code_refers_to() {
     assert_eq!(of(&[[0xb7, 1, 0, 0, 0, 0, 0, 0], [0x7b, 0x1a, 0xf8, 0xff, 0, 0, 0, 0]]), 8);
     // r2 = r10; r2 += -40
     let copy = [[0xbf, 0xa2, 0, 0, 0, 0, 0, 0], [0x07, 2, 0, 0, 0xd8, 0xff, 0xff, 0xff]];
-    assert_eq!(of(&copy), 0, "nothing is there");
+    assert_eq!(of(&copy), 0, "an address that is not used takes no stack");
     assert_eq!(of(&[copy[0], copy[1], call]), 40);
     // r3 = *(u32 *)(r2 - 8)
     assert_eq!(of(&[copy[0], copy[1], [0x61, 0x23, 0xf8, 0xff, 0, 0, 0, 0]]), 48);

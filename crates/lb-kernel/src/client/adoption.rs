@@ -1,12 +1,13 @@
-//! Programs that an earlier daemon attached and that a start reuses, so that a restart of the same
-//! build runs no verifier.
+//! Finds attached programs of an earlier daemon that a start can reuse, so that no verifier runs at
+//! a restart of the same build.
 //!
-//! Nothing is recorded outside the kernel. The constants of a client's programs are one frozen map
-//! (`.rodata`) that every program refers to. The map holds all constants and ends with a mark,
-//! which contains a hash of the object. If the program of every hook has exactly the constants that
-//! this start would load, and refers to no other maps than the pinned ones, it is the program that
-//! this start would load. In every other case, and on any error, the start loads programs. Without
-//! CAP_SYS_ADMIN it always does, because the kernel then opens no program by id.
+//! This needs no record outside the kernel. The constants of a client's programs are in one frozen
+//! map (`.rodata`), to which every program refers. The map contains all constants and ends with a
+//! mark, which contains a hash of the object. If the program of every hook has exactly the
+//! constants that this start would load, and refers to no other maps than the pinned ones, it is
+//! the program that this start would load. In every other case, and after any error, the start
+//! loads programs. Without CAP_SYS_ADMIN it always loads them, because the kernel then permits no
+//! process to open a program by its id.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,15 +21,15 @@ use crate::host::loader::{LoadedProgram, objects};
 use crate::host::{maps::verdicts_pin, pins::Pins};
 use crate::sys::{self, elements::Elements as _, jiffies::Jiffies};
 
-/// The end of the constants: a hash of the build, and the time of the first jiffy in nanoseconds.
-/// The time is measured, and differs by some ticks from one start to the next.
+/// The mark at the end of the constants: a hash of the build, and the time of jiffy number 0 in
+/// nanoseconds. The time is measured, and differs by some ticks from one start to the next.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Mark([u64; 2]);
 
 impl Mark {
-    /// The mark of the object's programs with these names. The hash includes the release, because
-    /// another release may load the same object differently.
+    /// The mark for the object's programs with these names. The hash includes socklb's version,
+    /// because another version may load the same object differently.
     pub fn new(hooks: &[HookProgram], jiffies: Jiffies) -> Self {
         let mut hasher = DefaultHasher::new();
         let names: Vec<&str> = hooks.iter().map(|(_, name)| *name).collect();
@@ -37,17 +38,17 @@ impl Mark {
     }
 }
 
-/// The programs that are attached at all hooks.
+/// The attached programs of all hooks, and the content of their map of constants.
 pub struct Attached {
     programs: Programs,
     constants: Vec<u8>,
 }
 
 impl Attached {
-    /// Finds the programs of a client's links; `None` if a hook has no program or several, or if
-    /// something cannot be read.
+    /// Finds the programs of a client's links; `None` if a hook has no program or several programs,
+    /// or if anything cannot be read.
     pub fn find(pins: &Pins, hooks: &[HookProgram]) -> Option<Self> {
-        // The process that loaded a program receives its log lines.
+        // Only the process that loaded a program receives its log lines.
         if cfg!(feature = "log-programs") {
             return None;
         }
@@ -69,8 +70,9 @@ impl Attached {
         Some(Self { programs: Programs::new(programs), constants })
     }
 
-    /// The jiffies to load programs with: those of these programs if the difference is within the
-    /// error of a measurement, or else `measured`.
+    /// The time parameters with which the start should load programs: those of the attached
+    /// programs if they differ from `measured` by no more than the error of a measurement, else
+    /// `measured`.
     pub fn jiffies(&self, measured: Jiffies) -> Jiffies {
         let tail = self.constants.len().checked_sub(size_of::<Mark>());
         let mark: Option<Mark> =
@@ -97,14 +99,14 @@ fn pinned_maps(pins: &Pins) -> Option<BTreeSet<u32>> {
     all.map(|path| Some(sys::map_info(sys::open_pin(&path).ok()?.as_fd()).ok()?.id)).collect()
 }
 
-/// The id in `maps` that is not pinned, if there is exactly one.
+/// The only id in `maps` that is not pinned; `None` if there is not exactly one.
 fn only_other(maps: &[u32], pinned: &BTreeSet<u32>) -> Option<u32> {
     let mut others = maps.iter().filter(|id| !pinned.contains(id));
     others.next().filter(|_| others.next().is_none()).copied()
 }
 
-/// The value of a map of constants; `None` if it is not an array with one element of at most `MAX`
-/// bytes.
+/// The content of a map of constants; `None` if the map is not an array with one element of at most
+/// `MAX` bytes.
 fn read(map: &OwnedFd) -> Option<Vec<u8>> {
     const ARRAY: u32 = 2;
     /// The constants of the largest object are 820 bytes.

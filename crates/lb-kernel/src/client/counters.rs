@@ -1,5 +1,5 @@
-//! The counters of slots, which the kernel programs count per CPU. This file reads them in batches,
-//! and sets them when a backend gets its slot.
+//! The counters of slots, in which the kernel programs count per CPU. This module reads the
+//! counters in batches, and sets them when a backend gets its slot.
 
 use std::io;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::sys::per_cpu::PerCpuArray;
 
 /// The counters of all slots.
 pub struct Counters {
-    /// Counts of what happened to flows after the choice.
+    /// All counters except the number of choices.
     counts: PerCpuArray<SlotCounters>,
     /// Number of flows for which the slot was chosen.
     chosen: PerCpuArray<u64>,
@@ -39,8 +39,8 @@ impl Counters {
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn get(&self, slot: Slot) -> io::Result<SlotCounters> {
-        // `chosen` is read last: a flow is counted there first, so no end is read without its
-        // choice.
+        // `chosen` is read last: a flow is counted there first, so the result contains no end of a
+        // flow without its choice.
         let counts = self.counts.get(slot.number())?;
         Ok(SlotCounters { chosen: self.chosen.get(slot.number())?, ..counts })
     }
@@ -53,13 +53,13 @@ impl Counters {
     pub fn visit(&self, slots: &[Slot], mut each: impl FnMut(Slot, SlotCounters)) -> io::Result<()> {
         let numbers: Vec<u32> = slots.iter().map(|slot| slot.number()).collect();
         let mut slots = slots.iter();
-        // Backends get the lowest free slots, so that few unwanted slots lie between two wanted
+        // Backends get the lowest free slots, so there are only few unwanted slots between wanted
         // ones.
         for batch in self.counts.batches(&numbers) {
             let counts = self.counts.get_some(batch)?;
             let chosen = self.chosen.get_some(batch)?;
-            // `slots` must be the last iterator: `zip` advances its first iterator once more when
-            // the second one is exhausted.
+            // `slots` must be the last iterator, because `zip` advances its first iterator once
+            // more when the second one is exhausted.
             for ((counts, chosen), slot) in counts.into_iter().zip(chosen).zip(slots.by_ref()) {
                 each(*slot, SlotCounters { chosen, ..counts });
             }

@@ -12,12 +12,12 @@ use crate::host::pins::Pins;
 /// # Errors
 /// If a pin cannot be removed.
 pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
-    // The map names of another version are not known here, so its directory is removed completely.
+    // The names of the maps of another version are unknown, so its directory is removed completely.
     let is_ours = |name: &str| abi::map::ALL.contains(&name) || links::is_link(name);
     pins.remove(|name| !pins.is_of_this_version() || is_ours(name), links::detaches_first)
 }
 
-/// Lets no new flow begin. Open flows still end, and are counted until then.
+/// Retires a client: no new flow begins, but open flows are still followed until they end.
 ///
 /// # Errors
 /// If a link cannot be removed.
@@ -25,8 +25,8 @@ pub fn retire(pins: &Pins) -> Result<(), DatapathError> {
     pins.remove_links(links::detaches_first)
 }
 
-/// Whether a client was retired: its open flows still end, and no new flow begins. (Before any
-/// attach there are no links, and the client is not retired.)
+/// Whether a client was retired: no new flow begins, but open flows are still followed until they
+/// end. (A client that was never attached has no links, and is not retired.)
 ///
 /// # Errors
 /// If the pins cannot be read.

@@ -1,5 +1,5 @@
-//! The flow table as the daemon and the commands see it: the socket of each bucket, and the flow in
-//! that bucket.
+//! The flow table in the maps, for the daemon and the commands: the socket of each bucket, and the
+//! flow in that bucket.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -17,9 +17,9 @@ pub struct FlowTable {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastFlow {
-    /// When the flow began, by `CLOCK_MONOTONIC`.
+    /// When the flow began, in nanoseconds of `CLOCK_MONOTONIC`.
     pub start_ns: u64,
-    /// Cookie of the flow's network namespace.
+    /// The cookie of the flow's network namespace.
     pub namespace: u64,
 }
 
@@ -43,31 +43,31 @@ impl FlowTable {
         self.buckets.length()
     }
 
-    /// The cookie in a bucket: that of the socket that holds the bucket, 0 if the bucket is free,
-    /// or [`RECLAIMING`].
+    /// The cookie in a bucket: the cookie of the socket that holds the bucket, 0 if the bucket is
+    /// free, or [`RECLAIMING`].
     pub fn cookie(&self, index: usize) -> u64 {
         self.buckets.load64(index, COOKIE)
     }
 
-    /// The cookie of the socket that holds a bucket, if a socket does.
+    /// The cookie of the socket that holds a bucket; `None` if no socket does.
     pub fn socket(&self, index: usize) -> Option<u64> {
         Some(self.cookie(index)).filter(|cookie| *cookie != 0 && *cookie != RECLAIMING)
     }
 
-    /// The flows that sockets of a bucket have in other maps, as [`FlowBucket`] counts them.
+    /// The field [`FlowBucket::elsewhere`] of a bucket.
     pub fn elsewhere(&self, index: usize) -> u64 {
         self.buckets.load64(index, ELSEWHERE)
     }
 
-    /// The flow in a bucket; an old one if the bucket is free.
+    /// The flow in a bucket. If the bucket is free, it is the bucket's last flow.
     pub fn flow(&self, index: usize) -> Flow {
         self.flows.get(index)
     }
 
-    /// The processes that have begun flows since a time (`CLOCK_MONOTONIC`), each with its last
-    /// flow. Ended flows count as well, because a flow stays in its bucket until another flow
+    /// The processes that have begun flows since a time of `CLOCK_MONOTONIC`, each with its last
+    /// flow. Includes flows that have ended, because a flow stays in its bucket until another flow
     /// replaces it. Reads every bucket, which takes about a millisecond for the default number: do
-    /// not call it in the event loop.
+    /// not call this in the event loop.
     pub fn processes_since(&self, since_ns: u64) -> BTreeMap<u32, LastFlow> {
         let recent = (0..self.len()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
         let mut last = BTreeMap::<u32, LastFlow>::new();
@@ -80,12 +80,13 @@ impl FlowTable {
         last
     }
 
-    /// Replaces the cookie `from` of a bucket by `to`; returns whether `from` was there.
+    /// Replaces the cookie `from` of a bucket with `to`. Returns whether the cookie was `from`.
     pub fn pass_on(&self, index: usize, from: u64, to: u64) -> bool {
         self.buckets.replace64(index, COOKIE, from, to)
     }
 
-    /// Subtracts one [`FlowBucket::IN_OVERFLOW`] or [`FlowBucket::IN_DATAGRAMS`] of this socket.
+    /// Subtracts `what`, which is [`FlowBucket::IN_OVERFLOW`] or [`FlowBucket::IN_DATAGRAMS`], from
+    /// [`FlowBucket::elsewhere`] in this socket's bucket.
     pub fn take_back(&self, cookie: u64, what: u64) {
         let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.len() - 1);
         self.buckets.add64(index, ELSEWHERE, what.wrapping_neg());

@@ -1,8 +1,7 @@
-//! The hooks of a client task's programs, in the order of attachment, and the programs when they
-//! are loaded.
+//! The hooks of a client task's programs, in the order of attachment, and the loaded programs.
 //!
-//! This is the only place that assigns programs to hooks. This module must know neither how
-//! programs are loaded (see `object`) nor how they are attached (see `links`).
+//! Only this module assigns programs to hooks. It must know neither how programs are loaded (see
+//! `object`) nor how they are attached (see `links`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -31,8 +30,8 @@ const fn hook(
 /// The hook that tracks connections.
 pub const FOLLOWS: &str = "tcp_events";
 
-/// In the order of attachment: a flow may begin only after the programs that see its end and
-/// translate its answers are attached.
+/// All hooks, in the order of attachment: a flow may begin only after the programs that see its end
+/// and translate its answers are attached.
 pub static HOOKS: [Hook; 10] = [
     hook("sock_release", "socklb_release", "socklb_release_5_10", AttachType::SockRelease),
     hook(FOLLOWS, "socklb_tcp", "socklb_tcp_5_10", AttachType::SockOps),
@@ -65,13 +64,13 @@ impl Programs {
         self.loaded.iter().map(|(hook, program)| (*hook, program))
     }
 
-    /// The program for a hook; `None` if this kind of accounting does not need the hook.
+    /// The program for a hook; `None` if the client's kind of accounting does not need the hook.
     pub fn of(&self, hook: &Hook) -> Option<&LoadedProgram> {
         self.hooks().find(|(known, _)| known.name == hook.name).map(|(_, program)| program)
     }
 
-    /// How often and how long the programs ran, by hook. The kernel counts runs only while its
-    /// statistics are on, because they read the clock on every run.
+    /// How often and how long the programs have run, by hook. The kernel counts runs only while its
+    /// statistics are on, because these read the clock in every run.
     ///
     /// # Errors
     /// If the kernel does not report the runs.
@@ -80,8 +79,8 @@ impl Programs {
         let mut all = Vec::with_capacity(self.loaded.len());
         for (hook, program) in &self.loaded {
             let runs = sys::runs::runs(program.fd.as_fd())?;
-            // A process may also have turned the statistics on with `BPF_ENABLE_STATS`, which that
-            // file does not show.
+            // A process may also turn the statistics on with `BPF_ENABLE_STATS`, which that file
+            // does not show.
             if on.trim() == "1" || runs.count > 0 {
                 all.push((hook.name, runs));
             }

@@ -1,9 +1,9 @@
-//! What one client task needs of the kernel: its maps, its programs, and the links from the
+//! The kernel as one client task uses it: the task's maps, its programs, and the links from the
 //! programs to cgroups.
 //!
-//! [`PinnedClient`] is the implementation for the real kernel. Another implementation is in memory
-//! and runs the code of the kernel programs on the host, so that the daemon's decisions are tested
-//! without privileges.
+//! [`PinnedClient`] is the implementation for the real kernel. `lb-fake` contains an implementation
+//! in memory, which runs the code of the kernel programs on the host, so that tests of the daemon's
+//! decisions need no privileges.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,8 @@ use crate::sys::{clock::monotonic_ns, cpus::possible_cpus, runs::Runs};
 
 /// The kernel, as one client task needs it.
 pub trait ClientKernel: Send + Sync {
-    /// Creates or adopts the client's maps, and loads programs for them. Attaches nothing yet.
+    /// Creates or adopts the client's maps, and loads programs for them. Does not attach the
+    /// programs.
     ///
     /// # Errors
     /// If existing pins are not ours or do not have this shape, or if the kernel refuses.
@@ -51,8 +52,8 @@ pub trait ClientKernel: Send + Sync {
     /// If the kernel does not report the number.
     fn cpus(&self) -> io::Result<u32>;
 
-    /// Cookie of the daemon's network namespace; `None` if the kernel does not report it, as before
-    /// Linux 5.14.
+    /// The cookie of the daemon's network namespace; `None` if the kernel does not report it, as
+    /// before Linux 5.14.
     fn own_namespace(&self) -> Option<u64>;
 
     /// The mount point of cgroup2.
@@ -71,15 +72,15 @@ pub trait ClientKernel: Send + Sync {
     /// Whether the cgroup with this id is at a full path. A cheap check.
     fn is_cgroup(&self, path: &Path, id: u64) -> bool;
 
-    /// Attaches the programs to the cgroup in place of older ones. Links to cgroups that the client
-    /// has left get these programs, too.
+    /// Attaches the programs to the cgroup, in place of older programs of this client. The programs
+    /// of links to cgroups that the client has left are replaced as well.
     ///
     /// # Errors
-    /// If the kernel refuses; what was attached before stays attached.
+    /// If the kernel refuses; older programs stay attached.
     fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError>;
 
-    /// Whether exactly these programs, and all of them, are attached to the cgroup with this id,
-    /// and no link of another kind of accounting is left.
+    /// Whether all of these programs are attached to the cgroup with this id, and no link remains
+    /// that only another kind of accounting needs.
     ///
     /// # Errors
     /// If the links cannot be read.
@@ -92,47 +93,50 @@ pub trait ClientKernel: Send + Sync {
     /// If the links cannot be read.
     fn is_balanced(&self, cgroup: u64) -> Result<bool, DatapathError>;
 
-    /// The cgroups in which the client's flows begin.
+    /// The ids of the cgroups in which the client's flows begin.
     ///
     /// # Errors
     /// If the links cannot be read.
     fn begins_at(&self) -> Result<Vec<u64>, DatapathError>;
 
-    /// Lets no new flow begin in cgroups other than this one. Open flows there still end.
+    /// Detaches the programs at which flows begin from all cgroups other than this one. Open flows
+    /// there are still followed until they end.
     ///
     /// # Errors
     /// If a link cannot be removed.
     fn leave_other_cgroups(&self, cgroup: u64) -> Result<(), DatapathError>;
 
-    /// The same as [`ClientKernel::leave_other_cgroups`], but for a client without a cgroup at its
-    /// path. A link to a cgroup that was at this path stays, because sockets that were made in that
-    /// cgroup may still dial.
+    /// The same as [`ClientKernel::leave_other_cgroups`], but for a client whose path has no cgroup
+    /// now. A link to a removed cgroup stays, because sockets that were made in that cgroup may
+    /// still dial.
     ///
     /// # Errors
     /// If a link cannot be read or removed.
     fn leave_cgroups_elsewhere(&self, path: &Path) -> Result<(), DatapathError>;
 
-    /// Whether programs are still attached to cgroups other than this one, for the sockets that
-    /// were made there.
+    /// Whether links to cgroups other than this one are left, which follow the flows of sockets
+    /// that were made there.
     ///
     /// # Errors
     /// If the links cannot be read.
     fn has_old_links(&self, cgroup: u64) -> Result<bool, DatapathError>;
 
-    /// Detaches from cgroups other than this one. Call it only when no flow is open: later ends are
-    /// not seen there.
+    /// Removes the links to cgroups other than this one. Call this only when no flow is open,
+    /// because no program sees the end of a flow there afterwards.
     ///
     /// # Errors
     /// If a link cannot be removed.
     fn remove_old_links(&self, cgroup: u64) -> Result<(), DatapathError>;
 
-    /// Whether the client's pins are those that were opened: neither removed nor recreated since.
+    /// Whether the client's pins are still those that were opened, and have not been removed or
+    /// recreated.
     ///
     /// # Errors
     /// If the pins cannot be read.
     fn is_pinned(&self) -> Result<bool, DatapathError>;
 
-    /// How often and how long the programs ran, by hook, as far as the kernel has counted it.
+    /// How often and how long the programs have run, by hook, as far as the kernel has counted
+    /// their runs.
     ///
     /// # Errors
     /// If the kernel does not report the runs.
@@ -145,7 +149,7 @@ pub trait ClientKernel: Send + Sync {
 /// A client task in the kernel, identified by its pins.
 pub struct PinnedClient {
     pins: Pins,
-    /// Held while the maps may be written.
+    /// The lock is held while the maps may be written.
     lock: Lock,
     programs: Programs,
 }
@@ -174,7 +178,8 @@ impl ClientKernel for PinnedClient {
     }
 
     fn load(&mut self, limits: &Limits, features: Features, purpose: Purpose) -> Result<(), DatapathError> {
-        // Held until the programs refer to the maps.
+        // This is held until the programs refer to the maps, because no process removes the maps
+        // meanwhile.
         let host = HostMaps::open(self.pins.base())?;
         self.programs = object::load(&self.pins, limits, features, purpose)?;
         drop(host);
@@ -206,7 +211,7 @@ impl ClientKernel for PinnedClient {
     }
 
     fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
-        // The directory of the links may have been removed together with the links.
+        // The directories may have been removed together with the links.
         self.pins.create()?;
         links::attach(&self.programs, &self.pins, cgroup)
     }

@@ -1,10 +1,9 @@
-//! The links of a client task: which program is attached to which cgroup, according to the pins
-//! below `links/`.
+//! The links of a client task, which attach its programs to cgroups and are pinned below `links/`.
 //!
 //! While programs are attached, a link is removed in three cases only: its successor is attached,
 //! its hook is no longer needed, or the kernel reports that the link leads to another cgroup or to
-//! none. After every other error (no descriptor, no memory, no privilege) the state is unknown:
-//! nothing is changed, and the caller retries.
+//! none. After any other error (no descriptor, no memory, no privilege) the state is unknown: this
+//! module changes nothing, and the caller must retry.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,13 +15,13 @@ use crate::host::pins::{self, Pins};
 use crate::host::{cgroup::Cgroup, loader::LoadedProgram};
 use crate::sys::{self, LinkInfo};
 
-/// The suffix of the name of a link that is about to replace another one. (The kernel reserves
-/// names with dots.)
+/// The suffix of the name of a pin whose link is about to replace another link. (The kernel
+/// reserves names with dots.)
 const SUCCESSOR: &str = "+new";
 
-/// The name under which a hook's link to a cgroup is pinned. The name contains the cgroup's id
-/// because a client may change its cgroup, and the ends of sockets that were made in the old cgroup
-/// must still be seen.
+/// The name under which a hook's link to a cgroup is pinned. It contains the cgroup's id because a
+/// client may change its cgroup, and the links to the old cgroup must remain, to see the ends of
+/// the sockets that were made there.
 fn link_name(hook: &Hook, cgroup: u64) -> String {
     format!("{}@{cgroup}", hook.name)
 }
@@ -33,14 +32,14 @@ fn of_link(name: &str) -> Option<(&'static Hook, u64)> {
     Some((HOOKS.iter().find(|known| known.name == hook)?, cgroup.parse().ok()?))
 }
 
-/// Whether a pin may be a link of ours, by its name. Includes the temporary names that a killed
+/// Whether the name of a pin is that of a link. It may also be a temporary name, which a killed
 /// daemon leaves behind.
 pub fn is_link(name: &str) -> bool {
     of_link(name.strip_suffix(SUCCESSOR).unwrap_or(name)).is_some()
 }
 
-/// Whether flows begin at a link, which is then detached before the links that see flows end. Holds
-/// for links of any version.
+/// Whether flows begin at the link with this name. Such links are detached before the links at
+/// which programs see the ends of flows. It works for links of any version.
 pub fn detaches_first(name: &str) -> bool {
     name.starts_with("connect") || name.starts_with("sendmsg")
 }
@@ -57,10 +56,11 @@ fn look(path: &Path) -> Result<Option<Pinned>, DatapathError> {
 }
 
 /// Attaches every program to the cgroup, each in place of its predecessor if there is one. Links to
-/// other cgroups get the new programs and stay, until [`leave`].
+/// other cgroups also get the new programs; they stay until [`leave`] removes those at which flows
+/// begin, and the caller the others.
 ///
 /// # Errors
-/// If the kernel refuses; what was attached before stays attached.
+/// If the kernel refuses; older programs stay attached.
 pub fn attach(programs: &Programs, pins: &Pins, cgroup: &Cgroup) -> Result<(), DatapathError> {
     for (hook, program) in programs.hooks() {
         attach_one(hook, program, pins, cgroup)?;
@@ -68,16 +68,16 @@ pub fn attach(programs: &Programs, pins: &Pins, cgroup: &Cgroup) -> Result<(), D
     for name in pins.link_names()? {
         let path = pins.links().join(&name);
         let Some((hook, of)) = of_link(&name) else {
-            // A daemon was killed before it renamed this link; the link with the final name was
-            // attached above.
+            // A daemon was killed before it renamed this pin. Above, the link with the final name
+            // was attached, so this one is not needed.
             if is_link(&name) {
                 pins::detach(&path)?;
             }
             continue;
         };
         let Some(program) = programs.of(hook) else {
-            // The accounting has changed and no longer needs this hook; the programs attached above
-            // do not rely on it.
+            // The kind of accounting has changed and no longer needs this hook. The programs that
+            // were attached above do not rely on it.
             pins::detach(&path)?;
             continue;
         };
@@ -88,7 +88,7 @@ pub fn attach(programs: &Programs, pins: &Pins, cgroup: &Cgroup) -> Result<(), D
         match sys::link_update(link.as_fd(), program.fd.as_fd()) {
             Ok(()) => {}
             // The kernel severs a link when its cgroup is removed and the last socket of the cgroup
-            // is closed: no flow is left to end.
+            // is closed. So there is no open flow.
             Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => pins::detach(&path)?,
             Err(source) => return Err(DatapathError::Link { path, source }),
         }
@@ -109,7 +109,8 @@ fn attach_one(
         |pinned: &Option<Pinned>| pinned.as_ref().is_some_and(|pinned| pinned.info.cgroup_id == cgroup.id);
     let mut pinned = look(&path)?;
     if !leads_here(&pinned) {
-        // A daemon may have been killed between attaching the successor and renaming it.
+        // A daemon may have been killed after it had attached the successor and before it renamed
+        // the pin.
         let waiting = look(&successor)?;
         if leads_here(&waiting) {
             rename(&successor, &path)?;
@@ -132,11 +133,13 @@ fn attach_one(
                     .map_err(|source| DatapathError::Pin { path: path.to_owned(), source })
             };
             let Some(Pinned { link: other, .. }) = pinned else { return pin(&path) };
-            // The pinned link leads to another cgroup, or to none: it was detached or moved.
+            // The pinned link leads to another cgroup or to none, because it was detached or its
+            // pin was renamed.
             pins::unlink(&successor)?;
             pin(&successor)?;
             rename(&successor, &path)?;
-            // The old link has no pin any more: if this fails, the kernel detaches the link soon.
+            // The old link has no pin any more, so if this fails, the kernel detaches the link soon
+            // afterwards.
             let _ = sys::link_detach(other.as_fd());
             Ok(())
         }
@@ -153,8 +156,9 @@ fn rename(from: &Path, to: &Path) -> Result<(), DatapathError> {
     std::fs::rename(from, to).map_err(|source| DatapathError::Pin { path: to.to_owned(), source })
 }
 
-/// Whether every program is attached to a cgroup and no link of another kind of accounting is left,
-/// so that [`attach`] has nothing to do there. This finds an attachment that an error interrupted.
+/// Whether every program is attached to a cgroup and no link is left that only another kind of
+/// accounting needs, so that [`attach`] has nothing to do. It is false if an error has interrupted
+/// an attachment.
 ///
 /// # Errors
 /// If a link cannot be read.
@@ -171,7 +175,7 @@ pub fn are_fully_attached(programs: &Programs, pins: &Pins, cgroup: u64) -> Resu
     Ok(pins.link_names()?.iter().all(needed))
 }
 
-/// The links to cgroups other than this one.
+/// The names of the links to cgroups other than this one.
 ///
 /// # Errors
 /// If the pins cannot be read.
@@ -181,7 +185,8 @@ pub fn old_links(pins: &Pins, cgroup: u64) -> Result<Vec<String>, DatapathError>
     Ok(links)
 }
 
-/// Lets no new flow begin in cgroups that the client has left. Open flows there still end.
+/// Removes the links at which flows begin from all cgroups other than this one. Open flows there
+/// are still followed until they end.
 ///
 /// # Errors
 /// If a link cannot be removed.
@@ -192,8 +197,8 @@ pub fn leave(pins: &Pins, cgroup: u64) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The id of the program that all links of a hook lead to; `None` if there is no such program,
-/// there are several, or a link cannot be read.
+/// The id of the program of all links of a hook; `None` if there is no link, if the links have
+/// several programs, or if a link cannot be read.
 pub fn only_program_of(pins: &Pins, hook: &Hook) -> Option<u32> {
     let mut programs = BTreeSet::new();
     for name in pins.link_names().ok()? {
@@ -204,10 +209,11 @@ pub fn only_program_of(pins: &Pins, hook: &Hook) -> Option<u32> {
     programs.pop_first().filter(|_| programs.is_empty())
 }
 
-/// Ids of the programs of a client's pinned links.
+/// The ids of the programs of a client's pinned links.
 ///
 /// # Errors
-/// If a link cannot be read: a program of ours would be mistaken for a foreign one.
+/// If a link cannot be read. (Otherwise one of the client's programs would be mistaken for a
+/// foreign one.)
 pub fn programs_of(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
     let mut programs = Vec::new();
     for name in pins.link_names()? {
@@ -216,12 +222,13 @@ pub fn programs_of(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
     Ok(programs)
 }
 
-/// The one cgroup whose connects a client's programs balance, if there is one. See [`is_balanced`].
+/// The id of the cgroup whose connects a client's programs balance, if there is one. See
+/// [`is_balanced`].
 ///
 /// # Errors
 /// If a link cannot be read.
 pub fn balanced_cgroup(pins: &Pins) -> Result<Option<u64>, DatapathError> {
-    // A cgroup has all hooks only if flows begin in it.
+    // A cgroup can have all hooks only if flows begin in it.
     for cgroup in begins_at(pins)?.into_iter().collect::<BTreeSet<u64>>() {
         if is_balanced(pins, cgroup)? {
             return Ok(Some(cgroup));
@@ -231,8 +238,8 @@ pub fn balanced_cgroup(pins: &Pins) -> Result<Option<u64>, DatapathError> {
 }
 
 /// Whether a client's programs balance the connects of a cgroup: every hook is attached there,
-/// except perhaps the one that tracks connections, which only some kinds of accounting need.
-/// `are_fully_attached` tells whether the programs are exactly ours.
+/// except perhaps the one that tracks connections, which only some kinds of accounting need. It
+/// does not matter which build loaded the programs; `are_fully_attached` also checks that.
 ///
 /// # Errors
 /// If a link cannot be read.
@@ -246,8 +253,8 @@ pub fn is_balanced(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
     Ok(cgroup != 0)
 }
 
-/// The cgroups in which a client's flows begin, by the names of its links, which may be of any
-/// version.
+/// The ids of the cgroups in which a client's flows begin, according to the names of its links,
+/// which may be of any version.
 ///
 /// # Errors
 /// If the pins cannot be read.
@@ -257,8 +264,8 @@ pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
     Ok(links.iter().filter(|name| detaches_first(name)).filter_map(cgroup).collect())
 }
 
-/// The cgroups that the names of a client's links of any kind contain. Includes cgroups that the
-/// client has left and in which flows still end.
+/// The ids of all cgroups to which a client has links, according to the names of the links.
+/// Includes cgroups that the client has left and in which flows may still end.
 ///
 /// # Errors
 /// If the pins cannot be read.

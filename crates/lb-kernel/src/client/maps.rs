@@ -1,5 +1,5 @@
-//! A client task's maps, opened by their pins: memory-mapped arrays, per-CPU arrays, and the hash
-//! of retired counters.
+//! The maps of a client task, opened by their pins: memory-mapped arrays, per-CPU arrays, and the
+//! hash of retired counters.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::host::pins::Pins;
 use crate::sys;
 use crate::sys::{mapped::Mapped, per_cpu::PerCpuArray};
 
-/// Open flows of a client of any ABI version: every version has a mapped array whose values begin
-/// with this number.
+/// The number of open flows of a client of any ABI version: every version has a mapped array, by
+/// slot, whose values begin with the slot's open flows.
 ///
 /// # Errors
 /// If the map cannot be opened or mapped.
@@ -34,7 +34,7 @@ pub fn open_flows(pins: &Pins) -> Result<u64, DatapathError> {
     Ok(slots.fold(0u64, |sum, slot| sum.saturating_add(values.get(slot * words))))
 }
 
-/// The maps of a client task that hold its tables and counts.
+/// The maps of a client task with its tables and counts.
 pub struct Maps {
     pub vip_table: Mapped<VipCell>,
     pub services: Mapped<Service>,

@@ -1,7 +1,8 @@
-//! The kernel object: the maps that it declares, and its programs, loaded for this kernel.
+//! The object of the clients' programs: the maps that it declares, and how its programs are loaded
+//! for a client.
 //!
 //! A start reuses attached programs of the same build (see `adoption`). Otherwise it loads
-//! programs, which replace the attached ones (see `links`): an upgrade is a start.
+//! programs, which replace the attached ones (see `links`); this is how an upgrade works.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -27,15 +28,15 @@ use crate::sys::{cpus::possible_cpus, jiffies::Jiffies};
 pub struct Purpose {
     /// What the programs record about flows.
     pub accounting: Accounting,
-    /// Whether a service may scan its backends. The verifier needs many times as long for the scans
-    /// as for everything else.
+    /// Whether any service may scan its backends. The verifier needs many times longer for the
+    /// scans than for everything else.
     pub scans: bool,
 }
 
 /// The capacities that the configuration sets.
 pub fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
     [
-        // Twice the limit: a new table is written beside the one that it replaces.
+        // Twice the limit, because a new table is written beside the table that it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, limits.slots),
         (map::CHOSEN, limits.slots),
@@ -53,23 +54,23 @@ pub fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
 const SMALLEST: Limits =
     Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
 
-/// The capacities of maps that are closed together with the object.
+/// The smallest possible capacities, for maps that are closed together with the object.
 pub fn smallest() -> Vec<(&'static str, u32)> {
     capacities(&SMALLEST).into_iter().chain([(host::map::VERDICTS, 1)]).collect()
 }
 
 /// The shapes of all maps of a client with these limits.
 pub fn shapes(limits: &Limits) -> BTreeMap<String, Shape> {
-    /// The shapes as the object declares them; parsed once per process, not once per client.
+    /// The shapes that the object declares, parsed once per process and not once per client.
     static DECLARED: LazyLock<BTreeMap<String, Shape>> = LazyLock::new(|| {
         let mut declared = declared(objects::CLIENT);
-        // The host's maps, which all clients share, are not a client's.
+        // The host's maps, which all clients share, are not maps of a client.
         declared.retain(|name, _| !host::map::ALL.contains(&name.as_str()));
         declared
     });
     let mut shapes = DECLARED.clone();
     for (name, entries) in capacities(limits) {
-        shapes.get_mut(name).expect("a test compares the names").max_entries = entries;
+        shapes.get_mut(name).expect("a test checks that the map is declared").max_entries = entries;
     }
     shapes
 }
@@ -79,17 +80,18 @@ pub fn entries(limits: &Limits) -> BTreeMap<String, u32> {
     shapes(limits).into_iter().map(|(name, shape)| (name, shape.max_entries)).collect()
 }
 
-/// Kernel memory of one client task's maps with these limits, in bytes.
+/// The number of bytes of kernel memory of one client task's maps with these limits.
 pub fn memory_of_client(limits: &Limits) -> u64 {
     let cpus = possible_cpus().map_or(1, u64::from);
     shapes(limits).values().map(|shape| shape.bytes(cpus)).sum()
 }
 
-/// Checks pinned maps before they are adopted. The kernel itself would load the programs with maps
-/// of another shape, and the programs would then read and write the wrong data.
+/// Checks pinned maps before they are adopted. The kernel does not check their shape: it would load
+/// the programs with maps of another shape, and the programs would read and write wrong data.
 ///
 /// # Errors
-/// If a pin is not ours or not of this shape, or a map is missing under attached programs.
+/// If a pin is not socklb's, or has another shape, or if a map is missing although programs are
+/// attached.
 pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
     let (maps, links) = pins.contents()?;
     let shapes = shapes(limits);
@@ -111,8 +113,8 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
             });
         }
     }
-    // An interrupted first start may have made only some of the maps. Links are made after all
-    // maps.
+    // If the first start was interrupted, some maps may be missing. That is no error while there
+    // are no links, because links are created after all maps.
     let missing = shapes.keys().find(|name| !maps.contains(name));
     match missing {
         Some(name) if !links.is_empty() => {
@@ -123,7 +125,7 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
     }
 }
 
-/// The hooks that a kind of accounting needs.
+/// The hooks that the kind of accounting needs, with their programs for this kernel.
 fn hook_programs(features: Features, purpose: Purpose) -> Vec<HookProgram> {
     let follows = purpose.accounting == Accounting::Full;
     let hooks = HOOKS.iter().filter(|hook| follows || hook.name != FOLLOWS);
@@ -147,8 +149,8 @@ pub fn load(
     load_with(Some(pins), limits, features, purpose)
 }
 
-/// Loads the programs with small maps of their own and closes them, to find out whether the
-/// verifier accepts them for this process.
+/// Loads the programs with new small maps and closes them, to find out whether the verifier accepts
+/// them for this process.
 ///
 /// # Errors
 /// If the kernel refuses, usually because of a missing privilege.
@@ -157,7 +159,8 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
     load_with(None, &SMALLEST, features, purpose).map(drop)
 }
 
-/// Whether the kernel refuses to make maps and load programs for this process. Finds out by trying.
+/// Whether the kernel does not let this process create maps and load programs, because a privilege
+/// is missing. Finds out by an attempt.
 pub fn lacks_privilege() -> bool {
     privileges::probe().and_then(try_load).is_err_and(|error| error.is_permission())
 }
@@ -206,7 +209,8 @@ fn load_with(
     let mut loaded = Vec::with_capacity(hooks.len());
     for (hook, name) in hooks {
         let program = LoadedProgram::load(&mut object, name)?;
-        // Some programs read no constants. If this fails, the next start loads programs.
+        // Some programs read no constants, so the map is bound to each program. If this fails, the
+        // next start cannot adopt the programs and loads them again.
         if let Some(Map::Array(constants)) = &constants {
             let _ = sys::bind_map(program.fd.as_fd(), constants.fd().as_fd());
         }
@@ -261,7 +265,7 @@ mod tests {
         for hook in &HOOKS {
             for name in [hook.program, hook.without_fetching_atomics] {
                 assert!(object.programs.contains_key(name), "{name}");
-                assert!(name.starts_with("socklb_"), "{name} would not be recognised as ours");
+                assert!(name.starts_with("socklb_"), "{name} lacks the prefix of socklb's programs");
             }
         }
         assert_eq!(object.license.to_bytes(), b"Dual MIT/GPL");

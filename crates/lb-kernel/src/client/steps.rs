@@ -1,8 +1,8 @@
 //! Carries out a plan's steps on the maps.
 //!
 //! Each step may fail and be repeated. A failed step leaves the arena consistent: a table is
-//! retired in the arena before its row is overwritten, and published there only when no later write
-//! can fail.
+//! retired in the arena before the row with its reference is overwritten, and a new table is
+//! published in the arena only when no later write can fail.
 
 use std::collections::BTreeMap;
 
@@ -29,12 +29,12 @@ impl Datapath {
         match step {
             Step::Close(index) => self.tables.close_service(*index),
             Step::WriteService(index, service) => {
-                // The row is overwritten, and its table reference with it.
+                // This overwrites the row, which contains the reference to the table.
                 self.arena.retire(*index);
                 self.tables.write_service(*index, service, cursor_seed)?;
             }
             Step::WriteBackend(slot, backend) => {
-                let service = services.get(&backend.service).expect("a backend is of a service of the plan");
+                let service = services.get(&backend.service).expect("a backend's service is in the plan");
                 let counts = self.tables.write_backend(*slot, backend, &service.name)?;
                 let at = BackendRef { slot: *slot, generation: backend.generation };
                 self.returned.extend(counts.map(|counts| (at, counts)));

@@ -1,8 +1,8 @@
-//! The tables of one client task in its maps: this module reads plans from them, writes steps into
-//! them, and reads counts.
+//! The tables of one client task in its maps. This module reads a plan from the maps, writes the
+//! steps of plans into them, and reads counts.
 //!
-//! It knows the layout of each value and the order in which its words are written. Plans and the
-//! arena decide what is written, and when.
+//! It knows the layout of each value and the order in which words must be written. Plans and the
+//! arena determine what is written, and when.
 
 mod services;
 
@@ -33,7 +33,7 @@ use super::maps::Maps;
 use crate::error::DatapathError;
 use crate::host::{maps::Verdicts, pins::Pins};
 
-/// The tables of one client task, over maps that are opened for it.
+/// The tables of one client task, and its opened maps.
 pub struct Tables {
     maps: Maps,
     verdicts: Verdicts,
@@ -50,12 +50,12 @@ impl Tables {
         Ok(Self::over(maps, Verdicts::open(pins.base())?, pins.clone()))
     }
 
-    /// The tables in these maps. `pins`: the location that errors name.
+    /// The tables in these maps. `pins`: the location of the maps, which errors name.
     pub fn over(maps: Maps, verdicts: Verdicts, pins: Pins) -> Self {
         Self { maps, verdicts, pins }
     }
 
-    /// The anomalies, over all CPUs.
+    /// The counts of anomalies, summed over all CPUs.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.

@@ -1,8 +1,8 @@
-//! The network namespace of a client: that of the oldest process in its cgroup.
+//! Finds the network namespace of a client: that of the oldest process in its cgroup.
 //!
-//! Any process of a cgroup can make further namespaces, and begin any number of flows in them. But
-//! it cannot become older than the process that started the client. So age decides, and the number
-//! of flows does not.
+//! Any process of a cgroup can create further namespaces, and begin any number of flows in them.
+//! But it cannot become older than the process that started the client. So the age of processes
+//! decides, and not the number of flows.
 
 use std::io;
 use std::path::Path;
@@ -18,28 +18,28 @@ use crate::host::{cgroup, pins::Pins};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::network_namespace::{NamespaceId, open};
 
-/// The maximum number of processes of a cgroup that one search compares. The kernel lists processes
-/// of the cgroup itself first, then those of its descendants. Reading the age of a process takes
-/// some 10 µs.
+/// The maximum number of processes of a cgroup that one search compares. Processes of the cgroup
+/// itself come first, then those of its descendants. It takes some 10 µs to read the age of a
+/// process.
 const COMPARED: usize = 4096;
 
 /// The network namespace of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientNamespace {
     pub id: NamespaceId,
-    /// The number by which kernel programs identify the namespace; `None` before Linux 5.14, and
-    /// without CAP_SYS_ADMIN if the namespace is not ours.
+    /// The number by which kernel programs identify the namespace. `None` before Linux 5.14, and if
+    /// the namespace is not that of this process and CAP_SYS_ADMIN is missing.
     pub cookie: Option<u64>,
-    /// Whether the searching process is in this namespace.
+    /// Whether this process is in the namespace.
     pub is_ours: bool,
-    /// The process that decided.
+    /// The oldest process of the cgroup.
     oldest: Process,
 }
 
 /// A process, ordered by age: the older process is the smaller one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Process {
-    /// In clock ticks since the boot.
+    /// The start of the process, in clock ticks since the boot.
     start: u64,
     pid: u32,
 }
@@ -53,20 +53,21 @@ impl Process {
 
 impl ClientNamespace {
     /// Finds the network namespace of the oldest process in a cgroup and all cgroups below it;
-    /// `None` if there is no process. `known` is the result of the last search. It saves entering
-    /// the namespace if nothing has changed. May block for the time that it takes to read the ages
-    /// of 4,096 processes.
+    /// `None` if there is no process. `known` is the result of the last search: if nothing has
+    /// changed, this does not enter the namespace again. May block for the time that it takes to
+    /// read the ages of 4,096 processes.
     ///
     /// # Errors
-    /// If the namespace of the oldest process may not be read: that of another user's process
-    /// requires CAP_SYS_PTRACE.
+    /// If this process may not read the namespace of the oldest process: for another user's
+    /// process, that requires CAP_SYS_PTRACE.
     pub fn find(cgroup: &Path, known: Option<Self>) -> io::Result<Option<Self>> {
         let processes = cgroup::each_process(cgroup).take(COMPARED);
         let mut processes: Vec<Process> = processes.filter_map(Process::of).collect();
         processes.sort_unstable();
         for process in processes {
             match Self::of(process, known) {
-                // The process has ended since its age was read, or only threads of it are left.
+                // The process has ended since its age was read, or only some of its threads are
+                // left. The next oldest process decides.
                 Err(error) if is_gone(&error) => {}
                 result => return result.map(Some),
             }
@@ -76,13 +77,13 @@ impl ClientNamespace {
 
     fn of(oldest: Process, known: Option<Self>) -> io::Result<Self> {
         let namespace = open(oldest.pid)?;
-        // Another process may have got the PID.
+        // Another process may have this PID by now.
         if Process::of(oldest.pid) != Some(oldest) {
             return Err(io::ErrorKind::NotFound.into());
         }
         let id = NamespaceId::of_open(&namespace)?;
-        // The kernel reuses the numbers of ended namespaces, so the number alone does not show that
-        // nothing has changed.
+        // The kernel reuses the numbers of namespaces that no longer exist, so an equal number does
+        // not prove that nothing has changed.
         let is_same = |known: &Self| (known.id, known.oldest) == (id, oldest) && known.cookie.is_some();
         if let Some(known) = known.filter(is_same) {
             return Ok(known);
@@ -97,7 +98,7 @@ impl ClientNamespace {
         self.oldest.pid
     }
 
-    /// Whether both searches found the same namespace, even if different processes decided.
+    /// Whether both are the same namespace, even if the oldest processes differ.
     pub fn is_namespace_of(&self, other: &Self) -> bool {
         (self.id, self.cookie) == (other.id, other.cookie)
     }
@@ -106,12 +107,12 @@ impl ClientNamespace {
 /// What flow records show about the processes of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordedProcesses {
-    /// Whether more than one process has begun flows lately. Processes that ended before the oldest
-    /// recorded running process began do not count: after a restart of the client, its processes
-    /// are different ones.
+    /// Whether several processes have begun flows lately. Flows that began before the oldest
+    /// running process of the records do not count: after a restart of the client, they belong to
+    /// its previous processes.
     pub are_several: bool,
-    /// Cookie of the network namespace of the oldest recorded process, if one still runs. Reading
-    /// it requires no privilege.
+    /// The cookie of the network namespace of the oldest process of the records that is still
+    /// running; `None` if none is running. Reading it requires no privilege.
     pub namespace: Option<u64>,
 }
 
@@ -124,7 +125,7 @@ impl RecordedProcesses {
     pub fn read(pins: &Pins, within: Duration) -> Result<Self, DatapathError> {
         let within = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         let processes = FlowTable::open(pins, false)?.processes_since(monotonic_ns().saturating_sub(within));
-        // In another PID namespace the same numbers are other processes.
+        // In another PID namespace the same PIDs belong to other processes.
         let running = processes.iter().filter(|_| numbers_are_ours());
         let oldest = running.filter_map(|(pid, last)| Some((Process::of(*pid)?, last.namespace))).min();
         let began_ns = oldest.map_or(0, |(process, _)| monotonic_of_start(process.start));
@@ -145,11 +146,11 @@ mod tests {
 
     use super::*;
 
-    /// A process that is killed when this is dropped.
+    /// A running process, which is killed when this is dropped.
     struct Started(Child);
 
     impl Started {
-        /// In our network namespace, or in one of its own.
+        /// Starts a process, after a call of unshare(2) with these flags.
         fn new(flags: UnshareFlags) -> Self {
             let mut command = Command::new("cat");
             command.stdin(Stdio::piped());
@@ -170,7 +171,8 @@ mod tests {
             let before = start_of(started.0.id()).expect("it runs");
             let is_younger =
                 |_| start_of(Self::new(UnshareFlags::empty()).pid()).is_some_and(|now| now > before);
-            // Each process takes a fraction of a millisecond, and a tick takes 10 ms at most.
+            // Starting a process takes a fraction of a millisecond, and a tick is 10 ms long at
+            // most.
             assert!((0..10_000).any(is_younger), "the kernel's clock stands still");
             started
         }
@@ -236,7 +238,7 @@ mod tests {
         let first = Started::and_wait(UnshareFlags::NEWNET);
         let second = Started::new(UnshareFlags::NEWNET);
         let both = [second.pid(), first.pid()];
-        // A cookie that no namespace has shows whether the kernel was queried.
+        // A cookie that no namespace has: if the result contains it, the namespace was not entered.
         let known = find(&both, &[], None).map(|found| ClientNamespace { cookie: Some(u64::MAX), ..found });
         assert_eq!(find(&both, &[], known), known);
         drop(first);

@@ -1,8 +1,7 @@
-//! The flows that are open now, from a client's pinned maps. Sends no request to a daemon, and
-//! changes nothing.
+//! Reads the open flows from a client's pinned maps. This needs no daemon, and changes nothing.
 //!
-//! Programs begin and end flows meanwhile: each shown flow existed at some moment of the reading,
-//! and a flow that is open all the while is shown once.
+//! Programs begin and end flows meanwhile: each flow of the result existed at some moment during
+//! the reading, and a flow that is open during the whole reading occurs exactly once.
 
 use lb_common::abi::{Datagrams, Flow, map};
 
@@ -11,7 +10,7 @@ use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::sys::{self, elements};
 
-/// A flow and its socket.
+/// A flow and the cookie of its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFlow {
     pub cookie: u64,
@@ -25,12 +24,13 @@ pub struct OpenFlow {
 pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     let mut found = in_table(pins)?;
     visit(pins, map::FLOW_OVERFLOW, |cookie: &u64, flow: &Flow| {
-        // As in the table, a record may exist before its flow is written.
+        // As in the flow table, a record may exist before its flow is written (phase 0).
         if flow.phase != 0 {
             found.push(OpenFlow { cookie: *cookie, flow: *flow });
         }
     })?;
-    // A socket that dialled again during the reading may have been found in both tables.
+    // If a socket has dialled again during the reading, it may have been found in both tables. Its
+    // latest flow is retained.
     found.sort_unstable_by_key(|open| (open.cookie, std::cmp::Reverse(open.flow.start_ns)));
     found.dedup_by_key(|open| open.cookie);
     visit(pins, map::DATAGRAMS, |cookie: &u64, datagrams: &Datagrams| {
@@ -42,7 +42,7 @@ pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
 
 /// The flows of the flow table, in one pass over the mapping.
 fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
-    /// Maximum number of attempts for a record that another socket claims while it is read.
+    /// Maximum number of attempts to read a bucket that another socket claims meanwhile.
     const LOOKS: usize = 3;
     let table = FlowTable::open(pins, false)?;
     let mut found = Vec::new();
@@ -53,8 +53,8 @@ fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
             if table.cookie(index) != cookie || table.flow(index) != flow {
                 continue;
             }
-            // A bucket that was claimed just now may have no flow yet (phase 0), or still the flow
-            // of the previous socket.
+            // If the bucket was claimed just now, its flow may not be written yet: it is then empty
+            // (phase 0), or still that of the previous socket.
             if flow.phase != 0 {
                 found.push(OpenFlow { cookie, flow });
             }

@@ -1,10 +1,10 @@
-//! Finds which sockets some process uses, with the kernel's own iterator over open files
+//! Finds which sockets processes have open, with the kernel's iterator over open files
 //! (`iter/task_file`).
 //!
 //! Kernel facts: the iterator exists since Linux 5.8 and requires CAP_BPF and CAP_PERFMON. It shows
-//! the processes of the PID namespace in which it is opened, so there is no result unless that is
-//! the host's namespace. No process uses a socket that is in transit in a message (SCM_RIGHTS), or
-//! registered with io_uring alone.
+//! only the processes of the PID namespace in which it is opened, so this module returns an error
+//! unless that is the host's namespace. Sockets that are in transit in a message (SCM_RIGHTS), or
+//! are only registered with io_uring, are not in any process's list of open files.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -21,10 +21,10 @@ use crate::host::{btf, loader::objects};
 use crate::sys;
 
 const PROGRAM: &str = "socklb_holders";
-/// The type of the iterator.
+/// The name of the iterator.
 const ITERATOR: &str = "task_file";
 
-/// Checks whether this process can find out which sockets processes use.
+/// Checks whether this process can find out which sockets processes have open.
 ///
 /// # Errors
 /// The reason why it cannot.
@@ -32,7 +32,7 @@ pub fn can_look() -> Result<(), DatapathError> {
     in_use(&BTreeSet::new()).map(drop)
 }
 
-/// The cookies among `wanted` whose sockets some process has open.
+/// Those cookies of `wanted` whose sockets some process has open.
 ///
 /// # Errors
 /// If the kernel does not list open files, or not those of all processes of the host.
@@ -48,7 +48,8 @@ pub fn in_use(wanted: &BTreeSet<u64>) -> Result<BTreeSet<u64>, DatapathError> {
     Ok(found)
 }
 
-/// Kernel fact: the inode of the initial PID namespace is always the same.
+/// Checks that this process is in the host's PID namespace. Kernel fact: the inode of the initial
+/// PID namespace is always the same.
 fn sees_all_processes() -> io::Result<()> {
     /// `PROC_PID_INIT_INO`
     const FIRST: u64 = 0xefff_fffc;
@@ -82,7 +83,7 @@ fn open() -> Result<std::fs::File, DatapathError> {
     ];
     let globals: Globals<'_> =
         offsets.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), true))).collect();
-    // The maps of the object are made as well, and closed at the end of this function.
+    // This also creates the object's maps, which are closed at the end of this function.
     let mut object =
         loader::load_unpinned(&Image::new(objects::CLIENT, globals, &[], None)?, &object::smallest())?;
     let refused = |error| DatapathError::refused(PROGRAM, error);

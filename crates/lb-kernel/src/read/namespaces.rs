@@ -1,7 +1,8 @@
-//! Network namespaces, also of other processes, and the kernel's answers from inside them.
+//! The kernel's lists of sockets in network namespaces, including those of other processes.
 //!
-//! Each namespace is opened, queried for its lists of sockets and closed again. Processes may make
-//! any number of namespaces, so these must occupy neither descriptors nor memory.
+//! Each namespace is opened, queried for its lists of sockets, and closed again: processes may
+//! create any number of namespaces, so the daemon must retain neither descriptors nor memory for
+//! them.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,17 +15,17 @@ use lb_diag::{SocketEntry, SocketLists};
 use crate::host::cgroup;
 use crate::sys::network_namespace::{NamespaceId, enter, open};
 
-/// The maximum number of namespaces that one look enters. A process may make any number of them,
-/// and each takes some 0.2 ms.
+/// The maximum number of namespaces that one search enters. Processes may create any number of
+/// them, and each takes some 0.2 ms.
 pub const MOST: usize = 1024;
-/// Number of processes per namespace that are remembered as ways into it, because the first of them
-/// may end meanwhile.
+/// Maximum number of processes that are stored per namespace, as ways to enter it. Several are
+/// needed because a process may end meanwhile.
 const WAYS: usize = 4;
 
 /// Opens the lists of sockets of a process's network namespace. Requires CAP_SYS_ADMIN.
 ///
 /// # Errors
-/// If the process has ended or its namespace may not be entered.
+/// If the process has ended, or this process may not enter the namespace.
 pub fn open_in_namespace_of(pid: u32) -> io::Result<SocketLists> {
     open_within(open(pid)?)
 }
@@ -32,9 +33,9 @@ pub fn open_in_namespace_of(pid: u32) -> io::Result<SocketLists> {
 /// Opens the lists of sockets of a network namespace. Requires CAP_SYS_ADMIN.
 ///
 /// # Errors
-/// If the namespace may not be entered.
+/// If this process may not enter the namespace.
 pub fn open_within(namespace: File) -> io::Result<SocketLists> {
-    // A thread stays in the namespace that it has entered, so a new thread does it.
+    // A thread stays in the namespace that it has entered, so a new thread enters it.
     let thread = std::thread::Builder::new().name("namespace".to_owned());
     let thread = thread.spawn(move || lists_of(&namespace))?;
     thread.join().map_err(|_| io::Error::other("the thread that entered a network namespace panicked"))?
@@ -46,8 +47,8 @@ fn lists_of(namespace: &File) -> io::Result<SocketLists> {
     SocketLists::open()
 }
 
-/// A list of sockets: the cookie of its namespace, and whether it contains datagram sockets or
-/// streams.
+/// Identifies a list of sockets: the cookie of its namespace, and whether it contains datagram
+/// sockets (else TCP sockets).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct List {
     pub namespace: u64,
@@ -57,28 +58,29 @@ pub struct List {
 /// The cookies of wanted sockets, by the list that would contain them.
 pub type SocketsByList = BTreeMap<List, BTreeSet<u64>>;
 
-/// The results of reading lists.
+/// The result of a search of lists.
 #[derive(Debug, Default)]
 pub struct SocketSnapshot {
-    /// For each wanted list that was read completely: the wanted sockets in it, and whether each is
-    /// a path of an MPTCP socket.
+    /// For each wanted list that was read completely: the cookies of the wanted sockets in it, and
+    /// whether each is a path of an MPTCP socket.
     pub lists: BTreeMap<List, BTreeMap<u64, bool>>,
-    /// The wanted sockets that any list contains, if the kernel does not report the cookies of
-    /// namespaces (before Linux 5.14) and so not which list must contain a socket.
+    /// The cookies of the wanted sockets that any list contains. It is used if the kernel does not
+    /// report the cookies of namespaces (before Linux 5.14), so that it is unknown which list must
+    /// contain a socket.
     pub anywhere: BTreeSet<u64>,
-    /// Whether the kernel reports no cookies of namespaces, and `anywhere` is from complete lists
-    /// of all examined namespaces.
+    /// Whether the kernel reports no cookies of namespaces and `anywhere` is complete for all
+    /// examined namespaces.
     pub is_everywhere: bool,
 }
 
 /// What the lists show about one socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// A list contains it.
+    /// A list contains the socket.
     Seen { is_mptcp: bool },
-    /// The list that would have to contain it is complete, and does not.
+    /// The list that would have to contain the socket was read completely and does not contain it.
     Missed,
-    /// That list could not be read; `is_nowhere` if complete lists of all examined namespaces do
+    /// That list could not be read. `is_nowhere`: the complete lists of all examined namespaces do
     /// not contain the socket.
     Unknown { is_nowhere: bool },
 }
@@ -96,13 +98,14 @@ impl SocketSnapshot {
     }
 }
 
-/// Our own namespace, and those of a cgroup's processes.
+/// The namespaces to search: that of this process, and those of a cgroup's processes.
 pub struct Namespaces {
     cgroup: Option<PathBuf>,
-    /// Number of looks so far: if there are more namespaces than one look enters, each look begins
-    /// at another one.
+    /// The number of the search: if there are more namespaces than one search enters, each search
+    /// begins at another namespace.
     turn: usize,
-    /// Processes of each namespace other than our own, found when they are needed.
+    /// Some processes of each namespace other than that of this process; determined when they are
+    /// first needed.
     others: OnceCell<Vec<Vec<u32>>>,
 }
 
@@ -111,7 +114,8 @@ impl Namespaces {
         Self { cgroup, turn, others: OnceCell::new() }
     }
 
-    /// Searches each namespace that is wanted and can be entered for the sockets. May take seconds.
+    /// Searches the namespaces for these sockets, as far as the namespaces can be entered. May take
+    /// seconds.
     pub fn look(&self, wanted: &SocketsByList) -> SocketSnapshot {
         let mut look = Look::new(wanted);
         match SocketLists::open() {
@@ -122,8 +126,8 @@ impl Namespaces {
             return look.end();
         }
         let others = self.others();
-        // A thread stays in the namespace that it has entered, so a new thread does it. Without
-        // that thread no list is complete.
+        // A thread stays in the namespace that it has entered, so a new thread enters it. If that
+        // fails, the result is empty, so that no list counts as complete.
         let visit = || {
             for ways in others {
                 match ways.iter().find_map(|pid| lists_of(&open(*pid).ok()?).ok()) {
@@ -150,12 +154,13 @@ impl Namespaces {
     }
 }
 
-/// Up to [`MOST`] namespaces of a cgroup's processes. Each turn begins at another one.
+/// Up to [`MOST`] namespaces of a cgroup's processes, each with some of its processes. Each turn
+/// begins at another namespace.
 fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
     let ours = NamespaceId::ours().ok();
     let mut found: BTreeMap<NamespaceId, Vec<u32>> = BTreeMap::new();
     for pid in cgroup::processes(cgroup) {
-        // The process has ended, or its namespace may not be read.
+        // If this fails, the process has ended, or this process may not read its namespace.
         let Ok(id) = NamespaceId::of(pid) else { continue };
         let ways = found.entry(id).or_default();
         if Some(id) != ours && ways.len() < WAYS {
@@ -171,12 +176,12 @@ fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
     others
 }
 
-/// One look at namespaces, one after the other.
+/// A search of namespaces, one after the other.
 struct Look<'w> {
     wanted: &'w SocketsByList,
-    /// Wanted namespaces that were not found yet.
+    /// The cookies of wanted namespaces that have not been found yet.
     missing: BTreeSet<u64>,
-    /// Whether the kernel reported the cookies of all namespaces so far.
+    /// Whether the kernel has reported the cookies of all namespaces so far.
     are_told: bool,
     /// Whether `anywhere` is complete so far.
     is_whole: bool,
@@ -193,12 +198,12 @@ impl<'w> Look<'w> {
         SocketSnapshot { is_everywhere: self.is_whole && !self.are_told, ..self.sockets }
     }
 
-    /// Whether nothing more can be found.
+    /// Whether all wanted namespaces have been found.
     fn is_over(&self) -> bool {
         self.missing.is_empty()
     }
 
-    /// Reads those lists of a namespace that may contain wanted sockets.
+    /// Reads the wanted lists of a namespace.
     fn read(&mut self, lists: &SocketLists) {
         let Ok(namespace) = lists.namespace() else { return self.anywhere(lists) };
         if !self.missing.remove(&namespace) {
@@ -212,15 +217,15 @@ impl<'w> Look<'w> {
                 }
             };
             let result = if list.datagrams { lists.each_udp(each) } else { lists.each_tcp(each) };
-            // A list that is not complete proves nothing.
+            // A list that was not read completely proves nothing.
             if result.is_ok() {
                 self.sockets.lists.insert(*list, found);
             }
         }
     }
 
-    /// Searches both lists for all sockets, because the kernel does not report the cookie of the
-    /// namespace.
+    /// Searches both lists of a namespace for all wanted sockets, because the kernel does not
+    /// report the namespace's cookie.
     fn anywhere(&mut self, lists: &SocketLists) {
         let wanted = self.wanted;
         let is_wanted =

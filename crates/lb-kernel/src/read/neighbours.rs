@@ -1,9 +1,9 @@
-//! Foreign programs that run for a client's sockets as well: on its cgroup, and on every cgroup
+//! Finds foreign programs that also run for a client's sockets: on its cgroup, and on every cgroup
 //! above.
 //!
-//! Kernel fact: the programs of one cgroup run in the order in which they were attached, and those
-//! of a cgroup run before those of the cgroups above. Each program sees the destination that the
-//! previous one has left.
+//! Kernel fact: the programs of one cgroup run in the order in which they were attached, and the
+//! programs of a cgroup run before those of the cgroups above. Each program sees the destination
+//! that the previous program has written.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -23,23 +23,23 @@ pub const NAME_PREFIX: &str = "socklb_";
 /// A program that no client with pins in the same directory has attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// The cgroup that it is attached to.
+    /// The cgroup to which the program is attached.
     pub cgroup: PathBuf,
     pub hook: String,
     /// The kernel's id of the program.
     pub program: u32,
-    /// Its name, if the kernel reports it (to CAP_SYS_ADMIN only).
+    /// The program's name, if it has one and the kernel reports it (only with CAP_SYS_ADMIN).
     pub name: Option<String>,
-    /// Whether it belongs to another socklb: according to its name or, if the kernel reports no
-    /// names, because there are nameless programs on every hook that socklb needs.
+    /// Whether the program belongs to another socklb: according to its name or, if the kernel
+    /// reports no names, because there are nameless programs on every hook that socklb needs.
     pub is_socklb: bool,
-    /// Whether it runs after our program: it sees the destination that our program has written, and
-    /// may write another one.
+    /// Whether the program runs after the client's program: if so, it sees the destination that the
+    /// client's program has written, and may write another one.
     pub runs_after_ours: bool,
 }
 
-/// The programs of every client that has pins in one directory, of any version; read once, when
-/// they are first needed.
+/// The programs of all clients, of any version, with pins in one directory; read once, when they
+/// are first needed.
 pub struct Pinned<'p> {
     pins: &'p Path,
     programs: OnceCell<BTreeSet<u32>>,
@@ -53,18 +53,17 @@ impl<'p> Pinned<'p> {
     fn has(&self, program: u32) -> bool {
         let read = || {
             let clients = Pins::all_versions(self.pins).unwrap_or_default();
-            // A client whose links cannot be read has no programs here: they are reported as
-            // foreign ones.
+            // If the links of a client cannot be read, its programs are reported as foreign ones.
             clients.iter().filter_map(|pins| links::programs_of(pins).ok()).flatten().collect()
         };
         self.programs.get_or_init(read).contains(&program)
     }
 }
 
-/// The foreign programs on a cgroup and above it: cgroup by cgroup outwards, and for each hook in
-/// the order in which they run. Programs of clients with pins in the same directory are not
-/// foreign: programs that such a client or a predecessor of another version left behind only let
-/// flows end.
+/// The foreign programs on a cgroup and on the cgroups above it: cgroup by cgroup outwards, and for
+/// each hook in the order in which they run. Programs of clients with pins in the same directory
+/// are not foreign: if another client, or an earlier version of this one, has left programs on the
+/// cgroup, these only follow flows until they end.
 ///
 /// # Errors
 /// If the kernel does not list the programs, which requires CAP_NET_ADMIN.
@@ -98,7 +97,7 @@ pub fn neighbours(pins: &Pins, pinned: &Pinned<'_>, cgroup: &Path) -> Result<Vec
     Ok(neighbours)
 }
 
-/// Our hooks, by the names that other tools use.
+/// The hooks of socklb's programs, by the names that other tools use.
 fn hooks() -> impl Iterator<Item = (&'static str, AttachType)> {
     HOOKS.iter().map(|hook| (if hook.name == FOLLOWS { SOCK_OPS } else { hook.name }, hook.attach_type))
 }
@@ -108,9 +107,10 @@ fn name_of(program: u32) -> Option<String> {
     sys::program_name(program).ok().filter(|name| !name.is_empty())
 }
 
-/// Attributes nameless programs on one cgroup to another socklb if there is one on every hook that
-/// socklb needs (`sock_ops` only for some kinds of accounting). No other product uses all these
-/// hooks, and without CAP_SYS_ADMIN the kernel reports nothing else about an attached program.
+/// Attributes the nameless programs on one cgroup to another socklb, if there is one on every hook
+/// that socklb needs (the hook `sock_ops` may be missing, because only some kinds of accounting
+/// need it). No other product uses all these hooks, and without CAP_SYS_ADMIN the kernel reports
+/// nothing else about an attached program.
 fn recognise(neighbours: &mut [Neighbour], hooks: &[&str]) {
     let unnamed = |neighbour: &Neighbour| neighbour.name.is_none();
     let has = |hook: &&str| neighbours.iter().any(|other| other.hook == *hook && unnamed(other));

@@ -1,14 +1,14 @@
-//! Reclaims flow records whose socket is gone and whose end no program saw.
+//! Reclaims flow records if their socket is gone and no program saw the end of the flow.
 //!
-//! The kernel programs end every flow whose end they see. If they miss it (a lost link, callback
-//! flags that another program cleared, a path of MPTCP on a kernel that does not distinguish it), a
-//! record is left, and an active count that never returns to zero. A record is suspected while its
-//! socket is neither in a complete list of its network namespace nor in use by any process. It is
-//! reclaimed if a second pass, an interval later, finds the same. (For connections, and for sockets
-//! without a list, see `suspect`.)
+//! If the kernel programs miss the end of a flow, its record remains, and the active count never
+//! returns to zero. Causes are a lost link, callback flags that another program has cleared, and a
+//! path of MPTCP on a kernel that does not distinguish it. A record is *suspected* if its socket is
+//! neither in a complete list of its network namespace nor open in any process. It is reclaimed if
+//! a second pass, an interval later, finds the same. (For connections, and for sockets without a
+//! list, see `suspect`.)
 //!
-//! Two passes are needed because a socket may be in transit between two processes (SCM_RIGHTS), in
-//! use by io_uring alone, or missing from a list that changes while it is read.
+//! Two passes are needed because a socket may be in transit between two processes (SCM_RIGHTS), may
+//! be used only by io_uring, or may be missing in a list that changes while it is read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -27,39 +27,39 @@ use crate::client::links;
 use crate::error::DatapathError;
 use crate::host::{cgroup, pins::Pins};
 
-/// The results of a pass over a client's flow records.
+/// The results of one pass over a client's flow records, as numbers of flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimCounts {
-    /// Flows whose records were reclaimed. These flows have ended.
+    /// Flows that have ended, because their records were reclaimed.
     pub removed: u64,
-    /// The part of `removed` that a list has shown to be paths of MPTCP sockets.
+    /// Those of `removed` that were paths of MPTCP sockets, according to a list.
     pub removed_mptcp: u64,
     /// Suspected flows: the next pass reclaims their records if it finds the same.
     pub suspected: u64,
-    /// Flows that stay because a process uses their sockets, although these are in no list and so
-    /// not connected.
+    /// Flows that stay because a process has their sockets open, although the sockets are in no
+    /// list and so not connected.
     pub kept_open: u64,
-    /// Flows that stay because their network namespaces could not be examined. No process is known
-    /// to use their sockets.
+    /// Flows that stay because their network namespaces could not be examined, although no process
+    /// is known to have their sockets open.
     pub kept_elsewhere: u64,
 }
 
-/// A client whose records are examined.
+/// A client with records to examine.
 #[derive(Clone, Debug)]
 pub struct ReclaimTarget {
     pub pins: Pins,
-    /// Its cgroup, if it has one. The processes in it determine which network namespaces are
-    /// examined.
+    /// The client's cgroup, if it has one. The network namespaces of the processes in the cgroup
+    /// are examined.
     pub cgroup: Option<PathBuf>,
 }
 
-/// The state from one pass to the next.
+/// The state that is retained from one pass to the next.
 #[derive(Debug, Default)]
 pub struct Suspects {
     clients: BTreeMap<String, Remembered>,
-    /// Passes so far.
+    /// The number of passes so far.
     turn: usize,
-    /// Whether the sockets that processes use were ever known: a failure after that is considered
+    /// Whether the query for open sockets has ever succeeded. If so, a failure is considered
     /// temporary.
     knows_holders: bool,
 }
@@ -71,7 +71,7 @@ struct Remembered {
     mptcp: BTreeSet<Key>,
 }
 
-/// The results of a pass by client, and the error if the query for sockets in use failed.
+/// The results of a pass by client, and the error if the query for open sockets failed.
 pub struct Pass {
     pub clients: Vec<(String, Result<ReclaimCounts, DatapathError>)>,
     pub holders: Result<(), DatapathError>,
@@ -84,10 +84,10 @@ pub fn can_reclaim() -> bool {
         .is_ok()
 }
 
-/// Examines the flow records of clients and reclaims those whose flows have ended. Reads lists of
-/// sockets and of open files, and may enter network namespaces on threads of its own: do not call
-/// it in the event loop. `knows_mptcp`: whether paths of MPTCP sockets have no records, because the
-/// kernel distinguishes them.
+/// Examines the flow records of clients, and reclaims the records of flows that have ended. It
+/// reads lists of sockets and of open files, and may start threads that enter network namespaces:
+/// do not call this in the event loop. `knows_mptcp`: whether the kernel distinguishes paths of
+/// MPTCP sockets, so that these have no records.
 pub fn reclaim(
     targets: &[ReclaimTarget],
     suspects: &mut Suspects,
@@ -105,8 +105,8 @@ pub fn reclaim(
             Err(failed) => pass.clients.push((client.clone(), Err(failed.of(client)))),
         }
     }
-    // Once for all clients, and only if there is a socket to query: the kernel reads all open files
-    // of the host.
+    // There is one query for all clients, and only if it is needed: the kernel reads all open files
+    // of the host for it.
     let asked: BTreeSet<u64> = cases.iter().flat_map(Case::asked).collect();
     let mut holders = Holders::NotAsked;
     if !asked.is_empty() {
@@ -149,7 +149,7 @@ impl Remembered {
     }
 }
 
-/// One client's records that no list has shown.
+/// The records of one client whose sockets no list contains, during one pass.
 struct Case<'p> {
     target: &'p ReclaimTarget,
     namespaces: Namespaces,
@@ -161,7 +161,7 @@ impl<'p> Case<'p> {
     fn examine(target: &'p ReclaimTarget, turn: usize, remembered: &mut Remembered) -> Result<Self, Failed> {
         let records = Records::open(&target.pins)?;
         let reclaim = ReclaimCounts { removed: records.finish_claimed()?, ..ReclaimCounts::default() };
-        // The cgroup of a leaving client is known only from its links.
+        // For a leaving client, the cgroup is known only from its links.
         let linked = || links::linked_to(&target.pins).ok()?.into_iter().find_map(cgroup::path_of);
         let namespaces = Namespaces::of(target.cgroup.clone().or_else(linked), turn);
         let (mut suspects, mut missed, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -180,8 +180,8 @@ impl<'p> Case<'p> {
                 sight @ Sight::Unknown { .. } => suspects.push((record, sight)),
             }
         }
-        // The kernel returns a list in parts and can miss a socket that moves meanwhile, so missing
-        // sockets are searched again. Most of these flows have ended by now.
+        // The kernel returns a list in parts and can miss a socket that moves within the list
+        // meanwhile, so missing sockets are searched again. Most of their flows have ended by now.
         let mut still = Vec::new();
         for record in missed {
             still.extend(records.again(&record)?);
@@ -198,7 +198,7 @@ impl<'p> Case<'p> {
         Ok(Self { target, namespaces, reclaim, suspects })
     }
 
-    /// Sockets for which it matters whether a process uses them.
+    /// The cookies of the sockets for which it matters whether a process has them open.
     fn asked(&self) -> impl Iterator<Item = u64> {
         let matters =
             |(record, sight): &&(Record, Sight)| !(*sight == Sight::Missed && record.is_connection());
@@ -256,8 +256,9 @@ impl<'p> Case<'p> {
 
     fn reclaim_gone(&self, gone: Vec<(Record, bool)>) -> Result<BTreeMap<Key, u64>, Failed> {
         let records = Records::open(&self.target.pins)?;
-        // If a list did not contain the socket of a record, it must not contain it now either. A
-        // record without a list was judged by the use of its socket alone.
+        // If a list did not contain the socket of a record before, the list must be readable and
+        // must not contain it now either. For records without a readable list, only the use of
+        // their sockets was decisive.
         let missed: BTreeSet<Key> =
             gone.iter().filter(|(_, is_missed)| *is_missed).map(|(record, _)| record.key()).collect();
         records.reclaim(gone.into_iter().map(|(record, _)| record).collect(), |claimed| {
@@ -280,13 +281,13 @@ fn wanted<'r>(records: impl IntoIterator<Item = &'r Record>) -> SocketsByList {
     wanted
 }
 
-/// The sockets that the processes of the host use.
+/// Which of the queried sockets are open in processes of the host.
 enum Holders {
     /// No query was necessary.
     NotAsked,
-    /// The queried sockets that some process uses.
+    /// The cookies of the queried sockets that some process has open.
     Known(BTreeSet<u64>),
-    /// The kernel never reports the use of sockets, or not to this process.
+    /// The kernel does not report open sockets, or not to this process.
     NeverTold,
     /// The query failed this time.
     NotNow,

@@ -1,8 +1,8 @@
-//! Reads the flow records of one client task, reads them again, and reclaims them in the same way
-//! as the kernel programs end flows.
+//! Reads the flow records of one client task, and reclaims records in the same way as the kernel
+//! programs end flows.
 //!
-//! This module knows where records lie and how programs share them. It must not know why a record
-//! is reclaimed.
+//! This module knows where records are stored and how the programs access them. It must not know
+//! why a record is reclaimed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,17 +23,17 @@ use crate::sys::{mapped::Mapped, readers::wait_for_readers};
 enum Location {
     Table(usize),
     Overflow,
-    /// The whole entry: all flows of a socket that addresses its datagrams.
+    /// The whole entry of a datagram socket that is not connected, with all its flows.
     Datagrams(Box<Datagrams>),
 }
 
-/// A socket's record, or its entry of datagrams.
+/// A socket's flow record, or its entry of datagrams.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// The cookie of its socket.
+    /// The cookie of the socket.
     pub cookie: u64,
     location: Location,
-    /// Its flow; for an entry of datagrams, the first flow.
+    /// The flow; for an entry of datagrams, the first flow.
     flow: Flow,
 }
 
@@ -44,7 +44,7 @@ pub struct Key {
     is_entry: bool,
 }
 
-/// Distinguishes a flow from a later one of the same socket.
+/// Distinguishes a flow from a later flow of the same socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     start_ns: u64,
@@ -76,13 +76,13 @@ impl Record {
         }
     }
 
-    /// Whether a program has seen the flow's SYN leave. Such a flow ends with its connection, any
-    /// other flow with its socket.
+    /// Whether a program has seen that the flow's SYN was sent. If so, the flow ends with its
+    /// connection; any other flow ends with its socket.
     pub fn is_connection(&self) -> bool {
         [Phase::Connecting as u8, Phase::Established as u8].contains(&self.flow.phase)
     }
 
-    /// The kernel's list that contains its socket.
+    /// The kernel's list that must contain the socket.
     pub fn list(&self) -> List {
         List { namespace: self.flow.namespace, datagrams: self.flow.phase == Phase::Datagrams as u8 }
     }
@@ -139,7 +139,7 @@ impl Records {
         Some(Record { cookie, location: Location::Table(index), flow: self.table.flow(index) })
     }
 
-    /// Reads a record again; `None` if it is not that of the same flow any more.
+    /// Reads a record again; `None` if it is no longer the record of the same flow.
     ///
     /// # Errors
     /// If the kernel refuses to read a map.
@@ -159,16 +159,18 @@ impl Records {
         Ok(now.filter(|now| (now.key(), now.version()) == (record.key(), record.version())))
     }
 
-    /// Ends flows as the kernel programs do: a record and its flows in the active count are removed
-    /// together. Returns the reclaimed records, each with its number of flows.
+    /// Ends flows as the kernel programs do: removes a record, and subtracts its flows from the
+    /// active count. Returns the keys of the reclaimed records, each with the record's number of
+    /// flows.
     ///
     /// A socket may dial again at any moment, and a program that runs for that call may have found
-    /// the record just now. So records in the table are claimed first, under a cookie that no
-    /// socket has. After readers are gone, `lives` reports which of them must stay. Such a record,
-    /// or one whose flow has changed, is restored, unless its socket has another record in the
-    /// overflow table by then. The flows of all other claimed records end. The hashes offer no such
-    /// claim: a record there is deleted if it is unchanged, and a change by a program between the
-    /// comparison and the deletion goes unnoticed.
+    /// the record just now. So this first claims records in the table, by replacing the cookie with
+    /// one that no socket has. When no program that might have found them is running any more,
+    /// `lives` must return for each claimed record whether its socket is still in use. A record
+    /// whose socket is in use, or whose flow has changed, is restored, unless its socket has
+    /// another record in the overflow table by then. The flows of all other claimed records end. In
+    /// the hashes, records cannot be claimed: a record there is deleted if it is unchanged, and a
+    /// change by a program between the comparison and the deletion goes unnoticed.
     ///
     /// # Errors
     /// If the kernel refuses to read or change a map.
@@ -210,8 +212,8 @@ impl Records {
                 self.table.pass_on(index, RECLAIMING, record.cookie);
                 continue;
             }
-            // The socket is gone; or it has dialled meanwhile, found no record of its own, and made
-            // one in the overflow table.
+            // Either the socket is gone, or it has dialled meanwhile, found no record, and got a
+            // new one in the overflow table.
             self.give_back(now);
             self.table.pass_on(index, RECLAIMING, 0);
             if !lives {
@@ -241,8 +243,8 @@ impl Records {
         Ok(true)
     }
 
-    /// Ends the flows of records that a killed daemon had claimed, whose sockets are not known any
-    /// more. Returns their number.
+    /// Ends the flows of records that a killed daemon had claimed, because the cookies of their
+    /// sockets are lost. Returns the number of flows.
     ///
     /// # Errors
     /// If the wait for readers fails.

@@ -1,8 +1,9 @@
-//! The contents of one client task's maps as one value. Everything that shows maps uses this value.
+//! The contents of one client task's maps as one value, which everything that shows maps uses.
 //!
-//! A snapshot opens the maps for itself, so that the event loop continues to use its own. Programs
-//! and the daemon write meanwhile: the counts of a slot that got another backend during the reading
-//! are left out. This module must know neither earlier counts nor how a snapshot is shown.
+//! The daemon's event loop can continue meanwhile, because a snapshot is read from separately
+//! opened maps. Programs and the daemon write to the maps during the reading: a slot that gets
+//! another backend meanwhile is left out. This module must know neither earlier counts nor how a
+//! snapshot is shown.
 
 mod flows;
 
@@ -18,34 +19,34 @@ use crate::error::DatapathError;
 /// The contents of one client task's maps.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Calls of the cgroup to addresses that are not services, and calls of the kernel's own
-    /// sockets.
+    /// The number of calls in the cgroup to addresses that are not services, and of calls of the
+    /// kernel's own sockets.
     pub not_a_service: u64,
-    /// The anomalies, over all CPUs.
+    /// The counts of anomalies, summed over all CPUs.
     pub anomalies: Anomalies,
-    /// Services in the order of their indexes, including removed ones with open flows.
+    /// The services in the order of their indexes, including removed services with open flows.
     pub services: Vec<ServiceSnapshot>,
 }
 
 #[derive(Clone, Debug)]
 pub struct ServiceSnapshot {
-    /// As the maps show it.
+    /// The row in the maps.
     pub view: ServiceView,
-    /// Whether some backend may be chosen.
+    /// Whether any backend may be chosen.
     pub is_usable: bool,
-    /// How calls ended, over all CPUs.
+    /// The outcomes of calls, summed over all CPUs.
     pub outcomes: Outcomes,
-    /// Backends in the order of their slots.
+    /// The backends in the order of their slots.
     pub backends: Vec<BackendSnapshot>,
 }
 
 #[derive(Clone, Debug)]
 pub struct BackendSnapshot {
-    /// As the maps show it.
+    /// The row in the maps.
     pub slot: SlotView,
-    /// Its address as text, as in the labels of metrics.
+    /// The backend's address as text, as in the labels of metrics.
     pub address: String,
-    /// Its part of the entries of the service's table, 0 to 1.
+    /// The backend's part of the entries of the service's table, from 0 to 1.
     pub share_wanted: f64,
     pub counts: Counts,
 }
@@ -53,9 +54,9 @@ pub struct BackendSnapshot {
 impl Snapshot {
     /// Reads a client task's maps.
     ///
-    /// Reads the counts of all slots together and distributes them to services afterwards. Reading
-    /// service by service would read each slot as often as there are services, because the slots of
-    /// services lie between each other.
+    /// It reads the counts of all slots together and assigns them to services afterwards. If it
+    /// read the counts service by service in batches, it would read most slots several times,
+    /// because the slots of different services are interleaved.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -87,8 +88,8 @@ impl Snapshot {
     }
 }
 
-/// The slots that still have the same backend as before their counts were read. The counts of any
-/// other slot may be those of the next backend.
+/// Those slots that still have the same backend as before their counts were read. The counts of any
+/// other slot may be those of its next backend.
 fn of_the_same_generation(
     read: impl Iterator<Item = ((usize, SlotView), Counts)>,
     now: impl Fn(Slot) -> Option<SlotView>,

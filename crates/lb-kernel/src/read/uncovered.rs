@@ -1,6 +1,6 @@
-//! Sockets that a client's processes use and that its programs never see, because they were made in
-//! another cgroup and handed over by socket activation, by passing a descriptor, or by moving the
-//! process.
+//! Finds sockets of a client's processes for which the client's programs never run, because the
+//! sockets were made in another cgroup. A process gets such sockets by socket activation, by
+//! receiving a descriptor, or by being moved to the cgroup.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,30 +14,30 @@ use crate::host::cgroup::{self, Cgroup};
 use crate::host::process;
 use crate::sys::network_namespace::NamespaceId;
 
-/// A socket whose connects are not balanced.
+/// A socket that the client's programs do not cover: its connects are not balanced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uncovered {
-    /// A process that has it open.
+    /// The ID of a process that has the socket open.
     pub pid: u32,
     pub process: String,
     /// The socket's inode, as `/proc/<pid>/fd` shows it.
     pub inode: u32,
     /// The cgroup in which the socket was made, if it still exists.
     pub made_in: Option<PathBuf>,
-    /// Whether it only listens: such a socket does not connect, and others made the connections
-    /// that it accepts.
+    /// Whether the socket listens: such a socket does not connect, and the connections that it
+    /// accepts were made by peers.
     pub listens: bool,
-    /// Its peer, if it is connected.
+    /// The socket's peer, if it is connected.
     pub peer: Option<SocketAddr>,
 }
 
-/// The findings about a cgroup's sockets.
+/// The result of a search for uncovered sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sockets {
-    /// The sockets that are not covered.
+    /// The uncovered sockets.
     pub uncovered: Vec<Uncovered>,
-    /// Processes whose sockets cannot be seen without CAP_SYS_PTRACE (or the same user) or
-    /// CAP_SYS_ADMIN.
+    /// The processes whose sockets this process cannot read, because it lacks CAP_SYS_PTRACE (or
+    /// the same user) or CAP_SYS_ADMIN.
     pub unseen: Vec<u32>,
 }
 
@@ -54,15 +54,15 @@ pub fn uncovered(cgroup: &Cgroup) -> Sockets {
     found
 }
 
-/// The sockets of one process that were made outside these cgroups: as [`uncovered`], and also UDP
-/// sockets that have a port.
+/// The sockets of one process that were made outside these cgroups: those that [`uncovered`] finds,
+/// and also UDP sockets that have a port.
 pub fn made_elsewhere(pid: u32, cgroups: &BTreeSet<u64>) -> Sockets {
     let mut found = Sockets::default();
     look(pid, cgroups, &mut Lists { with_datagrams: true, ..Lists::default() }, &mut found);
     found
 }
 
-/// The lists of sockets by network namespace; `None` for one that cannot be read.
+/// The lists of sockets by network namespace; `None` for a list that cannot be read.
 #[derive(Default)]
 struct Lists {
     by_namespace: BTreeMap<NamespaceId, Option<Vec<(SocketEntry, bool)>>>,
@@ -89,7 +89,7 @@ fn look(pid: u32, cgroups: &BTreeSet<u64>, lists: &mut Lists, found: &mut Socket
     let ports: BTreeSet<u16> =
         list.iter().filter(|(socket, _)| socket.listens).map(|(socket, _)| socket.local.port()).collect();
     for (socket, is_datagram) in list.iter().filter(|(socket, _)| inodes.contains(&socket.inode)) {
-        // It was accepted from a listening socket, and is in the cgroup of that socket.
+        // The socket was accepted by a listening socket, and has the cgroup of that socket.
         if !socket.listens && !is_datagram && ports.contains(&socket.local.port()) {
             continue;
         }
@@ -107,21 +107,21 @@ fn look(pid: u32, cgroups: &BTreeSet<u64>, lists: &mut Lists, found: &mut Socket
     }
 }
 
-/// The TCP sockets of a process's network namespace, and its UDP sockets if `with_datagrams`. The
-/// flag of each: whether it is a UDP socket.
+/// The TCP sockets of a process's network namespace and, if `with_datagrams`, its UDP sockets; each
+/// with a flag that is true for a UDP socket.
 fn list_of(pid: u32, namespace: NamespaceId, with_datagrams: bool) -> Option<Vec<(SocketEntry, bool)>> {
     let is_ours = NamespaceId::ours().is_ok_and(|ours| ours == namespace);
     let lists = if is_ours { SocketLists::open() } else { open_in_namespace_of(pid) }.ok()?;
     let mut sockets = Vec::new();
     lists.each_tcp(|socket| sockets.push((socket, false))).ok()?;
     if with_datagrams {
-        // Not every kernel lists them.
+        // Not every kernel lists UDP sockets.
         let _ = lists.each_udp(|socket| sockets.push((socket, true)));
     }
     Some(sockets)
 }
 
-/// Inodes of the sockets that a process has open; `None` if they cannot be read.
+/// The inodes of the sockets that a process has open; `None` if they cannot be read.
 fn socket_inodes(pid: u32) -> Option<BTreeSet<u32>> {
     let mut inodes = BTreeSet::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {

@@ -1,4 +1,4 @@
-//! The kernel's clocks in nanoseconds, including that of the kernel programs.
+//! The kernel's clocks in nanoseconds, including the clock of the kernel programs.
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
@@ -7,12 +7,12 @@ pub fn monotonic_ns() -> u64 {
     now_ns(ClockId::Monotonic)
 }
 
-/// The time of a clock that is never negative.
+/// The time of a clock, which must never be negative.
 pub fn now_ns(clock: ClockId) -> u64 {
     nanoseconds(clock_gettime(clock))
 }
 
-/// Converts a time that is never negative to nanoseconds.
+/// Converts a time to nanoseconds. It must not be negative.
 pub fn nanoseconds(Timespec { tv_sec, tv_nsec }: Timespec) -> u64 {
     let (seconds, nanoseconds) = (u64::try_from(tv_sec).unwrap_or(0), u64::try_from(tv_nsec).unwrap_or(0));
     seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)

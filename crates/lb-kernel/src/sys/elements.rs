@@ -1,5 +1,5 @@
-//! The contents of maps: elements read and written by calls, one by one or many at a time. The
-//! kernel's maps use `bpf(2)`; other maps behave like them.
+//! The contents of maps that are read and written by calls, element by element or in batches. A map
+//! of the kernel uses bpf(2); tests have other implementations.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::{bpf, raw};
 
-/// A map. Keys and values have the map's lengths; a value of a per-CPU map is one value for each
-/// CPU.
+/// A map. The lengths of keys and values must be those of the map; a value of a per-CPU map
+/// consists of one value for each CPU.
 pub trait Elements: Send + Sync {
     /// Reads one element into `value`. Returns whether it exists.
     ///
@@ -29,16 +29,17 @@ pub trait Elements: Send + Sync {
     fn remove(&self, key: &[u8]) -> io::Result<bool>;
 
     /// Reads `count` consecutive elements of an array, beginning with `first`. Returns `Break` if
-    /// the kernel reads elements one at a time only.
+    /// the kernel does not support batches for this map.
     ///
     /// # Errors
     /// If the kernel refuses.
     fn read_array(&self, first: u32, count: usize, values: &mut [u8]) -> io::Result<ControlFlow<()>>;
 
-    /// Calls `each` with all elements of a hash: those that exist from the beginning of the call to
-    /// its end, and perhaps others. Keys and values have these lengths, and lie at multiples of
-    /// eight bytes if the lengths are such multiples. Uses the memory of one batch, regardless of
-    /// the number of elements.
+    /// Calls `each` with all elements of a hash: with those that exist from the beginning of the
+    /// call to its end, and perhaps with others. `key` and `value` are the lengths of keys and
+    /// values. If a length is a multiple of eight bytes, the keys or values that `each` receives
+    /// are aligned to eight bytes. It uses the memory of one batch, regardless of the number of
+    /// elements.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -101,7 +102,7 @@ const BPF_MAP_DELETE_ELEM: i64 = 3;
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
 const BPF_MAP_LOOKUP_AND_DELETE_BATCH: i64 = 25;
 
-/// `ENOTSUPP`: the kernel's error for maps of a type without batches. The C library lacks it.
+/// `ENOTSUPP`, which the C library lacks: the kernel's error for map types without batches.
 const NOT_SUPPORTED: i32 = 524;
 
 #[repr(C)]
@@ -132,8 +133,9 @@ impl Batch {
     }
 }
 
-/// Removes entries from a hash, some thousand at most, and calls `each` with them. Entries that are
-/// written meanwhile are removed now or later, and not lost. Returns whether these were all.
+/// Removes entries from a hash, some thousand at most, and calls `each` with each of them. Entries
+/// that are written meanwhile are not lost: they are removed now or by a later call. Returns
+/// whether these were all entries.
 pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     mut each: impl FnMut(&K, &V),
@@ -142,7 +144,8 @@ pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     by_batches(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, 1, (size_of::<K>(), size_of::<V>()), each)
 }
 
-/// Returns whether the end was reached within this number of batches.
+/// Calls `each` with the elements of a hash, in at most this number of batches. Returns whether
+/// these were all elements.
 fn by_batches(
     map: BorrowedFd<'_>,
     command: i64,
@@ -150,24 +153,24 @@ fn by_batches(
     (key, value): (usize, usize),
     mut each: impl FnMut(&[u8], &[u8]),
 ) -> io::Result<bool> {
-    /// A call fails with ENOSPC if a single bucket has more entries; buckets of a hash have about
-    /// one.
+    /// Number of elements of a batch. A call fails with ENOSPC if a single bucket of the hash has
+    /// more; buckets have about one element.
     const CHUNK: usize = 4096;
-    // Words, so that any element that begins at a multiple of eight bytes is aligned for a
+    // The buffers consist of words, so that elements at multiples of eight bytes are aligned for a
     // reference.
     let words = |bytes: usize| vec![0_u64; (CHUNK * bytes).div_ceil(8)];
     let (mut keys, mut values) = (words(key), words(value));
-    // The position at which the kernel continues: the number of a bucket.
+    // The position at which the kernel continues, which is the number of a bucket.
     let mut position = 0u64;
     let mut first = true;
-    // Bound: each call is at least one bucket further.
+    // Bound: each call advances by at least one bucket.
     for _ in 0..batches {
         let mut attr = Batch::of(map, CHUNK, &mut keys, &mut values)?;
         attr.in_batch = if first { 0 } else { std::ptr::from_ref(&position).addr() as u64 };
         let mut next = 0u64;
         attr.out_batch = std::ptr::from_mut(&mut next).addr() as u64;
         let result = bpf(command, &mut attr);
-        // ENOENT is the kernel's mark of the last batch.
+        // With ENOENT the kernel marks the last batch.
         let last = matches!(&result, Err(error) if error.raw_os_error() == Some(libc::ENOENT));
         if !last {
             result?;
@@ -201,7 +204,7 @@ impl Element {
     }
 }
 
-/// A map of the kernel.
+/// A map of the kernel, by its descriptor.
 impl Elements for OwnedFd {
     fn get(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
         let mut attr = Element::of(self, key);
@@ -229,7 +232,7 @@ impl Elements for OwnedFd {
         attr.out_batch = std::ptr::from_mut(&mut last).addr() as u64;
         match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
             Ok(_) => {}
-            // The end of the array.
+            // The batch reached the end of the array.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) if matches!(error.raw_os_error(), Some(NOT_SUPPORTED | libc::EINVAL)) => {
                 return Ok(ControlFlow::Break(()));

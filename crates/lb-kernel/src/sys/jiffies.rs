@@ -1,10 +1,10 @@
-//! The relation between the kernel's count of ticks, which is the clock of its programs, and
-//! `CLOCK_MONOTONIC`.
+//! The relation between the kernel's count of ticks (jiffies), from which the kernel programs
+//! compute the time, and `CLOCK_MONOTONIC`.
 //!
-//! Kernel fact: jiffies are incremented when a whole tick of `CLOCK_MONOTONIC` is over
-//! (`tick_do_update_jiffies64`), so the two do not drift apart, and stop together while the host is
+//! Kernel fact: jiffies are incremented when a whole tick of `CLOCK_MONOTONIC` has passed
+//! (`tick_do_update_jiffies64`), so the two do not drift apart, and both stop while the host is
 //! suspended. (A kernel with neither high resolution timers nor tickless idle counts timer
-//! interrupts instead.) Computed times may be a few ticks early.
+//! interrupts instead.) Times that are computed from jiffies may be a few ticks early.
 
 use std::io;
 
@@ -13,12 +13,12 @@ use rustix::time::{ClockId, clock_getres, clock_gettime};
 use super::clock::nanoseconds;
 use crate::sys::{Instruction, TestRun};
 
-/// Time as a count of ticks.
+/// The parameters for computing a time from a count of ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Jiffies {
-    /// Nanoseconds of a jiffy.
+    /// The length of a jiffy in nanoseconds.
     pub length_ns: u64,
-    /// The time of the jiffy with the number 0, by `CLOCK_MONOTONIC` modulo 2^64.
+    /// The time of jiffy number 0, in nanoseconds of `CLOCK_MONOTONIC`, modulo 2^64.
     pub first_ns: u64,
 }
 
@@ -34,8 +34,8 @@ impl Jiffies {
     /// If the kernel does not let this process run a program, usually because of a missing
     /// privilege.
     pub fn read() -> io::Result<Self> {
-        /// One reading that no tick interrupts is enough; a reading takes microseconds, and a tick
-        /// milliseconds.
+        /// The number of readings. One reading during which no tick occurs is enough; a reading
+        /// takes microseconds, and a tick is milliseconds long.
         const READINGS: usize = 16;
         // Kernel fact: the resolution of this clock is the tick.
         let length_ns = nanoseconds(clock_getres(ClockId::MonotonicCoarse));
@@ -49,26 +49,29 @@ impl Jiffies {
     }
 }
 
-/// The time of the jiffy with the number 0. Each reading is the coarse clock, and then the count.
+/// The time of jiffy number 0. Each reading consists of the coarse clock, and of the count of ticks
+/// that was read after it.
 ///
-/// Kernel fact: a tick is counted first and added to the coarse clock afterwards
-/// (`tick_do_update_jiffies64`). So ticks during a reading make its result too early, never too
-/// late, however long the reading takes on a busy host: the latest of several results is the best.
+/// Kernel fact: for each tick, the kernel first increments the count and then advances the coarse
+/// clock (`tick_do_update_jiffies64`). So if ticks occur during a reading, its result is too early,
+/// and never too late, even if the reading takes long on a busy host. So the latest of several
+/// results is the best.
 fn first_ns<const N: usize>(length_ns: u64, readings: [(u64, u64); N]) -> u64 {
     let firsts = readings.map(|(ns, jiffies)| ns.wrapping_sub(jiffies.wrapping_mul(length_ns)));
-    // Kernel fact: the count begins five minutes before 2^32, so most of these times are
-    // "negative", modulo 2^64.
+    // Kernel fact: the count begins five minutes before 2^32, so most of these times are negative
+    // numbers modulo 2^64.
     let after_some = |first: &u64| first.wrapping_sub(firsts[0]).cast_signed();
-    firsts.into_iter().max_by_key(after_some).expect("there are readings")
+    firsts.into_iter().max_by_key(after_some).expect("at least one reading")
 }
 
-/// The whole count: its high half may have changed while the low one was read.
+/// The whole count of ticks. Its high half was read before and after the low half, because it may
+/// have changed meanwhile.
 fn joined(high_before: u32, low: u32, high_after: u32) -> u64 {
     let high = if low < 1 << 31 { high_after } else { high_before };
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// A program that returns 32 bits of the count.
+/// A program that returns 32 bits of the count, beginning with bit number `from`.
 fn part(from: i32) -> io::Result<TestRun> {
     TestRun::load(&[
         Instruction(CALL, 0, 0, BPF_FUNC_JIFFIES64),
@@ -100,6 +103,6 @@ mod tests {
     fn the_halves_of_the_count_belong_together() {
         assert_eq!(joined(1, 5, 1), 0x1_0000_0005);
         assert_eq!(joined(0, u32::MAX, 1), 0xffff_ffff, "the low half was read before it overflowed");
-        assert_eq!(joined(0, 0, 1), 0x1_0000_0000, "and here after");
+        assert_eq!(joined(0, 0, 1), 0x1_0000_0000, "the low half was read after it overflowed");
     }
 }

@@ -1,6 +1,6 @@
 //! Links: a program attached to a cgroup or to a network interface, by bpf(2).
 //!
-//! aya creates links as well, but can neither replace the program of a link to a cgroup nor detach
+//! aya also creates links, but it can neither replace the program of a link to a cgroup nor detach
 //! a link that stays pinned. This module must know neither the names of links nor their owners.
 
 use std::io;
@@ -21,7 +21,7 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// Attaches a program to a cgroup. Other programs there stay; links always attach beside them.
+/// Attaches a program to a cgroup. Other programs on the cgroup stay attached.
 pub fn link_create(
     program: BorrowedFd<'_>,
     cgroup: BorrowedFd<'_>,
@@ -45,13 +45,14 @@ struct LinkUpdate {
     old_prog_fd: u32,
 }
 
-/// Replaces the program of a link in one step: every call runs either the old or the new program.
+/// Replaces the program of a link in one step: at any time, either the old or the new program runs.
 pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), flags: 0, old_prog_fd: 0 };
     bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
 }
 
-/// Detaches the program of a link immediately. The link stays, attached to nothing.
+/// Detaches the program of a link immediately. The link continues to exist, but is attached to
+/// nothing.
 pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     bpf(BPF_LINK_DETACH, &mut raw(link)).map(drop)
 }
@@ -69,21 +70,22 @@ pub struct LinkInfo {
     _pad2: u32,
 }
 
-/// The properties of a link; a cgroup id of 0 means that its cgroup no longer exists.
+/// The properties of a link to a cgroup. If the cgroup no longer exists, its id is 0.
 pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     info(link)
 }
 
-/// `BPF_XDP`, of `enum bpf_attach_type`.
+/// `BPF_XDP` of `enum bpf_attach_type`.
 const XDP: u32 = 37;
 
-/// How a program of a network interface runs: the flag of `linux/if_link.h`.
+/// The mode in which a program of a network interface runs, as a flag of `linux/if_link.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum XdpMode {
-    /// In the interface's driver, before the kernel processes a packet.
+    /// The program runs in the interface's driver, before the kernel processes a packet.
     Native = 1 << 2,
-    /// In the network stack, which every interface supports: more expensive, and later.
+    /// The program runs in the network stack, later and at a higher cost. Every interface supports
+    /// this mode.
     Generic = 1 << 1,
 }
 
@@ -100,8 +102,8 @@ impl XdpMode {
     }
 }
 
-/// Attaches a program to a network interface, which accepts one at a time: EBUSY or EEXIST if there
-/// is another.
+/// Attaches a program to a network interface. An interface accepts only one program: if there is
+/// another one, this fails with EBUSY or EEXIST.
 pub fn xdp_link_create(program: BorrowedFd<'_>, interface: u32, mode: XdpMode) -> io::Result<OwnedFd> {
     let mut attr =
         LinkCreate { prog_fd: raw(program), target_fd: interface, attach_type: XDP, flags: mode as u32 };

@@ -1,6 +1,6 @@
-//! Memory-mapped arrays that are shared with the kernel programs. The programs read and write them
-//! at any moment, so every access is a volatile load or store of a whole word, or an atomic
-//! instruction, in the order of the code.
+//! Memory-mapped arrays that are shared with the kernel programs. The programs read and write the
+//! arrays at any moment, so every access here is a volatile load or store of a whole word, or an
+//! atomic instruction, and accesses are made in the order of the code.
 
 use std::io;
 use std::marker::PhantomData;
@@ -15,7 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::error::DatapathError;
 use crate::sys;
 
-/// An array that is mapped into the daemon's memory.
+/// An array that is mapped into this process's memory.
 pub struct Mapped<T> {
     region: Arc<Region>,
     writable: bool,
@@ -58,7 +58,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         Ok(Self { region: Arc::new(Region { memory, bytes }), writable, value: PhantomData })
     }
 
-    /// An array of zeros in this process's memory only; the kernel does not know it.
+    /// An array of zeros in this process's memory, which is no map of the kernel.
     ///
     /// # Errors
     /// If memory is exhausted.
@@ -71,7 +71,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         Ok(Self { region: Arc::new(Region { memory, bytes }), writable: true, value: PhantomData })
     }
 
-    /// A second handle to the same array: each reads what the other one writes.
+    /// A second handle to the same array.
     #[must_use]
     pub fn shared(&self) -> Self {
         Self { region: Arc::clone(&self.region), writable: self.writable, value: PhantomData }
@@ -89,8 +89,8 @@ impl<T: bytemuck::Pod> Mapped<T> {
         unsafe { self.region.memory.as_ptr().add(index * size_of::<T>() + offset).cast() }
     }
 
-    /// Reads an element in words of 32 bits. Words that are written meanwhile need not belong
-    /// together.
+    /// Reads an element in words of 32 bits. If the element is written meanwhile, the result may
+    /// contain old and new words.
     pub fn get(&self, index: usize) -> T {
         let mut value = T::zeroed();
         let words = bytemuck::bytes_of_mut(&mut value);
@@ -100,7 +100,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         value
     }
 
-    /// Reads one word of an element in one piece.
+    /// Reads one 64-bit word of an element in one piece. `offset` is in bytes.
     pub fn load64(&self, index: usize, offset: usize) -> u64 {
         // SAFETY: `word` checks bounds and alignment.
         unsafe { self.word::<u64>(index, offset).read_volatile() }
@@ -120,7 +120,8 @@ impl<T: bytemuck::Pod> Mapped<T> {
         unsafe { AtomicU64::from_ptr(self.word(index, offset)) }
     }
 
-    /// Compare-and-swap, also against the kernel programs. Returns whether `old` was there.
+    /// Replaces a 64-bit word by a compare-and-swap, which is also atomic with respect to the
+    /// kernel programs. Returns whether the word was `old`.
     pub fn replace64(&self, index: usize, offset: usize, old: u64, new: u64) -> bool {
         self.atomic64(index, offset).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
@@ -131,7 +132,8 @@ impl<T: bytemuck::Pod> Mapped<T> {
         self.atomic64(index, offset).store(word, Ordering::SeqCst);
     }
 
-    /// Adds to a number that the kernel programs add to as well; `u64::MAX` subtracts one.
+    /// Adds atomically to a number to which the kernel programs may also add; `u64::MAX` subtracts
+    /// one.
     pub fn add64(&self, index: usize, offset: usize, amount: u64) {
         self.atomic64(index, offset).fetch_add(amount, Ordering::SeqCst);
     }
@@ -141,7 +143,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         self.set_part(index, 0, value);
     }
 
-    /// Writes the part at an offset of an element, word by word.
+    /// Writes the part of an element at `offset`, word by word.
     pub fn set_part<P: bytemuck::Pod>(&mut self, index: usize, offset: usize, part: &P) {
         assert!(self.writable, "the array was opened for reading only");
         for (i, bytes) in bytemuck::bytes_of(part).chunks_exact(4).enumerate() {
@@ -159,22 +161,22 @@ impl<T: bytemuck::Pod> Mapped<T> {
         fence(Ordering::SeqCst);
     }
 
-    /// Writes one byte of an element, after everything written before.
+    /// Writes one byte of an element, after all earlier writes.
     pub fn store8(&mut self, index: usize, offset: usize, byte: u8) {
         self.store(index, offset, byte);
     }
 
-    /// Writes one 16-bit word of an element in one piece, after everything written before.
+    /// Writes one 16-bit word of an element in one piece, after all earlier writes.
     pub fn store16(&mut self, index: usize, offset: usize, word: u16) {
         self.store(index, offset, word);
     }
 
-    /// Writes one 32-bit word of an element in one piece, after everything written before.
+    /// Writes one 32-bit word of an element in one piece, after all earlier writes.
     pub fn store32(&mut self, index: usize, offset: usize, word: u32) {
         self.store(index, offset, word);
     }
 
-    /// Writes one 64-bit word of an element in one piece, after everything written before.
+    /// Writes one 64-bit word of an element in one piece, after all earlier writes.
     pub fn store64(&mut self, index: usize, offset: usize, word: u64) {
         self.store(index, offset, word);
     }

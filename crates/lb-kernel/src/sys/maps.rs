@@ -1,7 +1,7 @@
-//! Maps: their properties, and the map of maps whose update waits for readers, by bpf(2).
+//! Maps, by bpf(2): their properties, and a map of maps, whose update waits for readers.
 //!
-//! aya opens a pin without reporting whether it is a map. This module must not know the purpose of
-//! any map.
+//! aya opens a pin without checking that it is a map. This module must not know the purpose of any
+//! map.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,8 +28,8 @@ pub struct MapInfo {
 
 /// The properties of a map. Fails with EINVAL if `map` is not a map.
 pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
-    // A program's or link's info would be mistaken for a map's: only the name of the descriptor
-    // shows the type.
+    // The properties of a program or link would be mistaken for those of a map, because only the
+    // name of the descriptor shows the type.
     let target = std::fs::read_link(format!("/proc/self/fd/{}", raw(map)))?;
     if target != Path::new("anon_inode:bpf-map") {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a map"));
@@ -48,8 +48,8 @@ struct MapCreate {
     inner_map_fd: u32,
 }
 
-/// Puts an array into a map of maps, both made for this call. The kernel returns from the update
-/// only after a grace period.
+/// Creates an array and a map of maps, and stores the array in the map. The kernel returns from
+/// this update only after a grace period.
 pub fn update_map_of_maps() -> io::Result<()> {
     let create = |map_type, inner_map_fd| {
         let mut attr =

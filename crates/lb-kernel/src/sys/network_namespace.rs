@@ -1,7 +1,7 @@
 //! A network namespace: its number, and how a thread enters it.
 //!
-//! A thread that has entered a namespace stays there, so only threads made for this purpose enter
-//! one.
+//! A thread that has entered a namespace stays there, so only threads that are created for this
+//! purpose enter namespaces.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,7 +10,8 @@ use std::os::unix::fs::MetadataExt as _;
 
 use rustix::thread::LinkNameSpaceType;
 
-/// A network namespace: the number of its inode, which is unique while the namespace exists.
+/// Identifies a network namespace by the number of its inode, which is unique while the namespace
+/// exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespaceId(u64);
 
@@ -34,8 +35,8 @@ impl NamespaceId {
     /// The network namespace of a process.
     ///
     /// # Errors
-    /// If the process has ended, or may not be read: another user's process requires
-    /// CAP_SYS_PTRACE.
+    /// If the process has ended, or this process may not read it: for another user's process, that
+    /// requires CAP_SYS_PTRACE.
     pub fn of(pid: u32) -> io::Result<Self> {
         Self::read(&pid.to_string())
     }

@@ -1,9 +1,9 @@
-//! Arrays with a value for each CPU, in which kernel programs count. Many elements are read at a
-//! time.
+//! Arrays with a value for each CPU, in which the kernel programs count. Elements are read in
+//! batches.
 //!
-//! Every CPU that the kernel may ever run on has a value, so reading a thousand slots moves half a
-//! megabyte for each CPU. One call per element would cost more than that, so each call reads as
-//! many elements as fit a bounded buffer.
+//! Every CPU that the kernel may ever run on has a value, so reading a thousand slots copies half a
+//! megabyte for each CPU. One call per element would cost more than the copying, so each call reads
+//! as many elements as fit into a bounded buffer.
 
 use std::io;
 use std::marker::PhantomData;
@@ -16,14 +16,15 @@ use crate::sys;
 
 /// Maximum number of bytes of a batch.
 const BATCH_BYTES: usize = 512 << 10;
-/// Maximum number of consecutive unwanted elements that are read, because another call would cost
-/// more.
+/// Maximum number of consecutive unwanted elements within a batch. Reading more of them would cost
+/// more than another call.
 const MOST_UNWANTED: u32 = 8;
 
 pub struct PerCpuArray<V> {
     map: Box<dyn Elements>,
     cpus: usize,
-    /// Whether the kernel reads many elements of such an array at a time; found by trying.
+    /// Whether the kernel supports batches for such an array; set to `false` after the first
+    /// failure.
     has_batches: AtomicBool,
     of: PhantomData<V>,
 }
@@ -40,13 +41,13 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
         Ok(Self::over(Box::new(map), cpus))
     }
 
-    /// An array over this number of CPUs that lies in `map`.
+    /// An array in `map`, with values for this number of CPUs.
     pub fn over(map: Box<dyn Elements>, cpus: usize) -> Self {
         Self { map, cpus, has_batches: AtomicBool::new(true), of: PhantomData }
     }
 
-    /// Splits indexes, which must be in ascending order, so that all elements from the first to the
-    /// last of a part fit one batch.
+    /// Splits indexes, which must be ascending, into parts. All elements from the first to the last
+    /// index of a part fit into one batch.
     pub fn batches<'i>(&self, indexes: &'i [u32]) -> impl Iterator<Item = &'i [u32]> + use<'i, V> {
         batches(indexes, (BATCH_BYTES / (size_of::<V>() * self.cpus)).max(1))
     }
@@ -63,8 +64,8 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
         Ok(sum(&values))
     }
 
-    /// Elements over all CPUs, in the order of their indexes, which must be ascending. May also
-    /// read the elements between them.
+    /// The sums of elements over all CPUs, in the order of the indexes, which must be ascending.
+    /// May also read the elements between them.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -95,12 +96,13 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
         Ok(())
     }
 
-    /// Sets the sum of an element's values. No program may be counting in it.
+    /// Sets an element so that the sum of its values is `value`. No program may be counting in the
+    /// element.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn set(&self, index: u32, value: V) -> io::Result<()> {
-        // Only the sum over all CPUs matters.
+        // Only the sum over all CPUs matters, so the first CPU gets the whole value.
         self.set_each(index, |cpu| if cpu == 0 { value } else { V::zeroed() })
     }
 
@@ -114,8 +116,9 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
     }
 }
 
-/// Splits ascending indexes: the last index of a part is less than `at_once` after the first, and
-/// at most [`MOST_UNWANTED`] other indexes lie between two consecutive ones.
+/// Splits ascending indexes into parts. The difference between the last and the first index of a
+/// part is less than `at_once`, and at most [`MOST_UNWANTED`] other indexes lie between two
+/// consecutive indexes of a part.
 fn batches(indexes: &[u32], at_once: usize) -> impl Iterator<Item = &[u32]> {
     let mut rest = indexes;
     std::iter::from_fn(move || {
@@ -129,7 +132,7 @@ fn batches(indexes: &[u32], at_once: usize) -> impl Iterator<Item = &[u32]> {
     })
 }
 
-/// The sums of values that consist of 64-bit numbers only, number by number.
+/// The sum of values that consist of 64-bit numbers only, number by number.
 fn sum<T: bytemuck::Pod>(values: &[T]) -> T {
     let mut sum = T::zeroed();
     let numbers: &mut [u64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut sum));

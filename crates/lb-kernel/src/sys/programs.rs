@@ -1,8 +1,9 @@
-//! Programs, by bpf(2): their ids and names, those of a cgroup, and small programs that probe the
-//! kernel.
+//! Programs, by bpf(2): their ids and names, the programs of a cgroup, and small programs that
+//! probe the kernel.
 //!
-//! aya loads the programs of the object. The small programs here are lists of instructions, and are
-//! closed as soon as the verifier has accepted or refused them, or they have returned a result.
+//! aya loads the programs of the objects. The small programs here are lists of instructions. They
+//! are closed as soon as the verifier has accepted or rejected them, or they have returned a
+//! result.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -64,23 +65,23 @@ impl ProgInfo {
     }
 }
 
-/// The name of a program, which the kernel reports to CAP_SYS_ADMIN only.
+/// The name of a program. The kernel reports it only to processes with CAP_SYS_ADMIN.
 pub fn program_name(id: u32) -> io::Result<String> {
     let info: ProgInfo = info(program_by_id(id)?.as_fd())?;
     Ok(info.name())
 }
 
-/// Opens a program, which the kernel allows to CAP_SYS_ADMIN only.
+/// Opens a program by its id. The kernel permits this only to processes with CAP_SYS_ADMIN.
 pub fn program_by_id(id: u32) -> io::Result<OwnedFd> {
     bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut ById { id, _next_id: 0, open_flags: 0 })
 }
 
-/// Opens a map, which the kernel allows to CAP_SYS_ADMIN only.
+/// Opens a map by its id. The kernel permits this only to processes with CAP_SYS_ADMIN.
 pub fn map_by_id(id: u32) -> io::Result<OwnedFd> {
     bpf_fd(BPF_MAP_GET_FD_BY_ID, &mut ById { id, _next_id: 0, open_flags: 0 })
 }
 
-/// The name of a program, of which the kernel stores 15 bytes, and the ids of its maps.
+/// The first 15 bytes of the name of a program, and the ids of its maps.
 pub fn program_maps(program: BorrowedFd<'_>) -> io::Result<(String, Vec<u32>)> {
     /// `MAX_USED_MAPS`
     const MAX: u32 = 64;
@@ -100,8 +101,8 @@ struct ProgBindMap {
     flags: u32,
 }
 
-/// Binds a map to a program: the map lives as long as the program and is one of its maps, even if
-/// no instruction refers to it. Since Linux 5.10.
+/// Binds a map to a program (since Linux 5.10): the map lives as long as the program and counts as
+/// one of its maps, even if no instruction refers to it.
 pub fn bind_map(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = ProgBindMap { prog_fd: raw(program), map_fd: raw(map), flags: 0 };
     bpf(BPF_PROG_BIND_MAP, &mut attr).map(drop)
@@ -119,7 +120,8 @@ struct ProgQuery {
     _pad: u32,
 }
 
-/// Ids of the programs that are attached to a cgroup itself, in the order in which they run there.
+/// The ids of the programs that are attached to this cgroup, and not those of cgroups above, in the
+/// order in which they run.
 pub fn programs_of(cgroup: BorrowedFd<'_>, attach_type: AttachType) -> io::Result<Vec<u32>> {
     /// `BPF_CGROUP_MAX_PROGS`
     const MAX: u32 = 64;
@@ -170,8 +172,8 @@ pub fn accepts_nothing() -> io::Result<bool> {
     let nothing = [Instruction(MOV64_IMM, 0, 0, 1), Instruction(EXIT, 0, 0, 0)];
     match load(BPF_PROG_TYPE_CGROUP_SOCK_ADDR, AttachType::Connect4 as u32, &nothing) {
         Ok(_) => Ok(true),
-        // The verifier answers EINVAL to what it does not know and EACCES to what it does not
-        // allow.
+        // The verifier returns EINVAL for unknown instructions or helpers, and EACCES for those
+        // that it does not allow.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
     }

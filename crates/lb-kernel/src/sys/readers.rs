@@ -1,5 +1,5 @@
-//! Waits for readers: a region of the schedule map may be overwritten when all programs that were
-//! running have ended.
+//! Waits for readers: a region of the schedule map may be overwritten only after all programs that
+//! might read it have ended.
 
 use std::io;
 

@@ -1,5 +1,4 @@
-//! How often and how long a program ran: the last part of `struct bpf_prog_info` (`linux/bpf.h`)
-//! that is read here.
+//! How often and how long a program has run, from `struct bpf_prog_info` (`linux/bpf.h`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,7 +14,7 @@ struct ProgramInfo {
     count: u64,
 }
 
-/// Runs of a program since it was loaded, while the kernel counted them.
+/// The runs of a program since it was loaded, as far as the kernel has counted them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Runs {
     /// The time of all runs together, in nanoseconds.

@@ -1,7 +1,8 @@
-//! The backends of a client task in its maps, by slot: read into views, and written step by step.
+//! The backends of a client task in its maps, by slot: this module reads them into views, and
+//! writes them step by step.
 //!
-//! A free slot stores the generation of its next backend. The counts of a backend that leaves are
-//! stored under its name (see `retired`) until it returns.
+//! A free slot contains the generation of its next backend. The counts of a backend that leaves are
+//! stored under its service and address (see `retired`), in case it returns.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -35,25 +36,25 @@ pub struct SlotView {
     pub weight: u32,
     /// The use of the slot.
     pub state: BackendState,
-    /// The backend's health as the daemon knows it.
+    /// The backend's health according to the daemon, and its reason.
     pub reason: HealthReason,
-    /// Whether the backend may be chosen, according to the daemon.
+    /// Whether the daemon lets connects choose the backend.
     pub usable: Usable,
     /// Whether a probe has found the backend healthy.
     pub is_probed_healthy: bool,
     pub is_ejected: bool,
-    /// Whether the backend failed often enough and the programs did not eject it, because it is the
-    /// last available one.
+    /// Whether the backend has failed often enough to be ejected, but the programs have not ejected
+    /// it, because it is the last available one.
     pub is_withheld: bool,
-    /// Its recent failures, and until when it is ejected.
+    /// The backend's recent failures, and until when it is ejected.
     pub ejection: EjectionState,
-    /// Number of its entries in its service's table.
+    /// The number of the slot's entries in the service's table.
     pub entries: u32,
-    /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if the daemon receives no
-    /// reports of it.
+    /// The backend's report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if the daemon
+    /// receives no reports of it.
     pub report: u32,
-    /// Until when it is a lame duck by its own report, by `CLOCK_MONOTONIC` in nanoseconds; 0 if it
-    /// is not.
+    /// Until when the backend is a lame duck by its own report, in nanoseconds of
+    /// `CLOCK_MONOTONIC`; 0 if it is not.
     pub lame_until_ns: u64,
 }
 
@@ -77,7 +78,7 @@ impl Tables {
         Slot::below(u32::try_from(self.maps.backends.length()).unwrap_or(u32::MAX))
     }
 
-    /// A slot; `None` if it is free.
+    /// The content of a slot; `None` if it is free.
     pub fn slot(&self, slot: Slot) -> Option<SlotView> {
         let Backend { state, entries, ejection, endpoint, .. } = self.maps.backends.get(slot.index());
         let known = BackendState::from_u8(state.state).filter(|state| *state != BackendState::Free)?;
@@ -102,7 +103,7 @@ impl Tables {
         })
     }
 
-    /// The generation of the next backend of each free slot, if it is not the first generation.
+    /// The generation of the next backend of each free slot, except for slots that were never used.
     pub fn next_generations(&self) -> Vec<BackendRef> {
         let next = |slot: Slot| {
             let Backend { state, endpoint, .. } = self.maps.backends.get(slot.index());
@@ -112,9 +113,9 @@ impl Tables {
         self.all_slots().filter_map(next).collect()
     }
 
-    /// The programs' findings about these backends; backends that are neither ejected nor failing
-    /// are left out. The daemon calls this every second, so it reads only two words of each row, in
-    /// the order in which they lie.
+    /// The programs' verdicts on these backends, without backends that are neither ejected nor have
+    /// failures. The daemon calls this every second, so it reads only two words of each row, in the
+    /// order of the rows.
     pub fn kernel_verdicts(&self, backends: &BTreeMap<Slot, BackendPlan>) -> BTreeMap<Slot, KernelVerdict> {
         let verdict = |slot: Slot| {
             let row = &self.maps.backends;
@@ -130,16 +131,18 @@ impl Tables {
         Slot::below(end).filter_map(verdict).collect()
     }
 
-    /// Names an ejected backend for the next trial of each service that has ejected backends but
-    /// names none of them, because the named one has left or an operator has readmitted it. Names
-    /// the backend whose ejection ends first. Also names another one if the named backend cannot be
-    /// tried now and the ejection of the other is over. The programs do this whenever they judge a
-    /// flow, but that may be long from now. If the rules of a service no longer eject backends, its
-    /// ejected backends are readmitted.
+    /// Ensures that each service with ejected backends has one of them as its next trial. A service
+    /// may have none, because the backend of its next trial has left or an operator has readmitted
+    /// it: this then selects the backend whose ejection ends first. It also selects another backend
+    /// if the current one cannot be tried now and the ejection of the other is over. (The programs
+    /// select the next trial whenever they judge a flow, but the next judgement may be far in the
+    /// future.) If the rules of a service no longer eject backends, this readmits the service's
+    /// ejected backends.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now_ns: u64) {
         let now = tick(now_ns);
-        // For each service: the ticks until the ejection of a backend is over, its slot, and
-        // whether it must wait because it is on trial, at the limit, or a lame duck.
+        // The ejected backends of each service: the ticks until the ejection is over, the slot, and
+        // whether the backend cannot be tried now because it is on trial, at the limit, or a lame
+        // duck.
         let mut services: BTreeMap<ServiceIndex, Vec<(u32, Slot, bool)>> = BTreeMap::new();
         for slot in ejected {
             let Some(view) = self.slot(*slot).filter(|view| view.is_ejected) else { continue };
@@ -177,9 +180,9 @@ impl Tables {
         self.maps.backends.load64(slot.index(), offset_of!(Backend, flows))
     }
 
-    /// The load of a slot's backend, and whether any of its errors are left; `None` if no table
-    /// names it. The daemon calls this every second for each member of a policy that compares load,
-    /// so it reads only four words of each.
+    /// The load of a slot's backend, and whether any of its recent errors remain; `None` if the
+    /// slot has no entry in a table. The daemon calls this every second for each member of a policy
+    /// that compares load, so it reads only four words of the row.
     pub fn member_load(&self, slot: Slot, error_half_life: u32, now_ns: u64) -> Option<(MemberLoad, bool)> {
         let (rows, index) = (&self.maps.backends, slot.index());
         let entries = rows.load32(index, offset_of!(Backend, entries));
@@ -194,8 +197,8 @@ impl Tables {
         Some((load, has_errors))
     }
 
-    /// Reduces a slot's errors to at most `most`. If a program adds an error at the same moment,
-    /// this does nothing until the next tick.
+    /// Reduces the recent errors of a slot's backend to at most `most`. If a program adds an error
+    /// at the same moment, this changes nothing, and the daemon's next tick repeats it.
     pub(crate) fn limit_errors(&self, slot: Slot, most: u32, now_ns: u64) {
         let (slot, at) = (slot.index(), offset_of!(Backend, errors));
         let before = self.maps.backends.load64(slot, at);
@@ -208,8 +211,9 @@ impl Tables {
         }
     }
 
-    /// Delays the halving of a slot's errors by `delay`, but no further than if they were counted
-    /// now. If a program adds an error at the same moment, this does nothing until the next tick.
+    /// Delays the next halving of the recent errors of a slot's backend by `delay`, but at most
+    /// until a half-life from now. If a program adds an error at the same moment, this changes
+    /// nothing, and the daemon's next tick repeats it.
     pub(crate) fn hold_errors(&self, slot: Slot, delay: Duration, now_ns: u64) {
         let (slot, at) = (slot.index(), offset_of!(Backend, errors));
         let before = self.maps.backends.load64(slot, at);
@@ -224,8 +228,8 @@ impl Tables {
         self.maps.backends.replace64(slot, at, before, RecentErrors { since, ..errors }.to_word());
     }
 
-    /// Clears a slot's errors if they are stale at the programs' tick `now`. An error that a
-    /// program adds meanwhile stays.
+    /// Clears the recent errors of a slot's backend if they are stale at the tick `now`. An error
+    /// that a program adds meanwhile stays.
     pub fn forget_errors(&self, slot: Slot, now: u32) {
         let (slot, errors) = (slot.index(), offset_of!(Backend, errors));
         let word = self.maps.backends.load64(slot, errors);
@@ -234,8 +238,8 @@ impl Tables {
         }
     }
 
-    /// Adds recent errors to a slot's backend, if its service counts them. They may be lost if a
-    /// program adds an error at the same moment.
+    /// Adds recent errors to a slot's backend, if its service counts errors. If a program adds an
+    /// error at the same moment, they are lost.
     pub(crate) fn add_errors(&self, slot: Slot, more: u32, now_ns: u64) {
         let Some(view) = self.slot(slot) else { return };
         let half_life = self.maps.services.get(view.service.index()).rules.error_half_life;
@@ -249,9 +253,9 @@ impl Tables {
         self.maps.backends.replace64(slot, errors, before, after.to_word());
     }
 
-    /// Fills a slot that nothing refers to. A backend that has returned continues its retired
-    /// counters, which this returns. They are written to the slot first, and removed from the
-    /// retired counters last.
+    /// Writes a backend to a slot to which nothing refers. If the backend has retired counters, its
+    /// counts continue from these, and this returns them. They are written to the slot first, and
+    /// removed from the map of retired counters last.
     ///
     /// # Errors
     /// If the kernel refuses. The slot is free then.
@@ -287,15 +291,16 @@ impl Tables {
         if retired.is_some()
             && let Err(error) = self.maps.retired.remove(&name)
         {
-            // No plan contains this row. If it stayed, the backend could get another slot, and the
-            // next daemon would find it twice.
+            // The step has failed, so the stored plan will not contain this row. If the row
+            // remained, the backend could get another slot, and the next daemon would find it
+            // twice.
             self.set_state(slot, DaemonState::new(Usable::No, BackendState::Free));
             return Err(self.fail_io(map::RETIRED, "write", error));
         }
         Ok(retired.map(|_| counts))
     }
 
-    /// Clears a slot that nothing refers to any more. Stores the counts of its backend first.
+    /// Frees a slot to which nothing refers any more. Stores the counts of its backend first.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -323,8 +328,8 @@ impl Tables {
         self.maps.backends.store32(slot.index(), at, u32::from(weight));
     }
 
-    /// Stores a backend's report id. From the next connect that chooses the backend on, the
-    /// programs obey the verdict of this id.
+    /// Stores a backend's report id. The next connect that chooses the backend already reads the
+    /// verdict of this id.
     pub(crate) fn set_report(&mut self, slot: Slot, report: u32) {
         self.maps.backends.store32(slot.index(), offset_of!(Backend, endpoint.report), report);
     }
@@ -335,17 +340,17 @@ impl Tables {
         self.maps.backends.store16(slot.index(), offset_of!(Backend, state), state.to_word());
     }
 
-    /// Readmits a slot's backend if it is ejected, and clears its failures. A program that is about
-    /// to eject the backend may still do so.
+    /// Readmits a slot's backend if it is ejected, and clears its run of failures. A program that
+    /// is ejecting the backend at the same moment may still do so.
     pub(crate) fn readmit(&mut self, slot: Slot) {
-        // In this order: no trial begins for a backend that is not ejected, so no trial is left
-        // without its state.
+        // The order matters: after the first store no trial of the backend begins, so the second
+        // store does not overwrite the state of a trial.
         self.set_ejected(slot, 0);
         let none = EjectionState::default().to_word();
         self.maps.backends.store64(slot.index(), offset_of!(Backend, ejection), none);
     }
 
-    /// Ejects the backend in a slot, unless a program judges it at the same moment.
+    /// Ejects the backend in a slot, unless a program changes its ejection word at the same moment.
     pub(crate) fn eject(&mut self, slot: Slot, now_ns: u64) {
         let Some(view) = self.slot(slot) else { return };
         let rules = self.maps.services.get(view.service.index()).ejection;
@@ -362,8 +367,9 @@ impl Tables {
     }
 
     /// Ends the ejection time of the backend in a slot, so that the next connect is its trial.
-    /// After several calls for one service, the last named backend is tried first and the others
-    /// after it. If a program judges the backend at the same moment, the program's result stands.
+    /// After several calls for one service, the backend of the last call is tried first and the
+    /// others after it. If a program judges the backend at the same moment, the program's result
+    /// remains.
     pub(crate) fn end_ejection(&mut self, slot: Slot, now_ns: u64) {
         let at = offset_of!(Backend, ejection);
         let before = self.maps.backends.load64(slot.index(), at);
@@ -376,7 +382,7 @@ impl Tables {
         }
     }
 
-    /// Stores the number of entries of a slot in its service's table, for readers of the maps.
+    /// Stores the number of entries of a slot in its service's table.
     pub(super) fn set_entries(&mut self, slot: Slot, entries: u32) {
         self.maps.backends.store32(slot.index(), offset_of!(Backend, entries), entries);
     }

@@ -1,4 +1,4 @@
-//! The counts of slots' backends, and whether they add up.
+//! The counts of the backends in slots, and the check that they add up.
 
 use std::mem::offset_of;
 
@@ -10,7 +10,7 @@ use crate::error::DatapathError;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Over all CPUs.
+    /// The counters, summed over all CPUs.
     pub sums: abi::SlotCounters,
     /// Open flows.
     pub active: u64,
@@ -19,13 +19,14 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Flows that have ended or are in no active count.
+    /// The number of flows that have ended or are in no active count.
     pub fn over(&self) -> u64 {
         let endings = self.sums.endings.iter().fold(0, |sum: u64, count| sum.wrapping_add(*count));
         endings.wrapping_add(self.reclaimed).wrapping_add(self.sums.untracked)
     }
 
-    /// Whether every started flow has ended or is open. May be false while flows begin and end.
+    /// Whether every started flow is counted as ended, untracked or open. May be `false` while
+    /// flows begin and end.
     pub fn add_up(&self) -> bool {
         self.sums.chosen == self.over().wrapping_add(self.active)
     }
@@ -64,26 +65,26 @@ impl Tables {
     }
 
     fn with_active(&self, slot: Slot, sums: abi::SlotCounters) -> Counts {
-        // The active count is read last, because the end of a flow is counted before the active
-        // count decreases.
+        // The active count is read last, because a flow's end is counted before the active count
+        // decreases.
         let reclaimed = self.maps.reclaimed.load64(slot.index(), 0);
         let active = self.maps.backends.load64(slot.index(), offset_of!(Backend, flows));
         Counts { sums, active, reclaimed }
     }
 
-    /// The number of flows by which the counts of a slot do not add up, even allowing for flows
-    /// that begin and end meanwhile. Anything but 0 is a fault.
+    /// The number of flows by which the counts of a slot do not add up, beyond what flows that
+    /// begin and end meanwhile can explain. Any result but 0 is a fault.
     ///
     /// A flow is counted as chosen before it is counted as open, and its end is counted before it
-    /// leaves the open flows. So counts that are read before the open flows may be too small, and
-    /// counts that are read after them too large. Flows that begin and end meanwhile explain
-    /// everything between the two.
+    /// is subtracted from the open flows. So counts that are read before the open flows may be too
+    /// small, and counts that are read after the open flows may be too large. Flows that begin and
+    /// end meanwhile explain any difference within these bounds.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
     pub fn imbalance(&self, slot: Slot) -> Result<i64, DatapathError> {
-        /// A program may be preempted between two counts: this thread yields and reads the counts
-        /// again.
+        /// Maximum number of attempts: a program may be preempted between two counts, so this
+        /// thread yields and reads the counts again.
         const LOOKS: usize = 8;
         let mut off = 0;
         for _ in 0..LOOKS {

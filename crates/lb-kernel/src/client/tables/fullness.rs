@@ -1,4 +1,4 @@
-//! How much of a client task's maps is in use.
+//! How many elements of a client task's maps are in use.
 
 use lb_common::abi::{ENTRIES_PER_CELL, FlowBucket, map};
 
@@ -15,8 +15,9 @@ pub struct Fullness {
 }
 
 impl Tables {
-    /// Use and size of the maps that limit a client task. Reads every bucket of the flow table,
-    /// which takes about a millisecond for the default number: do not call it in the event loop.
+    /// The use and the capacity of the maps that limit a client task. Reads every bucket of the
+    /// flow table, which takes about a millisecond for the default number: do not call this in the
+    /// event loop.
     ///
     /// # Errors
     /// If a map cannot be read.

@@ -1,5 +1,5 @@
-//! The schedules of a client task's services in the one map of entries that all tables share, and
-//! the members that some tables list.
+//! The schedules of a client task's services, which share one map of entries, and the lists of
+//! members that some tables have.
 //!
 //! The arena ([`lb_core::arena`]) decides where a table lies. This module writes a table to a
 //! region that no service refers to, and then makes the table current with a single store of its
@@ -15,30 +15,30 @@ use lb_core::ids::{ServiceIndex, Slot};
 use super::Tables;
 
 impl Tables {
-    /// The entries of a table: numbers of slots.
+    /// The entries of a table, which are numbers of slots.
     pub fn schedule(&self, table: TableRef) -> Vec<u16> {
         let cells = table.base / ENTRIES_PER_CELL..(table.base + table.len()) / ENTRIES_PER_CELL;
         let cells = cells.filter(|cell| (*cell as usize) < self.maps.schedule.length());
         cells.flat_map(|cell| self.maps.schedule.get(cell as usize).slots).collect()
     }
 
-    /// The number of entries of the map.
+    /// The capacity of the map in entries.
     pub(crate) fn schedule_entries(&self) -> u32 {
         u32::try_from(self.maps.schedule.length()).unwrap_or(u32::MAX).saturating_mul(ENTRIES_PER_CELL)
     }
 
-    /// The references in all rows of services, free rows included.
+    /// The table references in all rows of services, including free rows.
     pub(crate) fn table_refs(&self) -> impl Iterator<Item = (ServiceIndex, TableRef)> {
         self.all_indexes().map(|index| (index, self.table_ref(index)))
     }
 
-    /// The reference of a service's table, read in one piece: the daemon may be switching tables
+    /// The reference of a service's table, read in one piece, because the daemon may switch tables
     /// meanwhile.
     pub(super) fn table_ref(&self, index: ServiceIndex) -> TableRef {
         TableRef::from_word(self.maps.services.load64(index.index(), offset_of!(Service, table)))
     }
 
-    /// The replaced slots of a table that lists its members: other backends stand in for theirs.
+    /// The slots of replaced backends in a table's list of members; empty if the table has no list.
     pub(super) fn replaced(&self, index: ServiceIndex, table: TableRef) -> Vec<u16> {
         let Some(position) = table.members_of(index.number()) else { return Vec::new() };
         let Members { count, listed, slots } = self.maps.members.get(position as usize);
@@ -46,7 +46,7 @@ impl Tables {
     }
 
     /// Writes a service's new table and makes it current. `entries_of`: the number of entries of
-    /// each slot. `replaced`: slots for which other backends stand in.
+    /// each slot. `replaced`: the slots of backends that others replace in the table.
     pub(crate) fn switch_schedule(
         &mut self,
         index: ServiceIndex,

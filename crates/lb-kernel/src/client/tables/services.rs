@@ -1,7 +1,9 @@
-//! The services of a client task in its maps: read into views, and written step by step.
+//! The services of a client task in its maps: this module reads them into views, and writes them
+//! step by step.
 //!
-//! A service's counters and cursors, which have maps of their own, restart when its row is written.
-//! Kernel programs read the row at any moment, so each of its words is valid by itself.
+//! When a service's row is written, its counters and cursors, which are in other maps, are reset.
+//! The kernel programs read the row at any moment, so each of its words must be valid independently
+//! of the others.
 
 use std::mem::offset_of;
 use std::net::SocketAddr;
@@ -27,24 +29,24 @@ pub struct ServiceView {
     pub protocol: Protocol,
     pub open: bool,
     pub errno: u16,
-    /// The number of a slot, or [`NO_SLOT`](lb_common::abi::NO_SLOT).
+    /// The number of the fallback's slot, or [`NO_SLOT`](lb_common::abi::NO_SLOT).
     pub fallback: u32,
     pub rules: Rules,
     pub ejection: EjectionRules,
     pub table: TableRef,
 }
 
-/// The input from which the starts of a client's cursors are computed.
+/// The input for the computation of the starts of a client's cursors.
 #[derive(Clone, Debug)]
 pub struct CursorSeed {
-    /// Distinguishes client tasks, see [`lb_core::cursor::start`].
+    /// A text that differs between client tasks, see [`lb_core::cursor::start`].
     pub task: String,
     /// Number of CPUs that the kernel may ever run on.
     pub cpus: u32,
 }
 
 impl Tables {
-    /// The services in the maps, closed ones included.
+    /// The services in the maps, including closed ones.
     pub fn services(&self) -> Vec<ServiceView> {
         let mut views = Vec::new();
         for index in self.all_indexes() {
@@ -74,7 +76,7 @@ impl Tables {
         ServiceIndex::all().take(self.maps.services.length())
     }
 
-    /// How calls to a service ended, over all CPUs.
+    /// The outcomes of calls to a service, summed over all CPUs.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
@@ -91,8 +93,8 @@ impl Tables {
         self.maps.outcomes.get_some(&rows).map_err(|error| self.fail_io(map::OUTCOMES, "read", error))
     }
 
-    /// Calls to addresses that are not services, and calls of the kernel's own sockets, over all
-    /// CPUs.
+    /// The number of calls to addresses that are not services, and of calls of the kernel's own
+    /// sockets, summed over all CPUs.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
@@ -124,7 +126,7 @@ impl Tables {
         row.protocol = service.protocol.number();
         row.state = SERVICE_LIVE;
         let name = service.name.as_bytes();
-        assert!(name.len() < row.name.len(), "the configuration bounds names");
+        assert!(name.len() < row.name.len(), "the configuration limits the length of names");
         row.name[..name.len()].copy_from_slice(name);
         // The counters and cursors of the previous service with this index end here.
         let start = |cpu| Cursor {
@@ -135,7 +137,8 @@ impl Tables {
         set.map_err(|error| self.fail_io(map::CURSORS, "write", error))?;
         let zero = self.maps.outcomes.set(index.number(), Outcomes::default());
         zero.map_err(|error| self.fail_io(map::OUTCOMES, "write", error))?;
-        // Last: an error before this leaves no row that no plan contains.
+        // The row is written last, so that after an error there is no row that the stored plan does
+        // not contain.
         self.maps.services.set(index.index(), &row);
         Ok(())
     }
@@ -144,8 +147,8 @@ impl Tables {
         self.maps.services.store16(index.index(), offset_of!(Service, errno), errno);
     }
 
-    /// Stores which evidence counts, if it changed: that of flows in this network namespace (0: in
-    /// any), and whether several processes have begun flows.
+    /// Stores, if they have changed, the network namespace with flows that count (0: flows in any
+    /// namespace count), and whether several processes have begun flows.
     pub(crate) fn set_evidence_scope(
         &mut self,
         index: ServiceIndex,
@@ -157,7 +160,7 @@ impl Tables {
         if services.load64(row, at) != namespace {
             services.store64(row, at, namespace);
         }
-        // The bytes behind it are zero.
+        // The three bytes after this byte are zero, so the comparison of the whole word is enough.
         let at = offset_of!(Service, several_processes);
         if services.load32(row, at) != u32::from(several_processes) {
             services.store8(row, at, u8::from(several_processes));
@@ -176,7 +179,7 @@ impl Tables {
         self.maps.services.store32(index.index(), offset_of!(Service, fallback), Slot::number_or_none(slot));
     }
 
-    /// Stores each word by itself: a connect that reads between two stores still finds usable
+    /// Stores the rules word by word: a connect that reads between two stores still finds usable
     /// rules.
     pub(crate) fn set_rules(&mut self, index: ServiceIndex, rules: Rules) {
         for (i, word) in bytemuck::cast_ref::<Rules, [u32; size_of::<Rules>() / 4]>(&rules).iter().enumerate()
@@ -185,8 +188,8 @@ impl Tables {
         }
     }
 
-    /// Stores when backends are ejected, word by word. If the new rules eject no backend, all
-    /// ejected backends are readmitted.
+    /// Stores the ejection rules word by word. If the new rules eject no backend, this readmits all
+    /// ejected backends.
     pub(crate) fn set_ejection(&mut self, index: ServiceIndex, rules: EjectionRules) {
         for (i, word) in bytemuck::cast_ref::<EjectionRules, [u32; size_of::<EjectionRules>() / 4]>(&rules)
             .iter()
@@ -221,8 +224,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Stops balancing connects to the service's address, unless another service has taken the
-    /// address over.
+    /// Stops balancing connects to the service's address, unless another service has the address by
+    /// now.
     pub(crate) fn close_service(&mut self, index: ServiceIndex) {
         let row = self.maps.services.get(index.index());
         let (address, protocol) = (socket_addr(row.address, row.port), protocol_of(&row));
@@ -232,9 +235,9 @@ impl Tables {
         self.set_service_state(index, SERVICE_LEAVING);
     }
 
-    /// Clears a closed service. Changes nothing else in its row: a program may have found the
-    /// service just before another service took its address, and must still read a complete row.
-    /// The next service with this index writes the whole row.
+    /// Frees the index of a closed service. The rest of the row is unchanged: a program may have
+    /// found the service just before it was closed, and must still read a complete row. The next
+    /// service with this index overwrites the whole row.
     pub(crate) fn free_service(&mut self, index: ServiceIndex) {
         self.set_service_state(index, SERVICE_FREE);
     }
@@ -250,7 +253,7 @@ impl Tables {
     }
 }
 
-/// The protocol of a service in the maps. Only known protocols are written there.
+/// The protocol of a service in the maps, where only known protocols are stored.
 fn protocol_of(row: &Service) -> Protocol {
     Protocol::of_number(row.protocol).unwrap_or(Protocol::Tcp)
 }

@@ -1,4 +1,4 @@
-//! The VIP table in its map.
+//! The VIP table of a client task in its map.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
-//! Decides whether the flow of a suspected record has ended. A [`Suspect`] contains the
-//! observations of all passes so far.
+//! Decides whether the flow of a suspected record has ended. A [`Suspect`] contains what the passes
+//! so far have observed.
 //!
-//! This module must know neither maps nor lists of sockets, and no clock: a pass supplies the
+//! This module must know neither maps nor lists of sockets nor clocks: a pass supplies the
 //! observations and their time.
 
 use std::ops::Sub;
@@ -9,23 +9,23 @@ use std::time::{Duration, Instant};
 
 use crate::read::records::{Record, Version};
 
-/// If the namespace of a socket cannot be examined, its flow has ended after this number of
-/// intervals in which no process used the socket. The kernel closes connections that no process
-/// uses, and gives up within two minutes.
+/// If the namespace of a socket cannot be examined, its flow is considered ended after this number
+/// of intervals in which no process had the socket open. (The kernel closes a connection that no
+/// process uses any more, after two minutes at the latest.)
 const WITHOUT_LIST: u32 = 10;
 
-/// The observations of one pass about a record whose socket no list has shown.
+/// The observations of one pass about a record whose socket no list contains.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation {
-    /// Whether a complete list of its namespace does not contain it. If false, no such list could
-    /// be read.
+    /// Whether a complete list of the socket's namespace does not contain the socket. If false, no
+    /// such list could be read.
     pub is_missed: bool,
-    /// Whether a program has seen its SYN leave: its flow ends with the connection, whichever
-    /// process has the socket.
+    /// Whether a program has seen that the flow's SYN was sent. If so, the flow ends with the
+    /// connection, even if a process still has the socket open.
     pub is_connection: bool,
     pub in_use: InUse,
-    /// Whether it may be a path of an MPTCP socket: processes use the MPTCP socket, and none of its
-    /// paths.
+    /// Whether the socket may be a path of an MPTCP socket. Processes have only the MPTCP socket
+    /// open, and none of its paths.
     pub may_be_mptcp: bool,
 }
 
@@ -38,29 +38,30 @@ pub enum InUse {
     NotNow,
 }
 
-/// Since when a record has been suspected, by any clock.
+/// A suspected record: since when the observations suggest that its flow has ended. `T` is a time
+/// of any clock.
 #[derive(Debug)]
 pub struct Suspect<T = Instant> {
-    /// The suspected flow, as opposed to a later one of the same socket.
+    /// Distinguishes the suspected flow from a later flow of the same socket.
     pub version: Version,
-    /// Since when lists do not contain the socket and no process is known to use it.
+    /// Since when no list has contained the socket and no process was known to have it open.
     pub missed_since: Option<T>,
-    /// Since when no process uses the socket.
+    /// Since when no process has had the socket open.
     pub unused_since: Option<T>,
 }
 
 /// The judgement on a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Its flow has ended.
+    /// The flow has ended.
     Gone,
-    /// Its flow has ended if a later pass, an interval after the first, observes the same.
+    /// The flow has ended if a pass an interval after the first one observes the same.
     Suspected,
-    /// Its socket is open and not connected.
+    /// The flow stays: the socket is open in a process, and not connected.
     Open,
-    /// A process uses its socket, which may be connected.
+    /// The flow stays: the socket is open in a process, and may be connected.
     InUse,
-    /// Nothing is known about its socket, or not enough yet.
+    /// The flow stays: nothing is known about the socket, or not enough yet.
     Elsewhere,
 }
 
@@ -84,7 +85,7 @@ impl<T: Copy + Sub<Output = Duration>> Suspect<T> {
                     return Verdict::Open;
                 }
                 InUse::NotNow if !observation.is_connection => return Verdict::Suspected,
-                // If the use of sockets is never reported, the list alone decides: a socket that it
+                // If the kernel never reports open sockets, only the list decides: a socket that it
                 // does not contain has no connection.
                 InUse::Yes | InUse::No | InUse::NeverTold | InUse::NotNow => {}
             }
@@ -109,7 +110,8 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_secs(60);
 
-    /// The verdicts on a record if passes, one per minute, observe this.
+    /// The verdicts on a record after passes, one per minute, with these observations: `is_missed`,
+    /// `is_connection` and `in_use`.
     fn verdicts<const PASSES: usize>(seen: [(bool, bool, InUse); PASSES]) -> [Verdict; PASSES] {
         let mut suspect =
             Suspect::<Duration> { version: Version::default(), missed_since: None, unused_since: None };
@@ -134,13 +136,14 @@ mod tests {
             [Suspected, Open, Suspected]
         );
         assert_eq!(verdicts([(true, false, Yes), (true, false, Yes)]), [Open, Open]);
-        // An error proves nothing, and if the use of sockets is never reported a list is enough.
+        // A failed query proves nothing; and if the kernel never reports open sockets, a list is
+        // enough.
         assert_eq!(
             verdicts([(true, false, No), (true, false, NotNow), (true, false, No)]),
             [Suspected, Suspected, Gone]
         );
         assert_eq!(verdicts([(true, false, NeverTold), (true, false, NeverTold)]), [Suspected, Gone]);
-        // A connection that no list contains has ended, whichever process has its socket.
+        // A connection that no list contains has ended, even if a process has its socket open.
         for held in [Yes, No, NeverTold, NotNow] {
             assert_eq!(verdicts([(true, true, held), (true, true, held)]), [Suspected, Gone], "{held:?}");
         }
@@ -163,8 +166,8 @@ mod tests {
         assert_eq!(verdicts([(false, true, NeverTold); 11]), [Elsewhere; 11]);
     }
 
-    /// A process uses the MPTCP socket and none of its paths: a path that no process uses may still
-    /// be open.
+    /// Processes have the MPTCP socket open and none of its paths, so a path that no process has
+    /// open may still be connected.
     #[test]
     fn what_may_be_a_path_of_mptcp_is_given_back_by_lists_only() {
         let mut suspect =

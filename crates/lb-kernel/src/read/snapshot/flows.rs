@@ -1,9 +1,10 @@
-//! The open flows of one client task, with the services and slots to which their numbers refer.
+//! The open flows of one client task, with the services and slots to which the numbers in the flows
+//! refer.
 //!
-//! Flows are read before services and slots, so that the service and slot of a flow existed when
-//! the flow did. A slot whose last flow ends during the reading may get another backend before the
-//! slot is read. A second reading of the flows distinguishes such a flow from one whose backend is
-//! missing because of a fault.
+//! Flows are read before services and slots: while a flow is open, its service and its slot's
+//! backend exist. If the last flow of a slot ends during the reading, the slot may get another
+//! backend before the slot is read. A second reading of the flows distinguishes such a flow from a
+//! flow whose backend is missing because of a fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +15,14 @@ use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::read::flows::{self, OpenFlow};
 
-/// The open flows of one client task, with the services and slots to which their numbers refer.
+/// The open flows of one client task, with the services and slots to which the numbers in the flows
+/// refer.
 #[derive(Clone, Debug)]
 pub struct FlowSnapshot {
     pub client: String,
     pub services: BTreeMap<ServiceIndex, ServiceView>,
     pub slots: BTreeMap<Slot, SlotView>,
-    /// In no order.
+    /// The open flows, in no order.
     pub flows: Vec<OpenFlow>,
 }
 
@@ -49,8 +51,8 @@ impl FlowSnapshot {
         slot_of(&self.slots, open)
     }
 
-    /// Removes the flows whose slot has another backend and that are not open any more: they ended
-    /// during the reading. A flow that is still open indicates a fault, and stays.
+    /// Removes those flows whose slot has another backend and that are no longer open, because they
+    /// ended during the reading. If such a flow is still open, that is a fault, and the flow stays.
     fn drop_ended(&mut self, open_now: &[OpenFlow]) {
         let open_now: BTreeSet<(u64, u64)> = open_now.iter().map(identity).collect();
         let Self { slots, flows, .. } = self;
@@ -63,7 +65,7 @@ fn slot_of<'a>(slots: &'a BTreeMap<Slot, SlotView>, open: &OpenFlow) -> Option<&
     slots.get(&at.slot).filter(|slot| slot.at == at)
 }
 
-/// Distinguishes a flow from a later one of the same socket.
+/// Distinguishes a flow from a later flow of the same socket.
 fn identity(open: &OpenFlow) -> (u64, u64) {
     (open.cookie, open.flow.start_ns)
 }
@@ -102,11 +104,12 @@ mod tests {
             client: "web".to_owned(),
             services: BTreeMap::new(),
             slots: [(at.slot, slot)].into(),
-            // To the slot's backend; to the backend before it, twice; to a slot that is free.
+            // One flow to the slot's backend, two to its previous backend, and one to a slot that
+            // is free.
             flows: vec![open(1, 10, 4, 1), open(2, 20, 4, 0), open(3, 30, 4, 0), open(4, 40, 5, 0)],
         };
-        // The first flow ended as well, but its backend is known. The socket of the third flow has
-        // a later one.
+        // The first flow has also ended, but its backend is known. The socket of the third flow has
+        // a later flow.
         snapshot.drop_ended(&[open(2, 20, 4, 0), open(3, 31, 4, 1)]);
         let kept: Vec<u64> = snapshot.flows.iter().map(|open| open.cookie).collect();
         assert_eq!(kept, [1, 2]);
