@@ -179,7 +179,7 @@ impl World {
             self.pushed(to, &push);
         }
         let next = self.reports.next_at(self.now);
-        assert!(next.is_none_or(|next| next > self.now), "what was done is not due");
+        assert!(next.is_none_or(|next| next > self.now), "a completed step is not due again");
     }
 
     fn pushed(&mut self, to: Asker, push: &Datagram) {

@@ -150,13 +150,13 @@ impl World {
         let is_for_us = holds_udp(shape, self.is_v6);
         let Some(Received { reception, goes_on }) = taken else {
             assert!(!is_for_us, "{shape:?} is for the daemon");
-            return assert_eq!(self.state(), before, "what passes changes nothing");
+            return assert_eq!(self.state(), before, "a frame that passes changes nothing");
         };
         assert!(is_for_us, "{shape:?} is not for the daemon");
         if reception != Reception::Believed {
             let (mut last, until) = self.state();
             last.repeated_ns = before.0.repeated_ns;
-            assert_eq!((last, until), before, "what is not believed changes nothing");
+            assert_eq!((last, until), before, "a datagram that is not believed changes nothing");
         }
         // The network stack gives the socket as many bytes as the header states, or nothing if
         // there are fewer.
@@ -172,7 +172,7 @@ impl World {
             Err(Refusal::Malformed(_)) => Reception::Malformed,
             Err(Refusal::Disbelieved(why)) => Reception::Disbelieved(why),
         };
-        assert_eq!(reception, expected, "both judge alike");
+        assert_eq!(reception, expected, "both come to the same result");
         if result.is_ok() {
             assert!(goes_on && payload.len() == BYTES);
             self.compare(payload);

@@ -140,7 +140,10 @@ fn endpoint_file(text: &[u8], path: &Path) {
         Ok(parsed) => {
             let list = &parsed.list;
             assert!(!list.as_slice().is_empty(), "an empty list is refused");
-            assert!(list.as_slice().iter().all(|endpoint| endpoint.address != service), "it would go round");
+            assert!(
+                list.as_slice().iter().all(|endpoint| endpoint.address != service),
+                "no endpoint is the service itself"
+            );
             parsed.notes.iter().for_each(|note| cannot_be_obeyed(note));
             assert_eq!(read().expect("it was good"), parsed);
         }

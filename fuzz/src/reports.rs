@@ -149,7 +149,7 @@ impl World {
         }
         while self.ask() == BATCH {}
         let is_later = self.senders.next_due().is_none_or(|due| due > self.now);
-        assert!(is_later || self.targets.is_empty(), "what was done is not due");
+        assert!(is_later || self.targets.is_empty(), "a completed step is not due again");
         let said = |target: &Target| {
             let (_, reported) = self.senders.get(target.name).expect("it is a target");
             Some((target.name, reported.said(self.now)?.health))
@@ -271,14 +271,14 @@ impl World {
         let (name, change) = match result {
             Ok(taken) => taken,
             Err(refusal) => {
-                assert_eq!(after, before, "what is not believed changes nothing");
+                assert_eq!(after, before, "a datagram that is not believed changes nothing");
                 assert_eq!(*self.senders.sick(), sick);
                 let is_again = refusal == Refusal::Disbelieved(Disbelieved::Replayed) && is_authentic;
                 assert!(is_again || self.senders.next_due() == due, "nor does it cause a request");
                 return;
             }
         };
-        assert!(is_authentic, "what is believed is authentic");
+        assert!(is_authentic, "a believed datagram is authentic");
         let datagram = datagram.expect("it was parsed");
         for (other, shown) in &after {
             assert!(*other == name || Some(shown) == before.get(other), "it is about one backend");

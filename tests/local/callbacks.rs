@@ -48,12 +48,12 @@ fn a_socket_that_was_a_flow_is_none_of_ours_afterwards() {
     let mut probe = fixture.probe();
     let socket = probe.dial(SERVICE).socket;
     probe.disconnect(socket);
-    probe.try_redial(socket, "127.0.0.1:8005").expect("somebody listens");
+    probe.try_redial(socket, "127.0.0.1:8005").expect("a listener");
     probe.close(socket);
     let socket = probe.dial(SERVICE).socket;
     probe.disconnect(socket);
     probe.listen_again(socket, "127.0.0.1:8006");
-    let caller = std::net::TcpStream::connect("127.0.0.1:8006").expect("somebody listens");
+    let caller = std::net::TcpStream::connect("127.0.0.1:8006").expect("a listener");
     probe.accept(socket);
     drop(caller);
     probe.kill();

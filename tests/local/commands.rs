@@ -300,7 +300,7 @@ fn explain_gives_inputs_order_and_formula() {
     assert_eq!((inputs.index, inputs.count, inputs.backends, inputs.size), (3, 10, 3, Some(2)));
     let members: Vec<String> = online[0].members.iter().map(|member| member.address.to_string()).collect();
     assert_eq!(members.len(), 2);
-    assert!(!members.contains(&"127.0.0.1:8002".to_owned()), "a lame duck is passed over");
+    assert!(!members.contains(&"127.0.0.1:8002".to_owned()), "a lame duck is no member");
     let text = fixture.setup.run(&["explain", "users"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     for part in ["task 3 of 10 of job web", "seed", "quota", "(2j + 1) / 2c", "fallback"] {
@@ -408,7 +408,7 @@ fn tcp_and_udp_at_one_address_are_two_services() {
     assert_eq!(protocols, ["tcp", "udp"]);
     let explained: Vec<Explanation> = fixture.setup.document(&["explain", "datagrams"]);
     assert_eq!(explained[0].members[0].address.to_string(), "127.0.0.1:8001");
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "TCP goes by its own list");
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "TCP uses its own list");
 }
 
 #[test]

@@ -273,7 +273,7 @@ fn an_ejection_is_lifted_before_its_time() {
     }
     let (code, text) = readmit(&["users", "nonsense"]);
     assert!(code == Some(2) && text.contains("nonsense"), "{code:?} {text}");
-    assert!(is_ejected(&fixture, DEAD[0]), "what failed changed nothing");
+    assert!(is_ejected(&fixture, DEAD[0]), "a failed attempt changes nothing");
     let expected = format!("client web, service users: {} is readmitted\n", DEAD[0]);
     assert_eq!(readmit(&["users", DEAD[0], "--client", "web"]), (Some(0), expected));
     assert!(!is_ejected(&fixture, DEAD[0]));

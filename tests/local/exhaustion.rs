@@ -151,7 +151,7 @@ fn without_memory_connects_go_on_whether_the_daemon_does_or_not() {
         stage::replace(&fixture.setup.folder.join("socklb.toml"), &before);
         fixture.daemon().signal(Signal::HUP);
         eventually(
-            "the client goes",
+            "the client is removed",
             || status(&fixture),
             |(code, text)| *code == Some(0) && !text.contains("client second"),
         );

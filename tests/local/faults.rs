@@ -59,7 +59,7 @@ fn without_bpffs_the_command_that_mounts_it_is_given() {
     let cgroup = Cgroup::new();
     setup.pins = setup.folder.join("not-bpffs");
     check(&start(&setup, &config(&cgroup, "{ static = [] }", "")), 1, &["not-bpffs", "mount -t bpf"]);
-    assert!(!setup.pins.exists(), "nothing half-made");
+    assert!(!setup.pins.exists(), "no partial result");
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn maps_of_another_shape_are_not_adopted() {
         1,
         &["maps/cursors", &format!("this socklb (ABI {ABI_VERSION}) needs")],
     );
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "connects go on");
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "connects continue");
 }
 
 #[test]

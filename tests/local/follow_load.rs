@@ -98,7 +98,7 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
     assert_eq!(member(&after, 0).and_then(|member| member.held_by.clone()).as_deref(), Some("operator"));
     assert!(fixture.setup.run(&["load", "off", "users"]).status.success());
     eventually(
-        "weights are structural",
+        "the weights do not follow load",
         || wanted(&fixture)[ALL[0]],
         |share| (share - 1.0 / 3.0).abs() < 0.01,
     );

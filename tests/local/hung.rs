@@ -66,7 +66,7 @@ fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
     let faults = eventually("it is reported", || fixture.setup.faults(), |faults| !faults.is_empty());
     assert!(faults.iter().all(|fault| fault.contains("more.toml does not answer")), "{faults:?}");
     goes_on(&fixture, &other);
-    assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"], "what was in force stays");
+    assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"], "the previous list stays in force");
     assert_eq!(fixture.daemon().log().matches("does not answer").count(), 1, "it is logged once");
     // The daemon applies another configuration, and the service with the hung file retains its
     // list.

@@ -187,7 +187,7 @@ fn detach_leaves_nothing_behind() {
     fixture.stop();
     let done = fixture.setup.run(&["detach", "web"]);
     assert!(done.status.success(), "{done:?}");
-    assert!(!fixture.setup.pins.exists(), "nor the directories that held it");
+    assert!(!fixture.setup.pins.exists(), "its directories are removed as well");
     // Connects of the cgroup go to the dialled address.
     assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(probe.peer(open.socket), fixture.backends[backend(&open.name)].address());

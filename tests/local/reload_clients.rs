@@ -39,7 +39,7 @@ fn a_client_that_is_removed_begins_no_flow_and_goes_with_its_last() {
     eventually("the first client is gone", || reaches_backends(&mut first), |reaches| !*reaches);
     assert_eq!(first.peer(open.socket), address(SERVICE));
     look(|| fixture.setup.status().leaving[0].active).becomes(Some(1));
-    assert!(reaches_backends(&mut second), "the second did not notice");
+    assert!(reaches_backends(&mut second), "the second process is unaffected");
     // The remaining links show another daemon that the client leaves.
     fixture.daemon.take().expect("a daemon runs").kill();
     fixture.start();

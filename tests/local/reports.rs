@@ -175,7 +175,7 @@ fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
     eventually("it leaves", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
     let status = child.wait().expect("it ends");
     assert_eq!(status.signal(), Some(15), "as the command did: {}", log());
-    assert!(is_lame(&fixture, ALL[0]), "a restart is to follow");
+    assert!(is_lame(&fixture, ALL[0]), "the lame duck remains, because a restart follows");
     // Without keys and an agent the run cannot report the application, and waits. A request to end
     // takes effect at once.
     let mut child = run(&[]);

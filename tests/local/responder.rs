@@ -132,12 +132,12 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
     let before = asker.ask(0);
     let cookie = asker.ask(before.cookie).cookie;
     let subscribers = || agent.status()["backends"][0]["subscribers"].as_u64();
-    eventually("the daemon and we are known", subscribers, |count| *count == Some(2));
+    eventually("the daemon and this client are subscribers", subscribers, |count| *count == Some(2));
     let (all, by_socket) = answered(&agent);
     assert!(all >= 4 && by_socket == 0, "its socket has answered {by_socket} of {all}");
 
     agent.signal(Signal::STOP);
-    assert_eq!(asker.readiness(), Some(Readiness::Ready), "what was prepared holds for a while");
+    assert_eq!(asker.readiness(), Some(Readiness::Ready), "a prepared answer is valid for a while");
     eventually(
         "the state is unknown",
         || asker.readiness(),

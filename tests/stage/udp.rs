@@ -105,7 +105,7 @@ impl Scene {
         eventually("active counts return to 0", || self.setup.active(), |active| *active == 0);
         assert_eq!(self.entries(), 0, "entries of sockets that are closed");
         let chosen = self.sum(|backend| backend.started);
-        assert!(chosen > 0, "something was chosen");
+        assert!(chosen > 0, "a backend was chosen");
         let ended = |backend: &BackendStatus| backend.endings.values().sum::<u64>();
         assert_eq!(chosen, self.sum(|backend| ended(backend) + backend.reclaimed + backend.untracked));
     }
