@@ -186,6 +186,6 @@ proptest! {
         if let Some(left) = run.fewest_left {
             prop_assert!(left >= 1, "{:?}", run);
         }
-        prop_assert_eq!(report.summary.runs[0].counts.errors.refused, 0, "somebody can always be chosen");
+        prop_assert_eq!(report.summary.runs[0].counts.errors.refused, 0, "a client can always choose a backend");
     }
 }

@@ -106,7 +106,7 @@ fn a_list_has_the_subsets_that_its_daemons_compute() {
     }
     let addresses: Vec<String> =
         (0..5).flat_map(|client| of_planner(&shown, client)).map(|(address, _)| address).collect();
-    assert!(!addresses.contains(&"10.0.0.3:80".to_owned()), "a lame duck is nobody's member");
+    assert!(!addresses.contains(&"10.0.0.3:80".to_owned()), "a lame duck is no member");
     let one = document(
         folder.path(),
         "subset --endpoints users.toml --clients 5 --size 2 --seed 7 --client 3 --json",

@@ -162,7 +162,7 @@ fn a_request_is_given_up_in_time_and_what_works_on_it_goes_on() {
         counted.errors.timed_out > 800 && counted.errors.sum() == counted.errors.timed_out,
         "{counted:?}"
     );
-    assert!(figures(&report, 0).cpu[1] > 0.97, "nobody tells it that nobody waits");
+    assert!(figures(&report, 0).cpu[1] > 0.97, "the backend continues although no client waits");
     assert!(figures(&report, 0).latency_ms.p999.mean <= 501.0);
 }
 
@@ -285,7 +285,7 @@ fn a_report_that_was_overtaken_by_a_newer_one_is_dropped() {
         .replace("tasks = 1", "tasks = 20");
     let report = played(&(text + restart));
     let last = report.steps.last().expect("there are steps");
-    assert!(last.load.min > 0.9 * last.load.max, "nobody takes it for a lame duck any more: {:?}", last.load);
+    assert!(last.load.min > 0.9 * last.load.max, "no client considers it a lame duck any more: {:?}", last.load);
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn the_book_s_fleet_is_as_uneven_as_the_book_says() {
     let floor = figures(&report, 0).floor.cpu_max_over_min;
     assert!(
         floor.mean < ratios[0].1 && floor.low < floor.high,
-        "chance alone makes no such difference: {floor:?}"
+        "chance alone does not cause this unevenness: {floor:?}"
     );
     assert!(ratios[1].1 < ratios[0].1, "{ratios:?}");
 }

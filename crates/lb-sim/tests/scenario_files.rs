@@ -325,7 +325,7 @@ fn what_is_sent_and_what_it_costs_make_sense_together() {
     );
     check_job(
         &format!("{rate}burst = {{ factor = 2.0, every = \"1s\", for = \"1s\" }}"),
-        "10:9: a burst for \"1s\" every \"1s\": write for at least \"1ms\", and a longer every",
+        "10:9: a burst for \"1s\" every \"1s\": write for = \"1ms\" or more, and a longer every",
     );
     check_job(&format!("{rate}missing = 100"), "10:11: 100 is not a whole number from 0 to 99");
     check_job("tasks = 0", "9:1: duplicate key");

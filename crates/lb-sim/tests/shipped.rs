@@ -197,7 +197,7 @@ impl Failures {
         // A backend is readmitted by a trial, which is the client's next connect after the ejection
         // is over. Other ejections may end at the same moment, and each needs a connect. A client
         // connects every 100 ms on average, and has at most 20 backends.
-        let well_after_us = with.well_after_us.expect("nobody is ejected at the end");
+        let well_after_us = with.well_after_us.expect("no backend is ejected at the end");
         assert!(well_after_us <= with.longest_left_us + 2_000_000, "{with:?}");
         // From then on every client has its full shares, so the load is as even as without
         // ejection.
@@ -330,7 +330,7 @@ fn a_limit_of_active_requests_helps_and_backfires() {
     assert_eq!(figures(&runs, "limit-100").errors.mean, 0.0);
     assert_eq!(figures(&runs, "long-no-limit").errors.mean, 0.0);
     let refused = figures(&runs, "long-limit-100").error_share.mean;
-    assert!((0.4..0.6).contains(&refused), "half of what is asked for is on its way: {refused}");
+    assert!((0.4..0.6).contains(&refused), "about half of the requests are refused: {refused}");
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn no_machine_of_the_book_s_fleet_is_asked_for_more_than_it_can_do() {
     let speeds = scenario.machines.speeds(50, &mut SplitMix64::new(0));
     let can: Vec<f64> = speeds.iter().map(|speed| speed * f64::from(scenario.machines.cores)).collect();
     let asked = 50.0 * each / can.iter().sum::<f64>();
-    assert!((asked - 0.5).abs() < 0.005, "half of what all machines can do: {asked}");
+    assert!((asked - 0.5).abs() < 0.005, "half of the capacity of all machines: {asked}");
     // With round robin every backend receives the same. Neighbours use a twentieth of a machine on
     // average: up to a fifth, half of the time.
     assert!(can.iter().all(|can| each / can < 0.95 * 0.95), "{each} {can:?}");

@@ -33,7 +33,7 @@ const LOST: Duration = Duration::from_secs(5);
 /// The component that processes reports, and the link over which they arrive.
 struct Arm {
     name: &'static str,
-    /// The address at which the agent listens; the host of its backend.
+    /// The address at which the agent listens, which is also that of its backend's host.
     agent: &'static str,
     daemon: &'static str,
     xdp: Option<&'static str>,

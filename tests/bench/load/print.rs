@@ -137,7 +137,7 @@ pub fn findings(outcomes: &[Outcome], planned: impl Fn(Arm, Mode) -> Option<f64>
         }
     }
     findings.push(Finding::judged(
-        format!("the planner is within {AGREES:.2} of what was measured"),
+        format!("the planner is within {AGREES:.2} of the measurement"),
         format!("{agree} of {compared}"),
         "all".to_owned(),
         agree == compared,

@@ -117,7 +117,7 @@ impl TryFrom<BurstTable> for BurstChoice {
         }
         if lasts.us < 1_000 || lasts >= every || every.us < 100_000 {
             return Err(format!(
-                "a burst for \"{lasts}\" every \"{every}\": write for at least \"1ms\", and a longer every of at least \"100ms\""
+                "a burst for \"{lasts}\" every \"{every}\": write for = \"1ms\" or more, and a longer every of at least \"100ms\""
             ));
         }
         Ok(Self(Bursts { factor, every_us: every.us, lasts_us: lasts.us }))

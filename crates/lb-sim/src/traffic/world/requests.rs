@@ -1,7 +1,7 @@
 //! The requests and connects of clients, from arrival to end.
 //!
-//! A request keeps its number from its arrival to its end, also when it is retried. Only if a
-//! backend still works on the failed request, the retry has a new number. A backend does not know
+//! A request keeps its number from its arrival to its end, also when it is retried. The retry
+//! has a new number only if a backend still works on the failed request. A backend does not know
 //! that a client has given up a request, so it finishes that work in vain. Must not know when
 //! backends stop and start, nor how machines share time.
 
@@ -175,7 +175,7 @@ impl World<'_> {
     /// Begins a request or connect. `left` is the remaining part of its connection's lifetime.
     fn begin(&mut self, id: u32, client: &mut SimulatedClient, left: f64) {
         let table = &self.jobs[client.job].table;
-        // Samples even what it does not use, so that all runs of a scenario have the same arrivals
+        // Samples even unused values, so that all runs of a scenario have the same arrivals
         // with the same lifetimes and costs.
         let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.rng));
         let wait = if table.cost.is_some() { table.wait.unwrap_or_default() } else { table.lasts };
@@ -456,7 +456,7 @@ impl World<'_> {
                 self.fail_request(request, RequestFailure::Cut);
             }
             FailMode::Slow | FailMode::Errors | FailMode::Hang | FailMode::Lies | FailMode::Silent => {
-                unreachable!("connects to such a backend are established")
+                unreachable!("connects to backends in these modes are established")
             }
         }
     }
