@@ -102,11 +102,11 @@ impl Fleet {
 /// amount.
 #[derive(Clone, Debug)]
 pub enum Sharing {
-    /// To every backend the same amount.
+    /// Every backend of the subset gets the same amount.
     Even,
-    /// In proportion to an aperture's overlaps.
+    /// Each backend gets an amount in proportion to its overlap with the client's arc.
     Arcs(Fleet),
-    /// By structural weights, as the daemon does.
+    /// Each backend gets an amount by its structural weight, as in the daemon.
     Structural(Solution),
 }
 

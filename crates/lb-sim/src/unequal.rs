@@ -78,9 +78,9 @@ pub fn absent(clients: u32, percent: u32) -> u32 {
     u32::try_from(absent).map_or(clients, |absent| absent.min(clients)).min(clients.saturating_sub(1))
 }
 
-/// The law: if client rates have this variation, loads have a deviation of `cv * sqrt(N / (M k)) *
-/// sqrt(1 - k / N)`. It holds for every algorithm with its weights, if loads are even for equal
-/// clients.
+/// The formula: if client rates have this variation, loads have a deviation of
+/// `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`. It holds for every algorithm with its weights, if loads
+/// are even for equal clients.
 pub fn deviation(fleet: &Fleet, variation: f64) -> f64 {
     let (clients, backends, size) = (f64::from(fleet.clients), f64::from(fleet.backends), size(fleet));
     variation * (backends / (clients * size)).sqrt() * (1.0 - size / backends).sqrt()
@@ -98,8 +98,8 @@ fn size(fleet: &Fleet) -> f64 {
 }
 
 /// The guarantee: if a part of the clients is lost, utilization falls at most by that part, because
-/// no backend's load can rise. This holds if the remaining clients keep their shares and all
-/// clients have equal rates. For unequal clients, the part is that of the traffic.
+/// no backend's load can rise. This holds if the remaining clients keep their shares. The part is
+/// that of the clients if all have equal rates, and otherwise that of the traffic.
 pub fn guarantee(raw: f64, missing: f64) -> f64 {
     raw * (1.0 - missing)
 }

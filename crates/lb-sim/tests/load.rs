@@ -285,7 +285,11 @@ fn a_report_that_was_overtaken_by_a_newer_one_is_dropped() {
         .replace("tasks = 1", "tasks = 20");
     let report = played(&(text + restart));
     let last = report.steps.last().expect("there are steps");
-    assert!(last.load.min > 0.9 * last.load.max, "no client considers it a lame duck any more: {:?}", last.load);
+    assert!(
+        last.load.min > 0.9 * last.load.max,
+        "no client considers it a lame duck any more: {:?}",
+        last.load
+    );
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Properties that hold for any rates and any absent clients: the law of the deviation, and the
-//! guarantee.
+//! Properties that hold for any rates and any absent clients: the formula for the deviation, and
+//! the guarantee.
 //!
 //! The tests use Rocksteadier with structural weights, in fleets with few and with many
 //! connections, and several seeds. They must not use the library's computation of loads from rates,
@@ -36,7 +36,10 @@ fn the_law_is_the_deviation_that_draws_have() {
             let fleet = fleet(numbers, seed);
             let found = unequal(&fleet, inequality).rsd.mean;
             let part = found / deviation(&fleet, inequality.variation(fleet.clients));
-            assert!((0.9..1.1).contains(&part), "{fleet:?}, {inequality:?}: {found} is {part} of the law");
+            assert!(
+                (0.9..1.1).contains(&part),
+                "{fleet:?}, {inequality:?}: {found} is {part} of the formula"
+            );
         }
     }
 }

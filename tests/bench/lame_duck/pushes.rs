@@ -24,7 +24,8 @@ const LOST: Duration = Duration::from_secs(10);
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let most = Some(CLIENTS[1] as u64 + 1_000);
-    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).context("raise the limit of open files")?;
+    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most })
+        .context("raise the limit of open files")?;
     let setup = Setup::new(stage, "pushes");
     let key = ServiceKey::make(&setup)?;
     let backend: SocketAddr = "127.0.0.1:8001".parse()?;

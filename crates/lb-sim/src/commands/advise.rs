@@ -197,7 +197,7 @@ restart: largest part of a subset within {block} neighbouring backends, a tenth 
         let _ = writeln!(
             text,
             "unequal: as weighted, but with these clients; mean of {DRAWS} draws. rsd: standard deviation of\n  \
-             loads over their mean, by the law in docs/reference/subsets.md."
+             loads over their mean, by the formula in docs/reference/subsets.md."
         );
     }
     let configuration = configuration(question, answer.subset);
@@ -313,7 +313,7 @@ fn row(subset: Subset, mark: &str, assessment: &Assessment) -> Vec<String> {
     row
 }
 
-/// The deviation by the law. The law holds only if loads are even for equal clients.
+/// The deviation by the formula, which holds only if loads are even for equal clients.
 fn law(assessment: &Assessment, unequal: &UnequalLoads) -> String {
     if assessment.weighted < 0.99 { "-".to_owned() } else { percent(unequal.law) }
 }

@@ -309,7 +309,7 @@ impl BalanceDocument {
 
     /// The table of the effect of unequal or absent clients.
     fn unequal(&self, Inequality { skew, missing }: Inequality) -> String {
-        let mut table = TextTable::new(["algorithm", "raw", "at least", "rsd", "by the law"]);
+        let mut table = TextTable::new(["algorithm", "raw", "at least", "rsd", "by formula"]);
         for result in &self.results {
             let unequal = result.unequal.as_ref().expect("computed whenever an inequality is given");
             let half = |interval: &Interval| interval.high - interval.mean;
@@ -323,7 +323,7 @@ impl BalanceDocument {
         }
         format!(
             "\nClient rates vary by {skew}, and {missing} % of the clients are absent: means of {DRAWS} draws ± half of the 95 % interval.\n\
-             at least: the lower bound with structural weights, if all present clients send the same. by the law:\n\
+             at least: the lower bound with structural weights, if all present clients send the same. by formula:\n\
              variation x sqrt(N / (M K)) x sqrt(1 - K / N), for every algorithm.\n\n{table}"
         )
     }
