@@ -79,8 +79,8 @@ pub fn absent(clients: u32, percent: u32) -> u32 {
 }
 
 /// The formula: if client rates have this variation, loads have a deviation of
-/// `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`. It holds for every algorithm with its weights, if loads
-/// are even for equal clients.
+/// `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`. It holds for every algorithm with its weights, if
+/// loads are even for equal clients.
 pub fn deviation(fleet: &Fleet, variation: f64) -> f64 {
     let (clients, backends, size) = (f64::from(fleet.clients), f64::from(fleet.backends), size(fleet));
     variation * (backends / (clients * size)).sqrt() * (1.0 - size / backends).sqrt()

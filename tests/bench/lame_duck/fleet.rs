@@ -23,8 +23,8 @@ pub fn addresses(count: u8) -> Vec<SocketAddr> {
     (1..=count).map(|number| SocketAddr::from(([10, 78, 0, number], PORT))).collect()
 }
 
-/// Assigns the addresses to the host at the far end, which otherwise receives packets to them
-/// without having them.
+/// Assigns the addresses to the host at the far end. Without this the host only receives packets
+/// for them.
 pub fn add_addresses(backends: &[SocketAddr]) -> Result<()> {
     backends.iter().try_for_each(|backend| run(&format!("ip address add {}/32 dev lo", backend.ip())))
 }
