@@ -41,9 +41,9 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Loopback addresses, one per backend: their prefix.
+/// The prefix of loopback addresses; each backend has one address.
 const HERE: [u8; 2] = [127, 1];
-/// Addresses at the far end of a link: their prefix.
+/// The prefix of addresses at the far end of a link.
 const FAR: [u8; 2] = [10, 78];
 
 /// The addresses of `count` backends with this prefix.

@@ -1,5 +1,5 @@
-//! Restarts under load: backends are restarted one after the other, the same while the agent is
-//! killed, and backends with applications that are killed instead.
+//! Restarts and crashes under load: backends are restarted one after the other, first with the
+//! agent and then while the agent is killed; afterwards their applications are killed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -168,7 +168,7 @@ fn crashed(crashes: &[(SocketAddr, u64)], asked: &[Asked]) -> Vec<Finding> {
         later.filter(|asked| is_connect(asked))
     };
     let most = crashes.iter().map(|(_, at_ns)| after(*at_ns).count()).max().unwrap_or(0);
-    // No connect that begins after the permitted number has failed may fail.
+    // Failed connects that began after the permitted number had failed. There must be none.
     let too_late = |at_ns: u64| {
         let mut ends: Vec<u64> = after(at_ns).map(|asked| asked.began_ns + asked.connect_ns).collect();
         ends.sort_unstable();
