@@ -62,7 +62,7 @@ pub const fn place_of(name: &str) -> u32 {
     let mut number = 0;
     while number < NAMES.len() {
         if are_equal(NAMES[number].as_bytes(), name.as_bytes()) {
-            #[expect(clippy::cast_possible_truncation, reason = "a place in a short list")]
+            #[expect(clippy::cast_possible_truncation, reason = "an index into a short list")]
             let number = number as u32;
             return FIRST + number;
         }

@@ -293,7 +293,7 @@ pub fn doubled_if(failures: u8, is_probed_healthy: u8) -> u8 {
 
 #[inline(always)]
 fn at_most_255(number: u32) -> u8 {
-    #[expect(clippy::cast_possible_truncation, reason = "the smaller of it and 255")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 255")]
     let number = smaller(u64::from(number), 255) as u8;
     number
 }
@@ -411,7 +411,7 @@ pub fn failure_source(
     // unchanged.
     let is_none = is_below(u64::from(evidence.failure_source.0), 1);
     let several = u32::from(FailureSource::SEVERAL.0) * (is_another & (is_none ^ 1));
-    #[expect(clippy::cast_possible_truncation, reason = "of bytes")]
+    #[expect(clippy::cast_possible_truncation, reason = "the operands are bytes")]
     let failure_source =
         (u32::from(evidence.failure_source.0) | several | (u32::from(state.failure_source) * is_none)) as u8;
     FailureSource(failure_source)
@@ -471,7 +471,7 @@ pub const NO_JITTER: u32 = 1 << 31;
 #[inline(always)]
 pub fn duration(level: u8, rules: EjectionRules, random: u32) -> u32 {
     let doubled = u64::from(rules.base) << (level & MOST_LEVELS);
-    #[expect(clippy::cast_possible_truncation, reason = "at most the largest number of 32 bits")]
+    #[expect(clippy::cast_possible_truncation, reason = "smaller than `max`, which has 32 bits")]
     let length = if doubled < u64::from(rules.max) { doubled as u32 } else { rules.max };
     let tenth = length / 10;
     // A multiplication and a shift replace a remainder, because programs have no cheap division by

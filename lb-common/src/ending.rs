@@ -83,8 +83,8 @@ impl Ending {
         1 << (self as u32 & 31)
     }
 
-    /// Whether the ending counts against the backend, regardless of what else is known of the flow.
-    /// Endings that this host or the application caused do not count.
+    /// Whether the ending counts against the backend, regardless of what else is known about the
+    /// flow. Endings that this host or the application caused do not count.
     #[inline(always)]
     pub const fn is_error(self) -> bool {
         self.bit() & ERRORS != 0
@@ -196,7 +196,7 @@ impl End {
     pub fn is_one_of(self, endings: u32) -> u32 {
         // The bits must be in a register: otherwise the compiler turns the shift of a single bit
         // into a comparison, and the comparison into a branch.
-        #[expect(clippy::cast_possible_truncation, reason = "of 32 bits")]
+        #[expect(clippy::cast_possible_truncation, reason = "the value has 32 bits")]
         let endings = in_one_register(u64::from(endings)) as u32;
         endings >> (self.word & 31) & 1
     }

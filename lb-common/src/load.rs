@@ -93,7 +93,7 @@ fn added(errors: RecentErrors, left: u32, more: u32, now: u32, half_life: HalfLi
         count => {
             #[expect(
                 clippy::cast_possible_truncation,
-                reason = "something is left, so they are fewer than 32"
+                reason = "errors remain, so there were fewer than 32 halvings"
             )]
             let halvings = half_life.halvings(errors, now) as u32;
             let since = errors.since.wrapping_add(halvings.wrapping_mul(half_life.ticks));

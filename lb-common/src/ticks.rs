@@ -6,7 +6,7 @@ pub const TICK_LOG2: u32 = 20;
 
 /// The tick that contains a time.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "ticks begin anew")]
+#[expect(clippy::cast_possible_truncation, reason = "ticks wrap around")]
 pub const fn tick(ns: u64) -> u32 {
     (ns >> TICK_LOG2) as u32
 }

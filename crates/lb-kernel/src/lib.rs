@@ -1,7 +1,7 @@
 //! The kernel side of client tasks: their maps, programs and links, and the steps that change them.
 //!
 //! This crate carries out plans and reports counts; it makes no decisions. No other crate of the
-//! daemon uses aya or bpf(2).
+//! program uses aya or bpf(2).
 //!
 //! Four modules form layers. Each may use the modules after it in this list, but not those before
 //! it:
@@ -16,8 +16,8 @@
 //!   [`interfaces`](interfaces()) ([`xdp`]: [`receiver`], [`responder`]);
 //! - `sys`: system calls.
 //!
-//! [`Kernel`] is the interface through which the daemon uses these modules, and [`DatapathError`]
-//! is the error type.
+//! [`Kernel`] is the kernel as the daemon's controller uses it, besides its clients
+//! ([`ClientKernel`]). [`DatapathError`] is the error type.
 
 mod client;
 

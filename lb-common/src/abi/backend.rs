@@ -9,10 +9,11 @@ use crate::net::{Address, Be16};
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct StateWord {
-    /// The field [`DaemonState::usable`]. Written by the daemon, which stores `usable` and `state`
-    /// together as one 16-bit word, so that its store does not overwrite the programs' half.
+    /// The field `usable` of [`DaemonState`]. Written by the daemon, which stores `usable` and
+    /// `state` together as one 16-bit word, so that its store does not overwrite the programs'
+    /// half.
     pub usable: u8,
-    /// The field [`DaemonState::state`]. Written by the daemon together with `usable`.
+    /// The field `state` of [`DaemonState`]. Written by the daemon together with `usable`.
     pub state: u8,
     /// 1 while the backend is ejected, else 0. Written by the kernel programs. The daemon also sets
     /// it when it ejects a backend, and clears it when an operator readmits the backend, when

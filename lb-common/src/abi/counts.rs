@@ -236,8 +236,8 @@ pub fn bucket(us: u32) -> usize {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Anomalies {
-    /// A socket whose connection was followed was closed and has no record: the record was removed,
-    /// or the socket has dialed elsewhere since.
+    /// The connection of a socket with requested state changes closed, and the socket had no
+    /// record: the record was removed, or the socket has dialed elsewhere since.
     pub close_without_record: u64,
     /// A connection was established although its flow was not in the phase "connecting".
     pub established_out_of_turn: u64,

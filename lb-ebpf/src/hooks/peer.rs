@@ -3,8 +3,8 @@
 //!
 //! The kernel is about to report the peer's address. The programs replace it only if it is the
 //! address of the backend of one of the socket's flows (for datagrams, also of a previous backend).
-//! Other sockets are left alone: a socket may have been connected elsewhere since, and accepted
-//! sockets call these programs, too.
+//! For other peers they change nothing: a socket may have been connected elsewhere since, and the
+//! kernel runs these programs for accepted sockets, too.
 
 use lb_common::abi::Service;
 use lb_common::net::{Address, Be16};

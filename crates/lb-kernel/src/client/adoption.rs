@@ -142,7 +142,7 @@ mod tests {
         let pinned = BTreeSet::from([1, 2, 3]);
         assert_eq!(only_other(&[1, 9, 3], &pinned), Some(9));
         assert_eq!(only_other(&[9], &pinned), Some(9));
-        assert_eq!(only_other(&[1, 9, 10], &pinned), None, "a map of other pins");
+        assert_eq!(only_other(&[1, 9, 10], &pinned), None, "two maps that are not pinned");
         assert_eq!(only_other(&[1, 2], &pinned), None);
         assert_eq!(only_other(&[], &pinned), None);
     }

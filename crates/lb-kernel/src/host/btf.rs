@@ -431,7 +431,7 @@ mod tests {
         }
         assert!(
             Types::parse(&description(b"\0", &[0, 31 << 24, 0]), &[], &[]).is_none(),
-            "a kind from the future"
+            "a kind that does not exist"
         );
     }
 

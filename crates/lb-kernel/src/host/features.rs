@@ -300,7 +300,7 @@ mod tests {
     fn every_feature_has_its_probe_and_its_globals_are_the_programs() {
         let probes = aya_obj::Object::parse(objects::PROBES).unwrap();
         let names: BTreeSet<_> = FEATURES.iter().map(|feature| feature.name).collect();
-        assert!(shape::declared(objects::PROBES).is_empty(), "they are loaded without pins");
+        assert!(shape::declared(objects::PROBES).is_empty(), "probes declare no maps");
         assert_eq!(probes.programs.keys().map(String::as_str).collect::<BTreeSet<_>>(), names);
         let symbols = |object: &[u8]| -> BTreeSet<String> {
             let text = String::from_utf8_lossy(object);

@@ -80,7 +80,7 @@ impl Image {
         image[at..at + constants.len()].copy_from_slice(&constants);
         // `e_shoff` of the object's header; `sh_offset` and `sh_size` of the section's header.
         let word = |at: usize| u64::from_le_bytes(object[at..at + 8].try_into().expect("eight bytes"));
-        let section = usize::try_from(word(0x28)).expect("less than the object") + 64 * map.section_index();
+        let section = usize::try_from(word(0x28)).expect("within the object") + 64 * map.section_index();
         for (field, value) in [(0x18, at), (0x20, constants.len())] {
             image[section + field..section + field + 8].copy_from_slice(&(value as u64).to_le_bytes());
         }
@@ -202,7 +202,7 @@ impl LoadedProgram {
 
 /// Loads one of an object's programs. Returns its descriptor.
 pub fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
-    let program = object.program_mut(name).expect("the object's programs are checked by a test");
+    let program = object.program_mut(name).expect("a test checks the object's programs");
     let fd = match program {
         Program::CgroupSockAddr(program) => {
             sys::without_signals(|| program.load())?;
@@ -225,7 +225,7 @@ pub fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramErr
     Ok(fd.as_fd().try_clone_to_owned()?)
 }
 
-#[expect(clippy::disallowed_methods, reason = "the one place")]
+#[expect(clippy::disallowed_methods, reason = "the only place that creates a loader")]
 fn loader() -> EbpfLoader<'static> {
     let mut loader = EbpfLoader::new();
     loader.btf(None);

@@ -108,7 +108,7 @@ impl HostMaps {
     /// # Errors
     /// If the pins cannot be read, moved or removed.
     pub fn take_over(&self) -> Result<bool, DatapathError> {
-        let pins = self.path.parent().expect("they are below a directory");
+        let pins = self.path.parent().expect("the pins are below a directory");
         let Some(base) = Directory::open(pins)? else { return Ok(false) };
         let mut has_taken = false;
         let is_other = |name: &String| name.starts_with(PREFIX) && !self.path.ends_with(name.as_str());

@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(
             us.name_at(us.started_ns.saturating_sub(1_000_000_000)),
             None,
-            "the one before had the number"
+            "an earlier process had the PID"
         );
         assert_eq!(process(u32::MAX), None);
     }

@@ -92,7 +92,7 @@ pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathE
 fn fd_of(object: &mut Ebpf, name: &str) -> Result<OwnedFd, DatapathError> {
     let Some(Map::HashMap(data) | Map::LruHashMap(data) | Map::PerCpuArray(data)) = object.take_map(name)
     else {
-        unreachable!("the object's maps are checked by a test")
+        unreachable!("a test checks the object's maps")
     };
     let fd: &MapData = &data;
     fd.fd().as_fd().try_clone_to_owned().map_err(|error| fail(name, "open", error))

@@ -89,7 +89,7 @@ fn open() -> Result<std::fs::File, DatapathError> {
     let refused = |error| DatapathError::refused(PROGRAM, error);
     let program: &mut Iter = object
         .program_mut(PROGRAM)
-        .expect("the object's programs are checked by a test")
+        .expect("a test checks the object's programs")
         .try_into()
         .map_err(refused)?;
     sys::without_signals(|| program.load(ITERATOR, &types)).map_err(refused)?;

@@ -146,8 +146,8 @@ mod tests {
             all.iter().filter(|neighbour| neighbour.is_socklb).count()
         };
         assert_eq!(recognised(|_| None, ""), hooks.len());
-        assert_eq!(recognised(|_| None, SOCK_OPS), hooks.len() - 1, "it need not follow connections");
+        assert_eq!(recognised(|_| None, SOCK_OPS), hooks.len() - 1, "the hook `sock_ops` may be missing");
         assert_eq!(recognised(|_| None, "recvmsg6"), 0);
-        assert_eq!(recognised(|_| Some("cil_sock4_connect"), ""), 0, "those have names");
+        assert_eq!(recognised(|_| Some("cil_sock4_connect"), ""), 0, "the programs have names");
     }
 }

@@ -59,7 +59,7 @@ impl Shape {
 
 /// The shapes of all maps that an object declares.
 pub fn declared(object: &[u8]) -> BTreeMap<String, Shape> {
-    let object = aya_obj::Object::parse(object).expect("the object is checked by a test");
+    let object = aya_obj::Object::parse(object).expect("a test checks the object");
     let shape = |map: &aya_obj::Map| Shape {
         kind: map.map_type(),
         key_size: map.key_size(),
