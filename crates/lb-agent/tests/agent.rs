@@ -92,7 +92,7 @@ async fn everybody_may_read_whether_a_backend_is_ready_and_why() {
     let nobody = Stage::with(vec![]).await;
     assert_eq!((nobody.page("/readyz").await.0, nobody.page("/livez").await.0), (503, 200));
     let (code, text) = stage.page("/readyz?backend=10.0.0.1:80").await;
-    assert_eq!((code, text.as_str()), (503, "10.0.0.1:80: unknown: the program that runs it says so\n"));
+    assert_eq!((code, text.as_str()), (503, "10.0.0.1:80: unknown: reported by the program that runs it\n"));
     assert_eq!(stage.page("/readyz?backend=10.0.0.1:81").await.0, 404);
     assert_eq!(stage.page("/readyz?backend=x").await.0, 400);
     let (code, text) = stage.page("/metrics").await;
@@ -110,7 +110,7 @@ async fn an_operator_takes_a_backend_out_also_over_a_restart() {
     let told = stage.tell("/v1/lame-duck", &[]).await.unwrap();
     assert_eq!(told.backends, ["10.0.0.1:80"]);
     let before = stage.until(|status| status.backends[0].readiness == "lame-duck").await;
-    assert_eq!(before.backends[0].why, "the operator says so");
+    assert_eq!(before.backends[0].why, "set by the operator");
     let error = stage.tell("/v1/ready", &[("backend", "10.0.0.1:81")]).await.unwrap_err();
     assert_eq!(error, "there is no backend 10.0.0.1:81 here, only 10.0.0.1:80");
     // A separate thread stores the lame ducks.

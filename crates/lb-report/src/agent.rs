@@ -1,11 +1,11 @@
-//! The agent's reports on its backends, decided without a socket, a clock or a random number: these
-//! are arguments.
+//! The agent's side: the reports of its backends. It uses no socket, clock or random number;
+//! datagrams, times and the secret are arguments.
 //!
 //! In reading order: the readiness of a backend from all its inputs ([`readiness`], [`streak`]) and
 //! its load ([`load`]); the clients that receive pushes (`subscribers`) and the times of pushes
-//! (`pushes`); all of that for one backend ([`entry`]); and the processing of datagrams (this file;
-//! [`crate::answer`] makes the answers). Only monotonic times are compared, so a jump of the host's
-//! clock changes nothing.
+//! (`pushes`); one backend with all of these ([`entry`]); and the processing of datagrams (this
+//! file; [`crate::answer`] makes the answers). Only monotonic times are compared, so a jump of the
+//! host's clock changes nothing.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -39,7 +39,8 @@ use name::Name;
 use pushes::Pace;
 pub use subscribers::{Asker, MAX_SUBSCRIBERS, Via};
 
-/// Maximum number of backends of an agent. With [`MAX_SUBSCRIBERS`] it bounds the agent's memory.
+/// Maximum number of backends of an agent. Together with [`MAX_SUBSCRIBERS`] it limits the agent's
+/// memory.
 pub const MAX_BACKENDS: usize = 64;
 
 /// Counters since the start of the agent.
@@ -66,14 +67,14 @@ pub struct Reports {
     /// returns continues after its last version, because clients reject a push that is not later
     /// than their last report.
     version: u64,
-    /// The number at which the changes of a new backend begin. It is above those that clients may
-    /// have acknowledged, because their cookies stay valid for minutes.
+    /// The number at which the changes of a new backend begin. It is above all numbers that clients
+    /// may have acknowledged, because their cookies remain valid for minutes.
     change: u16,
     counts: Counts,
 }
 
 impl Reports {
-    /// No backend yet. `secret` must be drawn again at each start of the agent.
+    /// Reports of no backend. `secret` must be random, and drawn again at each start of the agent.
     pub fn new(incarnation: u32, secret: [u8; 16], now: Instant) -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -97,7 +98,7 @@ impl Reports {
         }
     }
 
-    /// Removes a backend: requests for it are refused as those for an unknown name.
+    /// Removes a backend. Requests for it are then refused like requests for an unknown name.
     pub fn remove(&mut self, name: Name) {
         if let Some(entry) = self.entries.remove(&name) {
             self.version = self.version.max(entry.version());
@@ -130,8 +131,8 @@ impl Reports {
         self.incarnation
     }
 
-    /// The answer to the bytes of a packet, with the same length. `None` if the packet is refused,
-    /// which is counted.
+    /// The answer to the bytes of a packet, with the same length. Counts the packet. `None` if it
+    /// is refused.
     pub fn answer(&mut self, bytes: &[u8], asker: Asker, now: Instant) -> Option<Datagram> {
         match self.answer_to(bytes, asker, now) {
             Ok(answer) => {
@@ -174,21 +175,21 @@ impl Reports {
         Cookies::new(Key::from_bytes(secret), u64::try_from(age).unwrap_or(u64::MAX))
     }
 
-    /// Applies the passing of time: results that were not confirmed in time become unknown, and
-    /// subscribers that have not sent a request for an hour are removed.
+    /// Applies the passing of time: the health of backends with an outdated health check becomes
+    /// unknown, and subscribers that have not sent a request for an hour are removed.
     pub fn expire(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
             entry.expire(now);
         }
     }
 
-    /// Passes the pushes that are due to `send`, as many as the pace allows. The backends take
+    /// Calls `send` with the pushes that are due, as many as the pace allows. The backends take
     /// turns, so that no backend delays another.
     pub fn push(&mut self, now: Instant, mut send: impl FnMut(Asker, &Datagram)) {
         let mut left = self.pace.allowed(now);
         let mut pushed = 0;
         let cookies = self.cookies(now);
-        // Bound: each turn sends at least one push, or is the last.
+        // Bound: each iteration sends at least one push, or is the last.
         while left > 0 {
             let before = left;
             for (name, entry) in &mut self.entries {
@@ -215,7 +216,8 @@ impl Reports {
         self.entries.values().any(|entry| entry.push_at().is_some())
     }
 
-    /// When [`Reports::push`] or [`Reports::expire`] next has work, if no datagram arrives before.
+    /// When [`Reports::push`] or [`Reports::expire`] must be called next, if no datagram arrives
+    /// before.
     pub fn next_at(&self, now: Instant) -> Option<Instant> {
         let pushes = self.entries.values().filter_map(Entry::push_at).min();
         let pushes = pushes.map(|at| at.max(self.pace.allowed_at(now)));
@@ -231,7 +233,7 @@ impl Asker {
     }
 }
 
-/// The word for a readiness in status, metrics and commands.
+/// The name of a readiness in status, metrics and commands.
 pub const fn word(readiness: Readiness) -> &'static str {
     match readiness {
         Readiness::Unknown => "unknown",
@@ -241,7 +243,7 @@ pub const fn word(readiness: Readiness) -> &'static str {
     }
 }
 
-/// The readiness for a word; `None` if there is none.
+/// The readiness with this name; `None` if there is none.
 pub fn readiness_of(word_of_it: &str) -> Option<Readiness> {
     let all = [Readiness::Unknown, Readiness::Ready, Readiness::LameDuck, Readiness::Down];
     all.into_iter().find(|readiness| word(*readiness) == word_of_it)

@@ -6,8 +6,8 @@ use lb_common::net::Be16;
 
 use crate::wire::{Asker, Cookies, Datagram, Key, Kind, Malformed, Readiness};
 
-/// Why a datagram is not answered. Each datagram that arrives is answered or counted as one of
-/// these.
+/// Why a datagram is not answered. Every datagram that arrives is either answered or counted by its
+/// reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// It is not a datagram of the protocol.
@@ -18,12 +18,12 @@ pub enum Refused {
     UnknownKey,
     /// Its MAC is not valid under the key.
     Forged,
-    /// It is an authentic answer or push that was sent back to its sender.
+    /// It is an authentic answer or push, which was reflected to its sender.
     NotARequest,
 }
 
 impl Refused {
-    /// All of them, in the order of metrics.
+    /// All reasons, in the order of metrics.
     pub const ALL: [Self; REFUSALS] = [
         Self::Malformed(Malformed::Length),
         Self::Malformed(Malformed::Version),
@@ -48,7 +48,7 @@ impl Refused {
         }
     }
 
-    /// The word for it in metrics and status.
+    /// Its name in metrics and status.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malformed(Malformed::Length) => "malformed-length",
@@ -64,9 +64,9 @@ impl Refused {
     }
 }
 
-/// Turns the prepared answer of a backend into the answer to a request. Returns the number of the
-/// last change that the asker has acknowledged if the request contains a valid cookie of the asker:
-/// the asker becomes a subscriber then.
+/// Turns the prepared answer of a backend into the answer to a request. If the request contains a
+/// valid cookie, returns the number of the change that the client acknowledges with it: the caller
+/// makes the client a subscriber. Otherwise returns `None`.
 ///
 /// # Errors
 /// Why the request is not answered.
@@ -113,7 +113,7 @@ fn key_of(prepared: &PreparedAnswer, number: u16) -> Option<Key> {
     if number == 0 { None } else { Some(Key::from_bytes(key.key)) }
 }
 
-/// An age in milliseconds, `ns` later. It saturates at the largest number.
+/// An age in milliseconds, `ns` nanoseconds later. Saturates at the largest number.
 #[inline(always)]
 fn later(age: Be16, ns: u64) -> Be16 {
     let ms = age.to_host() as u64 + ns / 1_000_000;

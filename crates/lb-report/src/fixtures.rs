@@ -1,6 +1,6 @@
-//! Parts of tests, fuzzers and benchmarks of the programs of network interfaces: frames of every
-//! shape, and the maps of a host with one backend. No released program uses them; they are here
-//! because the crates that need them share no other crate.
+//! Code for tests, fuzzers and benchmarks of the programs of network interfaces: frames of every
+//! shape, and the maps of a host with one backend. No released program uses this code. It is here
+//! because the crates that need it share no other crate.
 
 use core::cell::Cell;
 use core::net::{IpAddr, SocketAddr};
@@ -14,8 +14,8 @@ use crate::receive::{Maps, Words};
 use crate::respond::{self, Found};
 use crate::wire::{Cookies, Datagram, Key, Kind, Readiness};
 
-/// Room for the longest frame: with tags, all IPv4 options, and more payload than a report's
-/// datagram has.
+/// Room for the longest frame, with tags, all IPv4 options, and a payload that is longer than a
+/// report's datagram.
 pub const ROOM: usize = 256;
 
 /// The headers of a frame.
@@ -56,7 +56,7 @@ impl Frame {
     /// If the families differ, or the frame does not fit.
     pub fn new(shape: Shape, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Self {
         let mut frame = Self { bytes: [0; ROOM], length: 0 };
-        // To the loopback interface, which has this address, from an invented one.
+        // The destination is the address of the loopback interface; the source is invented.
         frame.put(&HERE);
         frame.put(&[2, 0, 0, 0, 0, 2]);
         for tag in shape.tags.into_iter().filter(|tag| *tag != 0) {
@@ -76,7 +76,7 @@ impl Frame {
                 frame.put(&[64, shape.protocol, 0, 0]);
                 frame.put(&from.octets());
                 frame.put(&to.octets());
-                // "No operation", which fills the options.
+                // The options consist of "no operation".
                 (0..shape.options).for_each(|_| frame.put(&[1; 4]));
                 let sum = checksum(&frame.bytes[start..frame.length]);
                 frame.bytes[start + 10..start + 12].copy_from_slice(&sum.to_be_bytes());
@@ -133,9 +133,9 @@ pub fn checksum(bytes: &[u8]) -> u16 {
 /// The maps of a host whose daemon listens at one address and polls one backend.
 #[derive(Clone, Debug)]
 pub struct OneBackend {
-    /// Where the daemon listens.
+    /// The address at which the daemon listens.
     pub address: Address,
-    /// The settings of that address.
+    /// The settings of `address`.
     pub listener: Listener,
     /// The backend.
     pub name: SenderName,
@@ -143,7 +143,7 @@ pub struct OneBackend {
     pub keys: [SenderKey; 2],
     /// The last report that was believed.
     pub last: Cell<LastReport>,
-    /// Until when it is a lame duck.
+    /// The time until which it is a lame duck.
     pub lame_until_ns: Cell<u64>,
 }
 
@@ -193,7 +193,7 @@ impl Maps for OneBackend {
     }
 
     fn believe(&self, _: u32, before: LastReport, after: LastReport) -> bool {
-        assert_eq!(self.last.get(), before, "nobody else writes");
+        assert_eq!(self.last.get(), before, "there is no other writer");
         self.last.set(after);
         true
     }
@@ -225,7 +225,7 @@ impl Words for OneBackend {
 /// requested.
 #[derive(Clone, Debug)]
 pub struct OneAnswer {
-    /// That address.
+    /// The address at which the answer may be requested.
     pub asked_at: Address,
     /// The backend.
     pub name: SenderName,

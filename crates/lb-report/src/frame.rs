@@ -1,9 +1,9 @@
-//! Where in an Ethernet frame a UDP datagram is, and how the frame is turned around to carry the
+//! Finds a UDP datagram in an Ethernet frame, and turns the frame around so that it carries the
 //! answer. Kernel programs of network interfaces and tests use the same code.
 //!
-//! Supported: Ethernet with at most one VLAN tag (IEEE 802.1Q or 802.1ad), IPv4 with options (RFC
-//! 791), IPv6 without extension headers (RFC 8200), UDP (RFC 768). All other frames are ignored,
-//! fragments among them.
+//! Supported are Ethernet with at most one VLAN tag (IEEE 802.1Q or 802.1ad), IPv4 with options
+//! (RFC 791), IPv6 without extension headers (RFC 8200), and UDP (RFC 768). All other frames,
+//! including fragments, are ignored.
 
 use core::mem::offset_of;
 
@@ -16,7 +16,7 @@ use network_types::vlan::VlanHdr;
 
 use crate::wire::{BYTES, Datagram, is_of_one_host};
 
-/// A header in a frame, or a field of one.
+/// A header in a frame, or a field of a header.
 ///
 /// # Safety
 /// Any bytes must be a valid value, at any address.
@@ -43,11 +43,11 @@ pub type Payload = [u64; REPORT_WORDS];
 
 /// The bytes of a frame.
 pub trait Frame {
-    /// The header at an offset; `None` if the frame ends before it does.
+    /// The header at an offset; `None` if the frame ends before the header does.
     fn header<H: Header>(&self, offset: usize) -> Option<H>;
 
-    /// Copies as many bytes as a report's datagram has, in memory order; `None` if the frame ends
-    /// before.
+    /// Copies the bytes of a report's datagram, in memory order; `None` if the frame ends before
+    /// the datagram does.
     fn datagram(&self, offset: usize, into: &mut Payload) -> Option<()>;
 }
 
@@ -56,7 +56,8 @@ pub trait FrameMut: Frame {
     /// Writes a header at an offset; `None` if the frame has no room for it.
     fn put_header<H: Header>(&mut self, offset: usize, header: H) -> Option<()>;
 
-    /// Writes at an offset the bytes that [`Frame::datagram`] reads.
+    /// Writes the bytes of a report's datagram at an offset; `None` if the frame has no room for
+    /// them.
     fn put_datagram(&mut self, offset: usize, payload: &Payload) -> Option<()>;
 }
 
@@ -73,7 +74,7 @@ pub struct Udp {
     pub network: usize,
     /// The offset of the UDP header.
     pub header: usize,
-    /// Bytes of UDP header and payload, according to the header.
+    /// The length of UDP header and payload in bytes, according to the UDP header.
     pub length: u16,
 }
 
@@ -84,14 +85,14 @@ impl Udp {
         self.header + UdpHdr::LEN
     }
 
-    /// Whether it is one of IPv4.
+    /// Whether the datagram is in an IPv4 packet.
     #[inline(always)]
     const fn is_v4(self) -> bool {
         self.to.as_mapped().is_some()
     }
 
-    /// Copies the payload. `None` if its length is not that of a report's datagram, or the frame
-    /// ends before it does.
+    /// Copies the payload. `None` if it does not have the length of a report's datagram, or the
+    /// frame ends before the payload does.
     #[inline(always)]
     pub fn read<F: Frame + ?Sized>(self, frame: &F, into: &mut Datagram) -> Option<()> {
         if self.length as usize != UdpHdr::LEN + BYTES {
@@ -127,8 +128,7 @@ pub fn udp_to<F: Frame + ?Sized>(frame: &F, port: Be16) -> Option<Udp> {
 
 #[inline(always)]
 fn in_ipv4<F: Frame + ?Sized>(frame: &F, offset: usize, port: Be16) -> Option<Udp> {
-    /// Set if more fragments follow or some came before: all bits but "do not fragment" and the
-    /// reserved one.
+    /// The bits that are set in fragments: "more fragments" and the offset.
     const FRAGMENT: u16 = 0x3fff;
     let ip: Ipv4Hdr = frame.header(offset)?;
     let length = ip.vihl & 0xf;
@@ -185,8 +185,8 @@ fn udp_at<F: Frame + ?Sized>(
 /// The hop limit of an answer, Linux's default.
 const HOPS: u8 = 64;
 
-/// Sends a frame back to its source, with another payload of the length of a report's datagram.
-/// `None` if the frame ends before that, which is impossible if the caller has read the previous
+/// Turns a frame around, so that it goes back to its source, and replaces its payload. `None` if
+/// the frame ends before the payload does, which is impossible if the caller has read the previous
 /// payload.
 ///
 /// Not inlined into kernel programs, to limit their stack (512 bytes).
@@ -212,8 +212,8 @@ pub fn turn<F: FrameMut + ?Sized>(frame: &mut F, udp: &Udp, payload: &Payload) -
     frame.put_datagram(udp.payload(), payload)
 }
 
-/// Whether [`turn`] can send a frame back: its headers are as plain as those of an answer, without
-/// IP options, with nothing after the payload, and no group among the addresses.
+/// Whether [`turn`] can turn a frame around: it has no IP options, nothing after the payload, and
+/// no group address.
 #[inline(always)]
 pub fn can_turn<F: Frame + ?Sized>(frame: &F, udp: Udp) -> bool {
     /// The lowest bit of the first byte: a group address (IEEE 802).
@@ -237,8 +237,8 @@ pub fn can_turn<F: Frame + ?Sized>(frame: &F, udp: Udp) -> bool {
         && is_of_one_host(udp.from)
 }
 
-/// The sum of all words of a header, in the byte order of this host, which does not affect the
-/// checksum (RFC 1071).
+/// The sum of all words of a header, in the byte order of this host. The checksum does not depend
+/// on the byte order (RFC 1071).
 #[inline(always)]
 fn sum_of_ipv4(ip: &Ipv4Hdr) -> u64 {
     let pair = |a: u8, b: u8| u64::from(u16::from_ne_bytes([a, b]));
@@ -254,9 +254,9 @@ fn sum_of_ipv4(ip: &Ipv4Hdr) -> u64 {
         + of_four(ip.dst_addr)
 }
 
-/// The checksum of a datagram that goes back between the ends of another one (RFC 768, RFC 8200
-/// section 8.1). Both families use the same code: an IPv4 address in mapped form is preceded by
-/// 0xffff, which changes no sum of this kind.
+/// The UDP checksum of an answer to the datagram `udp` (RFC 768, RFC 8200 section 8.1). IPv4 and
+/// IPv6 use the same code, because the prefix of an IPv4 address in mapped form, 0xffff, does not
+/// change a sum of this kind.
 #[inline(always)]
 fn checksum_of_udp(udp: &Udp, header: UdpHdr, payload: &Payload) -> u16 {
     let two = |bytes| u64::from(u16::from_ne_bytes(bytes));
@@ -283,7 +283,7 @@ const fn halves(word: Be32) -> u64 {
     word.to_network() as u64
 }
 
-/// Folds a sum of 64-bit words into 16 bits, carries included.
+/// Folds a sum into 16 bits by adding the carries.
 #[expect(clippy::cast_possible_truncation, reason = "what is carried over has been added")]
 #[inline(always)]
 const fn folded(sum: u64) -> u16 {

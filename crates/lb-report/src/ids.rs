@@ -1,10 +1,9 @@
 //! The assignment of report ids to backends. A report id is the place of a backend's verdict in the
 //! kernel's verdict array, which all client tasks share.
 //!
-//! An id is released in steps, because the kernel refers to it from two sides: rows of backends and
-//! entries of senders. First, neither refers to it any more. Then every program that may have read
-//! it there ends. Then its verdict is cleared. Then it is free. This module decides the next step.
-//! It must not know any map, or whether a backend reports.
+//! The kernel's rows of backends and its register of senders contain ids, so an id is released in
+//! steps. First, the caller removes it from all rows and from the register. Then every program that
+//! may have read it there must end. Then the caller clears its verdict, and the id is free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -20,10 +19,10 @@ pub struct ReportIds {
     free: BTreeSet<u32>,
     /// This id and all above it were never in use, and are free.
     fresh: u32,
-    /// Ids whose entries are removed; readers may still use them.
+    /// Ids that are no longer in rows or in the register, but that running programs may still use.
     leaving: BTreeSet<u32>,
     periods: GracePeriods<u32>,
-    /// Names that got no id because none was left.
+    /// Names without an id, because no id was free.
     uncovered: BTreeSet<Name>,
     /// The number of ids.
     capacity: u32,
@@ -35,10 +34,10 @@ impl Default for ReportIds {
     }
 }
 
-/// Why an entry of the register cannot be adopted: two names have the same id, one name has two
-/// ids, or the id does not exist.
+/// An entry of the register cannot be adopted: its id does not exist, another name has the same id,
+/// or the name has another id, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("report id {id} of {address} is another backend's as well, or none")]
+#[error("report id {id} of {address} is invalid, or the id or the backend has another entry")]
 pub struct Contradiction {
     /// The id.
     pub id: u32,
@@ -63,7 +62,8 @@ impl ReportIds {
     /// Adopts the id that a name has in the kernel's register.
     ///
     /// # Errors
-    /// If it contradicts an id that was adopted before. The caller should then remove the entry.
+    /// If the id does not exist, or contradicts an entry that was adopted before. The caller should
+    /// then remove the entry.
     pub fn adopt(&mut self, name: Name, id: u32) -> Result<(), Contradiction> {
         let is_ours = (1..=self.capacity).contains(&id) && (id >= self.fresh || self.free.contains(&id));
         if !is_ours || self.in_use.contains_key(&name) {
@@ -78,11 +78,11 @@ impl ReportIds {
         Ok(())
     }
 
-    /// The id of a name: the one that it has, or the lowest free one. [`NO_REPORT`] if none is
-    /// left; the name then counts as uncovered until it gets one.
+    /// The id of a name: its present id, or else the lowest free id. [`NO_REPORT`] if no id is
+    /// free; the name then counts as uncovered until it gets an id.
     ///
-    /// The verdict of a newly assigned id may be left over from an earlier daemon that ended before
-    /// clearing it. The caller must clear it before an entry of the register refers to the id.
+    /// An earlier daemon may have ended before it cleared the verdict of an id. So the caller must
+    /// clear the verdict of a new id before it adds the id to the register.
     pub fn hold(&mut self, name: Name) -> u32 {
         if let Some(id) = self.in_use.get(&name) {
             return *id;
@@ -113,36 +113,36 @@ impl ReportIds {
         self.in_use.iter().map(|(name, id)| (*name, *id))
     }
 
-    /// Stops counting uncovered names for which `is_asked` returns false.
+    /// Stops counting the uncovered names for which `is_asked` returns false.
     pub fn retain_uncovered(&mut self, is_asked: impl Fn(&Name) -> bool) {
         self.uncovered.retain(is_asked);
     }
 
-    /// How many names have no id because none was left.
+    /// How many names have no id because no id was free.
     pub fn uncovered(&self) -> usize {
         self.uncovered.len()
     }
 
-    /// Begins to release the id of a backend. The caller guarantees that nothing refers to it any
-    /// more: no row of a backend, and no entry of the register. If the name returns, it gets
-    /// another id.
+    /// Begins to release the id of a backend. No row of a backend and no entry of the register may
+    /// contain the id any more. If the name returns, it gets another id.
     pub fn release(&mut self, name: Name) {
         self.uncovered.remove(&name);
         self.leaving.extend(self.in_use.remove(&name));
     }
 
-    /// Whether any id needs a grace period that has not begun or not ended yet.
+    /// Whether the grace period of any id is not over, so that a wait is necessary.
     pub fn wants_wait(&self) -> bool {
         self.periods.wants_wait(&self.leaving)
     }
 
-    /// Records that a grace period begins. If another one was running, it has failed.
+    /// Notes that a grace period begins. An earlier grace period that has not ended counts as
+    /// failed.
     pub fn before_wait(&mut self) {
         self.periods.before_wait(&self.leaving);
     }
 
-    /// Records that the current grace period has ended. The caller must clear the verdicts of the
-    /// returned ids and then call [`ReportIds::cleared`], which frees them.
+    /// Notes that the current grace period has ended. The caller must clear the verdicts of the
+    /// returned ids and then call [`ReportIds::cleared`], which frees the ids.
     pub fn after_wait(&mut self) -> BTreeSet<u32> {
         self.periods.after_wait();
         self.periods.take_idle(|_| false)
@@ -198,7 +198,7 @@ mod tests {
         ids.release(name(1));
         assert!(ids.wants_wait());
         ids.before_wait();
-        // Released during the grace period: this id needs the next one.
+        // This id is released during the grace period, so it needs the next grace period.
         ids.release(name(2));
         assert_eq!(ids.after_wait(), [a].into());
         assert_eq!((ids.hold(name(3)), ids.uncovered()), (NO_REPORT, 1), "not cleared yet");

@@ -1,8 +1,8 @@
 //! The keys of reports: a service's key, which client hosts have, and each backend's key, which its
 //! agent has.
 //!
-//! A backend's key is derived from its service's. Client hosts therefore store one key, and a
-//! backend can forge reports only about itself. Two keys with different numbers may be valid at a
+//! A backend's key is derived from the key of its service. So client hosts store one key, and a
+//! backend can forge only its own reports. Two keys with different numbers may be valid at the same
 //! time, so that a key can be replaced without an interruption.
 
 use std::fmt;
@@ -14,7 +14,8 @@ use sha2::Sha256;
 
 use crate::wire;
 
-/// Keys that may be valid at a time: the one in use, and the one before it or after it.
+/// The number of keys that may be valid at the same time: the current key, and its predecessor or
+/// successor.
 pub const MAX_KEYS: usize = 2;
 
 /// A key that a file contains in hexadecimal digits.
@@ -86,7 +87,7 @@ impl Secret for BackendKey {
     }
 }
 
-/// A key with its number. Every datagram that it authenticates contains the number in the clear.
+/// A key with its number. Datagrams contain the number of their key in the clear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbered<K> {
     /// The number, 1 or more.
@@ -115,7 +116,7 @@ impl Numbered<ServiceKey> {
     }
 }
 
-/// The keys that are valid at a time: one or two. Datagrams are sent with the first.
+/// The keys that are valid at the same time: one or two. Datagrams are sent with the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys<K>(Vec<Numbered<K>>);
 
@@ -125,7 +126,7 @@ pub struct Keys<K>(Vec<Numbered<K>>);
 pub struct KeysError {
     /// The line, 1 or more.
     pub line: usize,
-    /// What is wrong with the line, and what would be right. It contains no part of a key.
+    /// The fault of the line, and what would be right. It contains no part of a key.
     pub why: String,
 }
 
@@ -134,8 +135,7 @@ impl<K: Secret> Keys<K> {
     /// Empty lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// The first line that is not a key, with what would be right; the last line if there is no
-    /// key.
+    /// The first line that is not a key, with the reason; the last line if there is no key.
     pub fn parse(text: &str) -> Result<Self, KeysError> {
         let mut keys: Vec<Numbered<K>> = Vec::new();
         let mut last = 1;
@@ -148,10 +148,10 @@ impl<K: Secret> Keys<K> {
             let fail = |why: String| KeysError { line, why };
             let key = numbered(text).map_err(fail)?;
             if keys.len() == MAX_KEYS {
-                return Err(fail(format!("more than {MAX_KEYS} keys: keep the one in use and the next one")));
+                return Err(fail(format!("more than {MAX_KEYS} keys: keep the current and the next key")));
             }
             if keys.iter().any(|known| known.id == key.id) {
-                return Err(fail(format!("key {} is there twice: give each a number of its own", key.id)));
+                return Err(fail(format!("key {} is there twice: give each key its own number", key.id)));
             }
             keys.push(key);
         }
@@ -181,9 +181,9 @@ impl<K: Copy> Keys<K> {
         self.0.iter().find(|key| key.id == id).map(|key| key.key)
     }
 
-    /// The keys that `others` contains as well; `None` if there is none. Keys that replace each
-    /// other belong to the same party; during a replacement each of two files may have a key that
-    /// the other lacks.
+    /// The keys that are also in `others`; `None` if there are none. If there are, both sets belong
+    /// to the same party: while a key is replaced, each may have a key that the other does not have
+    /// yet, or any more.
     pub fn common(&self, others: &Self) -> Option<Self>
     where
         K: PartialEq,
@@ -192,14 +192,14 @@ impl<K: Copy> Keys<K> {
         (!common.is_empty()).then_some(Self(common))
     }
 
-    /// All keys, the one to send with first.
+    /// All keys. The first is the key to send with.
     pub fn all(&self) -> &[Numbered<K>] {
         &self.0
     }
 }
 
 impl Keys<BackendKey> {
-    /// Whether a datagram is authentic under the key that it names.
+    /// Whether a datagram is authentic under the key with its key number.
     pub fn authenticate(&self, datagram: &wire::Datagram) -> bool {
         self.get(datagram.key_id.to_host()).is_some_and(|key| datagram.is_authentic(key.wire()))
     }
@@ -213,7 +213,7 @@ impl Keys<ServiceKey> {
 }
 
 fn numbered<K: Secret>(text: &str) -> Result<Numbered<K>, String> {
-    let (id, key) = text.split_once(char::is_whitespace).ok_or("no `ID KEY`: a number, a space, a key")?;
+    let (id, key) = text.split_once(char::is_whitespace).ok_or("not `ID KEY`: a number, a space, a key")?;
     let id = id.parse().ok().filter(|id| *id != 0).ok_or("the number of a key is 1 to 65535")?;
     let digits = key.trim();
     if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -224,7 +224,7 @@ fn numbered<K: Secret>(text: &str) -> Result<Numbered<K>, String> {
     let bytes: Vec<u8> = pairs.filter_map(byte).collect();
     match K::of_bytes(&bytes).filter(|_| digits.len() == 2 * K::BYTES) {
         Some(_) if bytes.iter().all(|byte| *byte == 0) => {
-            Err("a key of zeros is known to everybody: `socklb agent key` makes one".to_owned())
+            Err("a key of zeros is not secret: `socklb agent key` makes a key".to_owned())
         }
         Some(key) => Ok(Numbered { id, key }),
         None => {
@@ -303,7 +303,7 @@ mod tests {
         let none = "no key: write one as `1 KEY` (`socklb agent key` makes one)";
         check::<ServiceKey>("", &format!("line 1: {none}"));
         check::<ServiceKey>("# a\n# b\n", &format!("line 2: {none}"));
-        check::<ServiceKey>(&long, "line 1: no `ID KEY`: a number, a space, a key");
+        check::<ServiceKey>(&long, "line 1: not `ID KEY`: a number, a space, a key");
         for id in ["0", "65536", "-1", "a"] {
             check::<ServiceKey>(&format!("{id} {long}"), "line 1: the number of a key is 1 to 65535");
         }
@@ -314,7 +314,7 @@ mod tests {
         let zeros = "0".repeat(64);
         check::<ServiceKey>(
             &format!("1 {zeros}"),
-            "line 1: a key of zeros is known to everybody: `socklb agent key` makes one",
+            "line 1: a key of zeros is not secret: `socklb agent key` makes a key",
         );
         check::<ServiceKey>("1 00", "line 1: a service's key has 64 digits, this has 2");
         check::<ServiceKey>("1 000", "line 1: a service's key has 64 digits, this has 3");
@@ -328,8 +328,8 @@ mod tests {
              backend's from it",
         );
         let three = format!("1 {long}\n2 {long}\n3 {long}");
-        check::<ServiceKey>(&three, "line 3: more than 2 keys: keep the one in use and the next one");
+        check::<ServiceKey>(&three, "line 3: more than 2 keys: keep the current and the next key");
         let twice = format!("1 {long}\n1 {long}");
-        check::<ServiceKey>(&twice, "line 2: key 1 is there twice: give each a number of its own");
+        check::<ServiceKey>(&twice, "line 2: key 1 is there twice: give each key its own number");
     }
 }

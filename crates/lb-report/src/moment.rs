@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// An arbitrary moment from which a test counts; only differences of times affect results.
+/// An arbitrary start time. Only differences of times affect the results of tests.
 pub fn moment() -> Instant {
     Instant::now()
 }

@@ -5,8 +5,7 @@ use lb_core::service::Protocol;
 
 use crate::wire::{Datagram, Kind};
 
-/// The backend that a parsed datagram is about; `None` if its protocol is not one that services
-/// use.
+/// The backend of a parsed datagram; `None` if services cannot have its protocol.
 pub fn name_in(datagram: &Datagram) -> Option<Name> {
     Some(Name { protocol: Protocol::of_number(datagram.protocol)?, address: datagram.backend() })
 }

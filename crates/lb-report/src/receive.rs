@@ -1,6 +1,5 @@
-//! How a frame that may contain a report is processed before the host's network stack sees it: a
-//! function of the frame and of the host's maps. The kernel program calls it with these maps, tests
-//! with maps of their own.
+//! Processes a frame that may contain a report before the host's network stack does. The kernel
+//! program calls this code with the maps of the host, tests with maps of their own.
 //!
 //! The checks are ordered by cost: whether the frame is for the daemon, its length and layout, the
 //! backend, its kind and number, and last its message authentication code (MAC).
@@ -13,22 +12,23 @@ use lb_common::net::{Address, Be16};
 use crate::frame::{Frame, Udp, udp_to};
 use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Disbelieved, Key, after, judge, lame_until_ns};
 
-/// The words of a backend that change with each report, by report id.
+/// The words of backends that reports change, by report id.
 pub trait Words {
     /// The number of the last believed report.
     fn base(&self, id: u32) -> ReportBase;
-    /// Until when the backend is a lame duck.
+    /// The time until which the backend is a lame duck.
     fn lame_until_ns(&self, id: u32) -> u64;
-    /// Replaces the lame until if it still is `before`. Returns whether it was.
+    /// Replaces the lame until if it still is `before`. Returns whether it was replaced.
     fn replace_lame_until_ns(&self, id: u32, before: u64, after: u64) -> bool;
 }
 
-/// Stores until when a backend is a lame duck after the report with the number `base`, which the
-/// caller has just stored as the last one. `of` computes the new time from the stored one. If a
-/// later report has arrived meanwhile, its time stays, whichever of the two is stored first.
+/// Stores the time until which a backend is a lame duck after the report with the number `base`,
+/// which the caller has just stored as the last report. `of` computes the new time from the stored
+/// time. If a later report has arrived in the meantime, its time remains, in whatever order the two
+/// are stored.
 #[inline(always)]
 pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl Fn(u64) -> u64) {
-    // Two attempts: during the first one, an earlier report may store its time in between.
+    // There are two attempts, because an earlier report may store its time during the first.
     for _ in 0..2 {
         let before = words.lame_until_ns(id);
         let after = of(before);
@@ -36,8 +36,8 @@ pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl
             return;
         }
         if words.replace_lame_until_ns(id, before, after) {
-            // A later report may have found the right time already and stored nothing; this store
-            // would now be wrong.
+            // A later report may have found that its time was stored already, and stored nothing.
+            // Then this store is undone.
             if words.base(id).to_word() != base.to_word() {
                 words.replace_lame_until_ns(id, after, before);
             }
@@ -46,14 +46,14 @@ pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl
     }
 }
 
-/// The maps of the host, as the receiver reads and writes them.
+/// The maps of the host, as the receiver uses them.
 pub trait Maps: Words {
     /// An entry of the register of senders.
     type Sender: Copy;
 
-    /// The settings of an address, if the daemon listens there.
+    /// The settings of an address; `None` if the daemon does not listen at it.
     fn listener(&self, address: Address) -> Option<Listener>;
-    /// The entry of a backend.
+    /// The register's entry of a backend.
     fn sender(&self, name: &SenderName) -> Option<Self::Sender>;
     /// The report id in the entry.
     fn id(&self, sender: Self::Sender) -> u32;
@@ -61,18 +61,19 @@ pub trait Maps: Words {
     fn key(&self, sender: Self::Sender, number: u16) -> Option<Key>;
     /// The last report that was believed.
     fn last(&self, id: u32) -> Option<LastReport>;
-    /// Replaces the last report `before` with `after`; returns false if another CPU was faster.
+    /// Replaces the last report `before` with `after`. Returns false if another CPU has replaced
+    /// it first.
     fn believe(&self, id: u32, before: LastReport, after: LastReport) -> bool;
-    /// Records when a repeated push was passed on.
+    /// Records the time at which a repeated push was passed on.
     fn set_repeated_ns(&self, id: u32, now_ns: u64);
 }
 
 /// The result of processing a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reception {
-    /// It was believed: it is stored, and passed on to the daemon.
+    /// It was believed and stored, and is passed on to the daemon.
     Believed,
-    /// Another CPU stored a report of this backend at the same moment, or the entry was reused. The
+    /// Another CPU stored a report of this backend at the same time, or the entry was reused. The
     /// datagram is passed on to the daemon, which judges it.
     Contended,
     /// It is not a datagram of this version.
@@ -84,7 +85,7 @@ pub enum Reception {
 const _: () = assert!(RECEPTIONS == 3 + Disbelieved::ALL.len());
 
 impl Reception {
-    /// The words for all of them in metrics and JSON, ordered by number.
+    /// The names of all results in metrics and JSON, ordered by number.
     pub const NAMES: [&str; RECEPTIONS] = {
         let mut names = ["believed", "contended", "malformed", "", "", "", "", "", "", ""];
         let mut at = 0;
@@ -113,8 +114,8 @@ impl Reception {
 pub struct Received {
     /// The result of processing the datagram.
     pub reception: Reception,
-    /// Whether it goes on to the socket. Believed reports do, because the daemon also needs their
-    /// load and round trip time.
+    /// Whether the datagram goes on to the socket. Believed reports do, because the daemon also
+    /// needs their load and round trip time.
     pub goes_on: bool,
 }
 
@@ -128,8 +129,8 @@ impl Received {
     }
 }
 
-/// Processes a frame. `None` if it is not for the daemon's port at one of its addresses: the
-/// program does nothing with it then.
+/// Processes a frame. `None` if it is not for the daemon's port at one of its addresses; the
+/// program then lets the frame pass.
 #[inline(always)]
 pub fn receive<F: Frame + ?Sized, M: Maps>(
     frame: &F,
@@ -171,8 +172,9 @@ fn take<F: Frame + ?Sized, M: Maps>(
         return Received::disbelieved(why);
     }
     // While the verifier of Linux 6.1 checks the function that computes a MAC, it loses the
-    // precision of the values that this depends on. It then treats both cases as one and removes
-    // the code of the other from the program. It does not if it knows no bounds of the number.
+    // precision of the values on which this flag depends. It then treats both cases as one, and
+    // removes the code of the other case from the program. It does not do that if it knows no
+    // bounds of the flag.
     let is_news = without_bounds(u64::from(judged.is_ok()), now_ns);
     let authentic = match maps.key(sender, datagram.key_id.to_host()) {
         None => Err(Disbelieved::UnknownKey),
@@ -191,8 +193,8 @@ fn take<F: Frame + ?Sized, M: Maps>(
         return Received::disbelieved(why);
     }
     let after = after(last, &datagram);
-    // The entry's memory may have been reused for another backend since the lookup. The daemon must
-    // then judge the datagram.
+    // If the entry's memory was reused for another backend since the lookup, the daemon must judge
+    // the datagram.
     if maps.id(sender) != id || !maps.believe(id, last, after) {
         return Some(Received { reception: Reception::Contended, goes_on: true });
     }
@@ -200,9 +202,9 @@ fn take<F: Frame + ?Sized, M: Maps>(
     Some(Received { reception: Reception::Believed, goes_on: true })
 }
 
-/// Whether a push is a repetition of the last one, which its agent sends until it is acknowledged:
-/// the daemon's request may have been lost. The interval is limited, so that replayed pushes cannot
-/// keep the daemon busy.
+/// Whether a push is a repetition of the last push, to be acknowledged again: an agent repeats a
+/// push if the daemon's request, which acknowledges it, was lost. There is a minimum interval, so
+/// that replayed pushes cannot overload the daemon.
 #[inline(always)]
 fn is_to_be_acknowledged_again(last: LastReport, datagram: &Datagram, why: Disbelieved, now_ns: u64) -> bool {
     const APART_NS: u64 = ACKNOWLEDGED_FOR_MS as u64 * 1_000_000;
@@ -316,7 +318,7 @@ mod tests {
             let frame = Frame::new(plain, agent, to, &fine);
             assert_eq!(receive(frame.bytes(), &maps(false), Be16::from_host(9467), || NOW), None, "{to}");
         }
-        // Cut off before it is recognizable as being for the daemon.
+        // The frame is cut off before it is recognizable as being for the daemon.
         let frame = Frame::new(plain, agent, daemon, &fine);
         for length in 0..42 {
             let cut = &frame.bytes()[..length];
@@ -422,7 +424,7 @@ mod tests {
         forged[79] ^= 1;
         let forged = Frame::new(Shape::PLAIN, agent, daemon, &forged);
         let taken = receive(forged.bytes(), &maps, Be16::from_host(9467), || NOW + 100 * MS);
-        assert_eq!(taken, replayed(false), "nobody without the key makes the daemon work");
+        assert_eq!(taken, replayed(false), "a forged datagram is not passed to the daemon");
     }
 
     /// An action of another CPU.
@@ -455,7 +457,7 @@ mod tests {
     #[test]
     fn the_word_of_a_later_report_stays_whichever_is_stored_first() {
         let number = |counter| ReportBase { incarnation: 7, counter };
-        // The lame until before, according to the earlier report, and according to the later one.
+        // The lame until before, and by the earlier and by the later report.
         for (before, earlier, later) in
             [(0, 100, 0), (0, 100, 200), (50, 0, 200), (50, 100, 0), (50, 100, 50)]
         {

@@ -1,6 +1,6 @@
-//! How a frame that may contain a request is answered before the host's network stack sees it: a
-//! function of the frame and of the answers that the agent has prepared. The kernel program calls
-//! it with its maps, tests with maps of their own.
+//! Answers a request in a frame before the host's network stack processes the frame, with the
+//! answers that the agent has prepared. The kernel program calls this code with its maps, tests
+//! with maps of their own.
 
 use bytemuck::Zeroable;
 use lb_common::abi::host::SenderName;
@@ -12,7 +12,7 @@ use crate::answer::{Refused, answer};
 use crate::frame::{FrameMut, Udp, can_turn, turn, udp_to};
 use crate::wire::{Asker, Cookies, Datagram, Malformed, Readiness};
 
-/// The data that the agent and the program share, as the program reads and writes it.
+/// The maps that the agent and the program share, as the program uses them.
 pub trait Maps {
     /// Whether requests to this address of the host are answered.
     fn is_asked_at(&self, address: Address) -> bool;
@@ -20,7 +20,7 @@ pub trait Maps {
     fn is_own(&self, station: Station) -> bool;
     /// Looks up the prepared answer of a backend and copies it to `into` if it is found.
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found;
-    /// Records a subscriber, which the agent will push changes to.
+    /// Records a subscriber, to which the agent will push changes.
     fn subscribe(&self, name: &SubscriberName, subscriber: &Subscriber);
     /// The cookies of this time.
     fn cookies(&self, now_ns: u64) -> Cookies;
@@ -29,15 +29,16 @@ pub trait Maps {
 /// The result of looking up a prepared answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It was found.
+    /// The answer was found.
     Prepared,
     /// This host has no backend with this name.
     Nobody,
-    /// The agent is writing it at this moment.
+    /// The agent is writing the answer now.
     BeingWritten,
 }
 
-/// Memory in which an answer is made: a kernel program's stack (512 bytes) has no room for it.
+/// The memory for making an answer, because a kernel program's stack (512 bytes) has no room for
+/// it.
 #[derive(Clone, Copy, Debug, Zeroable)]
 pub struct Workspace {
     /// The request.
@@ -55,8 +56,8 @@ pub enum Response {
     Refused(Refused),
 }
 
-/// Answers the request in a frame. `None` if the frame is not for the agent, or must be answered by
-/// the agent's socket: the frame is unchanged then.
+/// Answers the request in a frame. `None` if the frame is not for the agent, or if the agent's
+/// socket must answer it; the frame is then unchanged.
 #[inline(always)]
 pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
     frame: &mut F,
@@ -80,7 +81,7 @@ pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
     Some(response)
 }
 
-/// The request that a frame may contain, if the frame can be sent back.
+/// The UDP datagram to the agent's port in a frame, if the frame can be turned around.
 ///
 /// This and the following functions are not inlined into the kernel program, because a program's
 /// stack has only 512 bytes.
@@ -89,16 +90,16 @@ fn request_in<F: FrameMut + ?Sized>(frame: &F, port: Be16) -> Option<Udp> {
     udp_to(frame, port).filter(|udp| can_turn(frame, *udp))
 }
 
-/// Whether a frame is addressed to an interface of this host. Other frames arrive if an interface
-/// or the link between accepts all frames, and the answer would have another host's hardware
-/// address as its source.
+/// Whether a frame is addressed to an interface of this host. An interface in promiscuous mode also
+/// receives frames for other hosts; an answer to such a frame would have the hardware address of
+/// another host as its source.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 fn is_to_this_host<F: FrameMut + ?Sized, M: Maps>(frame: &F, maps: &M) -> bool {
     frame.header::<EthHdr>(0).is_some_and(|ethernet| maps.is_own(Station::from(ethernet.dst_addr)))
 }
 
 /// Decides on the request in the workspace. If it is answered, the answer replaces the prepared
-/// one.
+/// answer in the workspace.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) -> Option<Response> {
     let Workspace { request, prepared } = workspace;
@@ -116,8 +117,9 @@ fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) 
     if report.name() != backend {
         return None;
     }
-    // The prepared answer is too old to report the backend as down, and reporting it as unknown
-    // would let clients choose it sooner than silence would. So there is no answer.
+    // After its deadline, a prepared answer must not report the backend as down. If it reported the
+    // backend as unknown instead, clients would choose the backend sooner than without an answer.
+    // So the socket must answer.
     if now_ns > prepared.deadline_ns && report.readiness == Readiness::Down as u8 {
         return None;
     }
@@ -194,7 +196,7 @@ mod tests {
         (response, frame.bytes().to_vec())
     }
 
-    /// The datagram in an answer. The headers of the answer are checked.
+    /// The datagram in an answer. Checks the headers of the answer.
     fn answer_in(frame: &[u8], is_v6: bool, tags: usize) -> Datagram {
         let [asker, agent] = ends(is_v6);
         let bytes = |ip: IpAddr| match ip {
@@ -272,7 +274,7 @@ mod tests {
         untouched(&maps, frame, None);
     }
 
-    /// Checks that a frame stays unchanged.
+    /// Checks that a frame is not changed.
     #[track_caller]
     fn untouched(maps: &OneAnswer, mut frame: Frame, expected: Option<Response>) {
         let before = frame.bytes().to_vec();
@@ -308,7 +310,7 @@ mod tests {
         for from in ["[fe80::1]:9467", "[ff02::1]:9467", "[::ffff:192.0.2.2]:9467", "[::]:9467"] {
             untouched(&maps(true), Frame::new(plain, address(from), agent, fine.bytes()), None);
         }
-        // To a group, to another host, from a group.
+        // Frames to a group, to another host, and from a group.
         for (at, bit) in [(0, 1), (5, 1), (6, 1)] {
             let [asker, agent] = ends(false);
             let mut frame = Frame::new(plain, asker, agent, fine.bytes());

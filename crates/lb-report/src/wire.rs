@@ -1,7 +1,7 @@
-//! The datagram by which a backend's agent reports the backend's state. It has 80 bytes, the same
-//! in every direction, and the agent, the daemon and kernel programs read it.
+//! The datagram by which a backend's agent reports the backend's state. It has 80 bytes in every
+//! direction, and the agent, the daemon and kernel programs use it.
 //!
-//! A *request* asks for the report of one backend, by its name: protocol, address and port as in
+//! A *request* requests the report of one backend, by its name: protocol, address and port as in
 //! the endpoint list. An *answer* is as large as its request, so that an agent cannot be used to
 //! amplify traffic. A *push* is a report that was not requested. Each datagram is authenticated
 //! under the backend's key by SipHash-2-4 (Aumasson and Bernstein, 2012).
@@ -28,13 +28,14 @@ pub const AUTHENTICATED_BYTES: usize = BYTES - 8;
 /// The version of the layout.
 pub const VERSION: u8 = 1;
 
-/// The longest `valid for` of a report, in milliseconds; a longer one counts as this.
+/// The longest `valid for` of a report, in milliseconds. A longer time counts as this.
 pub const MAX_VALID_FOR_MS: u32 = 300_000;
 
 /// [`MAX_VALID_FOR_MS`] as a duration.
 pub const MAX_VALID_FOR: Duration = Duration::from_millis(MAX_VALID_FOR_MS as u64);
 
-/// The longest `hold` of a report, in milliseconds: a silent backend is a lame duck for no longer.
+/// The longest `hold` of a report, in milliseconds. A silent backend remains a lame duck for at
+/// most this time.
 pub const MAX_HOLD_MS: u32 = 3_600_000;
 
 /// [`MAX_HOLD_MS`] as a duration.

@@ -279,8 +279,8 @@ mod tests {
             "listen = []\n[[backend]]\naddress = '[fe80::1]:80'\nkey = 'none'\n[[backend]]\nkey = 'k'\n",
             &[
                 "1:10: listen has 0 addresses (write 1 to 16, or leave it out)",
-                "3:11: address \"[fe80::1]:80\" is no backend's name: that is one host's address, not link-local, and a port \
-                 from 1 on",
+                "3:11: address \"[fe80::1]:80\" is no backend's name: a name is one host's address, not link-local, with a \
+                 port of 1 or more",
                 "4:7: key: read /x/none: No such file or directory",
                 "5:1: address is missing in a backend (write address = \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
             ],

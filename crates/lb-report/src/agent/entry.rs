@@ -1,5 +1,5 @@
-//! One backend: the inputs to its readiness, the report of it, and the pushes to its subscribers
-//! when the readiness changes.
+//! One backend: the inputs to its readiness, its report, and the pushes to its subscribers when the
+//! readiness changes.
 
 use std::time::{Duration, Instant};
 
@@ -23,9 +23,9 @@ use crate::wire::{Datagram, Key, Kind, Readiness, UNKNOWN};
 pub struct Rules {
     /// How long a report is valid.
     pub valid_for: Duration,
-    /// How long a silent lame duck stays one.
+    /// How long a silent backend remains a lame duck.
     pub hold: Duration,
-    /// The rules of its health check, if it has one.
+    /// The rules of its health check; `None` without a check.
     pub check: Option<CheckRules>,
 }
 
@@ -40,12 +40,12 @@ pub struct CheckRules {
     pub stale_after: Duration,
 }
 
-/// By default, each client of a backend sends a request to its agent every 2 s, at most a tenth
-/// later. After this time a new agent therefore knows all clients.
+/// After this time, a new agent knows all clients, because by default each client sends a request
+/// every 2 s, at most a tenth later.
 const ALL_HAVE_ASKED: Duration = Duration::from_millis(2500);
 
-/// How long the responder may report a backend as ready if the agent gets no CPU time to prepare a
-/// new answer: five times [`PREPARED_EVERY`].
+/// How long the responder may use a prepared answer if the agent gets no CPU time to prepare a new
+/// one: five times [`PREPARED_EVERY`].
 const ANSWERED_FOR: Duration = Duration::from_secs(5);
 
 /// The interval at which the agent prepares all answers.
@@ -65,8 +65,8 @@ pub struct Entry {
     since: Instant,
     /// When the agent began to report this backend.
     begun: Instant,
-    /// The incarnation in the upper half, the counter in the lower half. A full counter continues
-    /// in the next incarnation, which the wall clock has passed by then.
+    /// The incarnation in the upper half, the counter in the lower half. If the counter overflows,
+    /// it continues in the next incarnation, a number that the wall clock has passed by then.
     version: u64,
     /// How often the readiness has changed, modulo 65,536.
     change: u16,
@@ -75,8 +75,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A backend with unknown readiness. Its reports have versions above the given one, and its
-    /// changes have numbers above the given one.
+    /// A backend with unknown readiness. Its reports have versions above `version`, and its changes
+    /// have numbers above `change`.
     pub fn new(
         name: Name,
         keys: Keys<BackendKey>,
@@ -123,7 +123,7 @@ impl Entry {
         self.refresh(now);
     }
 
-    /// Records that the operator makes it a lame duck, or withdraws that.
+    /// Records that the operator makes it a lame duck, or no longer.
     pub fn operator(&mut self, lame_duck: bool, now: Instant) {
         self.lame_duck = lame_duck;
         self.refresh(now);
@@ -158,15 +158,15 @@ impl Entry {
         self.refresh(now);
     }
 
-    /// Applies the passing of time: removes silent subscribers, and makes a health unknown that is
-    /// too old.
+    /// Applies the passing of time: removes silent subscribers, and makes the health unknown if its
+    /// last result is too old.
     pub fn expire(&mut self, now: Instant) {
         self.subscribers.forget(now);
         if self.stale_at().is_some_and(|at| at <= now) {
             let why = match self.streak.health() {
                 Health::Unknown(why) => why.clone(),
                 Health::Unchecked | Health::Up | Health::Down(_) => {
-                    "its health check was not completed in time".to_owned()
+                    "its health check did not complete in time".to_owned()
                 }
             };
             self.streak.grow_old(why);
@@ -200,8 +200,7 @@ impl Entry {
         }
     }
 
-    /// The number of the last version of its report: incarnation in the upper half, counter in the
-    /// lower half.
+    /// The version of its latest report: incarnation in the upper half, counter in the lower half.
     pub const fn version(&self) -> u64 {
         self.version
     }
@@ -262,15 +261,15 @@ impl Entry {
         self.keys.get(id).map(BackendKey::wire)
     }
 
-    /// Records a subscriber that acknowledged the change with the number `heard`. Returns whether
-    /// another subscriber was removed to make room.
+    /// Records a subscriber that has acknowledged the change with the number `heard`. Returns
+    /// whether another subscriber was removed to make room.
     pub fn subscribe(&mut self, asker: Asker, key_id: u16, heard: u16, now: Instant) -> bool {
         self.subscribers.asked(asker, key_id, heard, now)
     }
 
     /// Like [`Entry::subscribe`], for a client that the responder has answered. If the client is
-    /// new and has not acknowledged the last change, it missed the pushes of that change, so a push
-    /// to it is added.
+    /// new and has not acknowledged the last change, it was not among the receivers of the pushes,
+    /// so it is added to them.
     pub fn subscribe_late(&mut self, asker: Asker, key_id: u16, heard: u16, asked: Instant) -> bool {
         let is_new = !self.subscribers.has(asker.address);
         let has_replaced = self.subscribers.asked(asker, key_id, heard, asked);
@@ -280,7 +279,8 @@ impl Entry {
         has_replaced
     }
 
-    /// The subscriber to push the report to now, and the number of its key.
+    /// The subscriber that must receive a push now, and the number of its key; `None` if no push is
+    /// due.
     pub fn next_push(&mut self, now: Instant) -> Option<(Asker, u16)> {
         let subscribers = &self.subscribers;
         let address = self.pushes.next(now, |address| subscribers.unheard_by(address).is_some())?;
@@ -292,8 +292,8 @@ impl Entry {
         self.pushes.at()
     }
 
-    /// Adds the MAC to a report, under the key with this number, or under the current key if the
-    /// backend no longer has that key.
+    /// Adds the MAC to a report: under the key with this number or, if the backend no longer has
+    /// that key, under the current key.
     pub fn sealed(&self, mut report: Datagram, key_id: u16) -> Datagram {
         let current = self.keys.current();
         let (id, key) = self.key(key_id).map_or((current.id, current.key.wire()), |key| (key_id, key));
@@ -302,10 +302,11 @@ impl Entry {
     }
 
     /// The answer to requests from now on. It is valid for at most 5 s, and not longer than the
-    /// last result of the health check is. `now_ns` is the current time by the responder's clock.
+    /// last result of the health check. `now_ns` is the current time by the responder's clock.
     pub fn prepared(&self, now: Instant, now_ns: u64) -> PreparedAnswer {
         let holds_for = self.stale_at().map(|at| at.saturating_duration_since(now));
-        // At most as long as a report is valid, but long enough to prepare the next answer twice.
+        // At most as long as a report is valid, but at least two intervals at which the agent
+        // prepares answers.
         let longest = ANSWERED_FOR.min(self.rules.valid_for.max(2 * PREPARED_EVERY));
         let holds_for = holds_for.map_or(longest, |holds_for| holds_for.min(longest));
         let mut keys = [SenderKey::default(); 2];

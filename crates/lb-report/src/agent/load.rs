@@ -1,10 +1,11 @@
-//! The load of a backend: numbers that its application reports come first, measured numbers second.
+//! The load of a backend: numbers that its application reports take precedence over measured
+//! numbers.
 
 use std::time::{Duration, Instant};
 
 use crate::wire::UNKNOWN;
 
-/// The largest number that a report can contain, in thousandths: the next one means unknown.
+/// The largest number that a report can contain, in thousandths. The next number means unknown.
 const LARGEST: f64 = (UNKNOWN - 1) as f64;
 
 /// Load over a window of time.
@@ -14,7 +15,7 @@ pub struct Load {
     pub qps: Option<u32>,
     /// Errors per second, in thousandths.
     pub eps: Option<u32>,
-    /// Utilization of the backend's capacity, in thousandths; above 1,000 requests wait.
+    /// Utilization of the backend's capacity, in thousandths. Above 1,000, requests wait.
     pub utilization: Option<u32>,
     /// The length of the window.
     pub window: Duration,
@@ -42,7 +43,7 @@ pub fn thousandths(number: f64) -> Result<u32, String> {
 /// The known load of a backend.
 #[derive(Clone, Debug, Default)]
 pub struct Loads {
-    /// The load that the application reported, and until when it is valid.
+    /// The load that the application reported, and the time until which it is valid.
     application: Option<(Load, Instant)>,
     measured: Option<Load>,
 }
@@ -58,8 +59,8 @@ impl Loads {
         self.measured = load;
     }
 
-    /// The load that is valid now. Each number is the application's if it reports one, else the
-    /// measured one. Window and age are the application's if it reports any number.
+    /// The load that is valid now. Each number is from the application if it reports the number,
+    /// else measured. Window and age are from the application if its load is valid.
     pub fn at(&self, now: Instant) -> Option<Load> {
         let said = self.application.filter(|(_, until)| now < *until).map(|(load, _)| load);
         match (said, self.measured) {

@@ -27,7 +27,7 @@ impl Name {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         if !can_report(lb_core::reports::Name { protocol, address }) {
             return Err(
-                "is no backend's name: that is one host's address, not link-local, and a port from 1 on",
+                "is no backend's name: a name is one host's address, not link-local, with a port of 1 or more",
             );
         }
         Ok(Self { protocol, address })

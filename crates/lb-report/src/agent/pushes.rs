@@ -1,14 +1,14 @@
-//! When to push a change to subscribers: at once, and repeatedly until they acknowledge it; and how
-//! many pushes to send at a time.
+//! When to push a change to subscribers, and how many pushes to send at a time. A push is sent at
+//! once, and repeated until the subscriber acknowledges it.
 
 use std::array;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// When a push is sent, counted from the first time, until it is acknowledged. A path that loses
-/// one packet in twenty loses all five pushes once in three million times; the client then learns
-/// of the change by its next request.
+/// The times at which a push is sent until it is acknowledged, counted from the first. If a path
+/// loses one packet in twenty, all five pushes are lost once in three million times; the client
+/// then receives the change in the answer to its next request.
 const SCHEDULE: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(10),
@@ -17,20 +17,20 @@ const SCHEDULE: [Duration; 5] = [
     Duration::from_millis(80),
 ];
 
-/// Pushes per second of an agent, and so the number of clients per second that receive a change.
-/// Sending this many takes about a tenth of a core. If every push had to be repeated to the end, a
-/// fifth as many clients would be served: 10,000 per second.
+/// The largest number of pushes per second of an agent, and so of clients per second that receive a
+/// change. At this rate the agent uses about a tenth of a core. If no push is acknowledged, each
+/// client costs five pushes, so 10,000 clients per second are served.
 pub const PER_SECOND: u32 = 50_000;
 
-/// Pushes at once, after a time without any: most services have no more clients than this, and a
-/// switch can queue as many packets of this size.
+/// The largest number of pushes at once, after a time without pushes. Most services have no more
+/// clients than this, and a switch can queue this many packets of this size.
 const BURST: u32 = 100;
 
 /// The pushes of one backend's last change.
 #[derive(Debug)]
 pub struct Pushes {
-    /// Subscribers by how often their push was sent, with the time of the first push. Each queue is
-    /// ordered by time.
+    /// Subscribers, each with the time of its first push, by how often the push was sent. Each
+    /// queue is ordered by time.
     waiting: [VecDeque<(Instant, SocketAddr)>; SCHEDULE.len()],
 }
 
@@ -55,7 +55,7 @@ impl Pushes {
     /// later unless `is_unheard` returns false for the address.
     pub fn next(&mut self, now: Instant, is_unheard: impl Fn(SocketAddr) -> bool) -> Option<SocketAddr> {
         for (times, after) in SCHEDULE.iter().enumerate() {
-            // Bound: each turn removes one address.
+            // Bound: each iteration removes one address.
             while let Some((first, address)) = self.waiting[times].front().copied() {
                 if first + *after > now {
                     break;
@@ -64,8 +64,8 @@ impl Pushes {
                 if !is_unheard(address) {
                     continue;
                 }
-                // Times count from the first push that was really sent, which the pace may have
-                // delayed.
+                // Times count from the time at which the first push was really sent, because the
+                // pace may have delayed it.
                 let first = if times == 0 { now } else { first };
                 if let Some(next) = self.waiting.get_mut(times + 1) {
                     next.push_back((first, address));
@@ -86,7 +86,7 @@ impl Pushes {
 /// Limits the rate of pushes with a token bucket.
 #[derive(Debug)]
 pub struct Pace {
-    /// Time saved for pushes, [`COST`] for each, up to a burst.
+    /// The saved time: each push costs [`COST`], and at most a burst is saved.
     saved: Duration,
     at: Instant,
 }
@@ -112,8 +112,8 @@ impl Pace {
         self.saved = self.saved.saturating_sub(COST * pushes);
     }
 
-    /// When the next push may be sent, if not now: in one millisecond, which timers can resolve;
-    /// several pushes are then due at once.
+    /// When the next push may be sent: now or in one millisecond, which timers can resolve. By then
+    /// several pushes may be sent at once.
     pub fn allowed_at(&self, now: Instant) -> Instant {
         if self.saved >= COST { now } else { now + Duration::from_millis(1) }
     }

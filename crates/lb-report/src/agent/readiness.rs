@@ -8,7 +8,7 @@ use crate::wire::Readiness;
 pub enum Health {
     /// There is no check.
     Unchecked,
-    /// The check has not completed, or not in time; the text is the reason.
+    /// No check has completed, or none in time; the text is the reason.
     Unknown(String),
     /// The application is healthy.
     Up,
@@ -19,7 +19,7 @@ pub enum Health {
 /// The inputs that decide the readiness of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// Whether the operator has made it a lame duck and not withdrawn that.
+    /// Whether the operator has made it a lame duck.
     pub lame_duck: bool,
     /// The readiness that the runner reports, if there is a runner.
     pub runner: Option<Readiness>,
@@ -28,23 +28,23 @@ pub struct Said {
 }
 
 impl Said {
-    /// The resulting readiness and its reason. Down outweighs everything else. An operator's lame
-    /// duck is one even if nothing else is known.
+    /// The resulting readiness and its reason. Down takes precedence over everything else; a lame
+    /// duck by the operator takes precedence over ready and unknown.
     pub fn readiness(&self) -> (Readiness, String) {
         let (readiness, why) = self.without_operator();
         match readiness {
             Readiness::Ready | Readiness::Unknown | Readiness::LameDuck if self.lame_duck => {
-                (Readiness::LameDuck, "the operator says so".to_owned())
+                (Readiness::LameDuck, "set by the operator".to_owned())
             }
             _ => (readiness, why),
         }
     }
 
     fn without_operator(&self) -> (Readiness, String) {
-        let by_runner = |readiness| (readiness, "the program that runs it says so".to_owned());
+        let by_runner = |readiness| (readiness, "reported by the program that runs it".to_owned());
         match (self.runner, &self.health) {
-            // The runner knows that a program that starts or ends is alive, even if it does not
-            // accept connections.
+            // These reports of the runner take precedence over the health check, which may fail
+            // only because the program is starting or stopping.
             (Some(said @ (Readiness::LameDuck | Readiness::Down | Readiness::Unknown)), _) => by_runner(said),
             (Some(Readiness::Ready) | None, Health::Down(why)) => (Readiness::Down, why.clone()),
             (Some(Readiness::Ready), Health::Unchecked | Health::Unknown(_) | Health::Up) => {
@@ -54,7 +54,7 @@ impl Said {
             (None, Health::Unknown(why)) => (Readiness::Unknown, why.clone()),
             (None, Health::Unchecked) => (
                 Readiness::Unknown,
-                "it has no health check, and no program that runs it has registered it".to_owned(),
+                "it has no health check, and no program that runs it is registered".to_owned(),
             ),
         }
     }
@@ -69,8 +69,8 @@ mod tests {
         use Readiness::{Down, LameDuck, Ready, Unknown};
         let no = || "no".to_owned();
         let healths = [Health::Unchecked, Health::Unknown(no()), Health::Up, Health::Down(no())];
-        // By the runner's report: the readiness for each health, first without and then with the
-        // operator's lame duck.
+        // For each report of the runner, the readiness for each health: first without, then with
+        // the operator's lame duck.
         let table = [
             (None, [Unknown, Unknown, Ready, Down], [LameDuck, LameDuck, LameDuck, Down]),
             (Some(Ready), [Ready, Ready, Ready, Down], [LameDuck, LameDuck, LameDuck, Down]),

@@ -1,4 +1,5 @@
-//! Results of a health check in a row: one accidental result changes nothing.
+//! The health of an application from the results of its health check: only several equal results in
+//! a row change it.
 
 use std::time::Instant;
 
@@ -26,7 +27,7 @@ pub struct Streak {
     /// Results in a row that make it unhealthy.
     fall: u32,
     health: Health,
-    /// The same as `health`, if it is known.
+    /// The basis of `health`, unless that is unknown.
     probed: Probed,
     completed: Option<Instant>,
 }
@@ -34,7 +35,7 @@ pub struct Streak {
 impl Streak {
     /// No result yet.
     pub fn new(rise: u32, fall: u32) -> Self {
-        let health = Health::Unknown("its health check has not been completed yet".to_owned());
+        let health = Health::Unknown("its health check has not completed yet".to_owned());
         Self { rise, fall, health, probed: Probed::default(), completed: None }
     }
 
@@ -54,8 +55,8 @@ impl Streak {
         &self.health
     }
 
-    /// Records a result. The first completed check counts at once. A check that could not be run
-    /// changes nothing; if no other check completes, the known health becomes stale.
+    /// Records a result. The first completed check decides at once. A check that could not be run
+    /// does not change a known health, which becomes stale if no other check completes.
     pub fn take(&mut self, outcome: Outcome, now: Instant) {
         let (is_up, result) = match outcome {
             Outcome::Passed => (true, Health::Up),
@@ -73,7 +74,8 @@ impl Streak {
             self.probed = Probed::default();
         }
         self.probed.take(is_up, self.rise, self.fall);
-        // While a backend stays up or down, the latest reason is shown.
+        // If the conclusion is the same as this result, the reason of this result replaces the
+        // earlier reason.
         if self.probed.is_refusing() == Some(!is_up) {
             self.health = result;
         }
@@ -91,8 +93,8 @@ mod tests {
     use super::*;
     use crate::moment::moment;
 
-    /// Compares the health after each result with the expected one: `+` passed, `-` failed, `?`
-    /// impossible.
+    /// Compares the health after each result with the expected health: `+` passed, `-` failed, `?`
+    /// impossible or unknown.
     #[track_caller]
     fn check(results: &str, expected: &str) {
         let mut streak = Streak::new(2, 3);

@@ -1,23 +1,24 @@
-//! The clients that receive pushes when a backend's readiness changes. Each has proved that it
-//! receives packets at its address.
+//! The clients that receive pushes when a backend's readiness changes. Each client has proved, by
+//! returning a cookie, that it receives packets at its address.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// Maximum number of subscribers of a backend: about ten times the number of clients of the largest
-/// planned fleets. They take about 10 MiB.
+/// planned fleets. They need about 10 MiB.
 pub const MAX_SUBSCRIBERS: usize = 65_536;
 
-/// A subscriber is removed if it has sent no request for this long.
+/// A subscriber is removed after it has sent no request for this time.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
-/// An ending backend waits for subscribers that have sent a request within this time: four times
-/// the longest default interval of requests. A client that is gone delays the end for no longer.
+/// A stopping backend waits for the acknowledgements of subscribers that have sent a request within
+/// this time: four times the longest default interval of requests. So a client that is gone cannot
+/// delay the stop for longer.
 const LATELY: Duration = Duration::from_mins(1);
 
-/// The way back to an asker: the number of the socket that received the request, and the address of
-/// this host to which it was sent.
+/// The way back to the sender of a request: the socket that received the request, and the address
+/// of this host to which it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Via {
     /// The number of the socket.
@@ -26,7 +27,7 @@ pub struct Via {
     pub local: Option<IpAddr>,
 }
 
-/// The sender of a request: only the information that is needed to answer it.
+/// The sender of a request: the information that is needed to answer it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asker {
     /// The source address of the packet.
@@ -39,7 +40,7 @@ pub struct Asker {
 struct Subscriber {
     via: Via,
     key_id: u16,
-    /// The place in `by_silence`: rises with each request of any subscriber.
+    /// Its key in `by_silence`. Rises with each request of any subscriber.
     turn: u64,
     asked: Instant,
 }
@@ -59,7 +60,7 @@ pub struct Subscribers {
 }
 
 impl Subscribers {
-    /// No subscribers yet, and never more than `limit`.
+    /// No subscribers; at most `limit` can be added.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -111,7 +112,7 @@ impl Subscribers {
 
     /// Removes subscribers that have sent no request for an hour.
     pub fn forget(&mut self, now: Instant) {
-        // Bound: each turn removes one subscriber.
+        // Bound: each iteration removes one subscriber.
         while let Some((turn, address)) = self.by_silence.first_key_value() {
             let asked = self.by_address.get(address).map(|subscriber| subscriber.asked);
             if asked.is_some_and(|asked| now.saturating_duration_since(asked) < FORGOTTEN_AFTER) {
@@ -124,14 +125,14 @@ impl Subscribers {
         }
     }
 
-    /// When the next subscriber may be removed for its silence.
+    /// When the next subscriber is removed if it remains silent.
     pub fn forget_at(&self) -> Option<Instant> {
         let (_, address) = self.by_silence.first_key_value()?;
         Some(self.by_address.get(address)?.asked + FORGOTTEN_AFTER)
     }
 
-    /// Starts a change that no subscriber has acknowledged. Returns the addresses, those with the
-    /// latest requests first.
+    /// Starts a change, which no subscriber has acknowledged yet. Returns the addresses of all
+    /// subscribers, the latest request first.
     pub fn changed(&mut self, change: u16) -> impl Iterator<Item = SocketAddr> {
         self.change = change;
         self.unheard = self.by_address.keys().copied().collect();
@@ -145,8 +146,8 @@ impl Subscribers {
         Some((Asker { address, via: subscriber.via }, subscriber.key_id))
     }
 
-    /// How many subscribers with a recent request have not acknowledged the last change. It
-    /// examines only the unacknowledged ones, because it is called often.
+    /// How many subscribers with a recent request have not acknowledged the last change. It is
+    /// called often, so it examines only subscribers without an acknowledgement.
     pub fn unheard_lately(&self, now: Instant) -> usize {
         let unheard = self.unheard.iter().filter_map(|address| self.by_address.get(address));
         unheard.filter(|subscriber| now.saturating_duration_since(subscriber.asked) < LATELY).count()

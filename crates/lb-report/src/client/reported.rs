@@ -13,7 +13,7 @@ use crate::keys::{BackendKey, Keys};
 pub use crate::wire::Disbelieved;
 use crate::wire::{Datagram, Kind, Readiness, UNKNOWN, judge};
 
-/// The number of a report; a later report has a larger number. Numbers are ordered by their fields.
+/// The number of a report. A later report has a larger number; the incarnation is compared first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Base {
     /// Rises with each start of the agent.
@@ -38,8 +38,8 @@ pub struct Report<T> {
 }
 
 impl Base {
-    /// Converts from the form in kernel maps and datagrams; `None` if it is the number of no
-    /// report.
+    /// Converts from the form in kernel maps and datagrams; `None` for all zero, which no report
+    /// has.
     pub fn of(number: ReportBase) -> Option<Self> {
         let ReportBase { incarnation, counter } = number;
         (number != ReportBase::default()).then_some(Self { incarnation, counter })
@@ -54,7 +54,7 @@ impl Base {
     }
 }
 
-/// The reported state of one backend, by any clock.
+/// The reported state of one backend. `T` is a time of any clock.
 #[derive(Clone, Debug)]
 pub struct Reported<T> {
     /// The number of the last report, and the nonce of the unanswered request.
@@ -69,13 +69,13 @@ pub struct Reported<T> {
     down_until: Option<T>,
     round_trip: Option<Duration>,
     unanswered: u32,
-    /// When answers were believed whose number was below that of the previous report: the last
-    /// time, and the time before.
+    /// The last two times at which the number of a believed answer was below the number of the
+    /// previous report, the latest first.
     went_back: [Option<T>; 2],
 }
 
-/// An agent's numbers go back once if it has lost its disk and its clock. If they go back twice
-/// within this time, there are two agents.
+/// The numbers of an agent go back once if it has lost its disk and its clock. If numbers go back
+/// twice within this time, two agents report the backend.
 const CONTESTED_WITHIN: Duration = Duration::from_mins(10);
 
 /// The state of a backend according to its reports.
@@ -83,20 +83,20 @@ const CONTESTED_WITHIN: Duration = Duration::from_mins(10);
 pub enum ReportState {
     /// It accepts requests.
     Ready,
-    /// It serves and requests no new connections, or has been silent since it reported this.
+    /// It serves but requests no new connections, or has been silent since it reported this.
     LameDuck,
     /// It accepts no requests.
     Down,
     /// No report of it has been believed yet.
     Unheard,
-    /// Reports of it have arrived, and the last one is no longer valid.
+    /// Reports of it have arrived, but the last one is no longer valid.
     Silent,
     /// Its agent does not know the readiness.
     Unknown,
 }
 
 impl ReportState {
-    /// The word for it in tables and JSON.
+    /// Its name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -126,15 +126,15 @@ impl<T: Copy> Default for Reported<T> {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Reported<T> {
-    /// The state that an earlier daemon has stored: the number of the last report, and until when
-    /// the backend is a lame duck.
+    /// The state that an earlier daemon has stored: the number of the last report, and the time
+    /// until which the backend is a lame duck.
     pub fn adopted(base: Option<Base>, lame_until: Option<T>) -> Self {
         let number = Base::number(base);
         let last = LastReport { base: number, highest: number, ..LastReport::default() };
         Self { last, lame_until, ..Self::default() }
     }
 
-    /// Makes a request for a report. Answers to earlier requests are no longer believed.
+    /// Makes a request. Answers to earlier requests are no longer believed.
     pub fn ask(&mut self, name: Name, keys: &Keys<BackendKey>, nonce: u64, now: T) -> Datagram {
         if self.asked.replace(now).is_some() {
             self.unanswered = self.unanswered.saturating_add(1);
@@ -143,8 +143,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.request(name, keys, nonce)
     }
 
-    /// Repeats the unanswered request if it is less than `within` old. Its answer is still
-    /// believed, so replayed pushes, which cause such repetitions, cannot suppress an answer.
+    /// Repeats the unanswered request if it is less than `within` old. Replayed pushes cause such
+    /// repetitions; they cannot prevent that an answer is believed, because the nonce remains the
+    /// same.
     pub fn ask_again(
         &self,
         name: Name,
@@ -193,7 +194,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
             Readiness::LameDuck => {
                 (self.lame_until, self.down_until) = (Some(now + milliseconds(datagram.hold_ms())), None);
             }
-            // A backend that was a lame duck before stays one meanwhile: it is restarting.
+            // A backend that was a lame duck before remains a lame duck, too: it is restarting.
             Readiness::Down => self.down_until = Some(now + valid_for),
             Readiness::Unknown => self.down_until = None,
         }
@@ -218,8 +219,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         }
     }
 
-    /// The health verdict that follows from the state; `None` if the backend is ready or nothing is
-    /// known.
+    /// The verdict that follows from the state; `None` if the backend is ready or its state is
+    /// unknown.
     pub fn said(&self, now: T) -> Option<Said<T>> {
         let (health, until) = match self.state(now) {
             ReportState::Down => (Health::Refusing, self.down_until),
@@ -236,14 +237,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         [self.lame_until, self.down_until].into_iter().flatten().filter(|until| *until > now).min()
     }
 
-    /// Until when connects, which read this from the verdict array, treat it as a lame duck; `None`
-    /// if they do not. A backend that is down counts as well: connects avoid it at once, before the
-    /// daemon has published that it is refusing.
+    /// The time until which connects treat it as a lame duck (they read this from the verdict
+    /// array); `None` if they do not. This includes a backend that is down, so that connects avoid
+    /// it at once, before the daemon has published that it is refusing.
     pub fn lame_until(&self) -> Option<T> {
         self.lame_until.max(self.down_until)
     }
 
-    /// The nonce of the last request; 0 once that is answered.
+    /// The nonce of the last request; 0 after a believed report.
     pub fn nonce(&self) -> u64 {
         self.last.nonce
     }
@@ -258,8 +259,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.report.as_ref()
     }
 
-    /// Whether two agents answer for the backend alternately, each with numbers of its own. Each
-    /// answer to a request is believed.
+    /// Whether two agents answer for the backend in turns, each with numbers of its own. The
+    /// answers of both are believed.
     pub fn is_contested(&self, now: T) -> bool {
         let [Some(last), Some(before)] = self.went_back else { return false };
         now < last + CONTESTED_WITHIN && last < before + CONTESTED_WITHIN
@@ -270,7 +271,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.round_trip
     }
 
-    /// How many requests in a row were not answered, without the last one.
+    /// How many requests in a row were not answered, without the latest request.
     pub fn unanswered(&self) -> u32 {
         self.unanswered
     }
@@ -391,8 +392,8 @@ mod tests {
         let request = reported.ask(name(), &keys(), 2, now);
         reported.take(&again.answer(&request), &keys(), now).unwrap();
         assert_eq!(reported.take(&before, &keys(), now), Err(Disbelieved::Replayed));
-        // Pushes are believed from the current agent, and from one whose numbers are above all
-        // earlier ones.
+        // Pushes are believed from the current agent, and from an agent with numbers above all
+        // earlier numbers.
         for (incarnation, counter) in [(3, 20), (10, 0)] {
             let push = Agent { incarnation, counter, ..Agent::of(Readiness::LameDuck) }.push();
             assert_eq!(reported.take(&push, &keys(), now), Ok(()));
@@ -437,7 +438,8 @@ mod tests {
             then.take(&push, &keys(), at(10)).unwrap();
             assert_eq!(then.state(at(20)), state);
         }
-        // It is down while that report is valid, and a lame duck (restarting) all the while.
+        // The backend is down while that report is valid, and after that a lame duck again
+        // (restarting).
         let mut down = lame;
         let push = Agent { counter: 2, ..Agent::of(Readiness::Down) }.push();
         down.take(&push, &keys(), at(10)).unwrap();
@@ -474,7 +476,7 @@ mod tests {
             let push = Agent { incarnation, counter, ..lame }.push();
             assert_eq!(reported.take(&push, &keys(), at(1)), expected, "{incarnation} {counter}");
         }
-        // An agent that has lost its disk, with a clock that is behind.
+        // An agent has lost its disk, and its clock is behind.
         let request = reported.ask(name(), &keys(), 9, at(2));
         let answer = Agent { incarnation: 3, counter: 0, readiness: Readiness::Ready }.answer(&request);
         reported.take(&answer, &keys(), at(3)).unwrap();
@@ -493,7 +495,7 @@ mod tests {
             let agent = Agent { incarnation: *incarnation, ..Agent::of(Readiness::Ready) };
             reported.take(&agent.answer(&request), &keys(), now).unwrap();
         }
-        assert!(!reported.is_contested(now + CONTESTED_WITHIN), "nobody remembers that for long");
+        assert!(!reported.is_contested(now + CONTESTED_WITHIN), "this must expire");
         reported.is_contested(now)
     }
 
@@ -547,8 +549,8 @@ mod tests {
     }
 
     proptest! {
-        /// Datagrams arrive in any order, repeated and changed: only reports that the agent sent
-        /// are believed, in the order in which it sent them.
+        /// Datagrams arrive in any order, repeated and changed. Changed datagrams are never
+        /// believed, and a believed push is always later than the last report.
         #[test]
         fn the_state_is_that_of_some_report_and_pushes_never_go_back(
             steps in proptest::collection::vec((0_u8..4, 0_usize..20, 0_usize..640), 1..60)

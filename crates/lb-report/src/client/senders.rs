@@ -24,7 +24,7 @@ use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Malformed};
 pub struct Target {
     /// Its name.
     pub name: Name,
-    /// Where its agent listens.
+    /// The address of its agent.
     pub agent: SocketAddr,
     /// The keys of the backend.
     pub keys: Keys<BackendKey>,
@@ -37,7 +37,7 @@ pub struct Target {
 /// A request to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// Where the agent listens.
+    /// The address of the agent.
     pub to: SocketAddr,
     /// The report id of the backend; 0 if it has none.
     pub id: u32,
@@ -57,7 +57,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The words for all refusals, in the order of the documentation.
+    /// The names of all refusals, in the order of the documentation.
     pub const NAMES: [&str; 8] = {
         let mut names = ["malformed"; 8];
         let mut at = 0;
@@ -68,7 +68,7 @@ impl Refusal {
         names
     };
 
-    /// The word for it in metrics and JSON.
+    /// Its name in metrics and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malformed(_) => Self::NAMES[0],
@@ -82,7 +82,7 @@ impl Refusal {
 pub struct Change<T> {
     /// The backend.
     pub name: Name,
-    /// The new verdict; `None` if the backend has none any more.
+    /// The new verdict; `None` if the backend no longer has a verdict.
     pub said: Option<Said<T>>,
 }
 
@@ -96,7 +96,7 @@ struct Sender<T> {
     due: T,
     /// When the verdict changes next without another report.
     expiry: Option<T>,
-    /// The health of the last verdict that was returned to the caller.
+    /// The health in the last verdict that was returned to the caller; `None` if there was none.
     told: Option<Health>,
     /// The seed of its jitter, different for each host and backend.
     seed: u64,
@@ -105,14 +105,15 @@ struct Sender<T> {
     asked: Option<T>,
     /// Whether the next request is due because a push was repeated.
     is_again: bool,
-    /// The incarnation of the last agent that got an immediate second request, which returns its
-    /// cookie so that it can push to this host; and when.
+    /// The incarnation of the last agent that got an immediate second request, and when. The second
+    /// request returns the agent's cookie, so that the agent can push to this host.
     introduced: Option<(u32, T)>,
     /// The state that was stored last.
     stored: Option<Stored<T>>,
 }
 
-/// The stored state of a backend: the number of its last report, and until when it is a lame duck.
+/// The stored state of a backend: the number of its last report, and the time until which it is a
+/// lame duck.
 #[derive(Clone, Copy, Debug)]
 struct Stored<T> {
     base: Base,
@@ -135,21 +136,21 @@ pub struct ToStore<'s, T> {
     pub target: &'s Target,
     /// The number of its last report.
     pub base: Base,
-    /// The number of the report that was stored before, or that an earlier daemon had stored.
+    /// The number of the report that this or an earlier daemon stored before.
     pub before: Option<Base>,
-    /// Until when it is a lame duck; `None` if it is not.
+    /// The time until which it is a lame duck; `None` if it is not a lame duck.
     pub lame_until: Option<T>,
 }
 
 /// An index into the list of senders.
 type Place = u32;
 
-/// Number of reports with unchanged state that are skipped before the state is stored again.
-/// Storing costs a system call; it is repeated because the entry may have been recreated without
-/// the stored state.
+/// An unchanged state is stored again only after this many reports, because storing it costs a
+/// system call. It is stored again at all because the entry may have been recreated without the
+/// state.
 const REPEATED: u8 = 15;
 
-/// All backends that are polled, by any clock.
+/// All backends that are polled. `T` is a time of any clock.
 #[derive(Clone, Debug)]
 pub struct Senders<T> {
     /// The seed of this host, so that hosts do not poll at the same time.
@@ -182,9 +183,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         }
     }
 
-    /// Replaces the set of backends to poll. A backend that was polled before under one of its keys
-    /// retains its reported state. For a new backend, `adopted` returns the state that an earlier
-    /// daemon stored. Returns the backends with a changed verdict.
+    /// Replaces the set of backends to poll. A backend that was polled before, and that still has
+    /// one of its keys, retains its reported state. For a new backend, `adopted` returns the state
+    /// that an earlier daemon stored. Returns the backends with a changed verdict.
     pub fn set_targets(
         &mut self,
         targets: impl IntoIterator<Item = Target>,
@@ -207,11 +208,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             let known = known.filter(|known| known.target.keys.common(&target.keys).is_some());
             let mut sender = match known {
                 Some(known) => {
-                    // Neither later than before, nor later than the new interval requires.
+                    // The next request must not be later than before, or than the new interval
+                    // allows.
                     let due = known.due.min(now + target.interval);
                     let mut stored = known.stored;
-                    // The entry of the backend may be recreated, for other keys or under another
-                    // id.
+                    // If keys or id have changed, the entry of the backend may be recreated without
+                    // the stored state.
                     stored.iter_mut().filter(|_| known.target != target).for_each(Stored::is_due);
                     Sender { target, due, stored, ..known }
                 }
@@ -220,8 +222,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
                     let text = format!("{}/{}", name.protocol.name(), name.address);
                     let seed = xxh64(text.as_bytes(), self.seed);
                     let first = target.interval.mul_f64(fraction(seed, 0));
-                    // No report may have a longer hold, so a later time was not stored for a
-                    // report.
+                    // A later time cannot come from a report, because no hold is that long.
                     let lame_until = lame_until.filter(|until| *until > now && *until <= now + MAX_HOLD);
                     let reported = Reported::adopted(base, lame_until);
                     let due = now + first;
@@ -254,9 +255,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         changes
     }
 
-    /// Makes the first requests to these backends earlier: they are due `after` from now, in this
-    /// order and `spacing` apart, unless they are due earlier. Backends that have reported are
-    /// skipped.
+    /// Moves the first requests to these backends forward. The first is due after the time `after`,
+    /// the others follow in this order and `spacing` apart; requests that are due earlier do not
+    /// change. Backends that have reported are skipped.
     pub fn poll_first(
         &mut self,
         names: impl IntoIterator<Item = Name>,
@@ -286,7 +287,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         self.senders.push(sender);
     }
 
-    /// When the next request is due or a verdict ends; `None` if there is neither.
+    /// When the next request is due or the next verdict ends; `None` if there is neither.
     pub fn next_due(&self) -> Option<T> {
         let first = |of: &BTreeSet<(T, Place)>| of.first().map(|(at, _)| *at);
         first(&self.due).into_iter().chain(first(&self.expiries)).min()
@@ -301,7 +302,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             self.due.pop_first();
             let Some(sender) = self.senders.get_mut(place as usize) else { continue };
             sender.turns += 1;
-            // Between 0.9 and 1.1 times the interval.
+            // The next request follows after 0.9 to 1.1 times the interval.
             let jitter = 0.9 + 0.2 * fraction(sender.seed, sender.turns);
             let Target { name: asked, ref keys, interval, .. } = sender.target;
             let again = std::mem::take(&mut sender.is_again)
@@ -320,10 +321,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         requests
     }
 
-    /// Processes a received datagram. Returns the backend that it is about, and the change of the
-    /// verdict, if any. Each push, even a repeated one, makes a request due at once that
-    /// acknowledges it. So does the first report of an agent, or its first one after a restart: the
-    /// agent does not push to a client that has not returned its cookie.
+    /// Processes a received datagram. Returns its backend, and the change of the verdict, if any.
+    /// After each push, even a repeated one, a request is due at once, which acknowledges the push.
+    /// After the first report of an agent since its start, a request is due at once, too, because
+    /// an agent does not push to a client that has not returned its cookie.
     ///
     /// # Errors
     /// Why the datagram is not believed. No reported state has changed then.
@@ -341,7 +342,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             && sender.asked.is_none_or(|asked| asked + ACKNOWLEDGED_FOR <= now)
             && sender.target.keys.authenticate(&datagram);
         let incarnation = datagram.incarnation.to_host();
-        // At most once per interval, regardless of the incarnations that the reports contain.
+        // This happens at most once per interval, even if the incarnation changes all the time.
         let is_stranger = taken.is_ok()
             && sender
                 .introduced
@@ -356,7 +357,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             self.due.insert((now, place));
         }
         taken.map_err(Refusal::Disbelieved)?;
-        // An agent that has just started may not know yet whether its backend is ready.
+        // An agent that has just started may not know the readiness of its backend yet, so the
+        // restart counts when it reports ready.
         sender.has_restarted |= known.is_some_and(|known| known.incarnation < incarnation);
         if sender.has_restarted && sender.reported.state(now) == ReportState::Ready {
             sender.has_restarted = false;
@@ -397,8 +399,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         !self.restarted.is_empty()
     }
 
-    /// Removes and returns the backends whose agents have restarted and reported ready since the
-    /// last call. The cause of a backend's failures may be gone.
+    /// Removes and returns the backends with an agent that has restarted and reported ready since
+    /// the last call: the cause of their failures may be gone.
     pub fn take_restarted(&mut self) -> BTreeSet<Name> {
         std::mem::take(&mut self.restarted)
     }
@@ -409,8 +411,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         self.senders.get(*place as usize).map(|sender| (&sender.target, &sender.reported))
     }
 
-    /// The state to store for a backend after a report, if it differs from the stored one. After
-    /// 15 unchanged reports the same state is returned again.
+    /// The state to store for a backend after a report; `None` if it equals the stored state. After
+    /// 15 such reports, the same state is returned again.
     pub fn to_store(&mut self, name: Name) -> Option<ToStore<'_, T>> {
         let place = self.places.get(&name.on_wire())?;
         let sender = self.senders.get_mut(*place as usize)?;
@@ -426,7 +428,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         Some(ToStore { target: &sender.target, base, before: before.map(|before| before.base), lame_until })
     }
 
-    /// Backends for which two agents answer alternately.
+    /// Backends for which two agents answer in turns.
     pub fn contested(&self, now: T) -> BTreeSet<Name> {
         let contested = self.senders.iter().filter(|sender| sender.reported.is_contested(now));
         contested.map(|sender| sender.target.name.on_wire()).collect()
@@ -460,8 +462,8 @@ fn note<T>(sick: &mut BTreeMap<Name, Health>, change: Option<&Change<T>>) {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Sender<T> {
-    /// The new verdict, if its health has changed. Its end is left out, because the end is returned
-    /// as a change of its own.
+    /// The new verdict, if its health has changed. It has no end time, because the end is returned
+    /// as another change.
     fn tell(&mut self, name: Name, now: T) -> Option<Change<T>> {
         let said = self.reported.said(now);
         self.expiry = self.reported.next_change(now);
@@ -521,7 +523,7 @@ mod tests {
         let request = senders.requests(1, || 9, at(2_000)).remove(0).datagram;
         let answer = report(number, Kind::Answer, readiness, counter, request.nonce);
         senders.take(answer.bytes(), at(2_000)).unwrap();
-        assert_eq!(senders.requests(9, || 10, at(2_000)).len(), 1, "the agent is shown that it can tell us");
+        assert_eq!(senders.requests(9, || 10, at(2_000)).len(), 1, "the second request returns the cookie");
     }
 
     #[test]
@@ -612,7 +614,7 @@ mod tests {
         }
         let older = report(1, Kind::Push, Readiness::Ready, 1, 0);
         assert!(senders.take(older.bytes(), at(2_100)).is_err());
-        assert_eq!(senders.requests(9, || 1, at(2_100)).len(), 0, "nobody is made to ask by an old one");
+        assert_eq!(senders.requests(9, || 1, at(2_100)).len(), 0, "an old push causes no request");
     }
 
     /// An attacker that has seen a push can replay it indefinitely.
@@ -742,7 +744,7 @@ mod tests {
         let old = report(1, Kind::Push, Readiness::Ready, 5, 0);
         assert!(senders.take(old.bytes(), at(1)).is_err());
         assert_eq!(senders.pass(at(500)), [Change { name: target(1).name, said: None }]);
-        // No report may have so long a hold, so this was not stored for a report.
+        // No report can have such a long hold, so the stored time is ignored.
         let mut senders = Senders::new(1);
         let late = at(1) + MAX_HOLD;
         assert_eq!(senders.set_targets([target(1)], |_| (None, Some(late)), at(0)), []);
@@ -768,7 +770,7 @@ mod tests {
             now += 3_000;
             let request = senders.requests(1, || 9, at(now)).remove(0).datagram;
             let mut answer = report(1, Kind::Answer, readiness, counter, request.nonce);
-            // Until the same time.
+            // The lame duck ends at the same time as before.
             answer.hold = Be32::from_host(600_000 - u32::try_from(now).unwrap());
             let answer = answer.sealed(target(1).keys.current().key.wire());
             senders.take(answer.bytes(), at(now)).unwrap();

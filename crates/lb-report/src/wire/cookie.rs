@@ -1,22 +1,23 @@
-//! Cookies prove to an agent, without any stored state, that an address belongs to its asker, and
-//! which change the asker last received.
+//! Cookies prove to an agent, without any stored state, that a client receives datagrams at its
+//! address, and which change it received last.
 //!
-//! A cookie consists of 48 bits of a SipHash of the asker's address, the backend's name, the epoch
-//! and the number of the last change of the readiness, under a secret of the agent, and of that
-//! number in the clear. A client that returns a cookie has read a datagram that was sent to its
-//! address. Guessing a cookie takes the backend's key and 2^47 datagrams. Kernel programs make the
-//! same cookies, so it does not matter whether the agent or a program sent the previous answer.
+//! A cookie has two parts: 48 bits of a SipHash under a secret of the agent, and the number of the
+//! last change of the readiness in the clear. The hash is over the client's address and port, the
+//! backend's name, the epoch and that number. A client that returns a cookie has read a datagram
+//! that was sent to its address. To guess a cookie, an attacker needs the backend's key and about
+//! 2^47 datagrams. Kernel programs make the same cookies, so either the agent or a program may have
+//! sent the previous answer.
 
 use lb_common::abi::host::SenderName;
 use lb_common::net::{Address, Be16};
 
 use super::siphash::{Key, siphash};
 
-/// A cookie is valid in the epoch in which it was made and in the next: for at least ten minutes,
-/// which is longer than any interval at which clients poll.
+/// The length of an epoch. A cookie is valid in the epoch in which it was made and in the next, so
+/// for at least ten minutes, which is longer than any interval at which clients poll.
 pub const EPOCH_NS: u64 = 600 * 1_000_000_000;
 
-/// The bits of the cookie with the number of the change.
+/// The bits of a cookie that contain the number of the change.
 const CHANGE: u64 = 0xffff;
 
 /// The source of a request; an IPv4 address is in mapped form.
@@ -28,7 +29,7 @@ pub struct Asker {
     pub port: Be16,
 }
 
-/// Makes and checks the cookies of one moment.
+/// Makes and checks cookies at one time.
 #[derive(Clone, Copy)]
 pub struct Cookies {
     secret: Key,

@@ -10,7 +10,7 @@ use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP, socket_addr}
 use super::siphash::{Key, siphash};
 use super::{AUTHENTICATED_BYTES, BYTES, MAX_HOLD_MS, MAX_VALID_FOR_MS, VERSION};
 
-/// The value of a number in a report that the backend does not know.
+/// The value of a number in a report if the agent does not know it.
 pub const UNKNOWN: u32 = u32::MAX;
 
 /// The kind of a datagram. The MAC covers it, so a request cannot be changed into a report.
@@ -29,11 +29,11 @@ pub enum Kind {
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Readiness {
-    /// Its agent does not know, or the datagram is not a report.
+    /// Its agent does not know the readiness, or the datagram is not a report.
     Unknown = 0,
     /// It accepts requests.
     Ready = 1,
-    /// It serves and requests no new connections ("Site Reliability Engineering", chapter 20).
+    /// It serves, but requests no new connections ("Site Reliability Engineering", chapter 20).
     LameDuck = 2,
     /// It accepts no requests.
     Down = 3,
@@ -78,12 +78,12 @@ pub struct Datagram {
     pub incarnation: Be32,
     /// Rises with each change of the report, within an incarnation.
     pub counter: Be32,
-    /// In a request: drawn by the client. In an answer: copied from the request. It is opaque
+    /// In a request: drawn by the client. In an answer: copied from the request. It is compared as
     /// bytes, so its byte order does not matter.
     pub nonce: u64,
     /// In a report: made by the agent for the receiver's address. In a request: copied from the
-    /// previous report, to prove to the agent that the address belongs to the asker. Opaque bytes
-    /// as well.
+    /// previous report, to prove to the agent that the client receives datagrams at its address. It
+    /// is compared as bytes, too.
     pub cookie: u64,
     /// Requests per second, in thousandths, or [`UNKNOWN`].
     pub qps: Be32,
@@ -93,12 +93,11 @@ pub struct Datagram {
     pub utilization: Be32,
     /// How long the report is valid.
     pub valid_for: Be32,
-    /// How long a silent lame duck stays one.
+    /// How long a silent backend remains a lame duck.
     pub hold: Be32,
-    /// The length of the window over which the load was measured; it saturates at the largest
-    /// number.
+    /// The length of the window over which the load was measured. Saturates at the largest number.
     pub window: Be16,
-    /// How long ago that window ended; it saturates at the largest number.
+    /// How long ago the window ended. Saturates at the largest number.
     pub age: Be16,
     /// SipHash-2-4 of all bytes before it, lowest byte first.
     mac: [u8; 8],
@@ -133,7 +132,7 @@ impl Datagram {
         bytemuck::cast_ref(words)
     }
 
-    /// The same, mutable.
+    /// The datagram that consists of these words, mutable.
     #[inline(always)]
     pub fn in_words_mut(words: &mut [u64; REPORT_WORDS]) -> &mut Self {
         bytemuck::cast_mut(words)
@@ -214,8 +213,9 @@ impl Datagram {
         if valid_for < MAX_VALID_FOR_MS { valid_for } else { MAX_VALID_FOR_MS }
     }
 
-    /// How long a silent lame duck stays one, in milliseconds, at most [`MAX_HOLD_MS`]. It is at
-    /// least the time for which the report is valid, because the backend is not silent until then.
+    /// How long a silent backend remains a lame duck, in milliseconds, at most [`MAX_HOLD_MS`]. It
+    /// is at least the time for which the report is valid, because the backend is not silent before
+    /// that has passed.
     #[inline(always)]
     pub const fn hold_ms(&self) -> u32 {
         let (hold, valid_for) = (self.hold.to_host(), self.valid_for_ms());
@@ -266,7 +266,7 @@ impl Datagram {
     }
 }
 
-/// Whether an address belongs to one host, wherever it is read: it is not unspecified, not a group,
+/// Whether an address means the same single host everywhere: it is not unspecified, not a group,
 /// and not link-local, which would need a scope.
 #[inline(always)]
 pub fn is_of_one_host(address: Address) -> bool {
@@ -396,7 +396,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bit of the message or of the MAC is changed, under any key.
+        /// One bit of the message or of the MAC is changed, under any key.
         #[test]
         fn a_change_of_any_bit_is_noticed(bit in 0..8 * BYTES, key: [u8; 16]) {
             let key = Key::from_bytes(key);

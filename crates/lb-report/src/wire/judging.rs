@@ -1,5 +1,5 @@
-//! Which reports are believed, and until when a report makes a backend a lame duck. The daemon's
-//! socket and the kernel program that processes reports before it use the same rules.
+//! Which reports are believed, and until when a report makes a backend a lame duck. The daemon, and
+//! the kernel program that processes reports before it, use the same rules.
 
 use lb_common::abi::host::{LastReport, ReportBase};
 
@@ -12,7 +12,7 @@ pub enum Disbelieved {
     NotAReport,
     /// It is about a backend that is not polled.
     UnknownName,
-    /// Its key number is not valid here.
+    /// The backend has no key with its key number.
     UnknownKey,
     /// Its MAC is not valid under its key.
     Forged,
@@ -25,7 +25,7 @@ pub enum Disbelieved {
 }
 
 impl Disbelieved {
-    /// All of them, in the order of the documentation.
+    /// All reasons, in the order of the documentation.
     pub const ALL: [Self; 7] = [
         Self::NotAReport,
         Self::UnknownName,
@@ -36,7 +36,7 @@ impl Disbelieved {
         Self::Premature,
     ];
 
-    /// The word for it in metrics and JSON.
+    /// Its name in metrics and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotAReport => "not-a-report",
@@ -50,14 +50,14 @@ impl Disbelieved {
     }
 }
 
-/// Judges a report by its kind and number against the last believed one. Returns the state after
-/// it, for the case that its MAC is valid: the caller checks that afterwards, because it costs
-/// more.
+/// Judges a report by its kind and number, given the last believed report. Returns the state after
+/// it if its MAC is valid. The caller checks the MAC after this, because that costs more.
 ///
-/// An answer is believed if it has the nonce of the last request, whatever its number, because an
-/// agent that has lost its disk or its clock starts its numbers again. A push is believed if it is
-/// later than the last believed report. Any report that is believed spends the nonce: an answer
-/// that was in flight when a push arrived may be older than the push.
+/// An answer is believed if it has the nonce of the last request. Its number does not matter,
+/// because an agent that has lost its disk or its clock starts its numbers again. A push is
+/// believed if it is later than the last believed report. After any believed report the nonce is no
+/// longer valid, because an answer that was in flight when a push arrived may be older than the
+/// push.
 ///
 /// # Errors
 /// Why it is not believed.
@@ -77,8 +77,8 @@ pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbel
             if last.base.to_word() == 0 {
                 return Err(Disbelieved::Premature);
             }
-            // After numbers have gone back, old pushes have higher numbers than the last believed
-            // report.
+            // After numbers have gone back, pushes from before that have higher numbers than the
+            // last believed report.
             let is_of_before =
                 base.incarnation != last.base.incarnation && base.to_word() <= last.highest.to_word();
             if base.to_word() <= last.base.to_word() || is_of_before {
@@ -102,9 +102,9 @@ fn higher(one: ReportBase, other: ReportBase) -> ReportBase {
     if one.to_word() < other.to_word() { other } else { one }
 }
 
-/// Until when connects treat a backend as a lame duck after a report, by the receiver's clock.
-/// `before` is the time that was stored before. A backend that is down counts as a lame duck while
-/// the report is valid and no other one arrives.
+/// The time until which connects treat a backend as a lame duck after a report, by the receiver's
+/// clock. `before` is the time that was stored before. A backend that is down counts as a lame duck
+/// while the report is valid and no other report arrives.
 #[inline(always)]
 pub fn lame_until_ns(datagram: &Datagram, before: u64, now_ns: u64) -> u64 {
     const NS: u64 = 1_000_000;
@@ -160,7 +160,8 @@ mod tests {
         }
         let nothing = LastReport::zeroed();
         assert_eq!(judge(nothing, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Premature));
-        // The agent has lost its clock: pushes from before that are replays, new ones are believed.
+        // The agent has lost its clock: pushes from before that are replays, new pushes are
+        // believed.
         let back = LastReport { base: base(3, 1), ..last };
         assert_eq!(judge(back, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Replayed));
         assert!(judge(back, &report(Kind::Push, 3, 2, 0)).is_ok());

@@ -1,6 +1,6 @@
-//! SipHash-2-4 of whole words of 64 bits. The implementation is our own because kernel programs run
-//! it: every loop has a bound that the verifier can see, and it operates on words only. Tests
-//! compare it with the standard library's.
+//! SipHash-2-4 of whole words of 64 bits. This is an implementation of our own because kernel
+//! programs run it: every loop has a bound that the verifier can see, and all operations are on
+//! words. Tests compare it with the implementation of the standard library.
 
 /// A key of 16 bytes, as two words.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -14,7 +14,7 @@ impl Key {
         Self([u64::from_le_bytes([a, b, c, d, e, f, g, h]), u64::from_le_bytes([i, j, k, l, m, n, o, p])])
     }
 
-    /// Makes the key from its bytes as two words, in each of which the first byte is lowest.
+    /// Makes the key from its bytes as two little-endian words.
     #[inline(always)]
     pub const fn from_words(words: [u64; 2]) -> Self {
         Self(words)
@@ -23,8 +23,8 @@ impl Key {
 
 /// The message authentication code of a message of `N` words, whose bytes are read in memory order.
 ///
-/// Not inlined into kernel programs: its variables would otherwise be on their stack (512 bytes)
-/// once per message.
+/// Not inlined into kernel programs, because their stack has only 512 bytes, and would contain the
+/// variables once per call.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 #[cfg_attr(not(target_arch = "bpf"), inline(always))]
 pub fn siphash<const N: usize>(&Key([low, high]): &Key, message: &[u64; N]) -> u64 {
@@ -82,8 +82,8 @@ mod tests {
 
     const KEY: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-    /// The input is the bytes 00, 01, 02, ... up to each length. Two vectors are the authors', one
-    /// is from another implementation.
+    /// The inputs are the bytes 00, 01, 02, ... up to some length. Two vectors are from the authors
+    /// of SipHash, one is from another implementation.
     #[test]
     fn known_vectors() {
         let key = Key::from_bytes(KEY);
