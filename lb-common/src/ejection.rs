@@ -429,7 +429,8 @@ pub fn undecided(before: EjectionState, now: u32) -> EjectionState {
 }
 
 /// The ejection word of an ejected backend if the ejection's time ends at the tick `now`, so that a
-/// trial is due. For evidence other than connects that the backend may work again.
+/// trial is due. It is used if something other than a connect has shown that the backend may work
+/// again.
 #[inline(always)]
 pub fn time_over(before: EjectionState, now: u32) -> EjectionState {
     if before.phase == EjectionPhase::Ejected as u8 { EjectionState { at: now, ..before } } else { before }

@@ -150,7 +150,7 @@ pub trait CpuCursor {
     fn set_phase(&self, phase: u32);
 }
 
-/// How a pick came about.
+/// How a pick was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum How {
     /// The policy picked a slot.

@@ -56,8 +56,8 @@ pub const KNOWS_MPTCP: Constant<u32, { place_of("KNOWS_MPTCP") }> = Constant::ne
 /// unknown helper.)
 pub const HAS_SET_RETVAL: Constant<u32, { place_of("HAS_SET_RETVAL") }> = Constant::new();
 
-/// 1 if the TCP program is attached as well (`accounting = "full"`), else 0. If it is, flows end
-/// with their connections, and the cause is known.
+/// 1 if the TCP program is attached as well (`accounting = "full"`), else 0. If it is, a flow ends
+/// when its connection ends, and the programs know the cause.
 pub const FULL_ACCOUNTING: Constant<u32, { place_of("FULL_ACCOUNTING") }> = Constant::new();
 
 /// 1 if any service of the client may scan its backends, else 0. If it is 0, the scans are dead

@@ -14,11 +14,11 @@ use crate::abi::{NO_SLOT, Rules, TableRef};
 /// Number of entries that a diversion examines. Each further entry would cost some ten nanoseconds
 /// of a connect that has chosen a lame duck.
 ///
-/// The first half are scattered over the table: the entries that follow a lame duck's entries
-/// belong mostly to one other backend, which would get all of the lame duck's connects. The second
-/// half follow in a row after the last scattered entry. Consecutive entries of an interleaved
-/// schedule belong to nearly all different backends, so if there are only a few backends, the only
-/// one that is no lame duck is certainly found.
+/// The entries of the first half are scattered over the table, because the entries that follow a
+/// lame duck's entries belong mostly to one other backend, which would get all of the lame duck's
+/// connects. The entries of the second half follow in a row after the last scattered entry.
+/// Consecutive entries of an interleaved schedule belong to nearly all different backends, so if
+/// there are only a few backends, the only one that is no lame duck is certainly found.
 pub const LOOKS: u32 = 16;
 
 /// The slot of an eligible backend that is no lame duck, from [`LOOKS`] entries of the table. If
@@ -36,8 +36,8 @@ pub fn other_than_lame<T: Tables>(
     })
 }
 
-/// The same as [`other_than_lame`], over a function that examines entries: `part(place,
-/// is_scattered)` must return the result of [`diversion_part`].
+/// The same as [`other_than_lame`], with a function `part` that examines entries: it must return
+/// the result of [`diversion_part`] for a place, and for whether the entries are scattered.
 #[inline(always)]
 pub fn divert(sample: u32, first: u32, part: impl Fn(u32, bool) -> u64) -> u32 {
     // The sample is inverted so that these are not the entries that a choice examines if a backend

@@ -6,8 +6,8 @@
 //! mark, which contains a hash of the object. If the program of every hook has exactly the
 //! constants that this start would load, and refers to no other maps than the pinned ones, it is
 //! the program that this start would load. In every other case, and after any error, the start
-//! loads programs. Without CAP_SYS_ADMIN it always loads them, because the kernel then permits no
-//! process to open a program by its id.
+//! loads programs. Without CAP_SYS_ADMIN it always loads them, because the kernel then does not
+//! permit this process to open a program by its id.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -99,7 +99,7 @@ pub trait ClientKernel: Send + Sync {
     /// If the links cannot be read.
     fn begins_at(&self) -> Result<Vec<u64>, DatapathError>;
 
-    /// Detaches the programs at which flows begin from all cgroups other than this one. Open flows
+    /// Removes the links at which flows begin from all cgroups other than this one. Open flows
     /// there are still followed until they end.
     ///
     /// # Errors

@@ -198,7 +198,7 @@ impl Tables {
     }
 
     /// Reduces the recent errors of a slot's backend to at most `most`. If a program adds an error
-    /// at the same moment, this changes nothing, and the daemon's next tick repeats it.
+    /// at the same moment, this changes nothing; the daemon's next tick calls it again.
     pub(crate) fn limit_errors(&self, slot: Slot, most: u32, now_ns: u64) {
         let (slot, at) = (slot.index(), offset_of!(Backend, errors));
         let before = self.maps.backends.load64(slot, at);
@@ -213,7 +213,7 @@ impl Tables {
 
     /// Delays the next halving of the recent errors of a slot's backend by `delay`, but at most
     /// until a half-life from now. If a program adds an error at the same moment, this changes
-    /// nothing, and the daemon's next tick repeats it.
+    /// nothing; the daemon's next tick calls it again.
     pub(crate) fn hold_errors(&self, slot: Slot, delay: Duration, now_ns: u64) {
         let (slot, at) = (slot.index(), offset_of!(Backend, errors));
         let before = self.maps.backends.load64(slot, at);
@@ -239,7 +239,7 @@ impl Tables {
     }
 
     /// Adds recent errors to a slot's backend, if its service counts errors. If a program adds an
-    /// error at the same moment, they are lost.
+    /// error at the same moment, they may be lost.
     pub(crate) fn add_errors(&self, slot: Slot, more: u32, now_ns: u64) {
         let Some(view) = self.slot(slot) else { return };
         let half_life = self.maps.services.get(view.service.index()).rules.error_half_life;

@@ -236,8 +236,8 @@ impl Tables {
     }
 
     /// Frees the index of a closed service. The rest of the row is unchanged: a program may have
-    /// found the service just before it was closed, and must still read a complete row. The next
-    /// service with this index overwrites the whole row.
+    /// found the service just before it was closed or another service got its address, and must
+    /// still read a complete row. The next service with this index overwrites the whole row.
     pub(crate) fn free_service(&mut self, index: ServiceIndex) {
         self.set_service_state(index, SERVICE_FREE);
     }
