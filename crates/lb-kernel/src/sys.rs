@@ -5,8 +5,8 @@
 //! for pins; the wait for programs that are running ([`readers`]); [`clock`] and [`jiffies`];
 //! [`cpus`]; and [`network_namespace`].
 //!
-//! Most functions make one system call. The structures are those parts of the kernel's `union
-//! bpf_attr` (`linux/bpf.h`) that the call reads; the kernel treats the rest as zero.
+//! Most functions make one system call. A structure is the part of `union bpf_attr` (`linux/bpf.h`)
+//! that the kernel reads for the call; the kernel treats the rest as zero.
 
 mod links;
 
