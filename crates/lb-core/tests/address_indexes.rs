@@ -1,6 +1,6 @@
 //! Indexes that are derived from addresses: nothing depends on the order of a list, and adding or
-//! removing an endpoint moves a bounded part of the subsets. Seeds are fixed, so that a bound that
-//! holds once holds always.
+//! removing an endpoint moves a bounded part of the subsets. Seeds are fixed, so that the results
+//! are the same in each run.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -81,8 +81,8 @@ fn one_endpoint_more_or_less_moves_at_most_two_of_n_members() {
                 .map(|(before, after)| before.difference(after).count())
                 .sum::<usize>();
         }
-        // The removed endpoint is a member of one subset in N / k, which makes 1/N of all members.
-        // As many again are allowed for endpoints that it displaces.
+        // The removed endpoint is a member of one subset in N / k, which is 1/N of all members. The
+        // same number is allowed for endpoints with an index that changes because of the removal.
         assert!(moved * ENDPOINTS as usize <= 2 * all, "{algorithm}: {moved} of {all}");
     }
 }

@@ -1,9 +1,9 @@
-//! The value of apertures with backends of unequal capacities, if shares are fitted on the arcs'
-//! own edges.
+//! How well apertures use backends of unequal capacities if shares are fitted on the edges of the
+//! arcs.
 //!
-//! The comparison is with shares of overlap times weight, which need no other client's arc, and
-//! with the most that the arcs allow: an arc has no edges to distant backends. This test must not
-//! repeat the computation of shares.
+//! The tests compare fitted shares with shares of overlap times weight, which need no other
+//! client's arc, and with the maximum that the arcs allow, because an arc has no edges to distant
+//! backends. They must not repeat the computation of shares.
 
 use std::net::Ipv4Addr;
 
@@ -84,9 +84,9 @@ impl Job {
         }))
     }
 
-    /// The highest utilization for any shares on these edges. The load of a run of neighbouring
-    /// clients stays within the backends that they overlap together; on a ring of arcs, no other
-    /// set of clients is confined as much (Hall's condition).
+    /// The highest utilization that any shares on these edges can reach (Hall's condition). The
+    /// load of a run of neighbouring clients cannot leave the backends that they overlap together.
+    /// On a ring of arcs, such runs are the sets of clients with the fewest backends.
     fn possible(&self) -> f64 {
         let rows: Vec<Vec<usize>> = (0..self.clients).map(|client| self.subset(client).collect()).collect();
         let mut most: f64 = 1.0;
@@ -112,10 +112,10 @@ fn alternate(backends: u32) -> Vec<u16> {
     (0..backends).map(|index| if index % 2 == 0 { 2 } else { 5 }).collect()
 }
 
-/// Lognormal, with a mean of about 100, and a standard deviation of 0.5 times the mean.
+/// Lognormal capacities with a mean of about 100 and a standard deviation of 0.5 times the mean.
 fn lognormal(backends: u32) -> Vec<u16> {
     let mut rng = SplitMix64::new(1);
-    // A sum of twelve is close to the normal distribution of variance 1.
+    // A sum of twelve uniform numbers is close to a normal distribution with variance 1.
     let mut uniform = || f64::from(u32::try_from(rng.below(1 << 24)).expect("24 bits")) / 16_777_216.0 - 0.5;
     let mut capacity = || (90.0 * (0.47 * (0..12).map(|_| uniform()).sum::<f64>()).exp()).round();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 5 and 1,600")]
@@ -134,7 +134,7 @@ const SHUFFLED: Algorithm = Algorithm::ApertureShuffled;
 
 #[test]
 fn shares_are_fitted_to_capacities_on_the_arcs_own_edges() {
-    // Clients, size, capacities, and the utilization of shares that are not fitted.
+    // The cases are clients, size, capacities, and the utilization of shares that are not fitted.
     let rows = [
         (PLAIN, 25, 5, alternate(37), 0.9375),
         (SHUFFLED, 25, 5, alternate(37), 0.8375),
@@ -183,14 +183,14 @@ fn equal_capacities_leave_the_overlaps_as_they_are() {
                 let whole: f64 = overlaps.iter().sum();
                 assert_eq!(members.len(), overlaps.len());
                 for (member, overlap) in members.iter().zip(overlaps) {
-                    // Except for the last bits of a division.
+                    // A division may change the last bits.
                     assert!(
                         (member.share * whole - overlap).abs() <= 1e-12 * overlap,
                         "{algorithm}: {member:?}"
                     );
                 }
             }
-            // Without a round of fitting.
+            // The first iteration has already converged, so nothing was fitted.
             let graph = Graph::of_job(algorithm, job.position(0));
             let start = (0..clients).flat_map(|client| job.overlaps(client)).collect();
             assert_eq!(solve_from(&graph, start, &job.capacities, Precision::default()).iterations, 1);
@@ -200,7 +200,7 @@ fn equal_capacities_leave_the_overlaps_as_they_are() {
 
 #[test]
 fn what_arcs_do_not_allow_is_approached() {
-    // Clients, size, capacities, and the highest utilization that the arcs allow.
+    // The cases are clients, size, capacities, and the highest utilization that the arcs allow.
     let rows = [
         // Arcs side by side share no backend, so there is nothing to fit.
         (PLAIN, 10, 20, lognormal(200), 0.8276),

@@ -1,6 +1,6 @@
-//! The schedule arena with a map that records its history: whatever is published, moved and waited
-//! for, in whatever order, tables that a reader may hold stay unchanged, and a table that fits the
-//! limit is published.
+//! The schedule arena with a map that records its history. After any sequence of publications,
+//! moves and waits, tables that a reader may hold are unchanged, and a table that fits the limit is
+//! published.
 
 use std::collections::BTreeMap;
 
@@ -81,8 +81,8 @@ impl Kernel {
         }
     }
 
-    /// Publishes a table, or executes the moves that make room for it, and returns their number as
-    /// the error.
+    /// Publishes a table. If there is no room, executes the moves that make room, and returns their
+    /// number as the error.
     fn publish(&mut self, service: ServiceIndex, length: u32, members: usize) -> Result<(), usize> {
         let before = self.arena.table(service);
         match self.arena.publish(service, length, members) {
@@ -223,8 +223,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Tables that are apart, lie at multiples of their lengths, and have at most `at_most` entries
-/// together.
+/// Disjoint tables at multiples of their lengths, which have at most `at_most` entries together.
 fn consistent(entries: u32, at_most: u32, wishes: &[(u8, u32)]) -> BTreeMap<ServiceIndex, TableRef> {
     let mut tables: BTreeMap<ServiceIndex, TableRef> = BTreeMap::new();
     for ((log2, position), service) in wishes.iter().zip((0..).map(ServiceIndex)) {

@@ -1,5 +1,5 @@
-//! Ejection with the steps of the kernel programs: how a service changes with evidence on many
-//! backends.
+//! Ejection with the steps of the kernel programs: how the state of a service changes with evidence
+//! on its backends.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 const BASE: u32 = 5_000;
 const RULES: EjectionRules =
     EjectionRules { base: BASE, max: 300_000, failures: 5, hangs: 1, _reserved: [0; 2] };
-/// The middle of the range stands for no jitter.
+/// The middle of the range, which means no jitter.
 const NO_JITTER: u32 = 1 << 31;
 const ONE: FailureSource = FailureSource::of(7);
 const REFUSED: Evidence = Evidence {
@@ -57,7 +57,7 @@ fn never(_: u32) -> bool {
     false
 }
 
-/// Between two trials, there are as many connects as other backends are available.
+/// Makes the connects between two trials: one for each other available backend.
 #[track_caller]
 fn let_others_go_first(service: &mut Ejector, others: u16, now: u32) {
     assert_eq!(service.next_trial().others, others);
@@ -99,7 +99,7 @@ fn a_trial_that_decides_nothing_is_soon_another_connects() {
     let_others_go_first(&mut service, 3, BASE + 9);
     assert_eq!(service.due_trial(BASE + 9, never), Some(1));
     let_others_go_first(&mut service, 3, BASE + 9);
-    // A trial may not last longer than the first ejection, either.
+    // A trial may last at most as long as the first ejection.
     assert_eq!(service.due_trial(2 * BASE + 8, never), None);
     assert_eq!(service.due_trial(2 * BASE + 9, never), Some(1));
     let_others_go_first(&mut service, 3, 2 * BASE + 9);
@@ -165,8 +165,8 @@ fn a_client_that_connects_rarely_sees_that_a_withheld_backend_is_well_again() {
     let mut connect = |service: &mut Ejector, is_well: bool| {
         now += BASE + 1;
         let tried = service.due_trial(now, never);
-        // Without a trial, the connect goes to the backend that is not ejected. Slot 1 is the one
-        // that recovers.
+        // Without a trial, the connect goes to the backend that is not ejected. The backend in slot
+        // 1 recovers.
         let slot =
             tried.unwrap_or_else(|| (0..2).find(|slot| service.state(*slot).ejected == 0).expect("one"));
         let evidence = if slot == 1 && is_well { ESTABLISHED } else { REFUSED };
@@ -183,8 +183,7 @@ fn a_client_that_connects_rarely_sees_that_a_withheld_backend_is_well_again() {
     assert!(passed > 90, "{passed}");
 }
 
-/// However rarely the client connects, whatever the result of its trials, and however many backends
-/// are dead.
+/// This must hold for any rate of connects, any results of trials, and any number of dead backends.
 #[test]
 fn a_client_sends_no_more_to_dead_backends_than_if_nobody_were_ejected() {
     for (backends, dead, evidence) in
@@ -193,7 +192,7 @@ fn a_client_sends_no_more_to_dead_backends_than_if_nobody_were_ejected() {
         let evidence = of_trial(evidence);
         for pause in [1, BASE / 2, BASE + 1, 2 * RULES.max] {
             let mut service = service(RULES, backends);
-            // They were ejected while the client was busy, and for the longest possible time.
+            // The backends were ejected while the client was busy, and for the longest time.
             (0..dead).for_each(|slot| drop(fail(&mut service, slot, 0)));
             assert_eq!(ejected(&service, backends), dead);
             let mut now = 0;
@@ -218,8 +217,7 @@ fn a_client_sends_no_more_to_dead_backends_than_if_nobody_were_ejected() {
     }
 }
 
-/// Backends that recover together are found together: a trial that readmits a backend is followed
-/// by the next one at once.
+/// After a trial that readmits a backend, the next trial is due at once.
 #[test]
 fn backends_that_recover_together_are_taken_back_one_after_another() {
     let mut service = service(RULES, 10);
@@ -269,7 +267,7 @@ fn a_backend_to_which_no_syn_can_be_sent_is_ejected_while_others_get_theirs() {
 #[test]
 fn no_backend_is_blamed_where_nothing_can_be_sent() {
     let service = service(RULES, 3);
-    // First all picks are of the same backend, then of others.
+    // First all picks are of one backend, then of other backends.
     for _ in 0..5 {
         service.report(1, SEND_FAILED, 0, NO_JITTER);
     }
@@ -278,7 +276,7 @@ fn no_backend_is_blamed_where_nothing_can_be_sent() {
         assert_eq!(service.report(slot, SEND_FAILED, 1, NO_JITTER), Judgement::Unchanged);
     }
     assert_eq!((ejected(&service, 3), service.standing(1)), (0, EjectionState::default()));
-    // As soon as any SYN can be sent again, failures count.
+    // After a SYN to any backend was sent, failures count again.
     service.sent();
     assert_eq!(service.report(0, SEND_FAILED, 2, NO_JITTER), Judgement::Remembered);
 }
@@ -303,8 +301,8 @@ fn no_answer_counts_only_while_other_backends_answer() {
     assert_eq!(service.report(1, UNHEARD, 0, NO_JITTER), Judgement::Ejected);
 }
 
-/// A backend hangs, and clients send in bursts: every 100 ms they send it three requests, which
-/// they give up after a second, while the other backends answer at once.
+/// A backend hangs, and clients send it bursts of three requests every 100 ms, which they give up
+/// after a second. The other backends answer at once.
 #[test]
 fn missing_answers_that_come_together_all_count() {
     let service = service(RULES, 3);
@@ -323,7 +321,8 @@ fn missing_answers_that_come_together_all_count() {
     assert!(ejected_at.is_some_and(|at| at < 9), "within three bursts: {judgements:?}");
 }
 
-/// No backend answers. The first missing answer follows an answer, and all others show nothing.
+/// After one answer, no backend answers any more: the first missing answers after it count, and all
+/// others show nothing about a backend.
 #[test]
 fn no_backend_is_blamed_where_none_answers() {
     let service = service(RULES, 3);
@@ -336,7 +335,8 @@ fn no_backend_is_blamed_where_none_answers() {
     assert_eq!([0, 1, 2].map(|slot| service.standing(slot).run), [2, 0, 0]);
 }
 
-/// A service according to the rules alone: each word by itself, and all counts recomputed.
+/// A reference model of a service: each word follows the rules separately, and all counts are
+/// recomputed.
 struct Model {
     words: Vec<EjectionState>,
     ejected: Vec<bool>,
@@ -378,7 +378,7 @@ impl Model {
 }
 
 proptest! {
-    /// In any history, each backend goes through the states that the rules require, never too many
+    /// In any history, each backend has the states that the rules require, never too many backends
     /// are ejected, and while any backend is ejected, a trial is due at the latest when the first
     /// ejection time is over.
     #[test]
@@ -397,8 +397,8 @@ proptest! {
             now = now.wrapping_add(later);
             if let Some(tried) = service.due_trial(now, never) {
                 let word = &mut model.words[tried as usize];
-                // Before its time is over if no backend is available, but never during another
-                // trial.
+                // If no backend is available, a trial may begin before the ejection time is over,
+                // but never during another trial.
                 prop_assert!(word.phase == EjectionPhase::Ejected as u8 || is_over(word.at, RULES, now));
                 *word = on_trial(*word, RULES, now);
                 prop_assert_eq!(*word, service.standing(tried));

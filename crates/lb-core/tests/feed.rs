@@ -1,8 +1,8 @@
-//! How a list comes into force, in virtual time: cases from practice, and properties that hold in
-//! whatever order operations end.
+//! How a list comes into force, in virtual time: cases from practice, and properties that must hold
+//! for any order in which operations end.
 //!
-//! The world around a feed is a file, a client that has room or not, and readings, reloads and
-//! computations under way. The tests must not know how a feed stores its state.
+//! The world around a feed is a file, a client that has room or not, and running readings, reloads
+//! and computations. The tests must not know how a feed stores its state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use lb_core::feed::{Delivered, Effect, Feed, List, ListDecision, ReadFailure, ReadTurn, Version};
 use proptest::prelude::*;
 
-/// A list: its contents, its reading, and whether the client's use of it has been computed.
+/// A list: its contents, its reading, and whether the client's membership has been computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     says: u32,
@@ -70,7 +70,7 @@ fn at(seconds: u64) -> Duration {
 #[test]
 fn a_reading_has_the_effect_that_its_result_calls_for() {
     let failed = |text: &str| Some(Effect::Failed(text.to_owned()));
-    // The version and the result of each reading; the effect, and the number of failures so far.
+    // For each reading: the version, the result, the effect, and the number of failures so far.
     let readings = [
         (1, None, None, 0),
         (2, Some(Ok(list(1, 2))), None, 0),
@@ -113,7 +113,7 @@ fn a_refused_list_waits_for_room_and_counts_once() {
         assert_eq!((feed.error_of("web/0"), feed.error_of("web/1")), (Some("no slot"), None));
         assert_eq!(feed.room_appeared(), Some(list(2, 2)));
     }
-    // A later fault of the file does not stop the good list from coming into force.
+    // A later fault of the file does not prevent that the good list comes into force.
     feed.read(at(3), 3, version(3), Some(Err(faulty("line 1"))));
     let next = feed.delivered(list(2, 2), Delivered::default());
     assert_eq!(next, ListDecision::Keep { was_refused: true, refused: None });
@@ -158,7 +158,7 @@ fn what_is_computed_for_a_list_that_another_has_replaced_is_dropped() {
     assert_eq!(feed.computed(&list(3, 3)), Some(list(3, 3)));
 }
 
-/// The contents of the file: a list of that many endpoints, or a fault.
+/// The contents of the file: a list with this number of endpoints, or a fault.
 #[derive(Clone, Copy, Debug)]
 enum Content {
     Endpoints(u32),
@@ -171,13 +171,13 @@ enum Act {
     /// A look at the file, and a reading if it is due.
     Look,
     BeginReload,
-    /// One of the readings, reloads or computations under way ends.
+    /// One of the running readings, reloads or computations ends.
     EndReading(usize),
     EndReload(usize),
     EndComputing(usize),
-    /// From now on there is room for that many endpoints.
+    /// From now on there is room for this number of endpoints.
     Room(u32),
-    /// Switches whether the client's use of newly read lists is known at once.
+    /// Switches whether the client's membership for newly read lists is known at once.
     ClientChanged,
 }
 
@@ -196,7 +196,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..80)
 }
 
-/// A reading under way: its number, the version of the file, and the contents of the file.
+/// A running reading: its number, the version of the file, and the contents of the file.
 type Reading = (u64, u32, Content);
 
 struct World {
@@ -209,7 +209,7 @@ struct World {
     reloading: Vec<Reading>,
     computing: Vec<Listed>,
     room: u32,
-    /// Whether the client's use of newly read lists is known at once.
+    /// Whether the client's membership for newly read lists is known at once.
     is_known: bool,
     /// The reading of the list that the client accepted last.
     taken: Option<u64>,
@@ -322,7 +322,7 @@ impl World {
     fn deliver(&mut self, list: Listed) {
         let mut next = Some(list);
         while let Some(list) = next.take() {
-            // A list that the client already uses takes no room.
+            // A list that the client already uses needs no further room.
             let fits = list.says <= self.room || self.taken == Some(list.reading);
             let delivered = match (list.is_known, fits) {
                 (false, _) => Delivered { is_incomplete: true, ..Delivered::default() },
@@ -343,7 +343,7 @@ impl World {
         }
     }
 
-    /// Ends all operations under way, with room for everything.
+    /// Ends all running operations, with room for every list.
     fn settle(&mut self) {
         self.is_known = true;
         for _ in 0..8 {
@@ -403,7 +403,7 @@ proptest! {
     fn every_version_that_cannot_be_used_is_one_failure(acts in acts()) {
         let mut world = World::new(true);
         for act in acts {
-            // A list that has to be computed may be refused after the next version was read.
+            // A list that must be computed first may be refused after the next version was read.
             if !matches!(act, Act::ClientChanged) {
                 world.step(&act);
             }
@@ -416,7 +416,7 @@ proptest! {
         acts in prop::collection::vec(prop_oneof![Just(None), any::<bool>().prop_map(Some)], 1..40),
     ) {
         let mut turn = ReadTurn::default();
-        // The start of the reading under way; the times of requests that wait for an answer.
+        // The start of the running reading, and the times of requests that wait for an answer.
         let (mut began, mut waiting) = (None, Vec::new());
         let end = (0..4).map(|_| None);
         for (now, act) in acts.into_iter().chain(end).enumerate() {

@@ -1,6 +1,6 @@
-//! The rules of docs/design/health.md, cell by cell: tiers, which backends connect may choose while
-//! a tier serves, and the meaning of a failed probe. (A stale list changes nothing about them: its
-//! last verdicts stay, see the test of the daemon.)
+//! The rules of docs/design/health.md, cell by cell: tiers, which backends a connect may choose
+//! while a tier serves, and the meaning of a failed probe. (A stale list does not change them: its
+//! last verdicts remain valid, as a test of the daemon shows.)
 
 use lb_common::abi::Usable;
 use lb_core::health::Health;
@@ -71,8 +71,9 @@ fn every_cell_of_the_table() {
     }
 }
 
-/// For all sets of backends, with and without panic: connect may choose a backend if any has a
-/// weight, and may choose one that cannot accept connections only if no other has a weight.
+/// For all sets of backends, with and without panic: if any backend has a weight, a connect may
+/// choose a backend. It may choose a backend that does not accept connections only if no other
+/// backend has a weight.
 #[test]
 fn a_backend_that_cannot_accept_is_chosen_last() {
     for set in 0u32..1 << ALL.len() {
@@ -80,7 +81,7 @@ fn a_backend_that_cannot_accept_is_chosen_last() {
             ALL.iter().enumerate().filter(|(at, _)| set >> at & 1 != 0).map(|(_, one)| *one).collect();
         for is_panic in [false, true] {
             let serves = tier(candidates.clone(), is_panic);
-            // The kernel withholds an ejected backend, unless its state word overrides this.
+            // Connects do not choose an ejected backend, unless its state word overrides this.
             let is_chosen = |one: &&TierCandidate| match usable(**one, serves) {
                 Usable::No => false,
                 Usable::UnlessEjected => one.health != Health::Ejected,
@@ -98,8 +99,8 @@ fn a_backend_that_cannot_accept_is_chosen_last() {
     }
 }
 
-/// By the result of probes, whether the client is in another network namespace, and whether it has
-/// established a connection.
+/// The cases are the result of probes, whether the client is in another network namespace, and
+/// whether the client has established a connection.
 #[test]
 fn a_failed_probe_is_a_guess_for_a_client_in_another_network_namespace() {
     for (found, is_elsewhere, has_established, expected) in [

@@ -1,6 +1,6 @@
-//! Outages in virtual time: a client task with a balancer and an ejection that work like the daemon
-//! and the programs, and backends that die and return. The tests count failed connects, and measure
-//! how soon failures end in seconds of the task's clock.
+//! Outages in virtual time: a client task with a balancer and an ejector, which work like the
+//! daemon and the programs, and backends that die and return. The tests count failed connects, and
+//! measure in seconds of the task's clock when failures end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -57,7 +57,7 @@ struct Host {
     lame_ducks: BTreeSet<usize>,
     /// Whether all other endpoints are down in the list.
     is_listed_down: bool,
-    /// Whether the daemon probes by connection, once per second.
+    /// Whether the daemon probes by opening connections, once per second.
     probes: bool,
     /// Why probes fail.
     why: Why,
@@ -221,7 +221,7 @@ impl Host {
         !is_alive
     }
 
-    /// Makes several connects at one moment. Returns how many fail.
+    /// Makes several connects at once. Returns how many fail.
     fn connects(&mut self, count: u32) -> u32 {
         (0..count).map(|_| u32::from(self.connect())).sum()
     }
@@ -236,7 +236,7 @@ impl Host {
         failed
     }
 
-    /// The same without a running daemon.
+    /// Lets several seconds pass without a running daemon. Returns how many connects failed.
     fn run_without_daemon(&mut self, seconds: u32) -> u32 {
         let mut failed = 0;
         for _ in 0..seconds * RATE {
@@ -326,7 +326,7 @@ fn two_of_three_dead_cost_what_it_takes_to_find_out() {
     assert_eq!(host.run(10), 0);
 }
 
-/// This host reaches no backend: all are tried, and all are used alike as soon as they answer.
+/// This host reaches no backend. All are tried, and all are used equally when they answer again.
 #[test]
 fn where_no_backend_answers_all_are_tried_and_all_are_back_soon() {
     for probes in [false, true] {
@@ -344,8 +344,8 @@ fn where_no_backend_answers_all_are_tried_and_all_are_back_soon() {
     }
 }
 
-/// The longest list, with every endpoint dead or down in the list: there is always one to try, and
-/// all are used again after they recover.
+/// In the longest list, every endpoint is dead, or down in the list. Connects always find an
+/// endpoint to try, and use all endpoints again after they have recovered.
 #[test]
 fn a_full_list_of_dead_backends_is_tried_and_taken_back() {
     const ALL: usize = 16_384;
@@ -367,8 +367,8 @@ fn a_full_list_of_dead_backends_is_tried_and_taken_back() {
     }
 }
 
-/// A machine that was stopped for hours, or for a whole turn of the programs' 32-bit clock: no
-/// stored time counts for longer than it should.
+/// A machine was stopped for hours, or for a whole turn of the programs' 32-bit clock. No stored
+/// time has an effect for longer than it should.
 #[test]
 fn a_clock_that_jumps_costs_a_dead_backend_two_trials_at_most() {
     let round = Duration::from_nanos(1 << 52);
@@ -409,8 +409,8 @@ fn backends_that_answer_with_errors_are_chosen_where_none_serves() {
     assert_eq!(host.sent, [3, 3, 3]);
 }
 
-/// No daemon runs, all members die, and the list has a lame duck: it serves, and trials of the
-/// members are as rare as if one of them were healthy.
+/// No daemon runs, all members die, and the list has a lame duck. The lame duck serves, and trials
+/// of the members are as rare as if one of them were healthy.
 #[test]
 fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_is_available() {
     for members in [1, 2, 5] {
@@ -439,7 +439,7 @@ fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_is_available(
             u32::from(host.connect())
         });
         assert!(seldom.sum::<u32>() <= 10, "{members}");
-        // A member that has returned is found, and is the only one that serves.
+        // A trial finds a member that has returned, and only this member then serves.
         host.is_alive[2] = true;
         host.run_without_daemon(330);
         host.sent.fill(0);
@@ -469,8 +469,8 @@ fn without_a_daemon_and_without_any_that_serves_members_are_tried() {
 /// The number of backends in the histories; the last is a lame duck in the list.
 const BACKENDS: usize = 6;
 
-/// The next event: which backends are alive, whether the daemon restarts, and for how many seconds
-/// this lasts.
+/// One phase of a history: which backends are alive, whether the daemon restarts at the beginning,
+/// and the duration in seconds.
 fn histories() -> impl Strategy<Value = Vec<(Vec<bool>, bool, u32)>> {
     let alive = prop::collection::vec(any::<bool>(), BACKENDS);
     prop::collection::vec((alive, any::<bool>(), 0..40_u32), 1..12)
@@ -499,9 +499,9 @@ fn all_return(host: &mut Host, run: impl Fn(&mut Host, u32) -> u32) {
 proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(64) })]
 
-    /// Once the daemon knows which backends do not accept connections, no connect goes to one of
-    /// them while another backend may serve, whatever has happened before, including restarts of
-    /// the daemon.
+    /// After the daemon has learnt which backends do not accept connections, connects avoid these
+    /// while another backend may serve. This must hold after any history, including restarts of the
+    /// daemon.
     #[test]
     fn with_a_daemon_no_connect_goes_to_a_backend_that_is_known_to_refuse(history in histories()) {
         let mut host = host_with_a_lame_duck(true);
@@ -528,13 +528,13 @@ proptest! {
         for (is_alive, _, seconds) in history {
             let dead = is_alive[..BACKENDS - 1].iter().filter(|alive| !**alive).count();
             host.is_alive = is_alive;
-            // If the programs have ejected all living backends, one trial after another finds them,
-            // and this test sets no bound for that.
+            // If the programs have ejected all living backends, trials find them one after another.
+            // This test sets no bound for that.
             let serves = (0..BACKENDS - 1).any(|at| host.is_alive[at] && !host.is_ejected(at));
             let failed = host.run_without_daemon(seconds);
             let dead = u32::try_from(dead).expect("few");
-            // Five that eject it, and at most one trial in each `base` of five seconds, with its
-            // jitter.
+            // Five failures eject the backend, and at most one trial fails in each `base` of five
+            // seconds, with its jitter.
             let most = dead * (5 + 1 + seconds / 4);
             prop_assert!(failed <= most || !serves || dead == 0, "{failed} of {most}: {:?}", host.is_alive);
         }
@@ -574,8 +574,8 @@ fn a_new_endpoint_waits_for_its_first_probe() {
     assert!(host.sent[3] > 0, "it is well");
 }
 
-/// On a fresh host, all backends are used equally until the time for their first probes is over:
-/// the first proven one must not get all connects.
+/// On a fresh host, all backends are used equally until the time for their first probes is over,
+/// because the first backend with a probe result must not get all connects.
 #[test]
 fn while_nothing_is_known_of_anybody_all_are_used_alike() {
     let mut host = Host::new(4, None, true);

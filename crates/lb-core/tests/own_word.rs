@@ -108,7 +108,7 @@ fn who_refuses_is_not_chosen_whoever_finds_out() {
         let other = if who == Who::Probe { Who::Report } else { Who::Probe };
         say(&mut balancer, 102, other, &[]);
         assert_eq!(usable(&balancer.plan(), down), Usable::No, "who says nothing takes nothing back");
-        // A fact from probes adds nothing about backends that it does not name, while a fact from
+        // A fact from probes does not change backends that it does not contain, while a fact from
         // reports is complete.
         let well = if who == Who::Probe { &[(down, Health::Healthy)][..] } else { &[] };
         assert!(say(&mut balancer, 103, who, well));

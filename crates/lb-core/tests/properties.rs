@@ -1,9 +1,8 @@
-//! Properties for every input: of the orders that choose subsets, and of the tables that connect
-//! walks.
+//! Properties, for every input, of the orders that choose subsets, and of the tables from which
+//! connects take backends.
 //!
-//! The vectors fix the results of a few inputs; these properties are the reason why the results are
-//! useful. The tests must not repeat the computation of a result: a property is stated from the
-//! outside.
+//! The vectors fix the results for a few inputs; the properties are the reason why the results are
+//! useful. The tests must not repeat the computation of a result.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,8 +15,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Small spaces contain the corner cases (partial lots, fewer backends than wanted), large ones the
-/// rest.
+/// Numbers of backends. Small numbers contain the corner cases (partial lots, fewer backends than
+/// wanted).
 fn backends() -> impl Strategy<Value = u32> {
     prop_oneof![4 => 0..64_u32, 3 => 0..1_000_u32, 1 => 0..=65_536_u32]
 }
@@ -39,7 +38,7 @@ fn those(property: impl Fn(Algorithm) -> bool) -> impl Strategy<Value = Algorith
     select(Algorithm::ALL.into_iter().filter(|&algorithm| property(algorithm)).collect::<Vec<_>>())
 }
 
-/// Algorithms in which an added backend takes one place and moves no other.
+/// Algorithms in which an added backend takes one place and moves no other backend.
 const STEADY: [Algorithm; 4] =
     [Algorithm::Rendezvous, Algorithm::Consistent, Algorithm::Ringsteady, Algorithm::Rocksteadier];
 
@@ -47,8 +46,7 @@ fn subset(algorithm: Algorithm, position: Position) -> Vec<u32> {
     subset::subset(algorithm, position).collect()
 }
 
-/// A service with endpoints at the indexes with a positive weight in `weights`, and a task's use of
-/// it. Weight 0 is a hole.
+/// A task's membership. `weights` has the weights of the service's endpoints by index; 0 is a hole.
 fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Membership {
     let service = {
         let subset = Subset::Sized { algorithm, size: Size::Fixed(position.size) };
@@ -68,7 +66,7 @@ fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Members
     Membership::of(&service, task, &list)
 }
 
-/// A small job with holes among its backends: the client, and a weight per index.
+/// A small job with holes among its backends: the client, and a weight for each index.
 fn jobs() -> impl Strategy<Value = (Position, Vec<u16>)> {
     let clients = (1..30_u32).prop_flat_map(|clients| (0..clients, Just(clients)));
     (clients, vec(prop_oneof![Just(0), Just(1), 0..10_u16], 1..60), 1..20_u32, any::<u64>()).prop_map(
@@ -170,7 +168,7 @@ proptest! {
         }
     }
 
-    /// In exact parts: every backend is covered by the same number of whole clients.
+    /// Counted in exact parts, every backend is covered by the same whole number of clients.
     #[test]
     fn apertures_cover_every_backend_equally(
         algorithm in those(Algorithm::is_aperture),
@@ -205,7 +203,7 @@ proptest! {
         prop_assert_eq!(used, expected);
     }
 
-    /// The other members stay, and the next of the order takes the place.
+    /// The other members remain, and the next backend of the order takes the place.
     #[test]
     fn a_lost_member_is_replaced_and_nobody_else(
         algorithm in algorithms(),
@@ -292,8 +290,7 @@ proptest! {
         prop_assert_eq!(found, counts);
     }
 
-    /// During each entry there is a moment of the walk by which every backend has had its share to
-    /// within half an entry.
+    /// At some point of each entry, every backend has had its share to within half an entry.
     #[test]
     fn no_entry_comes_sooner_or_later_than_half_an_entry(counts in counts()) {
         let mut found = vec![0_u64; counts.len()];
@@ -302,14 +299,14 @@ proptest! {
             let (now, all) = (2 * found[position] + 1, 2 * u64::from(counts[position]));
             found[position] += 1;
             for (&found, &count) in found.iter().zip(&counts) {
-                // count * now / all is the share by now; all terms are doubled to avoid halves.
+                // count * now / all is the share until now; all terms are doubled to avoid halves.
                 let share = 2 * u64::from(count) * now;
                 prop_assert!((2 * found * all).abs_diff(share) <= all);
             }
         }
     }
 
-    /// Equal counts hold at every prefix.
+    /// In every prefix of the table, the counts differ by at most one.
     #[test]
     fn equal_counts_take_turns(entries in 1..64_usize, count in 1..100_u32) {
         let table = interleave(&vec![count; entries]);

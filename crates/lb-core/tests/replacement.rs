@@ -1,5 +1,5 @@
-//! How a client task's plan follows the health of its backends: which are replaced, which serve in
-//! panic, and how both are reversed.
+//! How a client task's plan follows the health of its backends: which backends are replaced, which
+//! serve in panic, and how replacement and panic end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -56,7 +56,7 @@ fn balancer(size: u32, pattern: &str) -> Balancer {
     balancing(service(size), size, pattern)
 }
 
-/// The same, with ejection.
+/// A service with ejection.
 fn ejecting(size: u32, pattern: &str) -> Balancer {
     balancing(Service { ejection: Some(Ejection::default()), ..service(size) }, size, pattern)
 }
@@ -92,8 +92,8 @@ fn a_member_that_stays_ejected_is_replaced_and_takes_its_place_back() {
     let members = in_table(&before);
     assert_eq!(members.len(), 4);
     let lost = *members.first().expect("four");
-    // The member is ejected. For ten seconds the plan does not change, and only the kernel
-    // withholds it.
+    // The member is ejected. For ten seconds the plan does not change; only the kernel excludes it
+    // from connects.
     assert_eq!(balancer.handle(at(100), ejected(&[lost])), Ok(true));
     for seconds in [100, 109] {
         balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
@@ -107,7 +107,7 @@ fn a_member_that_stays_ejected_is_replaced_and_takes_its_place_back() {
     let now = in_table(&during);
     assert_eq!((now.len(), now.intersection(&members).count()), (4, 3), "one loss is one change");
     assert!(!now.contains(&lost));
-    // It keeps its slot and its trials, and its substitute gets as much as the other members.
+    // It retains its slot and its trials, and its substitute gets as much as the other members.
     assert_eq!(
         (backend(&during, lost).usable, backend(&during, lost).state),
         (Usable::UnlessEjected, BackendState::Replaced)
@@ -148,7 +148,7 @@ fn a_substitute_that_fails_is_kept_and_tried_and_the_next_one_stands_in() {
     let BackendPlan { usable, state, .. } = backend(&plan, first);
     assert_eq!((*usable, *state), (Usable::UnlessEjected, BackendState::Replaced));
     assert!(!balancer.unneeded().contains(&first));
-    // However long both are dead, nothing changes any more.
+    // While both remain dead, nothing changes any more.
     for seconds in 131..600 {
         assert_eq!(balancer.handle(at(seconds), Fact::Time), Ok(false), "at {seconds}");
     }
@@ -268,7 +268,7 @@ fn lame_ducks_serve_where_nobody_is_available_and_go_when_somebody_is() {
     assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::LameDucks));
     assert_eq!(in_table(&plan).len(), 4, "both lame ducks are in the table");
     for slot in in_table(&plan) {
-        // The kernel withholds the backends that it has ejected, and sends them trials.
+        // The kernel excludes ejected backends from connects, and sends them trials.
         assert_eq!(backend(&plan, slot).usable, Usable::UnlessEjected);
     }
     let fallback = plan.services.values().next().and_then(|service| service.fallback).expect("somebody");
@@ -277,7 +277,7 @@ fn lame_ducks_serve_where_nobody_is_available_and_go_when_somebody_is() {
     assert_eq!(in_table(&balancer.plan()), members.iter().copied().collect());
 }
 
-/// The backup is the last to get room: without a slot for it, the plan still follows health.
+/// The backup gets a slot last. Without a slot for it, the plan still follows health.
 #[test]
 fn a_backup_without_a_slot_changes_nothing() {
     for (slots, has_backup) in [(3, false), (4, true)] {
@@ -395,7 +395,7 @@ fn the_next_daemon_adopts_nothing_from_a_witness_that_it_does_not_ask() {
     }
 }
 
-/// Only a reason may change, while the serving backends stay: the state word follows.
+/// If only a reason changes, and the serving backends remain the same, the state word changes, too.
 #[test]
 fn a_state_word_follows_its_reason() {
     let (service, plan) = maps(&[]);

@@ -1,5 +1,5 @@
-//! Report ids on their way into the rows of backends: passed once, stored if they are new, adopted
-//! after a restart.
+//! Report ids in the rows of backends: they are stored if they are new, and adopted after a
+//! restart.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! The steps from one plan to the next on a fake kernel: after every step, connect finds everything
-//! it needs.
+//! The steps from one plan to the next on a fake kernel: after every step, a connect finds
+//! everything that it needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use lb_core::service::{Service, Subset, Task};
 use lb_core::slots::Identity;
 use proptest::prelude::*;
 
-/// With a clock that the tests set.
+/// A balancer with a clock that the tests set.
 type Balancer = balancer::Balancer<Duration>;
 
 const START: Duration = Duration::ZERO;
@@ -42,7 +42,7 @@ fn adopt(plan: &Plan) -> Adopted {
     Adopted { plan: plan.clone(), ..Adopted::default() }
 }
 
-/// A list of the service at this position, and the membership of a task that is alone.
+/// A list of the service at this position, with the membership of the only task of a job.
 fn delivered(services: &[Service], position: usize, list: EndpointList) -> Fact {
     let membership = Membership::of(&services[position], Task { index: 0, count: 1 }, &list);
     Fact::Endpoints(position, Arc::new(list), Arc::new(membership))
@@ -62,7 +62,7 @@ fn list(service: u8, members: &BTreeMap<u8, u8>) -> EndpointList {
         .expect("it fits")
 }
 
-/// A service's tables as connect sees them.
+/// A service's tables as a connect reads them.
 struct View<'a> {
     plan: &'a Plan,
     index: ServiceIndex,
@@ -103,7 +103,7 @@ impl Tables for View<'_> {
         1
     }
 
-    /// The slots that the schedule names, as the datapath lists them.
+    /// The slots in the schedule, as the kernel's list of members has them.
     fn members(&self, _: TableRef) -> Option<()> {
         (!self.listed().is_empty()).then_some(())
     }
@@ -132,7 +132,7 @@ impl View<'_> {
     }
 }
 
-/// The backend of a connect to `address` at this moment; `None` if the address is not balanced.
+/// The backend of a connect to `address` now; `None` if the address is not balanced.
 fn connect(
     plan: &Plan,
     keys: &BTreeMap<SocketAddr, ServiceIndex>,
@@ -163,7 +163,7 @@ fn record_key(keys: &mut BTreeMap<SocketAddr, ServiceIndex>, plan: &Plan, step: 
     }
 }
 
-/// Goes from `old` to `new` and checks every moment on the way.
+/// Executes the steps from `old` to `new`, and checks the state after every step.
 fn carry_out(
     old: &Plan,
     new: &Plan,
@@ -309,15 +309,15 @@ fn a_backend_that_may_not_be_chosen_says_why_and_since_when() {
     let services = [service("a", 0)];
     let mut balancer = Balancer::new(services.to_vec(), LIMITS, Adopted::default(), START).expect("it fits");
     let both = |kind| BTreeMap::from([(1, 1), (2, kind)]);
-    // The time of a list and its members; since when the second backend is a lame duck, and whether
-    // it is usable.
+    // For each list: its time and members, since when the second backend is a lame duck, and
+    // whether that backend is usable.
     let cases = [
         (10, both(1), None, true),
         (20, both(0), Some(20), false),
         (30, both(0), Some(20), false),
         (40, BTreeMap::from([(1, 1)]), None, false),
         (50, both(1), None, true),
-        // Nothing better is left: it serves, but is as unavailable as before.
+        // There is no better backend, so it serves, but it remains unavailable.
         (60, BTreeMap::from([(2, 0)]), Some(60), true),
         (70, BTreeMap::from([(2, 0), (3, 1)]), Some(60), false),
     ];
@@ -350,7 +350,7 @@ fn a_list_that_says_the_same_again_changes_nothing() {
     assert_eq!(balancer.handle(at(9), delivered(&services, 0, another)), Ok(true));
 }
 
-/// The step that frees it has failed, and the next plan has already given it to another backend.
+/// The step that frees the slot has failed, and the next plan has another backend in the slot.
 #[test]
 fn a_slot_is_freed_before_another_backend_gets_it() {
     let services = [service("users", 10)];

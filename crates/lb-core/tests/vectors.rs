@@ -1,9 +1,9 @@
-//! Every row of `vectors.json` holds: the numbers that decide which task uses which backend, and
-//! the kernel's tables.
+//! The code agrees with every row of `vectors.json`, which has the numbers that decide which task
+//! uses which backend, and the kernel's tables.
 //!
-//! If two hosts disagree about one of them, they disagree about the use of backends. So a row that
-//! fails here is a break of compatibility, and never a number to update. The tests must not pass
-//! because they checked less: they count sections and rows.
+//! If two hosts computed different numbers, they would use backends inconsistently. So if a row
+//! fails, compatibility is broken, and the row must not be updated. The tests count sections and
+//! rows, so that they cannot pass because they checked less.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -31,7 +31,7 @@ const SECTIONS: [(&str, usize); 16] = [
     ("aperture_edges", 12),
     ("balance_weights", 2),
     ("aperture_shares", 5),
-    // Checked where the number is computed, in the planner.
+    // The planner computes these numbers, and its tests check them.
     ("adjusted_utilization", 3),
     ("apportion_interleave", 6),
     ("static_stride", 5),
@@ -76,7 +76,7 @@ fn large(value: &Value) -> u64 {
         .unwrap_or_else(|| panic!("{value} is no u64 in a string"))
 }
 
-/// A number of either form.
+/// A number in either form.
 #[track_caller]
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| large(value))
@@ -167,8 +167,8 @@ fn the_names_of_job_and_service_give_this_seed() {
     });
 }
 
-/// The text to hash, its hash, and the index: collisions, a removal inside a cluster, and one that
-/// wraps around at the end.
+/// Each row has the text to hash, its hash, and the index. The rows include collisions, a removal
+/// inside a cluster, and an index that wraps around at the end.
 #[test]
 fn an_address_gives_this_index() {
     check("address_indexes", |row| {
@@ -262,8 +262,8 @@ fn structural_weights_are_these() {
     });
 }
 
-/// Capacities by index, 0 for a hole. The results of another implementation, with arcs in exact
-/// fractions.
+/// The rows have capacities by index, 0 for a hole. The results are from another implementation,
+/// which computes arcs in exact fractions.
 #[test]
 fn the_shares_of_an_aperture_are_fitted_to_capacities() {
     check("aperture_shares", |row| {
@@ -299,8 +299,8 @@ fn with_client_0(row: &Value) -> Value {
     row
 }
 
-/// CPython's generator up to version 3.10, which printed the book's shuffles: MT19937 seeded by a
-/// small integer, and `random()` of 53 bits. It has no other use: the product's subsets come from
+/// CPython's generator up to version 3.10, which produced the book's shuffles: MT19937 seeded by a
+/// small integer, and `random()` of 53 bits. Only this test uses it; socklb's subsets come from
 /// SplitMix64.
 struct MersenneTwister {
     state: [u32; 624],
@@ -391,7 +391,7 @@ fn the_books_listing_gives_the_books_subsets() {
             MersenneTwister::new(client / count).shuffle(&mut shuffled);
             let start = (client % count * size) as usize;
             assert_eq!(shuffled[start..start + size as usize], expected, "client {client}");
-            // `deterministic-book` takes the same places of the round from its own shuffle.
+            // `deterministic-book` takes the same places of a round from a shuffle of its own.
             let position = Position { client, clients: 10, backends, size, seed: 0 };
             let mut own: Vec<u32> = (0..backends).collect();
             shuffle(&mut own, &mut SplitMix64::new(mix64(&[0, u64::from(client / count)])));
@@ -419,8 +419,8 @@ fn stride_picks(scaled: &[u16], picks: usize) -> Vec<u32> {
     picked
 }
 
-/// The scheduler that gRPC's weighted round robin walks, as a reference: over whole walks, our
-/// table gives every backend the same share.
+/// The scheduler of gRPC's weighted round robin is the reference: over whole cycles, socklb's table
+/// gives every backend the same share.
 #[test]
 fn the_static_stride_scheduler_picks_these_and_our_table_has_its_shares() {
     check("static_stride", |row| {
@@ -434,7 +434,7 @@ fn the_static_stride_scheduler_picks_these_and_our_table_has_its_shares() {
         for (backend, &count) in (0..).zip(&counts) {
             let picked = whole_round.iter().filter(|&&pick| pick == backend).count();
             let (stride, ours) = (picked as f64 / f64::from(all), f64::from(count) / 65_536.0);
-            // Our table has whole entries.
+            // The table has whole entries.
             assert!((stride - ours).abs() <= 1.0 / 65_536.0, "{stride} and {ours} in {row}");
         }
     });

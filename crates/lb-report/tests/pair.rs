@@ -1,8 +1,8 @@
 //! One client and one agent exchange datagrams in virtual time, over a wire that loses, repeats,
 //! delays and therefore reorders them.
 //!
-//! The wire draws from a seed that the test prints. No assertion depends on the draws: each holds
-//! for any behavior of the wire within the limits that the test sets.
+//! The behavior of the wire is drawn from a seed that the test prints. No assertion depends on the
+//! draws: each assertion must hold for any behavior within the limits that the test sets.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const VALID_FOR: Duration = Duration::from_secs(6);
 const HOLD: Duration = Duration::from_mins(1);
 
-/// The longest interval between two polls, in milliseconds: jitter is a tenth.
+/// The longest interval between two polls, in milliseconds, with the jitter of a tenth.
 const LONGEST_INTERVAL: u64 = 2_200;
 
 /// The times of the pushes, in milliseconds after the first.
@@ -43,8 +43,8 @@ fn client_address() -> SocketAddr {
     ([192, 0, 2, 1], 9467).into()
 }
 
-/// The keys of the backend with these numbers, the one to send with first. Both sides derive them
-/// from the service's key.
+/// The keys of the backend with these numbers; the first is the key to send with. Both sides derive
+/// them from the service's key.
 fn keys(first: u16, second: Option<u16>) -> Keys<BackendKey> {
     let number = |id: u16| Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) };
     Keys::new(number(first), second.map(number)).of_backend(Protocol::Tcp, backend())
@@ -67,7 +67,7 @@ struct Weather {
 
 const FINE: Weather = Weather { lost: 0, repeated: 0, delay: 1..=1 };
 
-/// Delays are longer than an interval, so that answers arrive after the next request has left.
+/// Delays are longer than an interval, so that answers arrive after the next request was sent.
 const ROUGH: Weather = Weather { lost: 30, repeated: 40, delay: 0..=3_000 };
 
 struct Wire {
@@ -166,8 +166,8 @@ impl Pair {
         pair
     }
 
-    /// The same over a wire without losses, after a report has arrived and the client has returned
-    /// its cookie, so that it receives pushes.
+    /// A client and its agent over a wire without losses, after a report has arrived and the client
+    /// has returned its cookie, so that it receives pushes.
     fn introduced() -> Self {
         let mut pair = Self::new(1, FINE);
         pair.run(LONGEST_INTERVAL);
@@ -310,7 +310,7 @@ fn is_push(datagram: &Datagram) -> bool {
     datagram.kind() == Some(Kind::Push)
 }
 
-/// A push takes effect when it arrives, whichever other pushes the wire loses.
+/// A push takes effect when it arrives, even if the wire loses all other pushes.
 #[test]
 fn a_lame_duck_is_believed_by_the_first_push_that_is_not_lost() {
     for lost in 0..31_u32 {
@@ -399,15 +399,15 @@ fn a_request_that_crosses_a_change_on_its_way_ends_no_pushes() {
     assert_eq!(pair.run_until(ReportState::LameDuck, 100), announced + 1 + PUSHES[1] + 1);
 }
 
-/// Datagrams are lost, repeated, delayed, and replayed by a stranger. Numbers never go back, so no
-/// older report is believed after a newer one, and each believed report has the readiness that the
-/// agent had at that number.
+/// Datagrams are lost, repeated, delayed, and replayed by an attacker. The agent's numbers never go
+/// back, so no older report is believed after a newer report, and each believed report has the
+/// readiness that the agent had at that number.
 #[test]
 fn nothing_older_is_believed_after_something_newer() {
     for seed in 0..24 {
         let mut pair = Pair::new(seed, ROUGH);
         let mut incarnation = 7;
-        // The agent's readiness from each number on.
+        // The agent's readiness, by the number from which it is valid.
         let mut said = BTreeMap::new();
         for turn in 0..120_u32 {
             let all = [Readiness::Ready, Readiness::LameDuck, Readiness::Down, Readiness::Unknown];
@@ -445,7 +445,7 @@ fn nothing_older_is_believed_after_something_newer() {
     }
 }
 
-/// A push spends the nonce of the unanswered request, so its late answer is not believed.
+/// A push invalidates the nonce of the unanswered request, so the late answer is not believed.
 #[test]
 fn an_answer_from_before_a_change_that_comes_after_its_push_is_refused() {
     let mut pair = Pair::introduced();
@@ -469,8 +469,8 @@ fn an_answer_from_before_a_change_that_comes_after_its_push_is_refused() {
     assert_eq!(pair.state(), ReportState::LameDuck);
 }
 
-/// A restarted agent is believed at the first poll, whatever its number. It gets a second request
-/// at once, and therefore pushes its next change to the client.
+/// A restarted agent is believed at the first poll, with any number. It gets a second request at
+/// once, so it can push its next change to the client.
 #[test]
 fn an_agent_that_has_restarted_is_believed_and_tells_of_changes() {
     for incarnation in [8, 9, u32::MAX] {
@@ -569,8 +569,8 @@ fn a_report_under_another_key_changes_nothing() {
     assert_eq!(stranger.agent.get(name()).map(Entry::subscribers), Some(0));
 }
 
-/// The agent dies after its last report was believed: the state that remains, and its end to the
-/// millisecond.
+/// The agent dies after its last report was believed. The test checks the remaining state, and its
+/// end to the millisecond.
 #[test]
 fn silence_ends_what_was_said_when_the_report_says_so() {
     let ms = |duration: Duration| u64::try_from(duration.as_millis()).expect("a minute");
@@ -624,9 +624,9 @@ fn a_lame_duck_that_goes_down_and_falls_silent_is_a_lame_duck_until_its_hold_is_
     assert_eq!(pair.run_until(ReportState::Silent, 60_000), hold_begins + 60_000);
 }
 
-/// The agent accepts both keys, then clients send with the new one, then the agent accepts only
-/// that one; or clients start. In none of these steps is a request refused, a report disbelieved,
-/// or a change delayed.
+/// The agent accepts both keys, then clients send with the new key, then the agent accepts only the
+/// new key; or the clients begin. In no step is a request refused, a report disbelieved, or a
+/// change delayed.
 #[test]
 fn a_key_is_replaced_without_a_gap() {
     enum Side {
@@ -662,7 +662,7 @@ fn a_key_is_replaced_without_a_gap() {
             };
             pair.say(readiness);
             pair.run_until(state, 22);
-            // Polls alone are answered as well.
+            // Polls are answered, too.
             let believed = pair.believed.len();
             pair.run(3 * LONGEST_INTERVAL);
             assert!(pair.believed.len() >= believed + 3);

@@ -1,5 +1,5 @@
-//! One row under both laws, with numbers computed by hand; and a whole fleet with loads that are
-//! shares times rates, without requests.
+//! Tests of one row under both laws, with numbers computed by hand, and of a whole fleet, in which
+//! loads are shares times rates, without single requests.
 
 use super::factor::Factor;
 use super::feedback::gain;
@@ -41,7 +41,7 @@ const fn rules(law: Law) -> ControlRules {
     ControlRules { law: Some(law), mode: Mode::Enforce, slow_start: None }
 }
 
-/// The factors of A58 if every member has been available for ever.
+/// The factors of A58 if every member has always been available.
 fn weighed(a58: &mut A58, now: Duration, row: &SeenRow, count: u32) -> Vec<f64> {
     numbers(&a58.factors(now, row, |_| Duration::ZERO), count)
 }
@@ -130,12 +130,12 @@ fn ticked(loads: &[ReportedLoad], flows: Flows) -> Vec<f64> {
 
 #[test]
 fn a_step_is_linear_in_the_utilization_and_keeps_the_sum() {
-    // Fresh reports of one second: a gain of 0.3 / 3.
+    // Fresh reports with windows of one second lead to a gain of 0.3 / 3.
     assert!((gain(Duration::ZERO, s(3)) - 0.1).abs() < 1e-12);
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0)], Flows::default()), &[1.02, 0.98]);
     assert_eq!(ticked(&[load(0.5, 1.0); 3], Flows::default()), [1.0; 3]);
-    // Tiny utilizations count as a tenth, so they move nothing if all are tiny. Utilizations above
-    // 1 count in full.
+    // Tiny utilizations count as a tenth, so no weight moves if all utilizations are tiny.
+    // Utilizations above 1 count in full.
     assert_eq!(ticked(&[load(0.0, 1.0), load(0.05, 0.0)], Flows::default()), [1.0; 2]);
     near(&ticked(&[load(0.9, 1.0), load(1.6, 1.0)], Flows::default()), &[1.028, 0.972]);
     assert_eq!(ticked(&[load(0.9, 1.0)], Flows::default()), [1.0], "nobody else is there");
@@ -152,10 +152,10 @@ fn the_gain_falls_with_the_delay_and_rises_with_the_life_of_flows() {
 fn of_whom_little_is_known_nothing_is_learnt() {
     let unknown = ReportedLoad { utilization: None, ..ReportedLoad::default() };
     assert_eq!(ticked(&[load(0.4, 1.0), unknown, unknown], Flows::default()), [1.0; 3]);
-    // Reports from half of the members are enough; the others count as used like the mean.
+    // Reports from half of the members are enough; the other members count as used like the mean.
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0), unknown], Flows::default()), &[1.02, 0.98, 1.0]);
-    // A member that is silent for some seconds, or frozen, keeps its factor, and the sum of the
-    // others stays, too.
+    // A member that is silent for some seconds, or frozen, retains its factor, and the sum of the
+    // other factors does not change, either.
     let mut row = row(&[load(0.4, 1.0), load(0.6, 1.0), load(0.1, 1.0), load(0.1, 1.0)], s(100));
     row.get_mut(&address(2)).unwrap().heard.as_mut().unwrap().at = s(94);
     let frozen = BTreeMap::from([(address(3), Hold::Unavailable)]);
@@ -174,8 +174,8 @@ fn who_fails_gets_no_more_than_it_has() {
     assert!(numbers(&factors, 1)[0] <= 1.0, "its own connects fail");
 }
 
-/// The backend answers at once and has nothing to do: by utilization alone it would get more and
-/// more.
+/// The backend answers at once and has a low utilization. If only utilization counted, it would get
+/// more and more.
 #[test]
 fn a_backend_that_answers_everything_with_an_error_falls_to_an_eighth() {
     let mut law = Feedback::default();
@@ -305,7 +305,8 @@ impl SimulatedFleet {
         loads.iter().zip(&self.capacities).map(|(load, capacity)| load / capacity).collect()
     }
 
-    /// A tick of all clients. `late`: the utilizations that reports contain, measured `age` ago.
+    /// A tick of all clients. `late`: the utilizations in the reports, which were measured `age`
+    /// ago.
     fn tick(&mut self, second: u64, life: Duration, late: &[f64], age: Duration) {
         for ((control, members), acting) in self.clients.iter_mut().zip(&mut self.acting) {
             let seen = |member: &u32| {
@@ -370,8 +371,8 @@ fn unequal() -> SimulatedFleet {
 
 #[test]
 fn a_fleet_settles_and_holds_still_however_long_flows_live_and_however_late_reports_are() {
-    // It settles within five lives, and within a minute if lives are short and reports are fresh;
-    // older reports take longer.
+    // The fleet settles within five lifetimes of flows, and within a minute if lifetimes are short
+    // and reports are fresh. With older reports it takes longer.
     for (life, age, settled) in [
         (0, 0, 60),
         (0, 10, 240),
@@ -386,7 +387,7 @@ fn a_fleet_settles_and_holds_still_however_long_flows_live_and_however_late_repo
         assert!(ratios[0] > 2.5, "{}", ratios[0]);
         let last = &ratios[settled..];
         let most = last.iter().copied().fold(0.0, f64::max);
-        // The least move of a share in a table is two percent.
+        // A share changes in a table only if it moves by at least two percent.
         assert!(most < 1.1, "life {life} s, {age} s late: {most}");
         assert!(swing <= 0.01, "life {life} s, {age} s late: a share moves by {swing}");
         // The ratio falls without oscillating: it never rises far above its earlier minimum.
@@ -422,7 +423,7 @@ fn a_table_is_published_when_a_share_moves_by_two_percent_or_an_entry() {
         distance(row, before, after).is_some_and(|distance| distance.is_over(threshold(entries)))
     };
     let is = |number, entries| is_worth(&row, &Factors::default(), &with(number), entries);
-    // A share of a tenth: an entry of 512 is 0.2 % of all, which is 2 % of the share.
+    // The share is a tenth. One of 512 entries is 0.2 % of all connects, which is 2 % of the share.
     assert!(!is(1.02, 512) && is(1.025, 512));
     assert!(!is(1.05, 64) && is(1.2, 64), "an entry of 64 is 1.6 % of all");
     assert!(!is_worth(&SeenRow::default(), &with(2.0), &Factors::default(), 0), "nobody is there");
@@ -448,7 +449,7 @@ fn arrange(control: &mut Control, now: Duration, look: &Look) -> Option<Factors>
     control.arrange(now, row, look.is_panic)
 }
 
-/// A control with a row of two, fed with these utilizations for a minute, until second 60.
+/// A control of two members with reports of these utilizations for a minute, until second 60.
 fn fed(rules: ControlRules, utilizations: [f64; 2]) -> Control {
     let mut control = Control::new(rules);
     for second in 0..60 {
@@ -464,7 +465,7 @@ fn what_is_observed_is_shown_and_not_in_force() {
     let control = fed(observed, [0.3, 0.9]);
     assert_eq!(numbers(control.in_force(), 2), [1.0; 2]);
     let shown = numbers(control.wanted(), 2);
-    // The factors go as far as the first steps go, and no further, because no table follows them.
+    // The factors move only as far as the first steps allow, because no table follows them.
     assert!(shown[0] > 1.03 && shown[0] < 1.2 && shown[1] < 0.97, "{shown:?}");
     let acting = fed(rules(Law::Feedback), [0.3, 0.9]);
     assert!(numbers(acting.in_force(), 2)[0] > 1.5);
@@ -546,7 +547,7 @@ fn silent() -> SeenRow {
 fn what_was_learnt_is_taken_up_and_goes_slowly_if_nobody_feeds_it() {
     let learnt = fed(rules(Law::Feedback), [0.4, 0.6]).learnt(s(0));
     let before = numbers(&learnt.factors, 2)[0] - 1.0;
-    // The older the factor, the nearer to 1, which it reaches after an hour.
+    // The older a factor is, the nearer it is moved to 1, which it reaches after an hour.
     for (age, left) in [(s(0), 1.0), (s(1_800), 0.5), (s(3_600), 0.0), (Duration::MAX, 0.0)] {
         let mut control = Control::new(rules(Law::Feedback));
         let taken_up = numbers(&control.adopt(&learnt, age), 2)[0] - 1.0;
@@ -566,7 +567,7 @@ fn what_was_learnt_is_taken_up_and_goes_slowly_if_nobody_feeds_it() {
     assert_eq!((off.in_force(), off.switch()), (&Factors::default(), Switch::Off));
     let mut a58 = Control::new(rules(Law::A58));
     assert_eq!(a58.adopt(&learnt, s(5)), Factors::default());
-    // A number outside the range of the law counts as the nearest number within.
+    // A factor outside the range of the law counts as the nearest factor within the range.
     let absurd: Factors = [(address(0), Factor::of(1e9))].into_iter().collect();
     let mut control = Control::new(rules(Law::Feedback));
     near(&numbers(&control.adopt(&LearntWeights { factors: absurd, ..learnt }, s(0)), 1), &[8.0]);
@@ -592,7 +593,8 @@ fn what_an_operator_has_frozen_holds_over_daemons_rules_and_time() {
             assert_eq!(next.in_force(), &frozen, "{law:?} to {other:?}");
         }
     }
-    // Unfrozen after minutes of silence, the factor goes to 1 within a minute, not at once.
+    // If it is unfrozen after minutes of silence, the factor returns to 1 within a minute, not at
+    // once.
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
     control.set_switch(Switch::Frozen);
     for second in 60..500 {
@@ -659,7 +661,7 @@ fn what_was_observed_alone_is_not_in_force_after_a_start() {
     assert!(numbers(next.wanted(), 1)[0] > 1.01);
 }
 
-/// If list weights are far from the truth, the factors of A58 are larger than any of feedback.
+/// If list weights are far from the capacities, A58 has larger factors than feedback can have.
 #[test]
 fn what_is_frozen_is_as_large_as_it_is_under_another_law() {
     let mut control = Control::new(rules(Law::A58));
@@ -677,7 +679,7 @@ fn what_is_frozen_is_as_large_as_it_is_under_another_law() {
     control.set_rules(rules(Law::Feedback));
     publish(&mut control, s(60), &at(60));
     near(&numbers(control.in_force(), 2), &before);
-    // Factors that were only shown are not in force, frozen or not.
+    // Factors that were only shown are not in force, whether frozen or not.
     for law in Law::ALL {
         let mut observed = control.clone();
         observed.set_rules(ControlRules { mode: Mode::Observe, ..rules(Law::Feedback) });
@@ -686,13 +688,13 @@ fn what_is_frozen_is_as_large_as_it_is_under_another_law() {
         publish(&mut observed, s(62), &at(62));
         near(&numbers(observed.in_force(), 2), &[1.0; 2]);
     }
-    // Unfrozen, it comes into the range of feedback, one step at a time.
+    // After it is unfrozen, the factor moves into the range of feedback, one step at a time.
     control.set_switch(Switch::On);
     publish(&mut control, s(61), &at(61));
     assert!(numbers(control.in_force(), 1)[0] > 0.8 * before[0], "{:?}", control.in_force());
 }
 
-/// Two members that are used alike; without `both`, only the first is in the row.
+/// Two members with the same utilization. Without `both`, only the first is in the row.
 fn with_both(second: u64, both: bool) -> Look {
     let mut row = row(&[load(0.6, 1.0); 2], s(second));
     if !both {
@@ -779,7 +781,7 @@ fn who_is_away_for_a_while_comes_back_with_what_it_had() {
     }
     publish(&mut control, s(400), &with_both(400, true));
     near(&numbers(control.wanted(), 2), &[1.0; 2]);
-    // If a list always has other members, the law's memory does not grow without limit.
+    // If the members of a list change all the time, the number of remembered factors is limited.
     let mut law = Feedback::default();
     for second in 0..200 {
         let row = (0..50)

@@ -1,5 +1,5 @@
-//! What policies do with the schedules that come from weights: statistics of many picks, and bugs
-//! of other balancers.
+//! The picks of policies from the schedules that come from weights: statistics of many picks, and
+//! bugs of other balancers.
 
 #[path = "../../../../lb-common/tests/policies/host.rs"]
 #[expect(dead_code, reason = "the tests of single picks use all of it")]

@@ -1,4 +1,4 @@
-//! Bugs of other balancers, as tests: each is named after the incident, with its number in
+//! Bugs of other balancers, as tests. Each test has the number of the bug in
 //! docs/design/bugs-of-others.md.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use lb_core::schedule::apportion;
 use crate::host::{Host, NOW, cpu_at, rules};
 use crate::weighted;
 
-/// R16: every client balanced by its own knowledge alone, and each began with the first backend
+/// R16: each client balanced only by its own knowledge and began with the first backend
 /// (kubernetes#79213: all nodes' round robin and least-connection schedulers pick the same backend
 /// first; kubernetes#121591).
 #[test]
@@ -83,7 +83,7 @@ fn r26_a_single_backend_gets_all() {
     }
 }
 
-/// R26: more backends than a scan can look at.
+/// R26: more backends than a scan can examine.
 #[test]
 fn r26_of_4096_backends_each_has_its_share() {
     let mut host = weighted(&[1; 4096]);
@@ -119,17 +119,17 @@ fn r26_weights_that_are_all_zero_make_no_table_and_nobody_divides_by_them() {
         let (picked, _) = pick(&host, &cpu_at(0), none, rules(policy), NOW);
         assert_eq!((picked.how, picked.slot), (How::Refused, NO_SLOT));
     }
-    // Shares that are zero in the middle of a change of tables.
+    // Shares may be zero while tables change.
     let mut host = Host::in_turn(10);
     host.shares = vec![0; 10];
     let (picked, _) = pick(&host, &cpu_at(0), host.table(), rules(Policy::P2c), NOW);
     assert_eq!(picked.how, How::Picked);
 }
 
-/// R28: weights followed the few calls of a client with hardly any traffic (rest.li#545). This
-/// client connects once per minute, and every connect to one of the backends fails. Weights stay
-/// where they are, because the reports show no difference, and so few connects prove nothing. When
-/// reports do show a difference, weights follow as slowly as with any other client.
+/// R28: weights followed the few calls of a client with hardly any traffic (rest.li#545). The
+/// client in this test connects once per minute, and every connect to one of the backends fails.
+/// Weights do not change, because the reports show no difference, and so few connects prove
+/// nothing. When reports show a difference, weights follow as slowly as with any other client.
 #[test]
 fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever() {
     const BACKENDS: u32 = 4;
@@ -140,7 +140,7 @@ fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever(
         let (mut lives, mut of_late) = (Lives::default(), [OfLate::default(); BACKENDS as usize]);
         let mut tables = 0;
         for second in 0..3_600 {
-            // Each is dialled every four minutes, and every connect to the first fails.
+            // Each backend is dialled every four minutes, and every connect to the first fails.
             let dialled = (second % 60 == 0).then_some((second / 60) as usize % BACKENDS as usize);
             of_late.iter_mut().for_each(|of_late| of_late.tick(0.0));
             if let Some(at) = dialled {
@@ -180,8 +180,8 @@ fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever(
         ((0..BACKENDS).map(|index| control.in_force().of(address(index)).number()).collect(), tables)
     };
     assert_eq!(play(0, 0), (vec![1.0; BACKENDS as usize], 0));
-    // The one failed connect in four minutes does not hold a factor, either: a backend that reports
-    // room gets more.
+    // One failed connect in four minutes does not hold a factor, either: if the backend reports a
+    // low utilization, its weight rises.
     assert!(play(0, 100).0[0] > 1.2);
     // If one backend is busier for twenty seconds, its weight moves by a few percent, in a few
     // tables.

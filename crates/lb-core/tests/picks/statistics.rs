@@ -1,5 +1,5 @@
-//! The statistics gate: random picks have the distribution of the schedule, and walks have its
-//! exact counts.
+//! The statistics gate: random picks have the distribution of the schedule, and cursors that step
+//! through it have its exact counts.
 
 use lb_common::abi::Policy;
 use lb_common::pick::pick;
@@ -7,7 +7,7 @@ use lb_common::pick::pick;
 use crate::host::{Cpu, Host, NOW, cpu_at, rules};
 use crate::weighted;
 
-/// Picks of each slot among `picks` picks, none of which stays open.
+/// How often each slot is picked among `picks` picks, if no flow remains open.
 fn counts(host: &Host, policy: Policy, cpu: &Cpu, picks: u32) -> Vec<u32> {
     let mut counts = vec![0; host.backends.len()];
     for _ in 0..picks {
@@ -39,8 +39,8 @@ fn seeds() -> impl Iterator<Item = u32> {
 }
 
 /// The samples are those of the kernel programs, so the result is the same in each run. With the
-/// right distribution, one set of twenty samples in fifty would contain one beyond the bound; this
-/// set contains none.
+/// right distribution, one set of twenty samples in fifty would contain a sample beyond the bound;
+/// this set contains none.
 #[test]
 fn random_picks_follow_the_schedule_by_chi_square() {
     for (name, host) in [("equal", Host::in_turn(10)), ("weighted", weighted(&WEIGHTS))] {
@@ -51,7 +51,7 @@ fn random_picks_follow_the_schedule_by_chi_square() {
     }
 }
 
-/// The gate detects a share that is wrong by a fiftieth of itself.
+/// The gate detects a share that is wrong by one fiftieth.
 #[test]
 fn the_gate_tells_a_share_that_is_slightly_wrong() {
     let host = weighted(&WEIGHTS);
@@ -75,8 +75,8 @@ fn p2c_without_load_follows_the_schedule_by_chi_square() {
     }
 }
 
-/// Whichever backend a sample names first, every other one is equally likely to be compared with
-/// it. The test makes this visible with a load that lets every other backend win.
+/// For any first candidate, every other backend is equally likely to be the second. The test makes
+/// the second candidate visible with a load that lets every other backend win.
 #[test]
 fn p2c_compares_each_backend_with_all_others_alike() {
     /// Chi-square, upper 0.001, by degrees of freedom from 1 on.
@@ -105,8 +105,8 @@ fn p2c_compares_each_backend_with_all_others_alike() {
     }
 }
 
-/// Of any number of consecutive picks, each backend gets its part to within two: less than one for
-/// the walk's order, and one for the start of the window.
+/// Of any number of consecutive picks, each backend gets its part to within two: less than one
+/// because of the order of entries, and one because of the start of the window.
 #[test]
 fn any_window_of_a_cursor_is_even() {
     for (policy, host) in [
@@ -125,8 +125,8 @@ fn any_window_of_a_cursor_is_even() {
     }
 }
 
-/// Each policy spreads flows that stay open: measured by how many flows the most loaded backend has
-/// above its part.
+/// Each policy spreads flows that remain open. The measure is by how many flows the most loaded
+/// backend exceeds its part.
 #[test]
 fn flows_that_stay_open_are_spread_as_the_policy_promises() {
     let excess_from = |start, policy, host: Host| -> f64 {
@@ -144,8 +144,8 @@ fn flows_that_stay_open_are_spread_as_the_policy_promises() {
     let excess = |policy, host| excess_from(11, policy, host);
     let equal = || weighted(&[1; 100]);
     let uneven = || weighted(&(0..100).map(|i| 1 + i % 4).collect::<Vec<_>>());
-    // 200 flows each, with a standard deviation of 14: by chance the most loaded of 100 has about
-    // 35 more, while two choices stay within a few.
+    // Each backend has 200 flows on average. With random choice the standard deviation is 14, so
+    // the most loaded of 100 backends has about 35 more; with two choices it has a few more.
     let by_chance = seeds().map(|start| excess_from(start, Policy::Random, equal())).sum::<f64>() / 10.0;
     assert!((30.0..40.0).contains(&by_chance), "{by_chance}");
     assert!(excess(Policy::P2c, equal()) < 5.0);

@@ -111,8 +111,8 @@ fn the_counter_rises_with_what_is_said_and_not_with_answers() {
     assert_eq!(counter(&mut reports), first + 2);
 }
 
-/// `socklb agent run` does this when it restarts an application. A client may subscribe with a
-/// cookie from before, and lose the answer.
+/// `socklb agent run` removes and adds a backend when it restarts an application. A client may
+/// subscribe with a cookie from before the restart, and lose the answer.
 #[test]
 fn a_backend_that_comes_back_goes_on_counting_where_it_was() {
     let now = moment();
@@ -176,11 +176,11 @@ fn only_who_returns_a_cookie_from_the_same_address_is_told_of_changes() {
     let now = moment();
     let mut reports = reports(now);
     let answer = ask(&mut reports, 1, 0, now);
-    // The same request again, from its own address and from a victim's: both are answered, and
-    // neither becomes a subscriber.
+    // The same request arrives again, from its own address and from a victim's address. Both
+    // requests are answered, and neither address becomes a subscriber.
     ask(&mut reports, 1, 0, now);
     ask(&mut reports, 66, 0, now);
-    // A cookie that was intercepted, sent with the victim's address.
+    // An intercepted cookie is sent with the victim's address.
     ask(&mut reports, 66, answer.cookie, now);
     assert_eq!(reports.get(name()).unwrap().subscribers(), 0);
     checked(&mut reports, Outcome::Passed, now);
@@ -223,8 +223,8 @@ fn a_change_is_pushed_until_its_cookie_comes_back() {
     assert_eq!(reports.counts().pushed, 2);
 }
 
-/// The responder answered the client before the change, with the earlier prepared answer, and the
-/// agent learns of it after the change.
+/// The responder answered the client before the change, with the earlier prepared answer, but the
+/// agent learns only after the change that the client is a subscriber.
 #[test]
 fn who_has_subscribed_just_before_a_change_is_told_of_it() {
     let now = moment();
@@ -363,8 +363,8 @@ proptest! {
         prop_assert_eq!(reports.get(name()).unwrap().subscribers(), 0);
     }
 
-    /// Replayed requests, in any order, subscribe no address that sent none, and change no
-    /// readiness.
+    /// Replayed requests, in any order, do not subscribe an address that sent none, and do not
+    /// change a readiness.
     #[test]
     fn replayed_requests_do_no_harm(replays in proptest::collection::vec((0..4usize, 1..4u8), 0..40)) {
         let now = moment();
