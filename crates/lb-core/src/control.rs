@@ -341,7 +341,7 @@ impl Control {
         }
         self.switch = learnt.switch;
         // The earlier daemon only showed its factors. Enforcing them at once would be a sudden
-        // change, so the law starts again, as after such a change by a reload.
+        // change, so the law starts again, as it does if a reload changes the mode.
         if (learnt.mode, self.rules.mode) == (Mode::Observe, Mode::Enforce) {
             return self.in_force.clone();
         }

@@ -1,5 +1,5 @@
-//! The way of an endpoint list from its file into force: when the file is examined and read, and
-//! how a reading, a refusal or a reload changes the list in force.
+//! How the endpoint list of a file is put in force: when the file is examined and read, and how a
+//! reading, a refusal or a reload changes the list in force.
 //!
 //! File systems may not answer, the computation of memberships may take seconds, and clients may
 //! have no room for a list. Such results arrive late and in any order. The feed receives facts with
@@ -171,8 +171,8 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.fault.take().is_some()
     }
 
-    /// Notes that the file system does not answer. Only the first call has an effect, until the
-    /// file system answers again.
+    /// Notes that the file system does not answer. Only the first call is reported and counted,
+    /// until the file system answers again.
     pub fn fell_silent(&mut self, fault: String) -> Option<Effect<L>> {
         let is_new = self.progress.fell_silent();
         is_new.then(|| {

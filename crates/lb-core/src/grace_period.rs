@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use crate::ids::Slot;
 
-/// The slots that no table contains any more, by their progress.
+/// The slots that no table and no fallback contains any more, by their progress.
 #[derive(Clone, Debug)]
 pub struct GracePeriods<N = Slot> {
     /// Slots that no table contained when the present wait began.

@@ -260,7 +260,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
     }
 
     /// Whether the backend accepts connections, as far as is known. A refusing backend accepts
-    /// connections if every verdict that it is refusing is about its answers on connections.
+    /// connections if every verdict of refusing says only that it answers with errors or not at
+    /// all.
     pub fn accepts(&self) -> bool {
         let mut refusing = self.verdicts.iter().filter(|verdict| verdict.health == Health::Refusing);
         refusing.all(|verdict| verdict.why == Why::Answer)

@@ -110,8 +110,8 @@ pub struct Membership {
     /// Endpoints that no task of the job uses; `None` if every endpoint is used, or if the size
     /// follows load.
     pub unused: Option<Unused>,
-    /// How evenly tasks connect to a list without indexes; `None` if the list has indexes, if every
-    /// task uses all endpoints, or if the size follows load.
+    /// How evenly tasks connect to a list without indexes; `None` if the list has indexes, if the
+    /// job has one task, if every task uses all endpoints, or if the size follows load.
     pub evenness: Option<Evenness>,
 }
 
@@ -191,7 +191,8 @@ impl<'a> Memberships<'a> {
             Size::Fixed(size) => size,
             Size::Band(band) => band.min,
             Size::Auto { min } => {
-                // The size must not exceed the number of endpoints because indexes have gaps.
+                // The size is chosen by the number of endpoints, so that gaps between indexes do
+                // not make it larger.
                 let dense = Position { backends: endpoints.count(), ..position };
                 let choice = weights::choose_size(algorithm, dense, min);
                 tried = choice.tried;

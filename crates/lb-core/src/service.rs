@@ -182,7 +182,7 @@ pub struct HealthRules {
     /// The time after which an unavailable member is replaced.
     pub replace_after: Duration,
     /// The longest duration of a probe that opens a connection. During this time, a service that
-    /// has probed none of its backends treats all of them alike. `None` without such probes;
+    /// has probed none of its members treats all of them alike. `None` without such probes;
     /// backends are then never unproven.
     pub first_look: Option<Duration>,
     /// Whether reports of backends count as evidence of their health.

@@ -170,7 +170,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// The inputs of an order: the client task's number in its job, and the number of backends.
+/// The inputs of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// m: the task's number in its job.

@@ -113,7 +113,7 @@ fn a_refused_list_waits_for_room_and_counts_once() {
         assert_eq!((feed.error_of("web/0"), feed.error_of("web/1")), (Some("no slot"), None));
         assert_eq!(feed.room_appeared(), Some(list(2, 2)));
     }
-    // A later fault of the file does not prevent that the good list comes into force.
+    // A later fault of the file does not keep the good list from coming into force.
     feed.read(at(3), 3, version(3), Some(Err(faulty("line 1"))));
     let next = feed.delivered(list(2, 2), Delivered::default());
     assert_eq!(next, ListDecision::Keep { was_refused: true, refused: None });

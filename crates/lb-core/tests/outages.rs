@@ -448,7 +448,7 @@ fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_is_available(
     }
 }
 
-/// The lame duck fails as well: connects try the ejected members and the lame duck in turn, until
+/// The lame duck fails, too. Connects try the ejected members and the lame duck in turn, until
 /// one of them serves.
 #[test]
 fn without_a_daemon_and_without_any_that_serves_members_are_tried() {

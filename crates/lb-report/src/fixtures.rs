@@ -130,7 +130,7 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     !u16::try_from(folded).expect("it was folded")
 }
 
-/// The maps of a host whose daemon listens at one address and polls one backend.
+/// The maps of a host with a daemon that listens at one address and polls one backend.
 #[derive(Clone, Debug)]
 pub struct OneBackend {
     /// The address at which the daemon listens.
@@ -238,8 +238,8 @@ pub struct OneAnswer {
 }
 
 impl OneAnswer {
-    /// A backend with this address over TCP; its key has the number 1, its last change the number
-    /// 3. The prepared answer is valid until the deadline.
+    /// A backend with this address over TCP. Its key has number 1, and its last change number 3.
+    /// The prepared answer is valid until the deadline.
     pub fn new(asked_at: IpAddr, backend: SocketAddr, key: [u8; 16], deadline_ns: u64) -> Self {
         let mut report = Datagram::about(Kind::Answer, 6, backend);
         report.readiness = Readiness::Ready as u8;

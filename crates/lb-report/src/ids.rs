@@ -41,7 +41,7 @@ impl Default for ReportIds {
 pub struct Contradiction {
     /// The id.
     pub id: u32,
-    /// The address of the backend whose entry has it.
+    /// The address of the backend with this entry.
     pub address: SocketAddr,
 }
 

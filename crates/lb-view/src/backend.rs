@@ -54,9 +54,9 @@ pub struct BackendStatus {
     /// The part of `started` that is in no active count.
     pub untracked: u64,
     pub active: u64,
-    /// Flows whose records were reclaimed because their sockets no longer exist.
+    /// Flows with records that were reclaimed because the sockets no longer exist.
     pub reclaimed: u64,
-    /// Flows whose first SYN was sent.
+    /// Flows with a first SYN that was sent.
     pub connecting: u64,
     pub established: u64,
     /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name).
@@ -237,7 +237,7 @@ impl BackendStatus {
 
 #[cfg(test)]
 impl BackendStatus {
-    /// A healthy backend whose counts are all zero.
+    /// A healthy backend. All counts are zero.
     pub fn unused(address: SocketAddr, slot: u32) -> Self {
         let none = Times::from(&abi::Histogram::default());
         Self {

@@ -59,6 +59,6 @@ pub struct FlowsDocument {
     pub flows: Vec<ActiveFlow<'static>>,
     /// Leaving clients of another version. Only the number of their flows is known.
     pub leaving: Vec<LeavingClient>,
-    /// Clients whose maps could not be read, each with the reason.
+    /// Clients with maps that could not be read, each with the reason.
     pub unreadable: Vec<String>,
 }

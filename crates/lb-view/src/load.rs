@@ -147,7 +147,7 @@ pub mod tests {
         }
     }
 
-    /// A service whose weights follow feedback.
+    /// A service with weights that follow feedback.
     pub fn service(members: Vec<MemberLoadStatus>) -> ServiceLoadStatus {
         ServiceLoadStatus {
             is_idle: false,

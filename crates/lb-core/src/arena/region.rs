@@ -46,9 +46,9 @@ pub fn first_fit(in_use: &[ScheduleRegion], entries: u32, length: u32) -> Option
 /// The tables to copy so that a region of `length` entries is free after their old regions are
 /// free. Returns each table's present region and its new base; `None` if no table can be moved.
 ///
-/// Much space may be free, but in pieces that are all too short. So all tables of one window of
-/// `length` entries are moved, of the emptiest window from which they fit elsewhere. If there is no
-/// such window, a window of half the length is emptied first, and so on.
+/// Much space may be free, but in pieces that are all too short. So one window of `length` entries
+/// is emptied. The emptiest windows are tried first. If there is no window with tables that all fit
+/// elsewhere, a window of half the length is emptied instead, and so on.
 ///
 /// If `live` fills at most half of the map, even with the new table in place of its predecessor,
 /// each call makes the longest free region at least twice as long: if half a window is free, the

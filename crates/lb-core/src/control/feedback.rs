@@ -35,8 +35,8 @@ const STEP: f64 = 0.1;
 /// not run too far ahead of long-lived flows.
 const AHEAD: f64 = 0.5;
 
-/// Reported utilizations are clamped to this range. The lower limit prevents that an almost unused
-/// member gets ten times as much. The upper limit bounds the effect of one absurd report; real
+/// Reported utilizations are clamped to this range. The lower limit keeps an almost unused member
+/// from getting ten times as much. The upper limit bounds the effect of one absurd report; real
 /// utilizations, of use and waiting together, do not exceed it.
 const UTILIZATION: (f64, f64) = (0.1, 2.0);
 

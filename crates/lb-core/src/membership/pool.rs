@@ -131,7 +131,7 @@ impl<'a> Pool<'a> {
     }
 
     /// How evenly the tasks connect, and how evenly they would connect with dense indexes; `None`
-    /// if every task uses all endpoints.
+    /// if the job has one task, or every task uses all endpoints.
     pub fn evenness(&self, algorithm: Algorithm, position: Position, shares: &Shares) -> Option<Evenness> {
         let (Shares::Equal(job) | Shares::Solution(_, _, job)) = shares else { return None };
         let dense = Graph::of_job(algorithm, Position { backends: self.count(), ..position }).connections();

@@ -218,7 +218,7 @@ fn a_change_is_pushed_until_its_cookie_comes_back() {
     ask(&mut reports, 1, push.cookie, now + MS * 11);
     assert_eq!(entry(&reports), 0);
     assert_eq!(pushes(&mut reports, now + MS * 20), []);
-    // The answer contained the change as well.
+    // The answer contained the change, too.
     assert_eq!(answer.cookie, push.cookie);
     assert_eq!(reports.counts().pushed, 2);
 }

@@ -144,7 +144,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
     }
 
     /// Repeats the unanswered request if it is less than `within` old. Replayed pushes cause such
-    /// repetitions; they cannot prevent that an answer is believed, because the nonce remains the
+    /// repetitions, but cannot keep an answer from being believed, because the nonce remains the
     /// same.
     pub fn ask_again(
         &self,

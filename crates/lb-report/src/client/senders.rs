@@ -161,7 +161,7 @@ pub struct Senders<T> {
     expiries: BTreeSet<(T, Place)>,
     /// The backends with a verdict.
     sick: BTreeMap<Name, Health>,
-    /// Backends whose agents have restarted and reported ready since the last
+    /// Backends with an agent that has restarted and reported ready since the last
     /// [`Senders::take_restarted`].
     restarted: BTreeSet<Name>,
 }

@@ -91,7 +91,7 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
     let length = if is_arc { members.len() } else { size as usize };
     let _ = writeln!(
         text,
-        "   the first {length} of the order that {} computes for task {} of {} of job {}\n   over N = {} backend indexes ({} \
+        "   the first {length} of the order of {} for task {} of {} of job {}\n   over N = {} backend indexes ({} \
          endpoints), seed {}",
         inputs.algorithm,
         inputs.index,

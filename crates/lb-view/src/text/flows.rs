@@ -19,7 +19,7 @@ pub struct Listing<'l, F> {
     pub has_many_clients: bool,
     /// Leaving clients of another version.
     pub leaving: &'l [LeavingClient],
-    /// Clients whose maps could not be read, each with the reason.
+    /// Clients with maps that could not be read, each with the reason.
     pub unreadable: &'l [String],
 }
 
