@@ -8,8 +8,8 @@ use lb_common::net::Address;
 
 use crate::service::Protocol;
 
-/// The name of a backend: its protocol and its address in the endpoint list, which is not the
-/// address of its agent.
+/// The name of a backend: its protocol and its address in the endpoint list. Its agent may have
+/// another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name {
     /// Its protocol.

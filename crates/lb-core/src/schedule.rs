@@ -37,8 +37,8 @@ pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     }
     rising.sort_by_key(|&i| weights[i]);
 
-    // 128 bits are enough for the sum of any number of weights, and for any weight times the number
-    // of entries.
+    // 128 bits are enough for the sum of all weights that fit in memory, and for any weight times
+    // the number of entries.
     let mut weights_left: u128 = rising.iter().map(|&i| u128::from(weights[i])).sum();
     let mut entries_left = u128::from(entries);
     let mut small = 0;

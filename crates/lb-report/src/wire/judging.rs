@@ -77,8 +77,8 @@ pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbel
             if last.base.to_word() == 0 {
                 return Err(Disbelieved::Premature);
             }
-            // After numbers have gone back, pushes from before that have higher numbers than the
-            // last believed report.
+            // After numbers have gone back, older pushes have higher numbers than the last believed
+            // report.
             let is_of_before =
                 base.incarnation != last.base.incarnation && base.to_word() <= last.highest.to_word();
             if base.to_word() <= last.base.to_word() || is_of_before {
@@ -160,8 +160,7 @@ mod tests {
         }
         let nothing = LastReport::zeroed();
         assert_eq!(judge(nothing, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Premature));
-        // The agent has lost its clock: pushes from before that are replays, new pushes are
-        // believed.
+        // The agent has lost its clock: older pushes are replays, new pushes are believed.
         let back = LastReport { base: base(3, 1), ..last };
         assert_eq!(judge(back, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Replayed));
         assert!(judge(back, &report(Kind::Push, 3, 2, 0)).is_ok());
