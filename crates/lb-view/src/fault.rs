@@ -277,7 +277,8 @@ fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
 fn another_socklb(client: &ClientStatus) -> Option<Fault> {
     let others = client.neighbours.iter().flatten().filter(|neighbour| neighbour.is_socklb);
     let others: Vec<_> = others.filter(|neighbour| neighbour.hook.starts_with("connect")).collect();
-    // A program that runs before ours takes connects away from our services, so it goes first.
+    // A program that runs before ours takes connects away from our services, so it is reported
+    // first.
     let other = others.iter().find(|other| !other.runs_after_ours).or(others.first())?;
     let what_happens = if other.runs_after_ours {
         "runs after ours: it does not balance connects to our services"

@@ -68,7 +68,8 @@ fn asked(filter: &Filter) -> String {
     text
 }
 
-/// The columns. A narrow terminal first loses the phase, then the reason, which is the widest.
+/// The columns. If the terminal is narrow, the phase is left out first, then the reason, which is
+/// the widest.
 fn columns(has_clients: bool) -> Vec<Column<'static>> {
     let mut columns = vec![
         Column::right("age", 5),

@@ -139,9 +139,9 @@ fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<
     table.left_out
 }
 
-/// The columns. Only a daemon measures rates; without a daemon the table has counts instead. A
-/// narrow terminal first loses the mean and median connect times, and last shares, active flows and
-/// flows.
+/// The columns. Only a daemon measures rates; without a daemon the table has counts instead. If the
+/// terminal is narrow, the mean and median connect times are left out first; shares, active flows
+/// and flows are left out last.
 fn columns(is_watched: bool) -> [Column<'static>; 10] {
     let flows = if is_watched { "flows/s" } else { "started" };
     [
@@ -181,8 +181,8 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     ];
     let ejection = backend.ejection_in_words();
     let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
-    // The text of an ejection contains the reason. It is the same with and without a daemon; only
-    // a daemon knows details of probes.
+    // The text of an ejection already contains the reason. With and without a daemon, the notes are
+    // the same, except for details of probes, which only a daemon knows.
     let is_told = ejection.is_some() && backend.state == Health::Ejected.name();
     let reason = backend.reason.clone().filter(|_| !is_told);
     let is_replaced = backend.membership == BackendState::Replaced.name();
