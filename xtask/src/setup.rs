@@ -247,8 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn it_waits_for_another_package_manager_and_not_for_ever() {
-        let folder = crate::command::target().join(format!("setup-test-{}", std::process::id()));
+    fn setup_waits_for_another_package_manager_for_a_limited_time() {
+        let folder = target().join(format!("setup-test-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let lines = folder.join("lines");
         std::fs::write(&lines, "1\n2\n3\n").unwrap();
