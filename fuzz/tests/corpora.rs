@@ -94,7 +94,7 @@ fn datagrams_to_an_agent_are_answered_or_refused() {
 }
 
 #[test]
-fn frames_are_believed_by_kernel_and_daemon_alike() {
+fn kernel_and_daemon_believe_the_same_frames() {
     check("frames", 3_000);
 }
 

@@ -433,7 +433,7 @@ mod tests {
     const FIN_WAIT2: u32 = TCP_FIN_WAIT2;
 
     #[test]
-    fn numbers_are_positions() {
+    fn numbers_of_endings_are_their_positions() {
         for (number, ending) in Ending::ALL.into_iter().enumerate() {
             assert_eq!(ending as usize, number);
         }
@@ -446,7 +446,7 @@ mod tests {
 
     /// The TCP state and the error in each case, as observed on Linux 5.10 to 7.2.
     #[test]
-    fn every_way_to_close_has_its_ending() {
+    fn each_kind_of_close_has_its_ending() {
         use Phase::{Chosen, Connecting, Established};
         check(Chosen, TCP_SYN_SENT, 0, Ending::NotSent);
         check(Connecting, TCP_SYN_SENT, 0, Ending::GaveUp);
@@ -470,14 +470,14 @@ mod tests {
     }
 
     #[test]
-    fn without_the_error_only_what_was_not_sent_is_known() {
+    fn without_the_error_only_not_sent_is_known() {
         assert_eq!(at_close(Phase::Connecting as u8, TCP_SYN_SENT, None, of_error), Ending::Unknown);
         assert_eq!(at_close(Phase::Established as u8, FIN_WAIT2, None, of_error), Ending::Unknown);
         assert_eq!(at_close(Phase::Chosen as u8, TCP_SYN_SENT, None, of_error), Ending::NotSent);
     }
 
     #[test]
-    fn at_release_a_cleared_error_is_a_failure_without_a_cause() {
+    fn a_cleared_error_at_release_is_a_failure_without_a_cause() {
         let shown = |state, error, was_established| {
             at_release(SocketSnapshot { is_readable: true, state, error, was_established }, of_error)
         };
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_is_unanswered_once_an_answer_was_due() {
+    fn an_attempt_is_unanswered_if_its_answer_is_overdue() {
         let of = |soft_error, retransmits, is_due| Attempt { soft_error, retransmits, is_due }.ending();
         assert_eq!(of(0, 0, false), Ending::GaveUp);
         assert_eq!(of(0, 0, true), Ending::Unanswered);
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_way_a_backend_fails_it_counts_as_load() {
+    fn failures_of_every_kind_count_as_load() {
         for (ending, was_established, received, sent, expected) in [
             (Ending::Refused, false, 0, 0, true),
             (Ending::Reset, true, 900, 100, true),
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_plain_if_it_is_in_order_and_shows_nothing_more() {
+    fn an_end_is_plain_if_it_is_in_order_and_no_evidence() {
         let closed = End::of(Ending::Closed, true);
         for (end, expected) in [
             (closed.with_bytes(2, 7), 1),
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_lacks_an_answer_if_data_met_none() {
+    fn a_connection_lacks_an_answer_if_its_data_was_not_answered() {
         let lacks_and_has = |received, sent| {
             let end = End::of(Ending::Closed, true).with_bytes(received, sent);
             (end.lacks_answer() != 0, end.is_answered() != 0)

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_lose_half_of_themselves_every_half_life() {
+    fn errors_halve_every_half_life() {
         let errors = RecentErrors { count: 9, since: 5_000 };
         check(errors, 5_000, 9);
         check(errors, 6_000, 9);
@@ -232,13 +232,13 @@ mod tests {
     }
 
     #[test]
-    fn ticks_wrap() {
+    fn decay_works_when_ticks_wrap() {
         check(RecentErrors { count: 4, since: u32::MAX - 400 }, 400, 4);
         check(RecentErrors { count: 4, since: u32::MAX - 400 }, 700, 2);
     }
 
     #[test]
-    fn errors_are_stale_after_days_and_not_before() {
+    fn errors_become_stale_only_after_days() {
         const DAY: u32 = 82_397_460;
         let errors = RecentErrors { count: 5, since: u32::MAX - 9 };
         let after = |ticks: u32| are_stale(errors, errors.since.wrapping_add(ticks));
@@ -253,7 +253,7 @@ mod tests {
     /// With one error per half of a half-life, indefinitely, the weight is bounded, and gone soon
     /// after the last error.
     #[test]
-    fn a_steady_rate_has_a_steady_weight() {
+    fn a_steady_error_rate_has_a_bounded_weight() {
         let mut errors = NONE;
         let mut now = 7;
         for _ in 0..1000 {
@@ -266,7 +266,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_error_more_is_one_more(count in 0u32..1_000_000, since: u32, later in 0u32..100_000, half_life in 1u32..10_000) {
+        fn one_more_error_adds_one(count in 0u32..1_000_000, since: u32, later in 0u32..100_000, half_life in 1u32..10_000) {
             let errors = RecentErrors { count, since };
             let now = since.wrapping_add(later);
             let half_life = HalfLife::new(half_life);
@@ -275,7 +275,7 @@ mod tests {
         }
 
         #[test]
-        fn an_error_makes_a_backend_at_least_as_loaded_as_others(
+        fn an_error_makes_its_backend_more_loaded_than_the_peak(
             count in 0u32..1_000, later in 0u32..5_000, flows in 1u32..1_000, mean in 0u32..1_000,
         ) {
             let errors = RecentErrors { count, since: 7 };

@@ -159,13 +159,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_lie_in_network_order() {
+    fn ports_are_stored_in_network_order() {
         assert_eq!(bytemuck::bytes_of(&Be16::from_host(80)), [0, 80]);
         assert_eq!(Be16::from_network(u16::from_ne_bytes([0x1f, 0x90])).to_host(), 8080);
     }
 
     #[test]
-    fn ipv4_is_kept_v4_mapped() {
+    fn ipv4_addresses_are_stored_v4_mapped() {
         let address = Address::from(Ipv4Addr::new(10, 96, 0, 10));
         assert_eq!(bytemuck::bytes_of(&address), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 96, 0, 10]);
         assert_eq!(address.as_mapped().map(Be32::to_host), Some(0x0a60_000a));
@@ -173,7 +173,7 @@ mod tests {
 
     /// `as_mapped` decides which addresses are shown as IPv4, so this table tests its edge cases.
     #[test]
-    fn only_the_mapped_prefix_is_mapped() {
+    fn only_addresses_with_the_mapped_prefix_are_v4_mapped() {
         let cases = [
             ("::ffff:127.0.0.1", true),
             ("::ffff:0.0.0.0", true),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_survive_the_round_trip() {
+    fn addresses_survive_a_round_trip() {
         for text in ["10.96.0.10", "0.0.0.0", "255.255.255.255", "2001:db8::7", "::1", "fe80::1:2:3:4"] {
             let address: IpAddr = text.parse().unwrap();
             assert_eq!(IpAddr::from(Address::from(address)), address);

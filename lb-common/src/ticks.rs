@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_that_has_passed_neither_wraps_nor_runs_backwards() {
+    fn elapsed_time_neither_wraps_nor_runs_backwards() {
         const DAY_NS: u64 = 86_400_000_000_000;
         const TICK_NS: u64 = 1 << TICK_LOG2;
         let start = 5 * TICK_NS + 7;

@@ -99,7 +99,7 @@ fn of_trial(evidence: Evidence) -> Evidence {
 }
 
 #[test]
-fn each_end_of_a_flow_counts_as_the_table_says() {
+fn each_ending_gives_its_evidence() {
     const NONE: EvidenceKind = EvidenceKind::NONE;
     const FAILURE: EvidenceKind = EvidenceKind::FAILURE;
     for ending in Ending::ALL {
@@ -135,7 +135,7 @@ fn each_end_of_a_flow_counts_as_the_table_says() {
 }
 
 #[test]
-fn evidence_survives_as_a_number() {
+fn evidence_survives_a_round_trip_as_a_number() {
     for kind in [
         EvidenceKind::NONE,
         EvidenceKind::FAILURE,
@@ -156,7 +156,7 @@ fn evidence_survives_as_a_number() {
 }
 
 #[test]
-fn five_failures_in_a_row_eject_and_say_of_what_kind_the_last_was() {
+fn five_failures_in_a_row_eject_and_store_the_last_ending() {
     let backend = Backend::ejected(77);
     let expected = EjectionState {
         at: 77 + BASE,
@@ -169,7 +169,7 @@ fn five_failures_in_a_row_eject_and_say_of_what_kind_the_last_was() {
 }
 
 #[test]
-fn a_sinkhole_is_ejected_after_four_connects_in_turn_and_three_at_once() {
+fn a_sinkhole_is_ejected_after_four_serial_or_three_parallel_connects() {
     let mut backend = Backend::new(9);
     let turns = (1..).find(|_| {
         backend.see(ESTABLISHED);
@@ -197,7 +197,7 @@ fn one_failure_in_a_thousand_never_ejects() {
 }
 
 #[test]
-fn a_run_whose_last_failure_is_older_than_the_longest_ejection_begins_anew() {
+fn a_failure_long_after_the_last_one_begins_a_new_run() {
     let mut backend = Backend::new(9);
     for _ in 0..100 {
         assert_eq!(backend.see(REFUSED), Verdict::Remembered);
@@ -219,7 +219,7 @@ fn a_run_whose_last_failure_is_older_than_the_longest_ejection_begins_anew() {
 }
 
 #[test]
-fn each_ejection_lasts_twice_as_long_until_the_run_was_back_at_nothing() {
+fn ejections_double_until_the_run_ends() {
     let mut backend = Backend::ejected(0);
     let mut times = vec![backend.state.at - backend.now];
     for _ in 0..8 {
@@ -246,7 +246,7 @@ fn each_ejection_lasts_twice_as_long_until_the_run_was_back_at_nothing() {
 }
 
 #[test]
-fn small_numbers_of_failures_double_as_well() {
+fn ejections_double_for_small_numbers_of_failures() {
     for failures in [1, 2] {
         let rules = EjectionRules { failures, ..RULES };
         let see = |state, evidence, now| {
@@ -269,7 +269,7 @@ fn small_numbers_of_failures_double_as_well() {
 }
 
 #[test]
-fn a_trial_that_decides_nothing_passes_to_the_next_connect() {
+fn an_undecided_trial_passes_to_the_next_connect() {
     let mut backend = Backend::ejected(0);
     backend.now = backend.state.at;
     backend.try_it();
@@ -285,7 +285,7 @@ fn a_trial_that_decides_nothing_passes_to_the_next_connect() {
 }
 
 #[test]
-fn a_trial_that_takes_too_long_is_as_good_as_one_that_failed() {
+fn a_trial_that_takes_too_long_counts_as_failed() {
     let mut backend = Backend::ejected(0);
     let mut time = BASE;
     for trial in 1..=8 {
@@ -300,7 +300,7 @@ fn a_trial_that_takes_too_long_is_as_good_as_one_that_failed() {
 }
 
 #[test]
-fn a_trial_before_its_time_makes_nothing_longer() {
+fn an_early_trial_does_not_lengthen_the_ejection() {
     let mut backend = Backend::ejected(0);
     for _ in 0..10 {
         backend.now += 1;
@@ -315,7 +315,7 @@ fn a_trial_before_its_time_makes_nothing_longer() {
 }
 
 #[test]
-fn only_the_trial_decides() {
+fn only_the_trial_decides_about_an_ejected_backend() {
     let mut backend = Backend::ejected(0);
     let before = backend.state;
     for _ in 0..100 {
@@ -336,7 +336,7 @@ fn only_the_trial_decides() {
 }
 
 #[test]
-fn where_ejection_is_overruled_any_flow_decides_once_the_time_is_over() {
+fn any_flow_decides_after_the_time_of_an_overruled_ejection() {
     let ejected = Backend::ejected(0);
     let see = |evidence, now| {
         next(ejected.state, RULES, evidence, word(ejected.state, Usable::EvenEjected), now, NO_JITTER)
@@ -349,7 +349,7 @@ fn where_ejection_is_overruled_any_flow_decides_once_the_time_is_over() {
 }
 
 #[test]
-fn what_finds_no_room_goes_on_counting_and_asks_again() {
+fn a_withheld_ejection_continues_to_count_failures() {
     let mut backend = Backend::new(9);
     for _ in 0..4 {
         backend.see(REFUSED);
@@ -372,7 +372,7 @@ fn what_finds_no_room_goes_on_counting_and_asks_again() {
 }
 
 #[test]
-fn who_is_not_ejected_by_its_state_word_is_counted_again_when_the_time_is_over() {
+fn a_backend_without_the_ejected_mark_counts_again_after_its_time() {
     let not_ejected = word(NEW, Usable::UnlessEjected);
     let over = MAX + MAX / 10 + 2;
     for trial in [false, true] {
@@ -397,7 +397,7 @@ fn who_is_not_ejected_by_its_state_word_is_counted_again_when_the_time_is_over()
 }
 
 #[test]
-fn without_a_number_of_failures_nothing_is_remembered() {
+fn rules_without_failures_store_nothing() {
     let rules = EjectionRules::default();
     for evidence in [REFUSED, SINKHOLE, ESTABLISHED, of_trial(REFUSED)] {
         assert_eq!(
@@ -408,7 +408,7 @@ fn without_a_number_of_failures_nothing_is_remembered() {
 }
 
 #[test]
-fn silence_ejects_nobody_and_holds_nobody() {
+fn long_silence_neither_ejects_nor_prolongs_an_ejection() {
     const DAY_NS: u64 = 86_400_000_000_000;
     for start in [9, u32::MAX - 100, 1 << 31] {
         for days in [1, 20, 26, 30, 50, 60, 400] {
@@ -438,7 +438,7 @@ fn silence_ejects_nobody_and_holds_nobody() {
 }
 
 #[test]
-fn a_backend_that_a_probe_has_found_well_takes_twice_as_many_failures() {
+fn a_probed_healthy_backend_needs_twice_as_many_failures() {
     let mut backend = Backend::new(0);
     let probed_healthy =
         StateWord { usable: backend.word().usable | Usable::PROBED_HEALTHY, ..backend.word() };
@@ -453,7 +453,7 @@ fn a_backend_that_a_probe_has_found_well_takes_twice_as_many_failures() {
 }
 
 #[test]
-fn what_one_process_alone_can_bring_about_does_not_eject() {
+fn failures_that_a_single_process_can_cause_do_not_eject() {
     for evidence in [SINKHOLE, NO_ANSWER_EVIDENCE] {
         let mut backend = Backend::new(0);
         for _ in 0..20 {
@@ -468,7 +468,7 @@ fn what_one_process_alone_can_bring_about_does_not_eject() {
 }
 
 #[test]
-fn who_has_made_a_run_is_known_until_it_is_over() {
+fn the_failure_source_lasts_as_long_as_the_run() {
     let of = |before: EjectionState, made_by: FailureSource, by: FailureSource, now| {
         let state = StateWord { failure_source: made_by.0, ..word(before, Usable::UnlessEjected) };
         failure_source(before, RULES, Evidence { failure_source: by, ..REFUSED }, state, now)
@@ -484,7 +484,7 @@ fn who_has_made_a_run_is_known_until_it_is_over() {
 }
 
 #[test]
-fn a_backend_that_did_not_answer_comes_back_by_an_answer() {
+fn only_an_answer_readmits_a_backend_ejected_for_missing_answers() {
     let mut backend = Backend::new(0);
     assert_eq!([(); 3].map(|()| backend.see(NO_ANSWER_EVIDENCE))[2], Verdict::Eject);
     backend.now = backend.state.at;
@@ -501,7 +501,7 @@ fn a_backend_that_did_not_answer_comes_back_by_an_answer() {
 }
 
 #[test]
-fn a_connection_lacks_an_answer_after_half_a_second_only() {
+fn an_answer_is_missing_only_after_half_a_second() {
     let end = End::of(Ending::Closed, true).with_bytes(0, 7);
     assert_eq!(of_end(end, false, 499).kind, EvidenceKind::NONE);
     assert_eq!(
@@ -517,7 +517,7 @@ fn a_connection_lacks_an_answer_after_half_a_second_only() {
 proptest! {
     /// Ticks wrap around after 52 days: an ejection has the same duration at any tick.
     #[test]
-    fn an_ejection_lasts_as_long_at_any_tick(now: u32, level in 0u8..40, random: u32, base in 1u32..1_000_000, factor in 1u32..1000) {
+    fn the_duration_of_an_ejection_is_independent_of_the_tick(now: u32, level in 0u8..40, random: u32, base in 1u32..1_000_000, factor in 1u32..1000) {
         let rules = EjectionRules { base, max: base.saturating_mul(factor).min(4_000_000).max(base), ..RULES };
         let whole = (u64::from(base) << level.min(31)).min(u64::from(rules.max)) as f64;
         let lasts = duration(level.min(31), rules, random);
@@ -532,7 +532,7 @@ proptest! {
     /// For all events in any order, the run is never above the number of failures that ejects, and
     /// after enough established connections the word is all zero.
     #[test]
-    fn no_history_breaks_the_word(kinds in prop::collection::vec((0u32..7, any::<bool>(), 0u32..20_000, any::<bool>(), any::<bool>(), any::<u32>()), 0..200)) {
+    fn no_sequence_of_events_breaks_the_ejection_word(kinds in prop::collection::vec((0u32..7, any::<bool>(), 0u32..20_000, any::<bool>(), any::<bool>(), any::<u32>()), 0..200)) {
         let mut backend = Backend::new(5);
         for (kind, is_trial, later, overruled, says, random) in kinds {
             backend.now = backend.now.wrapping_add(later);

@@ -3,7 +3,7 @@
 use lb_common::abi::host::SenderKey;
 
 #[test]
-fn the_key_of_a_sender_is_not_shown() {
+fn debug_output_hides_the_key_of_a_sender() {
     let key = SenderKey { id: 3, key: [0xab; 16], ..SenderKey::default() };
     assert_eq!(format!("{key:?}"), "SenderKey { id: 3, .. }");
 }

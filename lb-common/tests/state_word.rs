@@ -4,7 +4,7 @@
 use lb_common::abi::{BackendState, DaemonState, HealthReason, StateWord, Usable};
 
 #[test]
-fn no_part_of_the_word_changes_another() {
+fn fields_of_the_word_are_independent() {
     for usable in [Usable::No, Usable::UnlessEjected, Usable::EvenEjected] {
         for state in [BackendState::Free].into_iter().chain(BackendState::OCCUPIED) {
             for (reason, is_probed_healthy) in
@@ -40,7 +40,7 @@ fn no_part_of_the_word_changes_another() {
 
 /// Versions before 0.2 encoded the list's verdict in the state, and gave no reasons.
 #[test]
-fn the_states_of_older_words_are_members_with_a_reason() {
+fn states_of_older_words_are_members_with_a_reason() {
     for (state, reason) in [
         (1, HealthReason::Unstated),
         (2, HealthReason::ListLameDuck),

@@ -57,7 +57,7 @@ fn destination(number: u16) -> Destination {
 
 proptest! {
     #[test]
-    fn a_look_up_finds_what_a_map_would(
+    fn lookups_match_a_map(
         steps in prop::collection::vec((any::<bool>(), 0u16..600), 1..200),
     ) {
         let mut table = Table::new();
@@ -109,7 +109,7 @@ proptest! {
 
 /// The table has room for the maximum number of services, even at neighboring addresses.
 #[test]
-fn a_full_house_of_neighbours_fits() {
+fn the_maximum_number_of_neighbouring_addresses_fits() {
     let mut table = Table::new();
     let of = |service: u32| Destination {
         address: Address::from(std::net::Ipv4Addr::from_bits(0x0a60_0000 + service)),

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn every_task_gets_what_it_would_compute_alone() {
+    fn tasks_computed_together_get_the_same_as_alone() {
         let consumers =
             [consumer(0, 5, 7), consumer(4, 5, 7), consumer(4, 6, 7), consumer(4, 5, 8), consumer(0, 5, 7)];
         let mut assignments = Assignments::new(list(7));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_only_for_the_service_and_task_that_asked() {
+    fn an_assignment_is_only_for_its_service_and_task() {
         let mut assignments = Assignments::new(list(7));
         assignments.complete(&[consumer(0, 5, 7)]);
         for other in [consumer(1, 5, 7), consumer(0, 6, 7), consumer(0, 5, 8)] {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_kept_and_what_is_not_asked_for_is_forgotten() {
+    fn known_memberships_are_reused_and_unused_ones_dropped() {
         let mut before = Assignments::new(list(7));
         before.complete(&[consumer(0, 5, 7), consumer(1, 5, 7)]);
         let mut after = Assignments::new(list(7));

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_to_a_minute_and_a_success_ends_them() {
+    fn pauses_grow_to_a_minute_and_end_with_a_success() {
         let mut backoff = Backoff::<Duration>::default();
         let (mut now, mut pauses) = (at(100), Vec::new());
         for _ in 0..8 {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_reported_once_until_it_is_another_or_comes_again_after_a_success() {
+    fn an_error_is_reported_again_only_after_another_error_or_a_success() {
         let mut backoff = Backoff::<Duration>::default();
         let errors = ["first", "first", "second", "second", "first"];
         assert_eq!(errors.map(|error| backoff.failed(at(0), error)), [true, false, true, false, true]);

@@ -66,7 +66,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_named_with_its_cause() {
+    fn an_unreadable_file_is_named_with_its_cause() {
         let error = read(Path::new("/nonexistent/socklb.toml"), &HostEnvironment).unwrap_err();
         assert_eq!(error.to_string(), "read /nonexistent/socklb.toml");
         let cause = std::error::Error::source(&error).unwrap().to_string();
@@ -80,7 +80,7 @@ pub mod tests {
     }
 
     #[test]
-    fn paths_are_read_whatever_else_is_wrong() {
+    fn paths_are_read_despite_other_faults() {
         let run = |text: &str| {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), text).unwrap();
@@ -93,7 +93,7 @@ pub mod tests {
     }
 
     #[test]
-    fn no_name_of_a_variable_panics() {
+    fn no_variable_name_panics() {
         for name in ["", "=", "A=B", "A\0"] {
             assert_eq!(HostEnvironment.variable(name), None);
         }

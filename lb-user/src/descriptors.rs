@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_get_what_the_daemons_own_work_leaves() {
+    fn connections_get_the_descriptors_that_the_daemon_does_not_need() {
         for (limit, clients, expected) in [
             (wanted(1), 1, 64),
             (wanted(1) - 2, 1, 63),

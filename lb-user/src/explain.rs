@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chosen_size_has_its_reason() {
+    fn an_automatic_size_comes_with_its_reason() {
         let rocksteadier = Algorithm::Rocksteadier;
         check(
             rocksteadier,

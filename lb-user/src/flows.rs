@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_of_all_clients_are_in_the_order_of_their_age() {
+    fn flows_of_all_clients_are_sorted_by_age() {
         let web = of("web", vec![open(1, 30, 4, 1), open(2, 10, 4, 1)]);
         let mail = of("mail", vec![open(3, 20, 4, 1), open(4, 41, 4, 1)]);
         let found = FlowReport::of(vec![web, mail], 40_000_000_000);
@@ -269,7 +269,7 @@ mod tests {
 
     /// Flows are written one by one, and are read back as one document.
     #[test]
-    fn the_document_is_what_readers_take_it_for() {
+    fn the_flows_document_parses() {
         let found = FlowReport::of(vec![of("web", vec![open(1, 30, 4, 1), open(2, 10, 4, 1)])], 0);
         let written = serde_json::to_value(&found).unwrap();
         let keys: Vec<&str> = written.as_object().unwrap().keys().map(String::as_str).collect();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_whose_slot_has_another_backend_is_told_as_that() {
+    fn a_flow_in_a_reused_slot_shows_another_backend() {
         let found =
             FlowReport::of(vec![of("web", vec![open(1, 1, 4, 1), open(2, 2, 4, 0), open(3, 3, 5, 0)])], 0);
         let seen: Vec<(Option<SocketAddr>, Cow<'_, str>)> =

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn not_all_of_thousands_of_names_are_told() {
+    fn a_long_list_of_names_is_cut() {
         let names: Vec<String> = (1..=25).map(|n| format!("b{n:02}")).collect();
         let text = unknown("there is no backend x", None, "backends", names.iter().map(String::as_str));
         let expected = "there is no backend x; backends here are: b01, b02, ";
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_not_there_is_told_with_those_that_are() {
+    fn an_unknown_name_is_reported_with_the_known_names() {
         let known: BackendsByService<'_> =
             [("users", [([10, 0, 0, 1], 80).into(), ([10, 0, 0, 2], 80).into()].into()), ("mail", [].into())]
                 .into();

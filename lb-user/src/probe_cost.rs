@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_interval_costs_is_said_of_this_host_and_of_a_backend() {
+    fn the_cost_of_an_interval_covers_this_host_and_a_backend() {
         let kind = ProbeKind::Connect { path: None, timeout: Duration::from_secs(1), rise: 2, fall: 3 };
         let probe = ProbeConfig { kind, port: None, interval: Duration::from_secs(2) };
         let backends = (1..=24).map(|port| SocketAddr::from(([10, 0, 0, 1], port))).collect();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_two_digits_that_count() {
+    fn numbers_have_two_significant_digits() {
         for (number, text) in [(0.0, "0"), (0.0123, "0.012"), (0.5, "0.50"), (1.25, "1.2"), (12.6, "13")] {
             assert_eq!(rounded(number), text);
         }

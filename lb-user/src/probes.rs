@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_is_judged_if_one_is_wanted() {
+    async fn an_http_probe_judges_the_answer() {
         let at = server(b"HTTP/1.1 503 Service Unavailable\r\n\r\n").await;
         assert_eq!(probe(&target(at, None)).await, Ok(()));
         let unwell = ProbeFailure::Answer("it answers 503 Service Unavailable".to_owned());
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_host_that_cannot_connect_speaks_against_no_backend() {
+    async fn a_fault_of_this_host_is_no_evidence_on_a_backend() {
         for (errno, is_of_backend) in [
             (libc::ECONNREFUSED, true),
             (libc::EHOSTUNREACH, true),
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn each_service_has_its_part_of_the_places_and_one_at_least() {
+    fn services_share_the_connections_and_each_has_at_least_one() {
         let mut places = Places::default();
         let has = |places: &Places, service: &str| places.services[service].0.available_permits();
         places.share(&["a"].into());
@@ -454,7 +454,7 @@ mod tests {
     /// A dead backend of one service is found although another service has more backends than there
     /// are places, and none of them answers.
     #[tokio::test]
-    async fn silent_backends_of_one_service_hold_no_probe_of_another_up() {
+    async fn silent_backends_delay_no_probes_of_another_service() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut probes = Probes::new(Arc::default());
         let at = silent.local_addr().unwrap();
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_answer_in_time_has_failed_and_holds_nobody_up() {
+    async fn a_slow_backend_fails_its_probe_and_delays_no_other() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut probes = Probes::new(Arc::default());
         let slow = ConnectTarget {
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_refuses_connections_is_found_and_so_is_that_it_is_back() {
+    async fn probes_find_that_a_backend_refuses_and_that_it_recovers() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         drop(listener);

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_one_in_a_hundred_and_at_least_ten_are_a_fault() {
+    fn more_than_one_percent_and_at_least_ten_unseen_ends_are_a_fault() {
         assert_eq!(faults([(0, 0, 0), (0, 9, 0), (0, 1, 0)]), [false, false, true]);
         assert_eq!(faults([(0, 0, 0), (990, 10, 0)]), [false, false], "exactly one in a hundred");
         assert_eq!(faults([(0, 0, 0), (989, 10, 0)]), [false, true]);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_over_ten_minutes_later() {
+    fn a_fault_ends_after_ten_minutes() {
         let passes = [(100, 50, 0)].into_iter().chain([(100, 0, 0); 11]);
         let found = faults(passes);
         assert_eq!(found.iter().position(|fault| !fault), Some(10), "{found:?}");

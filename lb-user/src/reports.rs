@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_backend_says_is_stored_at_once_and_the_loop_is_woken() {
+    async fn a_report_is_stored_at_once_and_wakes_the_loop() {
         let (listener, stored) = start();
         let agent = agent();
         let target = target(&agent);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_keeps_no_request_from_being_sent() {
+    fn a_flood_of_datagrams_does_not_stop_requests() {
         let (listener, _stored) = start();
         let (agent, stranger) = (agent(), agent());
         let (address, is_over) = (listener.address(), Arc::new(AtomicBool::new(false)));
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_believed_is_counted() {
+    fn refused_datagrams_are_counted() {
         let (listener, _stored) = start();
         let stranger = agent();
         for length in [0, 10, BYTES, BYTES + 1] {

@@ -439,7 +439,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_tell_errors_of_the_backend_from_others() {
+    fn rates_distinguish_errors_of_the_backend_from_others() {
         let mut recent = Recent { seconds: 60.0, chosen: 600, ..Recent::default() };
         recent.endings[Ending::Refused as usize] = 120;
         recent.endings[Ending::GaveUp as usize] = 60;

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_a_minute_or_a_sample_more() {
+    fn a_window_spans_a_minute_and_at_most_one_sample_more() {
         let start = Duration::from_secs(1000);
         let mut window = Window::<Duration>::default();
         assert_eq!(recent(&window, start, 5), None, "there is no sample yet");
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_was_chosen_lately_if_its_count_has_moved_since_the_sample_before() {
+    fn a_backend_was_chosen_recently_if_its_count_has_changed() {
         let mut window = Window::<Duration>::default();
         let mut is_chosen = |at, backend, count| {
             window.push(DISTANCE * at, vec![Sample::of(backend, &chosen(count))], Vec::new());
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_counted_of_a_backend_whose_flows_are_over_until_another_is_sent_to_it() {
+    fn a_backend_without_flows_is_settled_until_the_next_flow() {
         let mut window = Window::<Duration>::default();
         assert!(!window.is_settled(BACKEND, 0), "there is no sample yet");
         for is_settled in [true, false] {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_has_what_changed_and_what_did_not() {
+    fn a_sample_has_changed_and_unchanged_counts() {
         let other = BackendRef { slot: Slot::new(7).unwrap(), generation: Generation(1) };
         let (first, later, of_other) =
             (Sample::of(BACKEND, &chosen(5)), Sample::of(BACKEND, &chosen(6)), Sample::of(other, &chosen(9)));
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_fails_if_nothing_but_failures_came_of_connects() {
+    fn a_backend_is_failing_if_all_its_connects_failed() {
         let check = |chosen, established, endings: &[(Ending, u64)], expected| {
             let mut recent = Recent { chosen, established, ..Recent::default() };
             for (ending, count) in endings {
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_those_since_the_oldest_sample() {
+    fn refusals_are_counted_since_the_oldest_sample() {
         const THREE: ServiceIndex = ServiceIndex(3);
         const FOUR: ServiceIndex = ServiceIndex(4);
         let mut window = Window::<Duration>::default();
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn another_backend_in_the_slot_begins_anew_and_one_that_returns_goes_on() {
+    fn a_new_backend_in_a_slot_counts_from_zero_and_a_returning_one_continues() {
         let start = Duration::from_secs(1000);
         let later = start + Duration::from_secs(10);
         let mut window = Window::<Duration>::default();
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_off_when_two_samples_in_a_row_say_so() {
+    fn counts_are_off_only_after_two_samples_in_a_row() {
         let start = Duration::from_secs(1000);
         let mut window = Window::<Duration>::default();
         let mut push = |seconds, is_off| {

@@ -42,7 +42,7 @@ fn a_socket_counts_from_connect_to_close() {
 }
 
 #[test]
-fn it_makes_no_difference_who_closes_and_how() {
+fn every_way_to_close_a_connection_ends_its_flow() {
     let mut fixture = Fixture::without_daemon();
     fixture.backends.clear();
     fixture.backends = vec![
@@ -81,7 +81,7 @@ fn it_makes_no_difference_who_closes_and_how() {
 }
 
 #[test]
-fn refused_and_retried_sockets_are_counted_once() {
+fn every_refused_connect_is_counted_once() {
     let mut fixture = Fixture::without_daemon();
     // Nothing listens on the only backend.
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
@@ -107,7 +107,7 @@ fn refused_and_retried_sockets_are_counted_once() {
 }
 
 #[test]
-fn a_socket_that_goes_elsewhere_is_no_flow_of_the_service() {
+fn a_direct_connection_after_a_refusal_is_not_counted() {
     let mut fixture = Fixture::without_daemon();
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
     fixture.start();
@@ -145,7 +145,7 @@ fn a_disconnected_socket_can_dial_again() {
 }
 
 #[test]
-fn an_abandoned_connect_is_given_back() {
+fn abandoned_connects_end_their_flows() {
     let mut fixture = Fixture::without_daemon();
     let _full = stage::backend::with_a_full_queue("127.0.0.1:8010");
     fixture.write_endpoints(&[("127.0.0.1:8010", "")]);
@@ -162,7 +162,7 @@ fn an_abandoned_connect_is_given_back() {
 }
 
 #[test]
-fn a_killed_process_leaves_no_count() {
+fn flows_of_a_killed_process_end() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     for _ in 0..50 {
@@ -176,7 +176,7 @@ fn a_killed_process_leaves_no_count() {
 /// The kernel dials for an MPTCP socket with a socket of its own, and no program sees the end of
 /// that one.
 #[test]
-fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
+fn mptcp_connections_are_balanced_but_not_tracked() {
     // Debian's kernels without this helper have no MPTCP at all.
     if kernel::SKC_TO_MPTCP_SOCK.skips() {
         return;
@@ -206,7 +206,7 @@ fn with_small_table() -> Fixture {
 }
 
 #[test]
-fn colliding_sockets_are_counted_in_the_overflow() {
+fn sockets_with_colliding_buckets_are_counted_in_the_overflow_table() {
     let fixture = with_small_table();
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
     let mut open = Vec::new();
@@ -240,7 +240,7 @@ fn colliding_sockets_are_counted_in_the_overflow() {
 }
 
 #[test]
-fn a_full_flow_table_refuses_nobody() {
+fn a_full_flow_table_refuses_no_connect() {
     let fixture = with_small_table();
     let mut probe = fixture.probe();
     for _ in 0..300 {

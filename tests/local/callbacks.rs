@@ -10,7 +10,7 @@ use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 /// missed the ends of connections, and a service with `active_limit` refused all connects although
 /// no connection was open.
 #[test]
-fn a_program_that_takes_our_callbacks_away_costs_no_count() {
+fn counts_stay_exact_if_another_program_clears_the_callbacks() {
     let stage = Stage::new();
     let parent = Cgroup::new();
     let cgroup = parent.child("service");
@@ -42,7 +42,7 @@ fn a_program_that_takes_our_callbacks_away_costs_no_count() {
 /// The callbacks on a socket must not outlive its flow: it may dial elsewhere, or listen, and
 /// accepted sockets inherit them.
 #[test]
-fn a_socket_that_was_a_flow_is_none_of_ours_afterwards() {
+fn callbacks_do_not_outlive_the_flow() {
     let fixture = Fixture::new();
     let _elsewhere = Backend::start("elsewhere", "127.0.0.1:8005");
     let mut probe = fixture.probe();

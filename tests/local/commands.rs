@@ -10,7 +10,7 @@ use stage::look;
 use stage::fixture::{Fixture, SERVICE, config, endpoints, with_active_accounting};
 
 #[test]
-fn check_reports_on_the_configuration_and_its_files() {
+fn check_covers_the_configuration_and_its_files() {
     let fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
     let path = path.to_str().expect("UTF-8");
@@ -43,7 +43,7 @@ fn check_reports_on_the_configuration_and_its_files() {
 
 /// `check` notes settings that are valid but may not be intended.
 #[test]
-fn check_notes_what_has_no_effect_now() {
+fn check_notes_settings_without_effect() {
     let fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
     let check = || {
@@ -73,7 +73,7 @@ fn check_notes_what_has_no_effect_now() {
 /// If the configuration names directories, no option has to repeat them. An option takes precedence
 /// over the configuration.
 #[test]
-fn every_command_finds_the_directories_in_the_configuration() {
+fn every_command_reads_its_directories_from_the_configuration() {
     let fixture = Fixture::without_daemon();
     let setup = fixture.setup.clone();
     let path = setup.folder.join("socklb.toml");
@@ -128,7 +128,7 @@ fn every_command_finds_the_directories_in_the_configuration() {
 
 /// `check` reports all faults at once, so that an operator runs it once and not once per fault.
 #[test]
-fn check_reports_faults_of_the_configuration_and_of_all_files_together() {
+fn check_reports_all_faults_of_the_configuration_and_its_files_at_once() {
     let fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
     let path = path.to_str().expect("UTF-8");
@@ -156,7 +156,7 @@ fn check_reports_faults_of_the_configuration_and_of_all_files_together() {
 /// A TCP and a UDP service at one address share a file. `check` reports the faults of the file
 /// once.
 #[test]
-fn check_reports_faults_of_a_file_that_two_services_share_once() {
+fn check_reports_faults_of_a_shared_file_once() {
     let fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
     let text = std::fs::read_to_string(&path).expect("read");
@@ -172,7 +172,7 @@ fn check_reports_faults_of_a_file_that_two_services_share_once() {
 }
 
 #[test]
-fn check_refuses_what_the_kernel_could_not_do() {
+fn check_refuses_a_policy_that_the_kernel_cannot_run() {
     let fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
     let text = std::fs::read_to_string(&path).expect("read");
@@ -188,7 +188,7 @@ fn check_refuses_what_the_kernel_could_not_do() {
 }
 
 #[test]
-fn check_shows_the_notes_of_a_list_and_refuses_a_long_one_and_an_open_key() {
+fn check_notes_ignored_labels_and_refuses_long_lists_and_readable_keys() {
     let fixture = Fixture::without_daemon();
     let setup = &fixture.setup;
     let path = setup.folder.join("socklb.toml");
@@ -229,7 +229,7 @@ fn check_refuses_a_pipe_instead_of_waiting_for_it() {
 
 /// A full disk is a failure with a message; a closed pipe is no failure.
 #[test]
-fn what_cannot_be_printed_is_a_failure_and_no_panic() {
+fn a_full_output_device_is_an_error_and_not_a_panic() {
     let fixture = Fixture::new();
     let config = fixture.setup.folder.join("socklb.toml");
     let config = config.to_str().expect("UTF-8");
@@ -262,7 +262,7 @@ fn what_cannot_be_printed_is_a_failure_and_no_panic() {
 
 /// A directory on the command line takes precedence over the directory that the daemon uses.
 #[test]
-fn status_reads_the_pins_that_it_is_given() {
+fn the_pins_option_overrides_the_pins_of_the_daemon() {
     let fixture = Fixture::new();
     let run = fixture.setup.folder.join("run");
     let elsewhere = fixture.setup.pins.join("elsewhere");
@@ -277,7 +277,7 @@ fn status_reads_the_pins_that_it_is_given() {
 }
 
 #[test]
-fn explain_gives_inputs_order_and_formula() {
+fn explain_shows_inputs_order_and_formula() {
     let mut fixture = Fixture::without_daemon();
     let text = std::fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read");
     let text = text.replace("job = \"web\"", "job = \"web\"\nindex = 3\ncount = 10");
@@ -310,7 +310,7 @@ fn explain_gives_inputs_order_and_formula() {
 }
 
 #[test]
-fn explain_of_what_is_not_there_names_what_is() {
+fn explain_of_an_unknown_name_lists_the_known_ones() {
     let fixture = Fixture::new();
     for (arguments, expected) in [
         (&["explain", "nothing"][..], "no client here dials a service nothing; services here are: users"),
@@ -334,7 +334,7 @@ fn explain_of_what_is_not_there_names_what_is() {
 }
 
 #[test]
-fn status_is_a_table_for_people_and_json_for_programs() {
+fn status_prints_a_table_or_json() {
     let fixture = Fixture::new();
     let text = String::from_utf8_lossy(&fixture.setup.run(&["status"]).stdout).into_owned();
     for part in [
@@ -356,7 +356,7 @@ fn status_is_a_table_for_people_and_json_for_programs() {
 }
 
 #[test]
-fn status_shows_what_is_asked_for_in_the_order_that_is() {
+fn status_filters_and_sorts_backends() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     let busy = format!("127.0.0.1:800{}", &probe.dial(SERVICE).name[1..]);

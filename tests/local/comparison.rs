@@ -40,7 +40,7 @@ fn told(comparison: &Comparison) -> Vec<String> {
 }
 
 #[test]
-fn what_a_file_would_change_is_what_it_changes() {
+fn the_predicted_changes_of_a_file_are_its_real_changes() {
     let fixture = Fixture::new();
     let text = another(&fixture);
     let mut probe = fixture.probe();
@@ -85,7 +85,7 @@ fn what_a_file_would_change_is_what_it_changes() {
 /// `--endpoints` previews a list before it replaces the one in use, and reports faults of the new
 /// list.
 #[test]
-fn a_list_is_previewed_beside_the_one_in_use() {
+fn an_endpoint_list_is_previewed_against_the_one_in_use() {
     let fixture = Fixture::new();
     let path = fixture.setup.folder.join("socklb.toml");
     let path = path.to_str().expect("UTF-8");
@@ -132,7 +132,7 @@ fn a_list_is_previewed_beside_the_one_in_use() {
 
 /// Without a daemon `check` compares the file with the maps, which contain fewer keys.
 #[test]
-fn a_file_is_compared_with_the_maps_where_no_daemon_runs() {
+fn without_a_daemon_a_file_is_compared_with_the_maps() {
     let mut fixture = Fixture::new();
     another(&fixture);
     fixture.stop();
@@ -155,7 +155,7 @@ fn a_file_is_compared_with_the_maps_where_no_daemon_runs() {
 }
 
 #[test]
-fn what_takes_a_restart_is_told_before_it_is_tried() {
+fn changes_that_need_a_restart_are_reported_in_advance() {
     let fixture = Fixture::new();
     let path = fixture.setup.folder.join("socklb.toml");
     let text = stage::daemon::read(&path);

@@ -137,13 +137,13 @@ impl World for Host {
 }
 
 #[test]
-fn connections_are_counted_whichever_cpu_they_are_made_on() {
-    lb_contract::connections_are_counted_whichever_cpu_they_are_made_on(&mut Host::new());
+fn connections_are_counted_on_every_cpu() {
+    lb_contract::connections_are_counted_on_every_cpu(&mut Host::new());
 }
 
 #[test]
-fn a_connection_keeps_its_slot_until_it_ends() {
-    lb_contract::a_connection_keeps_its_slot_until_it_ends(&mut Host::new());
+fn a_connection_holds_its_slot_until_it_ends() {
+    lb_contract::a_connection_holds_its_slot_until_it_ends(&mut Host::new());
 }
 
 #[test]
@@ -152,13 +152,13 @@ fn programs_balance_and_count_while_no_daemon_runs() {
 }
 
 #[test]
-fn links_that_an_operator_removes_are_made_again() {
-    lb_contract::links_that_an_operator_removes_are_made_again(&mut Host::new());
+fn links_removed_by_an_operator_are_created_again() {
+    lb_contract::links_removed_by_an_operator_are_created_again(&mut Host::new());
 }
 
 #[test]
-fn a_client_that_is_removed_stays_until_its_last_flow_has_ended() {
-    lb_contract::a_client_that_is_removed_stays_until_its_last_flow_has_ended(&mut Host::new());
+fn a_removed_client_stays_until_its_last_flow_has_ended() {
+    lb_contract::a_removed_client_stays_until_its_last_flow_has_ended(&mut Host::new());
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn assert_adds_up(backend: &BackendStatus) {
 }
 
 #[test]
-fn what_flows_end_of_and_how_long_they_took_is_told() {
+fn status_shows_endings_and_latencies_of_flows() {
     let mut fixture = Fixture::without_ejection();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8009", "")]);
     fixture.start();
@@ -88,7 +88,7 @@ impl Drop for Offline {
 /// Each CPU has counters of its own. This test takes a CPU offline only in a guest, never on a
 /// host.
 #[test]
-fn what_was_counted_on_a_cpu_that_is_offline_is_not_lost() {
+fn counts_of_an_offline_cpu_are_not_lost() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     probe.pin(1);
@@ -120,7 +120,7 @@ fn what_was_counted_on_a_cpu_that_is_offline_is_not_lost() {
 
 /// When the backend returns, another backend has its slot.
 #[test]
-fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
+fn a_returning_backend_resumes_its_counts() {
     let mut fixture = Fixture::without_ejection();
     fixture.start();
     let mut probe = fixture.probe();
@@ -185,7 +185,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
 }
 
 #[test]
-fn anomalies_are_a_note_of_the_doctor() {
+fn the_doctor_notes_anomalies() {
     let fixture = Fixture::new();
     let anomalies = || fixture.setup.client().anomalies;
     assert_eq!(anomalies(), AnomalyCounts::default());

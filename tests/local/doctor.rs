@@ -23,7 +23,7 @@ fn of<'a>(findings: &'a [Finding], check: &str) -> Vec<(Severity, &'a str, Optio
 }
 
 #[test]
-fn a_healthy_host_is_said_to_be_one() {
+fn the_doctor_finds_no_problem_on_a_healthy_host() {
     let fixture = Fixture::new();
     let (code, findings) = doctor(&fixture.setup);
     assert_eq!(code, Some(0), "{findings:#?}");
@@ -58,7 +58,7 @@ fn a_healthy_host_is_said_to_be_one() {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_what_mends_it() {
+fn every_problem_is_reported_with_its_remedy() {
     let mut fixture = Fixture::new();
     fixture.stop();
     let check = |setup: &Setup, check: &str, state: Severity, text: &str, help: &str| {
@@ -111,7 +111,7 @@ fn what_is_wrong_is_named_with_what_mends_it() {
 /// For a user without privileges, the doctor names each missing privilege and the command that
 /// grants it.
 #[test]
-fn missing_privileges_are_named() {
+fn missing_privileges_are_reported() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
@@ -141,7 +141,7 @@ fn missing_privileges_are_named() {
 /// Two daemons with pins of their own, on one cgroup: each reports the other, even if the kernel
 /// does not report the names of programs because CAP_SYS_ADMIN is missing.
 #[test]
-fn another_socklb_on_the_cgroup_is_named_by_both() {
+fn two_daemons_on_one_cgroup_report_each_other() {
     let stage = Stage::new();
     let cgroup = Cgroup::new();
     let text = config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, "");
@@ -180,7 +180,7 @@ fn another_socklb_on_the_cgroup_is_named_by_both() {
 /// A user who may rename the pin directory can leave programs that continue with their tables, and
 /// that no command finds.
 #[test]
-fn programs_of_pins_that_were_moved_are_named() {
+fn programs_with_moved_pins_are_reported() {
     let mut fixture = Fixture::new();
     fixture.stop();
     let version = fixture.setup.pins_of("web").parent().expect("the version's").to_owned();
@@ -208,7 +208,7 @@ fn doctor_of(setup: &Setup, pid: u32) -> (Option<i32>, Vec<Finding>) {
 }
 
 #[test]
-fn whether_a_process_is_covered_is_told() {
+fn the_coverage_of_a_process_is_reported() {
     let mut fixture = Fixture::new();
     let sleep_in = |cgroup: &Cgroup| {
         let mut command = std::process::Command::new("/usr/bin/sleep");
@@ -253,7 +253,7 @@ fn whether_a_process_is_covered_is_told() {
 }
 
 #[test]
-fn sockets_of_a_process_that_were_made_elsewhere_are_told() {
+fn inherited_uncovered_sockets_are_reported() {
     let fixture = Fixture::new();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
     let connected =
@@ -282,7 +282,7 @@ fn sockets_of_a_process_that_were_made_elsewhere_are_told() {
 
 /// A process may have any name, even one that looks like a line of the doctor.
 #[test]
-fn names_that_a_terminal_would_obey_are_written_out() {
+fn control_characters_in_process_names_are_escaped() {
     let fixture = Fixture::new();
     let direct = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
     // SAFETY: the descriptor is open while the test runs.
@@ -302,7 +302,7 @@ fn names_that_a_terminal_would_obey_are_written_out() {
 
 /// Nearly full maps are reported before they are full.
 #[test]
-fn limits_that_are_nearly_reached_are_named() {
+fn nearly_full_maps_are_reported() {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
     fixture.setup.write("socklb.toml", &text);
@@ -333,7 +333,7 @@ fn limits_that_are_nearly_reached_are_named() {
 /// The doctor and the unit assume an upper bound of the descriptors that the daemon has open per
 /// client.
 #[test]
-fn the_daemon_has_no_more_files_open_for_a_client_than_the_doctor_reckons() {
+fn open_files_per_client_stay_within_the_estimate_of_the_doctor() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let root = Cgroup::new();
@@ -357,7 +357,7 @@ fn the_daemon_has_no_more_files_open_for_a_client_than_the_doctor_reckons() {
 /// R10: a daemon that sees only a part of the tree must not wait silently for a cgroup that it
 /// cannot see.
 #[test]
-fn r10_a_cgroup_namespace_is_resolved_or_named() {
+fn r10_a_cgroup_namespace_is_resolved_or_reported() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let root = Cgroup::new();
@@ -399,7 +399,7 @@ fn r10_a_cgroup_namespace_is_resolved_or_named() {
 }
 
 #[test]
-fn a_client_in_another_network_namespace_is_named_if_its_backends_are_probed_from_here() {
+fn probes_for_a_client_in_another_network_namespace_are_noted() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();

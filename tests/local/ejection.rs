@@ -83,7 +83,7 @@ fn is_ejected(fixture: &Fixture, address: &str) -> bool {
 }
 
 #[test]
-fn a_dead_backend_costs_five_connects_whether_a_daemon_runs_or_not() {
+fn a_dead_backend_costs_five_connects_with_and_without_a_daemon() {
     for policy in Policy::ALL {
         for daemon in [true, false] {
             // In a guest a start takes seconds, and the daemon does the same under every policy.
@@ -121,7 +121,7 @@ fn a_dead_backend_costs_five_connects_whether_a_daemon_runs_or_not() {
 }
 
 #[test]
-fn connects_that_are_under_way_fail_and_no_more() {
+fn after_an_ejection_no_further_connect_reaches_the_backend() {
     let fixture = start(&[DEAD[0], THREE[0], THREE[1], THREE[2]], FOR_LONG);
     let mut probes: Vec<Probe> = (0..4).map(|_| Probe::start(&fixture.cgroup)).collect();
     for probe in &mut probes {
@@ -139,7 +139,7 @@ fn connects_that_are_under_way_fail_and_no_more() {
 }
 
 #[test]
-fn who_accepts_and_resets_at_once_is_ejected_after_four_connects() {
+fn a_backend_that_resets_at_once_is_ejected_after_four_connects() {
     let fixture = start(&["127.0.0.1:8010", THREE[0], THREE[1], THREE[2]], FOR_LONG);
     let sinkhole = Backend::with_manner("sink", "127.0.0.1:8010", Manner::ResetsAtOnce);
     let counts = dial(&mut fixture.probe(), 200);
@@ -149,7 +149,7 @@ fn who_accepts_and_resets_at_once_is_ejected_after_four_connects() {
 }
 
 #[test]
-fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
+fn one_successful_trial_restores_the_full_share() {
     for daemon in [true, false] {
         // Failures further apart than the longest ejection are not consecutive, and then more
         // failures would follow.
@@ -178,7 +178,7 @@ fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
 /// One available backend of three is less than half, but it serves. The service is not in panic, in
 /// which connects would choose the dead backends again.
 #[test]
-fn two_of_three_that_are_dead_cost_five_connects_each_while_the_daemon_looks_on() {
+fn two_dead_backends_of_three_cost_five_connects_each() {
     let fixture = start(&[DEAD[0], DEAD[1], THREE[0]], "ejection = { base = \"1h\", max = \"1h\" }");
     let mut probe = fixture.probe();
     assert_eq!(failed(&dial(&mut probe, 100)), 10);
@@ -192,7 +192,7 @@ fn two_of_three_that_are_dead_cost_five_connects_each_while_the_daemon_looks_on(
 /// All members die while no daemon runs. Each member, including the last one, costs as many
 /// connects as its ejection takes.
 #[test]
-fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_does() {
+fn without_a_daemon_a_listed_lame_duck_serves_if_all_members_are_dead() {
     for policy in ["weighted-round-robin", "p2c", "least-loaded"] {
         let mut fixture = Fixture::without_daemon();
         let list = [(DEAD[0], ""), (DEAD[1], ""), (THREE[0], "state = \"lame-duck\"")];
@@ -212,7 +212,7 @@ fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_does() {
 
 /// No program sees the end of such a connection, so a trial on it would never have a result.
 #[test]
-fn a_connect_of_an_mptcp_socket_is_never_a_trial() {
+fn mptcp_connects_are_never_trials() {
     if kernel::SKC_TO_MPTCP_SOCK.skips() {
         return;
     }
@@ -234,7 +234,7 @@ fn a_connect_of_an_mptcp_socket_is_never_a_trial() {
 }
 
 #[test]
-fn with_active_accounting_nobody_is_ejected_unless_that_is_asked_for() {
+fn active_accounting_ejects_no_backend_that_refuses_connects() {
     for (lines, expected) in [("", 20), (FOR_LONG, 20)] {
         let mut fixture = Fixture::without_daemon();
         write(&fixture, &[DEAD[0], THREE[0], THREE[1]]);
@@ -249,7 +249,7 @@ fn with_active_accounting_nobody_is_ejected_unless_that_is_asked_for() {
 
 /// `socklb readmit` reports an impossible request, and then changes nothing.
 #[test]
-fn an_ejection_is_lifted_before_its_time() {
+fn a_readmission_ends_an_ejection_early() {
     let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
     let mut probe = fixture.probe();
     dial(&mut probe, 40);
@@ -290,7 +290,7 @@ fn an_ejection_is_lifted_before_its_time() {
 /// The request waits in the daemon's socket. When the daemon continues, it may carry the request
 /// out, or notice that the requester is gone.
 #[test]
-fn a_daemon_that_does_not_answer_may_lift_an_ejection_later() {
+fn readmit_reports_that_a_hung_daemon_may_lift_the_ejection_later() {
     let fixture = start(&THREE, FOR_LONG);
     fixture.daemon().signal(Signal::STOP);
     let (code, text) = failure(&fixture.setup.run(&["readmit", "users", THREE[0]]));

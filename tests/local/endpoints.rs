@@ -19,7 +19,7 @@ fn expect(fixture: &Fixture, names: &[&str]) {
 }
 
 #[test]
-fn a_file_renamed_into_place_is_followed() {
+fn a_file_renamed_into_place_is_read() {
     let fixture = Fixture::new();
     expect(&fixture, &["b1", "b2", "b3"]);
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
@@ -30,14 +30,14 @@ fn a_file_renamed_into_place_is_followed() {
 }
 
 #[test]
-fn a_file_written_in_place_is_followed() {
+fn a_file_written_in_place_is_read() {
     let fixture = Fixture::new();
     fs::write(&fixture.file, endpoints(&[("127.0.0.1:8003", "")])).expect("write in place");
     expect(&fixture, &["b3"]);
 }
 
 #[test]
-fn a_symbolic_link_that_is_switched_is_followed() {
+fn a_switched_symbolic_link_is_followed() {
     let mut fixture = Fixture::without_daemon();
     // Containers receive configuration in this way: the file is a link through a directory that is
     // replaced.
@@ -77,7 +77,7 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
 }
 
 #[test]
-fn a_pipe_in_place_of_the_file_hangs_nobody() {
+fn a_pipe_in_place_of_the_file_does_not_block_the_daemon() {
     let fixture = Fixture::new();
     fs::remove_file(&fixture.file).expect("remove the file");
     let made = std::process::Command::new("mkfifo").arg(&fixture.file).status().expect("mkfifo");
@@ -88,7 +88,7 @@ fn a_pipe_in_place_of_the_file_hangs_nobody() {
 }
 
 #[test]
-fn a_relative_configuration_path_is_followed_as_fast() {
+fn files_of_a_relative_configuration_path_are_watched() {
     let mut fixture = Fixture::without_daemon();
     let mut command = fixture.setup.socklb(&["run", "--config", "socklb.toml"]);
     stage::probe::die_with_us(&mut command);
@@ -106,7 +106,7 @@ fn a_relative_configuration_path_is_followed_as_fast() {
 }
 
 #[test]
-fn a_file_rewritten_all_the_time_is_never_read_half() {
+fn a_constantly_rewritten_file_is_never_read_in_part() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     probe.start_dialling(SERVICE);

@@ -68,7 +68,7 @@ fn service(fixture: &Fixture) -> Service {
 }
 
 #[test]
-fn a_backend_to_which_there_is_no_way_costs_a_few_connects() {
+fn a_backend_without_a_route_costs_few_connects() {
     let list = [LOST, THREE[0], THREE[1], THREE[2], "127.0.0.1:8004"];
     for (kind, policy) in
         [("blackhole", "weighted-round-robin"), ("prohibit", "p2c"), ("unreachable", "least-loaded")]
@@ -88,7 +88,7 @@ fn a_backend_to_which_there_is_no_way_costs_a_few_connects() {
 }
 
 #[test]
-fn an_ipv6_backend_to_which_there_is_no_way_costs_a_few_connects() {
+fn an_ipv6_backend_without_a_route_costs_few_connects() {
     const SERVICE6: &str = "[fd00:96::10]:80";
     const LOST6: &str = "[fd00:99::1]:80";
     for kind in ["blackhole", "prohibit", "unreachable"] {
@@ -107,7 +107,7 @@ fn an_ipv6_backend_to_which_there_is_no_way_costs_a_few_connects() {
 }
 
 #[test]
-fn open_connections_elsewhere_do_not_make_it_a_sinkhole() {
+fn open_connections_elsewhere_do_not_make_an_unreachable_backend_a_sinkhole() {
     for policy in ["p2c", "least-loaded"] {
         let fixture = start(&[THREE[0]], &format!("policy = \"{policy}\"\n{FOR_LONG}"));
         lose("blackhole");
@@ -121,7 +121,7 @@ fn open_connections_elsewhere_do_not_make_it_a_sinkhole() {
 }
 
 #[test]
-fn no_backend_is_blamed_where_nothing_can_be_sent() {
+fn no_backend_is_ejected_if_nothing_can_be_sent() {
     let fixture = start(&[LOST, "10.99.0.2:80", "10.99.0.3:80"], FOR_LONG);
     lose("blackhole");
     let counts = fixture.probe().dial_many(SERVICE, 60);
@@ -135,7 +135,7 @@ fn no_backend_is_blamed_where_nothing_can_be_sent() {
 }
 
 #[test]
-fn without_causes_a_backend_that_fails_fast_does_not_look_idle() {
+fn a_backend_that_fails_fast_does_not_look_idle_without_known_causes() {
     for policy in ["p2c", "least-loaded"] {
         let fixture = start(&[THREE[0], THREE[1], DEAD[0]], "ejection = \"off\"");
         let lines = format!("policy = \"{policy}\"\nerror_decay = \"1h\"\nejection = \"off\"");
@@ -151,7 +151,7 @@ fn without_causes_a_backend_that_fails_fast_does_not_look_idle() {
 
 /// A backend begins to fail while the others have many open flows, and few connects arrive.
 #[test]
-fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
+fn open_flows_elsewhere_do_not_make_a_failing_backend_look_idle() {
     for policy in [Policy::P2c, Policy::LeastLoaded] {
         let fixture = start(&[THREE[0], THREE[1]], "ejection = \"off\"");
         let lines = format!("policy = \"{}\"\nerror_decay = \"1s\"\nejection = \"off\"", policy.name());
@@ -188,7 +188,7 @@ fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
 }
 
 #[test]
-fn sockets_that_ask_for_a_way_of_their_own_eject_no_backend() {
+fn sockets_with_routing_options_of_their_own_eject_no_backend() {
     let fixture = start(&[DEAD[0], THREE[0]], FOR_LONG);
     let mut probe = fixture.probe();
     for oddity in Oddity::ALL {
@@ -205,7 +205,7 @@ fn sockets_that_ask_for_a_way_of_their_own_eject_no_backend() {
 }
 
 #[test]
-fn a_socket_that_connected_to_itself_takes_no_failure_back() {
+fn a_self_connection_does_not_reset_the_failure_count() {
     let fixture = start(&[DEAD[0], THREE[0]], FOR_LONG);
     let mut probe = fixture.probe();
     assert_eq!(failed(&probe.dial_many(SERVICE, 8)), 4);
@@ -224,7 +224,7 @@ fn a_socket_that_connected_to_itself_takes_no_failure_back() {
 }
 
 #[test]
-fn what_fails_in_another_network_namespace_ejects_no_backend() {
+fn failures_in_another_network_namespace_eject_no_backend() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }
@@ -262,7 +262,7 @@ fn two_known_processes(fixture: &mut Fixture) -> (Probe, Probe) {
 /// A backend may have a good reason to reset the requests of one process. If it also resets those
 /// of another process, the backend is at fault.
 #[test]
-fn resets_of_one_of_several_processes_eject_no_backend_until_another_one_gets_some() {
+fn resets_eject_a_backend_only_if_several_processes_receive_them() {
     // Without fetching atomics, flow records do not identify a process.
     if kernel::FETCHING_ATOMICS.skips() {
         return;
@@ -284,7 +284,7 @@ fn resets_of_one_of_several_processes_eject_no_backend_until_another_one_gets_so
 }
 
 #[test]
-fn processes_that_ended_before_the_client_was_started_again_are_not_several() {
+fn processes_that_ended_before_a_restart_do_not_count_as_several() {
     // Without fetching atomics, flow records do not identify a process.
     if kernel::FETCHING_ATOMICS.skips() {
         return;
@@ -300,7 +300,7 @@ fn processes_that_ended_before_the_client_was_started_again_are_not_several() {
 
 /// A listener with a stopped process: the kernel accepts connections for it, and nothing answers.
 #[test]
-fn a_backend_that_accepts_and_does_not_answer_is_ejected_while_others_answer() {
+fn a_silent_backend_is_ejected_while_others_answer() {
     const HUNG: &str = "127.0.0.1:8010";
     let fixture = start(&[HUNG, THREE[0], THREE[1], THREE[2]], FOR_LONG);
     let _hung = TcpListener::bind(HUNG).expect("listen");

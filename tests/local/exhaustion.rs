@@ -78,7 +78,7 @@ fn changes_wait(
 }
 
 #[test]
-fn without_descriptors_changes_wait_until_there_are_some() {
+fn changes_wait_while_descriptors_are_exhausted() {
     let fixture = Fixture::new();
     let probe = busy(&fixture);
     changes_wait(
@@ -92,7 +92,7 @@ fn without_descriptors_changes_wait_until_there_are_some() {
 }
 
 #[test]
-fn a_daemon_without_descriptors_stops_as_any_other() {
+fn a_daemon_without_descriptors_stops_cleanly() {
     let mut fixture = Fixture::new();
     let probe = busy(&fixture);
     fixture.daemon().leave_descriptors(Some(0));
@@ -122,7 +122,7 @@ fn start_again_after_want_of_memory(fixture: &mut Fixture) {
 }
 
 #[test]
-fn without_memory_connects_go_on_whether_the_daemon_does_or_not() {
+fn connects_succeed_while_the_daemon_lacks_memory() {
     let mut fixture = Fixture::new();
     let mut probe = busy(&fixture);
     let links = link_ids(&fixture.setup.pins_of("web"));
@@ -205,7 +205,7 @@ fn starts_or_says(fixture: &Fixture, resource: Resource, amount: u64, words: &[&
 }
 
 #[test]
-fn a_start_with_too_few_descriptors_says_so_and_changes_nothing() {
+fn a_start_with_too_few_descriptors_reports_it_and_changes_nothing() {
     let mut fixture = Fixture::new();
     let probe = busy(&fixture);
     fixture.stop();
@@ -224,7 +224,7 @@ fn a_start_with_too_few_descriptors_says_so_and_changes_nothing() {
 }
 
 #[test]
-fn a_start_with_too_little_memory_says_so_and_changes_nothing() {
+fn a_start_with_too_little_memory_reports_it_and_changes_nothing() {
     let mut fixture = Fixture::new();
     let probe = busy(&fixture);
     fixture.stop();
@@ -249,7 +249,7 @@ fn a_start_with_too_little_memory_says_so_and_changes_nothing() {
 
 /// Watches only make the daemon faster: without them it checks files and cgroups once a second.
 #[test]
-fn a_daemon_without_watches_looks_once_a_second() {
+fn a_daemon_without_inotify_polls_once_per_second() {
     let fixture = Fixture::without_daemon();
     let daemon = Daemon::spawn_with(&fixture.setup, |command| {
         stage::daemon::refuse(command, libc::SYS_inotify_init1, libc::EMFILE);

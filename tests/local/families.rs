@@ -43,7 +43,7 @@ fn a_v4_mapped_socket_dials_an_ipv4_service() {
 }
 
 #[test]
-fn what_is_not_ours_is_untouched() {
+fn other_destinations_are_not_rewritten() {
     let fixture = Fixture::new();
     let other = Backend::start("other", "127.0.0.1:9000");
     let six = Backend::start("six", "[::1]:9000");
@@ -71,7 +71,7 @@ fn what_is_not_ours_is_untouched() {
 }
 
 #[test]
-fn an_accepted_socket_in_the_cgroup_keeps_its_peer() {
+fn an_accepted_socket_in_the_cgroup_retains_its_peer() {
     let fixture = Fixture::new();
     let mut server = fixture.probe();
     let listener = server.listen("127.0.0.1:9000");

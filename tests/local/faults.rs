@@ -53,7 +53,7 @@ fn a_path_outside_cgroup2_is_refused() {
 }
 
 #[test]
-fn without_bpffs_the_command_that_mounts_it_is_given() {
+fn a_missing_bpffs_is_reported_with_its_mount_command() {
     let stage = Stage::new();
     let mut setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
@@ -63,7 +63,7 @@ fn without_bpffs_the_command_that_mounts_it_is_given() {
 }
 
 #[test]
-fn without_cgroup2_the_command_that_mounts_it_is_given() {
+fn a_missing_cgroup2_is_reported_with_its_mount_command() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
@@ -87,7 +87,7 @@ fn without_cgroup2_the_command_that_mounts_it_is_given() {
 }
 
 #[test]
-fn without_privilege_the_exit_code_is_4_and_the_capabilities_are_named() {
+fn a_start_without_privileges_exits_with_4_and_names_the_capabilities() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
@@ -129,7 +129,7 @@ pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command
 /// If the verifier refuses programs because CAP_PERFMON is missing, the daemon reports it. With
 /// that capability all three are enough.
 #[test]
-fn two_capabilities_are_enough_or_the_third_is_named() {
+fn two_capabilities_suffice_or_the_missing_third_is_reported() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
@@ -190,7 +190,7 @@ pub fn start_as_nobody(
 
 /// Older kernels count maps as locked memory.
 #[test]
-fn a_small_memory_lock_is_enough_or_named() {
+fn a_small_memlock_limit_suffices_or_is_reported() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
@@ -217,7 +217,7 @@ fn a_small_memory_lock_is_enough_or_named() {
 
 /// The daemon may not enter another network namespace: it retains the flows that it cannot check.
 #[test]
-fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
+fn flows_in_an_inaccessible_namespace_are_retained_and_counted() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
@@ -247,7 +247,7 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
 /// Without CAP_PERFMON the programs cannot recognise the kernel's own sockets for MPTCP, and no
 /// program sees these sockets end. The kernel's lists of sockets show the end.
 #[test]
-fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
+fn unrecognized_mptcp_connections_are_reclaimed() {
     if kernel::SPECULATION_BARRIERS.skips() {
         return;
     }
@@ -272,7 +272,7 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
 }
 
 #[test]
-fn foreign_pins_are_left_alone() {
+fn foreign_and_missing_pins_are_refused() {
     let mut fixture = Fixture::new();
     fixture.stop();
     let maps = fixture.setup.pins_of("web").join("maps");
@@ -313,7 +313,7 @@ fn maps_of_another_shape_are_not_adopted() {
 }
 
 #[test]
-fn maps_that_contradict_themselves_are_not_adopted() {
+fn inconsistent_maps_are_not_adopted() {
     let mut fixture = Fixture::new();
     fixture.stop();
     let mut services = array::<abi::Service>(&fixture.setup.map("web", map::SERVICES));
@@ -337,7 +337,7 @@ fn a_second_daemon_with_the_same_socket_is_refused() {
 }
 
 #[test]
-fn a_start_that_fails_attaches_nothing() {
+fn a_failed_start_attaches_nothing() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();

@@ -74,7 +74,7 @@ fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
 
 /// The flow table has 64 buckets here; further flows are in the overflow table.
 #[test]
-fn sockets_whose_bucket_is_taken_are_shown_as_well() {
+fn flows_in_the_overflow_table_are_shown() {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
     fixture.setup.write("socklb.toml", &text);
@@ -89,7 +89,7 @@ fn sockets_whose_bucket_is_taken_are_shown_as_well() {
 }
 
 #[test]
-fn a_socket_that_waits_for_its_backend_is_connecting() {
+fn a_socket_in_its_handshake_is_shown_as_connecting() {
     let mut fixture = Fixture::without_daemon();
     let full = stage::backend::with_a_queue_of_one("127.0.0.1:8010");
     fixture.write_endpoints(&[("127.0.0.1:8010", "")]);
@@ -110,7 +110,7 @@ fn a_socket_that_waits_for_its_backend_is_connecting() {
 }
 
 #[test]
-fn flows_are_asked_for_by_client_service_and_backend() {
+fn flows_are_filtered_by_client_service_and_backend() {
     let mut fixture = Fixture::without_daemon();
     let mail = "\n[[service]]\nname = \"mail\"\naddress = \"10.96.0.11:25\"\n\
                 backends = { static = [\"127.0.0.1:8001\"] }\n";
@@ -150,7 +150,7 @@ fn flows_are_asked_for_by_client_service_and_backend() {
 
 /// The command reads flows from the kernel's maps, so no process has to remember them.
 #[test]
-fn flows_are_shown_without_a_daemon_and_after_its_restart_and_of_processes_that_are_gone() {
+fn flows_are_shown_without_a_daemon_and_after_a_restart() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     for _ in 0..3 {
@@ -172,7 +172,7 @@ fn flows_are_shown_without_a_daemon_and_after_its_restart_and_of_processes_that_
 }
 
 #[test]
-fn a_flow_to_a_backend_that_has_left_the_list_is_shown_as_that() {
+fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
@@ -199,7 +199,7 @@ fn a_flow_to_a_backend_that_has_left_the_list_is_shown_as_that() {
 /// `flows` counts the flows that another version leaves, and does not read that version's maps
 /// further.
 #[test]
-fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
+fn clients_of_another_version_are_shown_with_their_number_of_flows() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     probe.dial(SERVICE);
@@ -228,7 +228,7 @@ fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
 
 /// Two clients, each with a process that dials.
 #[test]
-fn several_clients_have_a_column() {
+fn flows_of_several_clients_have_a_client_column() {
     let mut fixture = Fixture::without_daemon();
     let other = stage::Cgroup::new();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
@@ -247,7 +247,7 @@ fn several_clients_have_a_column() {
 
 /// The maximum number of flows of a busy host, stored as the kernel programs would.
 #[test]
-fn a_hundred_thousand_flows_are_shown_each_once() {
+fn each_of_a_hundred_thousand_flows_is_shown_once() {
     let mut fixture = Fixture::new();
     let many = if stage::in_a_guest() { 10_000 } else { 100_000 };
     fixture.stop();

@@ -58,7 +58,7 @@ fn wanted(fixture: &Fixture) -> BTreeMap<String, f64> {
 }
 
 #[test]
-fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() {
+fn a_busy_backend_loses_share_until_an_operator_switches() {
     let (fixture, agent) = start();
     let busy = eventually("its factor falls", || load(&fixture), |load| factor(load, 0) < 0.7);
     assert!(factor(&busy, 1) > 1.05 && factor(&busy, 2) > 1.05, "{busy:?}");

@@ -58,7 +58,7 @@ fn goes_on(fixture: &Fixture, other: &Cgroup) {
 }
 
 #[test]
-fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
+fn a_hung_file_system_delays_only_its_own_service() {
     let Some((mut fixture, other, directory)) = scene() else { return };
     fixture.start();
     look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
@@ -86,7 +86,7 @@ fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
 /// A daemon that is requested to stop releases its socket, its port and its locks, even if a file
 /// system hangs, and a successor can start.
 #[test]
-fn a_daemon_that_is_asked_to_stop_makes_way_whatever_hangs() {
+fn a_hung_file_system_does_not_delay_a_stop() {
     let Some((mut fixture, other, directory)) = scene() else { return };
     let path = fixture.setup.folder.join("socklb.toml");
     let metrics = "[metrics]\nlisten = \"127.0.0.1:9464\"\n";

@@ -48,7 +48,7 @@ fn two_client_tasks_share_nothing() {
 /// A second balancer on the parent cgroup: its programs run after ours and see the address that
 /// ours has written.
 #[test]
-fn a_second_program_on_the_parent_cgroup_works_beside_ours() {
+fn a_balancer_on_the_parent_cgroup_works_beside_ours() {
     let stage = Stage::new();
     let parent = Cgroup::new();
     let child = parent.child("service");
@@ -77,7 +77,7 @@ fn a_second_program_on_the_parent_cgroup_works_beside_ours() {
 }
 
 #[test]
-fn a_rewrite_by_the_parent_goes_on_from_ours() {
+fn a_program_of_the_parent_cgroup_can_rewrite_our_choice() {
     let stage = Stage::new();
     let parent = Cgroup::new();
     let child = parent.child("service");

@@ -34,7 +34,7 @@ fn some_connects(fixture: &Fixture) {
 }
 
 #[test]
-fn a_stop_and_a_start_fail_no_connect_and_keep_every_count() {
+fn a_restart_fails_no_connect_and_loses_no_count() {
     let mut fixture = Fixture::new();
     let mut held = fixture.probe();
     let open: Vec<_> = (0..6).map(|_| held.dial(SERVICE)).collect();
@@ -83,7 +83,7 @@ fn programs(fixture: &Fixture) -> BTreeMap<String, u32> {
 }
 
 #[test]
-fn a_restart_of_the_same_build_keeps_the_attached_programs() {
+fn a_restart_of_the_same_build_retains_the_attached_programs() {
     let mut fixture = Fixture::new();
     let before = programs(&fixture);
     assert_eq!(before.len(), 10);
@@ -99,7 +99,7 @@ fn a_restart_of_the_same_build_keeps_the_attached_programs() {
 }
 
 #[test]
-fn a_start_that_finds_anything_else_attached_replaces_all_programs() {
+fn a_start_replaces_all_programs_if_an_attachment_differs() {
     type Change = fn(&Fixture);
     fn connect4(fixture: &Fixture) -> PathBuf {
         links(fixture).join(format!("connect4@{}", fixture.cgroup.id()))
@@ -134,7 +134,7 @@ fn a_start_that_finds_anything_else_attached_replaces_all_programs() {
 }
 
 #[test]
-fn a_start_that_cannot_look_at_attached_programs_replaces_them() {
+fn a_start_replaces_attached_programs_that_it_cannot_inspect() {
     let mut fixture = Fixture::new();
     let before: BTreeSet<u32> = programs(&fixture).into_values().collect();
     fixture.stop();
@@ -146,7 +146,7 @@ fn a_start_that_cannot_look_at_attached_programs_replaces_them() {
 }
 
 #[test]
-fn status_works_from_the_pins_when_the_daemon_is_dead() {
+fn status_reads_the_pins_if_the_daemon_is_dead() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     probe.dial_many(SERVICE, 1024);
@@ -201,7 +201,7 @@ fn backend(name: &str) -> usize {
 }
 
 #[test]
-fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
+fn flows_of_the_former_cgroup_of_a_client_still_end() {
     let mut fixture = Fixture::new();
     let mut before = fixture.probe();
     let open: Vec<_> = (0..5).map(|_| before.dial(SERVICE)).collect();
@@ -227,7 +227,7 @@ fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_at_any_step_of_its_start_leaves_what_the_next_can_take_over() {
+fn a_start_succeeds_after_a_kill_at_any_step_of_the_previous_start() {
     // The kill happens between the first maps and the attached programs, in each round a little
     // later. A guest tests fewer steps, because a start takes seconds there.
     let whole = {
@@ -257,7 +257,7 @@ fn progress(fixture: &Fixture) -> usize {
 /// The verifier aborts when a signal is pending, and a service manager may request a reload at any
 /// time.
 #[test]
-fn a_start_under_a_hail_of_signals_succeeds() {
+fn a_start_succeeds_under_constant_signals() {
     let fixture = Fixture::without_daemon();
     let daemon = Daemon::spawn(&fixture.setup);
     let status = || std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("a process");
@@ -280,7 +280,7 @@ fn a_start_under_a_hail_of_signals_succeeds() {
 /// Some kernels and filters refuse membarrier(2). The daemon must then wait for old tables in
 /// another way, or the store of tables would fill up.
 #[test]
-fn tables_are_replaced_where_membarrier_is_refused() {
+fn tables_are_replaced_without_membarrier() {
     let fixture = Fixture::without_daemon();
     // Room for one table and its successor: each publication needs the room of the table before the
     // last.
@@ -310,7 +310,7 @@ fn tables_are_replaced_where_membarrier_is_refused() {
 }
 
 #[test]
-fn a_client_that_is_not_configured_any_more_is_named() {
+fn an_attached_client_without_configuration_is_reported() {
     let mut fixture = Fixture::new();
     fixture.stop();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "").replace("\"web\"", "\"other\"");

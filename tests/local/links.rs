@@ -29,7 +29,7 @@ fn link(fixture: &Fixture, hook: &str) -> PathBuf {
 /// With one free descriptor the daemon can open the cgroup but not inspect a link: that proves
 /// nothing about the link.
 #[test]
-fn links_that_cannot_be_looked_at_are_left_alone() {
+fn links_that_cannot_be_inspected_are_not_replaced() {
     let fixture = Fixture::new();
     let before = links(&fixture);
     assert_eq!(before.len(), 10);
@@ -53,7 +53,7 @@ fn links_that_cannot_be_looked_at_are_left_alone() {
 /// A link with a foreign program is no attachment of the daemon: an attachment that an error
 /// interrupted looks the same.
 #[test]
-fn a_link_with_another_program_gets_the_daemons_again() {
+fn a_link_with_a_foreign_program_is_restored() {
     let fixture = Fixture::new();
     let before = links(&fixture);
     let mut probe = fixture.probe();
@@ -66,7 +66,7 @@ fn a_link_with_another_program_gets_the_daemons_again() {
 
 /// A link that was detached by hand still has its pin, but attaches no program.
 #[test]
-fn a_link_that_was_detached_and_is_still_pinned_is_replaced() {
+fn a_detached_but_pinned_link_is_replaced() {
     let fixture = Fixture::new();
     let before = links(&fixture);
     stage::sys::detach_link(&link(&fixture, "connect4"));
@@ -81,7 +81,7 @@ fn a_link_that_was_detached_and_is_still_pinned_is_replaced() {
 
 /// A daemon was killed after it had created a link, and before the link had its final name.
 #[test]
-fn a_link_that_waits_for_its_name_gets_it_at_the_next_start() {
+fn a_start_completes_the_interrupted_rename_of_a_link() {
     let mut fixture = Fixture::new();
     let before = links(&fixture);
     fixture.stop();
@@ -100,7 +100,7 @@ fn a_link_that_waits_for_its_name_gets_it_at_the_next_start() {
 /// A client leaves, and its open flows cannot be counted, because the map with the counts was
 /// removed by hand. A missing map does not mean that no flow is open.
 #[test]
-fn a_client_that_leaves_is_kept_while_its_flows_cannot_be_counted() {
+fn a_leaving_client_is_not_removed_while_its_flows_cannot_be_counted() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     let open = probe.dial(SERVICE);

@@ -28,7 +28,7 @@ fn as_many(clients: usize) -> usize {
 }
 
 #[test]
-fn sixty_four_client_tasks_are_balanced_each_on_its_own() {
+fn sixty_four_client_tasks_are_balanced_independently() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroups: Vec<Cgroup> = (0..65).map(|_| Cgroup::new()).collect();
@@ -57,7 +57,7 @@ fn sixty_four_client_tasks_are_balanced_each_on_its_own() {
 
 /// The formula of the documentation, as the doctor computes it, against the kernel's accounting.
 #[test]
-fn a_client_task_takes_the_kernel_memory_that_is_documented() {
+fn the_kernel_memory_of_a_client_task_is_as_documented() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();

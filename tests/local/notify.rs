@@ -28,7 +28,7 @@ fn ready_means_that_the_tables_are_in_the_kernel() {
 }
 
 #[test]
-fn a_reload_is_announced_and_ends_ready() {
+fn a_reload_is_announced_and_ends_with_readiness() {
     let fixture = Fixture::without_daemon();
     let (manager, daemon) = started(&fixture, Duration::from_secs(60));
     manager.expect("READY=1");
@@ -40,7 +40,7 @@ fn a_reload_is_announced_and_ends_ready() {
 
 /// A manager that does not read blocks its senders.
 #[test]
-fn a_manager_that_does_not_listen_does_not_hold_the_daemon_up() {
+fn a_manager_that_does_not_read_does_not_block_the_daemon() {
     let fixture = Fixture::without_daemon();
     let (manager, daemon) = started(&fixture, Duration::from_millis(2));
     manager.expect("READY=1");
@@ -56,7 +56,7 @@ fn a_manager_that_does_not_listen_does_not_hold_the_daemon_up() {
 }
 
 #[test]
-fn the_watchdog_is_fed_by_the_loop() {
+fn the_main_loop_feeds_the_watchdog() {
     let fixture = Fixture::without_daemon();
     let (manager, daemon) = started(&fixture, Duration::from_millis(200));
     manager.expect("READY=1");

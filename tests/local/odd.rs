@@ -19,7 +19,7 @@ fn ended(fixture: &Fixture, ending: &str) -> u64 {
 /// A process mounts a network file system: the kernel dials for it, in its cgroup, and is no client
 /// of the service.
 #[test]
-fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
+fn sockets_opened_by_the_kernel_are_not_balanced() {
     // Without this helper the programs cannot distinguish MPTCP sockets from the kernel's own.
     if kernel::SKC_TO_MPTCP_SOCK.skips() {
         return;
@@ -53,7 +53,7 @@ fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
 }
 
 #[test]
-fn connects_through_io_uring_are_balanced_in_the_name_of_their_process() {
+fn connects_through_io_uring_are_balanced_and_attributed_to_their_process() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     let sockets: Vec<SocketId> = (0..6).map(|_| probe.dial_by_ring(SERVICE)).collect();
@@ -81,7 +81,7 @@ fn allow_fast_open(fixture: &Fixture) {
 }
 
 #[test]
-fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
+fn tcp_fast_open_connects_are_balanced_and_counted_once() {
     let fixture = Fixture::new();
     allow_fast_open(&fixture);
     let mut probe = fixture.probe();
@@ -100,7 +100,7 @@ fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
 }
 
 #[test]
-fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
+fn a_deferred_connect_counts_from_the_choice_until_its_socket_is_closed() {
     let fixture = Fixture::new();
     allow_fast_open(&fixture);
     let mut probe = fixture.probe();
@@ -127,7 +127,7 @@ fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
 }
 
 #[test]
-fn a_timeout_of_connects_is_set_where_the_application_has_set_none() {
+fn a_connect_timeout_is_set_unless_the_application_has_set_one() {
     let mut fixture = Fixture::without_daemon();
     // Connects to a listener with a full queue stay in the handshake.
     let full = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");

@@ -46,7 +46,7 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
 /// The bug: connects to a service without backends failed with EPERM, which clients take for a
 /// firewall.
 #[test]
-fn r7_a_service_without_backends_gives_its_errno_and_never_eperm() {
+fn r7_a_service_without_backends_fails_with_its_errno_and_never_eperm() {
     for (name, errno) in [("ECONNREFUSED", libc::ECONNREFUSED), ("EHOSTUNREACH", libc::EHOSTUNREACH)] {
         let fixture = Fixture::without_daemon();
         let text = config(&fixture.cgroup, "{ static = [] }", &format!("on_no_backend = \"{name}\""));
@@ -65,7 +65,7 @@ fn r7_a_service_without_backends_gives_its_errno_and_never_eperm() {
 /// The bug: links stayed on the removed cgroup, updates succeeded, the status showed "enabled", and
 /// nothing was translated.
 #[test]
-fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
+fn r9_a_recreated_cgroup_is_covered_before_status_shows_it() {
     let fixture = Fixture::new();
     let mut old = fixture.probe();
     // A socket keeps the removed cgroup alive.
@@ -93,7 +93,7 @@ fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
 
 /// The bug: of two programs at the same hook, the later one's rewrite went unnoticed.
 #[test]
-fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected() {
+fn r11_neighbouring_programs_are_listed_and_later_rewrites_are_detected() {
     let stage = Stage::new();
     let parent = Cgroup::new();
     let cgroup = parent.child("service");

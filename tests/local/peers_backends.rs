@@ -105,7 +105,7 @@ impl Crowd {
 /// of CPU time and delayed connects. Here a change reads no flow, however many are open, and
 /// changes none.
 #[test]
-fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other() {
+fn r22_changes_of_the_list_read_and_change_no_open_flow() {
     const FAILS: &str = "127.0.1.9:8101";
     let flows = if stage::in_a_guest() { 90 } else { 900 };
     let mut list: Vec<String> = (1..=8).map(|n| format!("127.0.1.{n}:8100")).collect();

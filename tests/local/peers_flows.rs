@@ -37,7 +37,7 @@ fn two_services() -> (Fixture, Daemon) {
 /// The bug: if a socket had dialled a service and then dialled its backend's own address, that was
 /// taken for a connection of the service.
 #[test]
-fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys() {
+fn r3_a_direct_connection_of_a_reused_socket_is_no_flow() {
     let (fixture, _daemon) = two_services();
     let mut probe = fixture.probe();
     let socket = probe.dial(SERVICE).socket;
@@ -57,7 +57,7 @@ fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys
 /// The bug: a v4-mapped socket saw its backend's address, and was not treated like an IPv4 socket
 /// when its backend died.
 #[test]
-fn r4_a_v4_mapped_socket_of_a_backend_that_dies_is_as_an_ipv4_one() {
+fn r4_v4_mapped_sockets_of_a_dead_backend_behave_like_ipv4_sockets() {
     const MAPPED: &str = "[::ffff:10.96.0.10]:80";
     let mut fixture = Fixture::without_daemon();
     fixture.backends.remove(0);
@@ -87,7 +87,7 @@ fn r4_a_v4_mapped_socket_of_a_backend_that_dies_is_as_an_ipv4_one() {
 /// The bug: a socket that was disconnected and then dialled another service stayed in the count of
 /// the first.
 #[test]
-fn r5_a_socket_that_goes_on_to_another_service_counts_there() {
+fn r5_a_socket_that_redials_another_service_counts_only_there() {
     let (fixture, _daemon) = two_services();
     let mut probe = fixture.probe();
     let socket = probe.dial(SERVICE).socket;

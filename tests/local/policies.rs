@@ -61,7 +61,7 @@ fn outcomes(fixture: &Fixture) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn p2c_keeps_open_flows_in_proportion_to_weights() {
+fn p2c_spreads_open_flows_in_proportion_to_weights() {
     let fixture = start("policy = \"p2c\"", [1, 1, 2]);
     let mut probe = fixture.probe();
     let sockets = open(&mut probe, 80);
@@ -85,7 +85,7 @@ fn p2c_keeps_open_flows_in_proportion_to_weights() {
 }
 
 #[test]
-fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
+fn connects_at_the_active_limit_follow_the_overflow_rule() {
     let fixture = start("policy = \"round-robin\"", [1, 1, 1]);
     let mut overflowed = 0;
     let mut limited = 0;

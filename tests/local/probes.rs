@@ -40,7 +40,7 @@ fn two_share(counts: &stage::protocol::Counts, two: [&str; 2]) {
 }
 
 #[test]
-fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
+fn probes_exclude_a_refusing_backend_before_any_connect_fails() {
     let mut fixture = start("probe = \"tcp\"");
     let address = fixture.backends[0].address().to_string();
     drop(fixture.backends.remove(0));
@@ -57,7 +57,7 @@ fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
 }
 
 #[test]
-fn the_first_connect_of_a_fresh_host_goes_to_a_backend_that_was_probed() {
+fn the_first_connect_of_a_new_host_reaches_a_probed_backend() {
     let mut fixture = prepare("probe = \"tcp\"", "ejection = \"off\"");
     drop(fixture.backends.remove(0));
     fixture.start();
@@ -66,7 +66,7 @@ fn the_first_connect_of_a_fresh_host_goes_to_a_backend_that_was_probed() {
 
 /// A connect without a route fails at once, with an error that depends on the kind of the route.
 #[test]
-fn a_backend_to_which_there_is_no_way_is_refusing() {
+fn a_backend_without_a_route_is_refusing() {
     // From here on this thread is in the fixture's network.
     let fixture = start_with("probe = \"tcp\"", "ejection = \"off\"");
     let kinds = ["blackhole", "prohibit", "unreachable"];
@@ -88,7 +88,7 @@ fn a_backend_to_which_there_is_no_way_is_refusing() {
 }
 
 #[test]
-fn an_answer_by_http_other_than_2xx_is_refusing() {
+fn http_probes_decide_whether_backends_are_healthy() {
     let fixture = start("probe = \"http\", port = 9001, path = \"/healthz\"");
     let all = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
     // Nothing listens at that port, so all are refusing, and all serve as the last resort.
@@ -110,7 +110,7 @@ fn an_answer_by_http_other_than_2xx_is_refusing() {
 }
 
 #[test]
-fn a_failed_probe_is_a_guess_for_a_client_in_another_network_namespace_and_its_connections_refute_it() {
+fn connects_refute_a_failed_probe_for_a_client_in_another_network_namespace() {
     let mut fixture = prepare("probe = \"tcp\"", "ejection = { base = \"100ms\" }");
     let address = fixture.backends[0].address().to_string();
     drop(fixture.backends.remove(0));

@@ -39,7 +39,7 @@ fn answer(mut stream: UnixStream) -> (u16, String) {
 /// one service are between those of all others: their status takes long to build, and the loop
 /// continues meanwhile.
 #[test]
-fn a_status_of_many_services_is_made_while_the_loop_goes_on() {
+fn building_a_large_status_does_not_block_the_loop() {
     const SERVICES: usize = 256;
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
@@ -98,7 +98,7 @@ fn held_up_by_a_status(setup: &Setup) -> (Duration, Duration) {
 }
 
 #[test]
-fn a_question_of_more_cgroups_than_anybody_is_in_is_refused() {
+fn a_coverage_request_for_more_than_64_cgroups_is_refused() {
     let fixture = Fixture::new();
     let of = |count: usize| format!("/v1/cover/nobody?cgroups={}", vec!["1"; count].join(","));
     assert_eq!(answer(ask(&fixture.setup, &of(64))).0, 200);
@@ -109,7 +109,7 @@ fn a_question_of_more_cgroups_than_anybody_is_in_is_refused() {
 /// Requests that wait for a cgroup use at most half of the connections, and release them when they
 /// end.
 #[test]
-fn half_of_the_connections_may_wait_and_others_are_told() {
+fn at_most_half_of_the_connections_may_wait() {
     let fixture = Fixture::new();
     // A request waits only if the client's cgroup does not exist.
     fixture.cgroup.remove();
@@ -138,7 +138,7 @@ fn half_of_the_connections_may_wait_and_others_are_told() {
 /// A stopped daemon accepts nothing any more, and a connect that waits for its queue would wait for
 /// ever.
 #[test]
-fn a_daemon_that_is_stopped_with_a_full_queue_holds_nobody_up() {
+fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
     let mut fixture = Fixture::without_daemon();
     // Only for this stage's network namespace.
     std::fs::write("/proc/sys/net/core/somaxconn", "8").expect("make queues short");

@@ -74,7 +74,7 @@ fn four_of_six_end_unseen(fixture: &mut Fixture) {
 }
 
 #[test]
-fn flows_whose_end_was_not_seen_are_ended() {
+fn flows_with_an_unseen_end_are_reclaimed() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }
@@ -85,7 +85,7 @@ fn flows_whose_end_was_not_seen_are_ended() {
 }
 
 #[test]
-fn flows_that_were_followed_are_ended_as_well() {
+fn tracked_flows_with_an_unseen_end_are_reclaimed() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }
@@ -100,7 +100,7 @@ fn flows_that_were_followed_are_ended_as_well() {
 /// Connections that begin and end between two passes are in no list that the daemon reads. If their
 /// ends were missed, they would count for ever.
 #[test]
-fn flows_that_no_list_has_ever_shown_are_ended_and_their_number_is_a_fault() {
+fn flows_between_two_passes_are_reclaimed_and_their_number_is_a_fault() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }
@@ -122,7 +122,7 @@ fn flows_that_no_list_has_ever_shown_are_ended_and_their_number_is_a_fault() {
 /// A connection ended unseen while its socket is still open: the release of the socket ends the
 /// flow.
 #[test]
-fn a_flow_whose_end_was_missed_ends_with_its_socket() {
+fn a_flow_with_a_missed_end_ends_with_its_socket() {
     let mut fixture = Fixture::without_daemon();
     fixture.backends.clear();
     fixture.backends = vec![Backend::with_manner("resets", "127.0.0.1:8003", Manner::Resets)];
@@ -148,7 +148,7 @@ fn a_flow_whose_end_was_missed_ends_with_its_socket() {
 
 /// A small flow table: every record is in the overflow table or competes for its bucket.
 #[test]
-fn flows_in_the_overflow_table_are_ended_as_well() {
+fn flows_in_the_overflow_table_are_reclaimed() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }
@@ -180,7 +180,7 @@ fn flows_in_the_overflow_table_are_ended_as_well() {
 /// A socket with a failed connect is open and in no list: it must not be taken for a missing one
 /// while a process holds it.
 #[test]
-fn a_socket_that_is_open_and_not_connected_is_kept() {
+fn the_flow_of_an_open_unconnected_socket_is_not_reclaimed() {
     let mut fixture = scene(|text| with_active_accounting(&text));
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
     fixture.start();
@@ -204,7 +204,7 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
 /// The process of such a socket ends unseen, as after the loss of a link. Then no process holds the
 /// socket.
 #[test]
-fn a_socket_that_was_kept_is_given_back_when_nobody_holds_it() {
+fn a_retained_flow_is_reclaimed_once_no_process_holds_its_socket() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }
@@ -225,7 +225,7 @@ fn a_socket_that_was_kept_is_given_back_when_nobody_holds_it() {
 /// Sockets of other network namespaces are searched in the lists of those namespaces, however many
 /// there are: a process of the cgroup may make thousands, and the daemon has few descriptors.
 #[test]
-fn sockets_of_many_namespaces_are_looked_for_there() {
+fn sockets_are_searched_in_each_of_many_namespaces() {
     const NAMESPACES: usize = 30;
     let mut fixture = scene(|text| text);
     fixture.start();
@@ -246,7 +246,7 @@ fn sockets_of_many_namespaces_are_looked_for_there() {
 /// The daemon may not enter the namespace, and no process of the host holds the socket: the flows
 /// of a removed namespace are ended after some time.
 #[test]
-fn flows_of_a_namespace_that_is_gone_are_given_back() {
+fn flows_of_a_removed_namespace_are_reclaimed() {
     let mut fixture = scene(|text| text);
     fixture.start();
     let mut elsewhere = Probe::start_with(&fixture.cgroup, stage::namespace::in_a_network_of_its_own);
@@ -266,7 +266,7 @@ fn flows_of_a_namespace_that_is_gone_are_given_back() {
 /// Sockets that dial again during the pass, to backends that refuse: they are in no list at any
 /// moment, but open.
 #[test]
-fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
+fn sockets_that_redial_during_a_pass_are_counted_exactly() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }

@@ -32,7 +32,7 @@ fn without_a_backend_the_errno_is_the_configured_one() {
 }
 
 #[test]
-fn weight_zero_everywhere_stops_all_traffic_and_lifting_it_restores_it() {
+fn weight_zero_for_all_backends_stops_traffic_until_it_is_raised() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     let all = |more| [("127.0.0.1:8001", more), ("127.0.0.1:8002", more), ("127.0.0.1:8003", more)];

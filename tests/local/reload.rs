@@ -28,7 +28,7 @@ fn services(setup: &Setup) -> Vec<String> {
 
 /// Every field that may change, one after the other, under a client that connects without pause.
 #[test]
-fn what_may_change_does_and_no_connect_fails() {
+fn every_changeable_field_is_applied_without_a_failed_connect() {
     let fixture = Fixture::new();
     let mut held = fixture.probe();
     let open: Vec<_> = (0..6).map(|_| held.dial(SERVICE)).collect();
@@ -76,7 +76,7 @@ fn what_may_change_does_and_no_connect_fails() {
 
 /// A change in several files takes effect at once, with the signal.
 #[test]
-fn files_that_are_not_watched_are_read_at_sighup_only() {
+fn unwatched_files_are_read_only_at_sighup() {
     let mut fixture = Fixture::without_daemon();
     let configured = text(&fixture, "", "", "[daemon]\nwatch = false\nlog_format = \"json\"\n");
     fixture.setup.write("socklb.toml", &configured);

@@ -28,7 +28,7 @@ fn reaches_backends(probe: &mut Probe) -> bool {
 }
 
 #[test]
-fn a_client_that_is_removed_begins_no_flow_and_goes_with_its_last() {
+fn a_removed_client_starts_no_flow_and_is_deleted_after_its_last_flow() {
     let mut fixture = Fixture::without_daemon();
     let other = Cgroup::new();
     fixture.setup.write("socklb.toml", &two_clients(&fixture, [&fixture.cgroup, &other], ""));
@@ -53,7 +53,7 @@ fn a_client_that_is_removed_begins_no_flow_and_goes_with_its_last() {
 }
 
 #[test]
-fn clients_that_change_places_are_balanced_all_the_time() {
+fn clients_that_swap_cgroups_are_always_balanced() {
     let mut fixture = Fixture::without_daemon();
     let other = Cgroup::new();
     let there = |fixture: &Fixture| two_clients(fixture, [&fixture.cgroup, &other], "");
@@ -78,7 +78,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
 
 /// The maximum number of clients of a host at once: the daemon answers meanwhile.
 #[test]
-fn a_reload_that_adds_many_clients_does_not_keep_the_daemon_from_answering() {
+fn a_reload_that_adds_many_clients_does_not_block_the_loop() {
     let mut fixture = Fixture::without_daemon();
     let limits = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 8192\n";
     // A guest loads programs thirty times slower.

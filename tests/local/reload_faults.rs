@@ -10,7 +10,7 @@ use crate::reload_clients::two_clients;
 
 /// The message about changed limits has a command for all clients.
 #[test]
-fn limits_change_as_the_message_says() {
+fn limits_change_after_the_commands_in_the_message() {
     let mut fixture = Fixture::without_daemon();
     let other = Cgroup::new();
     let two = |fixture: &Fixture, more: &str| two_clients(fixture, [&fixture.cgroup, &other], more);

@@ -56,7 +56,7 @@ pub fn is_lame(fixture: &Fixture, address: &str) -> bool {
 
 /// The interval of polls is long, so only the first poll can find the lame duck.
 #[test]
-fn a_standing_lame_duck_gets_no_connect_from_a_fresh_host() {
+fn an_existing_lame_duck_gets_no_connect_from_a_new_host() {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
     let agent = Agent::start(&fixture.setup, &key, &ALL);
@@ -70,7 +70,7 @@ fn a_standing_lame_duck_gets_no_connect_from_a_fresh_host() {
 }
 
 #[test]
-fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
+fn a_lame_duck_gets_no_connects_until_it_is_ready_again() {
     // In a slow guest one policy is enough, because `verdicts` tests the programs there under each
     // policy.
     let policies = if stage::in_a_guest() { &POLICIES[..1] } else { &POLICIES[..] };
@@ -144,7 +144,7 @@ fn datagrams(fixture: &Fixture, what: &str) -> u64 {
 }
 
 #[test]
-fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
+fn agent_run_without_an_agent_answers_requests_and_announces_its_end() {
     use std::os::unix::process::ExitStatusExt as _;
     let mut fixture = Fixture::without_daemon();
     let service = make_key(&fixture.setup, "service.key", 1);
@@ -197,7 +197,7 @@ pub fn forged_push() -> [u8; 80] {
 }
 
 #[test]
-fn what_strangers_send_changes_nothing_and_is_counted() {
+fn datagrams_of_strangers_are_counted_and_change_nothing() {
     let (fixture, _agent) = start("round-robin", &ALL);
     let log = fixture.daemon().log();
     let at = log

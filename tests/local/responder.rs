@@ -114,7 +114,7 @@ fn behind_a_link(setup: &Setup, router: &Router) -> (Agent, Asker) {
 }
 
 #[test]
-fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_ready() {
+fn the_kernel_answers_for_a_stopped_agent_until_its_readiness_expires() {
     let mut fixture = Fixture::without_daemon();
     let router = Router::new();
     // Kernel fact: a virtual Ethernet device receives frames that its peer's program sends back
@@ -172,7 +172,7 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
 
 /// This kernel's own stack receives the answers.
 #[test]
-fn both_families_are_answered_on_loopback_and_what_nobody_answers_is_dropped_and_counted() {
+fn requests_of_both_families_are_answered_on_loopback_and_invalid_ones_are_counted() {
     let fixture = Fixture::without_daemon();
     let key = Key::from_bytes(configure(&fixture.setup, "[::]:9465", "lo", "\"off\""));
     let agent = Agent::start_again(&fixture.setup);
@@ -216,7 +216,7 @@ fn both_families_are_answered_on_loopback_and_what_nobody_answers_is_dropped_and
 }
 
 #[test]
-fn backends_and_keys_of_another_configuration_are_answered_for_by_it() {
+fn the_kernel_answers_for_the_backends_of_a_reloaded_configuration() {
     let fixture = Fixture::without_daemon();
     let key = Key::from_bytes(configure(&fixture.setup, "127.0.0.1:9465", "lo", "\"off\""));
     let agent = Agent::start_again(&fixture.setup);
@@ -300,7 +300,7 @@ fn a_key_is_replaced_while_the_kernel_answers() {
 }
 
 #[test]
-fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
+fn the_socket_answers_if_the_kernel_cannot_and_the_reason_is_reported() {
     let fixture = Fixture::without_daemon();
     let key = Key::from_bytes(configure(&fixture.setup, "127.0.0.1:9465", "lo", "\"off\""));
     let other = stage::sys::attach_xdp("lo", XdpMode::Generic);
@@ -329,7 +329,7 @@ fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
 
 /// A health check may be a foreign command, which must not inherit these capabilities.
 #[test]
-fn what_the_agent_may_because_of_that_its_children_may_not() {
+fn children_do_not_inherit_the_capabilities_for_the_responder() {
     let fixture = Fixture::without_daemon();
     configure(&fixture.setup, "127.0.0.1:9465", "lo", "\"off\"");
     let agent = Agent::start_with(&fixture.setup, |command| {
@@ -359,7 +359,7 @@ fn with_ambient_capabilities() -> std::io::Result<()> {
 }
 
 #[test]
-fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
+fn changes_of_interfaces_and_addresses_are_applied() {
     let fixture = Fixture::without_daemon();
     let router = Router::new();
     let _peer = stage::sys::attach_xdp("near", XdpMode::Native);

@@ -108,7 +108,7 @@ impl Twins {
 }
 
 #[test]
-fn the_program_does_what_its_code_does_on_this_host() {
+fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     let twins = Twins::new();
     let plain = Shape::PLAIN;
     let fine = request(1, twins.key, 0);

@@ -13,7 +13,7 @@ fn degraded(setup: &Setup) -> Option<i32> {
 }
 
 #[test]
-fn a_cgroup_that_appears_later_is_attached_at_once() {
+fn a_cgroup_created_later_is_attached_at_once() {
     let stage = Stage::new();
     let cgroup = Cgroup::absent();
     let setup = Setup::new(&stage, "a");
@@ -34,7 +34,7 @@ fn a_cgroup_that_appears_later_is_attached_at_once() {
 }
 
 #[test]
-fn a_cgroup_whose_parents_are_made_with_it_is_attached() {
+fn a_cgroup_created_with_its_parents_is_attached() {
     let stage = Stage::new();
     let outer = Cgroup::absent();
     let setup = Setup::new(&stage, "a");
@@ -75,7 +75,7 @@ fn wait_returns_when_the_cgroup_is_covered() {
 }
 
 #[test]
-fn wait_says_why_it_is_in_vain() {
+fn wait_reports_why_it_cannot_succeed() {
     let mut fixture = Fixture::new();
     let wait = |arguments: &[&str]| stage::daemon::failure(&fixture.setup.run(arguments));
     let (code, text) = wait(&["wait", "nobody"]);
@@ -93,7 +93,7 @@ fn wait_says_why_it_is_in_vain() {
 
 /// A service that starts before the daemon waits for it.
 #[test]
-fn wait_outlasts_a_daemon_that_is_not_there_yet() {
+fn wait_succeeds_once_the_daemon_starts() {
     let mut fixture = Fixture::without_daemon();
     let mut probe = fixture.probe();
     probe.start_socklb(&fixture.setup, &["wait", "web"]);
@@ -120,7 +120,7 @@ fn exec_starts_a_command_in_a_covered_cgroup() {
 }
 
 #[test]
-fn exec_of_what_cannot_be_started_exits_as_shells_do() {
+fn exec_of_an_unstartable_program_exits_like_a_shell() {
     let fixture = Fixture::new();
     for (program, expected) in [("/no/such/program", 127), ("/proc/self/status", 126)] {
         let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "web", "--", program]));
@@ -129,7 +129,7 @@ fn exec_of_what_cannot_be_started_exits_as_shells_do() {
 }
 
 #[test]
-fn exec_for_a_client_that_there_is_not_names_those_that_there_are() {
+fn exec_for_an_unknown_client_lists_the_known_ones() {
     let fixture = Fixture::new();
     let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "nobody", "--", "true"]));
     assert!(code == Some(1) && text.contains("clients here are: web"), "{text}");
@@ -137,7 +137,7 @@ fn exec_for_a_client_that_there_is_not_names_those_that_there_are() {
 
 /// A covered cgroup stays covered while the daemon does not answer, and a time limit works.
 #[test]
-fn a_daemon_that_hangs_holds_up_nobody_who_can_do_without_it() {
+fn commands_that_do_not_need_the_daemon_succeed_while_it_hangs() {
     let fixture = Fixture::new();
     let mut inside = fixture.probe();
     fixture.daemon().signal(rustix::process::Signal::STOP);
@@ -169,7 +169,7 @@ fn a_daemon_that_hangs_holds_up_nobody_who_can_do_without_it() {
 /// exec reports that it makes a cgroup, and a mistyped path does not become a cgroup beside an
 /// attached client.
 #[test]
-fn exec_says_that_it_makes_a_cgroup_and_makes_none_beside_an_attached_one() {
+fn exec_reports_the_cgroup_that_it_creates_and_refuses_a_mistyped_path() {
     let fixture = Fixture::new();
     fixture.cgroup.remove();
     let exec = || {
@@ -200,7 +200,7 @@ fn exec_says_that_it_makes_a_cgroup_and_makes_none_beside_an_attached_one() {
 
 /// The cgroup in which a socket was made decides, whichever process holds it later.
 #[test]
-fn a_socket_that_was_made_elsewhere_is_named_as_uncovered() {
+fn an_inherited_socket_is_reported_as_uncovered() {
     let fixture = Fixture::new();
     let direct = std::net::TcpStream::connect("127.0.0.1:8001").expect("connect");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");

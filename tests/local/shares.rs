@@ -46,7 +46,7 @@ fn weighted_shares_are_exact_over_a_table() {
 }
 
 #[test]
-fn every_cpu_walks_on_its_own() {
+fn every_cpu_has_its_own_cursor() {
     let mut fixture = Fixture::without_daemon();
     fixture.write_endpoints(&[("127.0.0.1:8001", "weight = 1"), ("127.0.0.1:8002", "weight = 7")]);
     fixture.start();

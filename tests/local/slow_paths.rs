@@ -11,7 +11,7 @@ use crate::verdicts::{for_an_hour, identify, judge};
 const ID: u32 = 1_000;
 
 #[test]
-fn every_slow_path_of_a_connect_works_after_the_daemon_was_killed() {
+fn every_slow_path_of_a_connect_works_without_a_daemon() {
     for is_followed in [true, false] {
         let mut fixture = Fixture::without_daemon();
         // Without tracking, the programs do not learn why a connection failed, and eject no

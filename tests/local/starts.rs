@@ -20,7 +20,7 @@ fn reached(probe: &mut Probe) -> bool {
 }
 
 #[test]
-fn a_client_beside_an_exclusive_program_keeps_no_other_client_from_being_started() {
+fn a_client_that_cannot_attach_does_not_prevent_other_clients_from_starting() {
     let mut fixture = Fixture::without_daemon();
     let other = Cgroup::new();
     with_another(&fixture, &other);
@@ -52,7 +52,7 @@ fn a_client_beside_an_exclusive_program_keeps_no_other_client_from_being_started
 
 /// The daemon opens clients on all CPUs at once, and reports each fault for its own client.
 #[test]
-fn of_64_clients_two_that_are_refused_are_named_and_the_others_are_balanced() {
+fn two_failed_clients_of_64_are_reported_and_the_others_are_balanced() {
     let mut fixture = Fixture::without_daemon();
     let others: Vec<Cgroup> = (0..63).map(|_| Cgroup::new()).collect();
     let small = "[limits]\nslots = 64\nflow_records = 64\n";

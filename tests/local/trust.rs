@@ -70,7 +70,7 @@ fn exec(setup: &Setup) -> Output {
 /// The daemon's answer decides where root's `exec` writes: outside of cgroup2 it must write
 /// nothing.
 #[test]
-fn exec_enters_and_makes_nothing_outside_of_cgroup2_whatever_the_daemon_says() {
+fn exec_refuses_paths_outside_cgroup2_even_from_the_daemon() {
     let mut fixture = Fixture::new();
     let folder = fixture.setup.folder.join("trap");
     fs::create_dir(&folder).expect("make a folder");
@@ -109,7 +109,7 @@ fn exec_enters_and_makes_nothing_outside_of_cgroup2_whatever_the_daemon_says() {
 
 /// A process that can replace the daemon's socket is not the daemon.
 #[test]
-fn root_asks_no_daemon_of_somebody_who_does_not_own_the_pins() {
+fn root_refuses_a_daemon_of_a_user_that_does_not_own_the_pins() {
     let mut fixture = Fixture::new();
     let cgroup = fixture.cgroup.path().to_owned();
     taken_over(&mut fixture, &cgroup);
@@ -150,7 +150,7 @@ fn as_user(groups: &[&str], fixture: &Fixture, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn other_users_may_neither_ask_the_daemon_nor_open_its_pins() {
+fn other_users_can_use_neither_the_daemon_nor_its_pins() {
     let fixture = Fixture::new();
     for arguments in
         [&["status"][..], &["flows"], &["explain", "users"], &["wait", "web"], &["detach", "web"]]
@@ -162,7 +162,7 @@ fn other_users_may_neither_ask_the_daemon_nor_open_its_pins() {
 }
 
 #[test]
-fn members_of_the_sockets_group_may_ask_and_change_nothing() {
+fn members_of_the_sockets_group_may_read_and_change_nothing() {
     let fixture = Fixture::new();
     let socket = fixture.setup.folder.join("run/socklb.sock");
     chown(&socket, None, Some(NOBODY)).expect("give it a group");
@@ -196,7 +196,7 @@ fn members_of_the_sockets_group_may_ask_and_change_nothing() {
 /// supplementary one, and no other user who reaches the socket may. The log shows each call with
 /// its user.
 #[test]
-fn ejections_are_lifted_by_the_members_of_one_group() {
+fn members_of_the_admin_group_may_lift_ejections() {
     const OTHERS: &str = "65532";
     let mut fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
@@ -237,7 +237,7 @@ fn ejections_are_lifted_by_the_members_of_one_group() {
 }
 
 #[test]
-fn a_group_that_does_not_exist_keeps_the_daemon_from_starting_and_is_named() {
+fn a_start_with_a_nonexistent_group_fails_and_names_the_group() {
     let fixture = Fixture::without_daemon();
     // The tests' programs are static, and the C library cannot load a name service into them. This
     // mount is the stage's own. A guest has no such list, and the library's default is files.
@@ -272,7 +272,7 @@ fn do_as_told(text: &str) {
 }
 
 #[test]
-fn directories_of_others_are_refused_with_the_command_that_mends_it() {
+fn unsafe_directories_are_refused_with_their_remedy() {
     let stage = Stage::new();
     let cgroup = Cgroup::new();
     let setup = Setup::new(&stage, "a");
@@ -313,7 +313,7 @@ fn directories_of_others_are_refused_with_the_command_that_mends_it() {
 /// In a bpf file system that all users may write to, any user can take the name of the pin
 /// directory.
 #[test]
-fn a_link_in_place_of_the_pins_is_refused() {
+fn a_symbolic_link_in_place_of_the_pins_is_refused() {
     let stage = Stage::new();
     let cgroup = Cgroup::new();
     let setup = Setup::new(&stage, "a");

@@ -65,7 +65,7 @@ fn datagrams_of_a_socket_go_to_one_backend() {
 }
 
 #[test]
-fn one_socket_talks_to_several_services() {
+fn one_socket_can_use_several_services() {
     let scene = Scene::new(8, 1);
     let mut probe = scene.probe();
     let socket = probe.open_datagram(Family::V4);
@@ -94,7 +94,7 @@ fn one_socket_talks_to_several_services() {
 /// Datagrams of such a socket leave through the hook of one family, and its answers arrive through
 /// that of the other.
 #[test]
-fn a_v4_mapped_socket_asks_an_ipv4_service() {
+fn a_v4_mapped_socket_reaches_an_ipv4_service() {
     let scene = Scene::new(2, 2);
     let mut probe = scene.probe();
     let connected = probe.open_datagram(Family::V6);
@@ -222,7 +222,7 @@ impl Concerned {
 }
 
 #[test]
-fn r2_a_flow_is_chosen_anew_when_its_backend_may_not_be_chosen() {
+fn r2_a_flow_moves_when_its_backend_becomes_unusable() {
     let mut concerned = Concerned::new();
     let [own, beside, third] = concerned.backends;
     // One more flow of its backend, so that its slot, from which the counts are read, is not free
@@ -248,7 +248,7 @@ fn r2_a_flow_is_chosen_anew_when_its_backend_may_not_be_chosen() {
 }
 
 #[test]
-fn r2_a_flow_is_chosen_anew_when_its_backend_has_left() {
+fn r2_a_flow_moves_when_its_backend_has_left() {
     let mut concerned = Concerned::new();
     let [own, beside, third] = concerned.backends;
     concerned.hold_answer();
@@ -272,7 +272,7 @@ fn make_both_lame_ducks(scene: &Scene) {
 
 /// No other backend may be chosen: the fallback keeps the flow, and no datagram begins another.
 #[test]
-fn a_flow_stays_where_nobody_is_better() {
+fn a_flow_stays_if_no_better_backend_exists() {
     let scene = Scene::new(1, 2);
     let mut probe = scene.probe();
     let socket = probe.open_datagram(Family::V4);
@@ -293,7 +293,7 @@ fn a_flow_stays_where_nobody_is_better() {
 /// A flow of a service that has lost all its backends stays: it is the last one that the socket was
 /// directed to.
 #[test]
-fn a_datagram_is_refused_without_any_backend_and_its_flow_stays() {
+fn a_service_without_backends_refuses_datagrams_and_retains_the_flow() {
     let scene = Scene::new(1, 2);
     let mut probe = scene.probe();
     let socket = probe.open_datagram(Family::V4);
@@ -311,7 +311,7 @@ fn a_datagram_is_refused_without_any_backend_and_its_flow_stays() {
 }
 
 #[test]
-fn a_connection_that_cannot_be_replaced_stays() {
+fn a_failed_reconnect_leaves_the_connection_unchanged() {
     let scene = Scene::new(1, 2);
     let mut probe = scene.probe();
     let [socket, other] = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
@@ -345,7 +345,7 @@ fn rebind_each_tenth_of_a_second(scene: &Scene) {
 
 /// At the limit, the flow itself retains its backend.
 #[test]
-fn a_flow_that_cannot_be_chosen_anew_goes_on() {
+fn a_flow_that_cannot_be_rebound_continues() {
     let scene = Scene::with(1, 1, "active_limit = 1\noverflow = \"refuse\"\n");
     rebind_each_tenth_of_a_second(&scene);
     let mut probe = scene.probe();
@@ -367,7 +367,7 @@ fn a_flow_that_cannot_be_chosen_anew_goes_on() {
 }
 
 #[test]
-fn a_flow_is_chosen_anew_after_a_while_if_that_is_asked_for() {
+fn a_flow_changes_its_backend_after_the_rebind_time() {
     let scene = Scene::new(1, 3);
     let mut probe = scene.probe();
     let socket = probe.open_datagram(Family::V4);
@@ -391,7 +391,7 @@ fn a_flow_is_chosen_anew_after_a_while_if_that_is_asked_for() {
 }
 
 #[test]
-fn what_is_no_service_is_untouched() {
+fn other_destinations_are_not_rewritten() {
     let scene = Scene::new(1, 2);
     let other = DatagramBackend::start("other", "127.0.0.1:9000");
     let _six = DatagramBackend::start("six", "[::1]:9000");

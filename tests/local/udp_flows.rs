@@ -33,7 +33,7 @@ fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
 }
 
 #[test]
-fn a_ninth_service_replaces_the_one_that_was_chosen_first() {
+fn a_ninth_service_replaces_the_oldest_flow_of_the_socket() {
     let scene = Scene::new(9, 1);
     let mut probe = scene.probe();
     let socket = probe.open_datagram(Family::V4);
@@ -80,7 +80,7 @@ fn r30_a_connected_socket_that_addresses_another_service_is_a_flow_of_both() {
 /// Two threads send the first datagrams of a socket at the same moment: one of them begins the
 /// flow.
 #[test]
-fn threads_that_send_at_once_begin_one_flow() {
+fn threads_that_send_at_once_start_one_flow() {
     const ROUNDS: u32 = 2000;
     let scene = Scene::new(2, 3);
     let mut probe = Probe::start(&scene.cgroup);
@@ -93,7 +93,7 @@ fn threads_that_send_at_once_begin_one_flow() {
 }
 
 #[test]
-fn it_makes_no_difference_who_holds_the_socket() {
+fn flows_end_when_the_last_copy_of_the_socket_is_closed() {
     let scene = Scene::new(2, 2);
     let mut probe = scene.probe();
     let socket = probe.open_datagram(Family::V4);
@@ -130,7 +130,7 @@ fn flows_of_a_killed_process_end() {
 }
 
 #[test]
-fn a_full_table_of_datagrams_refuses_nobody() {
+fn a_full_datagram_table_refuses_no_datagram() {
     let scene = Scene::with(1, 3, "[limits]\nflow_records = 64\n");
     let mut probe = scene.probe();
     let sockets: Vec<SocketId> = (0..80).map(|_| probe.open_datagram(Family::V4)).collect();
@@ -154,7 +154,7 @@ fn a_full_table_of_datagrams_refuses_nobody() {
 /// No program has seen the ends of these sockets, connected and unconnected. The daemon finds them
 /// by the kernel's lists.
 #[test]
-fn flows_whose_end_was_not_seen_are_ended() {
+fn flows_with_an_unseen_end_are_reclaimed() {
     if stage::kernel::NAMESPACE_COOKIES.skips() {
         return;
     }

@@ -42,7 +42,7 @@ fn age(fixture: &Fixture) -> f64 {
 }
 
 #[test]
-fn a_connect_that_is_given_up_counts_against_the_backend_once_an_answer_was_due() {
+fn a_connect_cancelled_after_an_answer_was_due_counts_against_the_backend() {
     in_both_accountings(|accounting| {
         let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"10ms\"");
         let _listener = silent();
@@ -59,7 +59,7 @@ fn a_connect_that_is_given_up_counts_against_the_backend_once_an_answer_was_due(
 }
 
 #[test]
-fn a_connect_that_is_given_up_before_is_the_applications_own_doing() {
+fn a_connect_cancelled_before_an_answer_is_due_does_not_count_against_the_backend() {
     in_both_accountings(|accounting| {
         let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"60s\"");
         let _listener = silent();
@@ -77,7 +77,7 @@ fn a_connect_that_is_given_up_before_is_the_applications_own_doing() {
 }
 
 #[test]
-fn a_syn_that_was_sent_again_is_unanswered_however_long_that_may_take() {
+fn a_cancelled_connect_with_a_retransmitted_syn_is_unanswered() {
     in_both_accountings(|accounting| {
         let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"60s\"");
         let _listener = silent();
@@ -95,7 +95,7 @@ fn a_syn_that_was_sent_again_is_unanswered_however_long_that_may_take() {
 /// error. Some kernels also queue the message (Linux 5.18, and Debian's 5.10); on these the flow
 /// still ends as unreachable.
 #[test]
-fn an_icmp_error_during_connect_is_told_also_if_the_application_has_taken_it_off() {
+fn a_cancelled_connect_is_unreachable_while_an_icmp_error_is_stored() {
     for accounting in ACCOUNTINGS {
         let fixture = start(accounting, &format!("{NOWHERE}:80"), "unanswered_after = \"60s\"");
         let _router = Router::new();

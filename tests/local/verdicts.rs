@@ -84,7 +84,7 @@ fn names(counts: &BTreeMap<String, u32>) -> Vec<&str> {
 }
 
 #[test]
-fn from_the_next_connect_on_a_lame_duck_is_not_chosen_whatever_the_policy() {
+fn every_policy_skips_a_lame_duck_from_the_next_connect_on() {
     for daemon in [true, false] {
         let mut fixture = three("");
         if !daemon {
@@ -122,7 +122,7 @@ fn from_the_next_connect_on_a_lame_duck_is_not_chosen_whatever_the_policy() {
 }
 
 #[test]
-fn a_flow_tells_that_it_was_diverted() {
+fn diverted_flows_are_shown_with_that_reason() {
     let fixture = three("");
     let mut probe = fixture.probe();
     for id in &IDS[..2] {
@@ -139,7 +139,7 @@ fn a_flow_tells_that_it_was_diverted() {
 }
 
 #[test]
-fn the_host_s_maps_outlive_the_daemon_and_who_asks_for_no_reports_heeds_none() {
+fn host_maps_outlive_the_daemon_and_services_without_reports_ignore_verdicts() {
     let mut fixture = three("");
     let id_of_map = |setup: &Setup| {
         let map = array::<Verdict>(&setup.host_map(abi::host::map::VERDICTS));
@@ -181,7 +181,7 @@ fn the_host_s_maps_outlive_the_daemon_and_who_asks_for_no_reports_heeds_none() {
 }
 
 #[test]
-fn datagrams_are_diverted_where_they_are_sent_anew() {
+fn unconnected_sockets_are_diverted_from_a_lame_duck() {
     let scene = Scene::new(1, 3);
     for n in 1..=3 {
         identify(&scene.setup, "web", &backend_of(0, n), IDS[usize::from(n) - 1]);
@@ -213,7 +213,7 @@ fn datagrams_are_diverted_where_they_are_sent_anew() {
 }
 
 #[test]
-fn the_host_s_maps_go_with_the_last_client() {
+fn host_maps_are_removed_with_the_last_client() {
     let stage = Stage::new();
     let (one, other) = (Cgroup::new(), Cgroup::new());
     let setup = Setup::new(&stage, "a");
@@ -237,7 +237,7 @@ fn the_host_s_maps_go_with_the_last_client() {
 }
 
 #[test]
-fn what_lies_in_place_of_the_host_s_maps_is_not_used() {
+fn a_foreign_map_in_place_of_a_host_map_is_refused() {
     let fixture = Fixture::without_daemon();
     // The pin leads to a map of another kind.
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");

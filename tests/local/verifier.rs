@@ -130,7 +130,7 @@ fn put_in_place(function: &mut Function, globals: &[(&'static str, u32)], cast: 
 
 /// The programs of `cargo xtask run --log-programs`.
 #[test]
-fn programs_that_write_lines_for_whoever_changes_them_are_accepted() {
+fn programs_with_log_lines_are_accepted() {
     let object = |name: &str| {
         let path = stage::program(&format!("log-programs/{name}.o"));
         std::fs::read(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()))

@@ -19,7 +19,7 @@ fn watching(fixture: &Fixture, columns: u16, rows: u16) -> Terminal {
 }
 
 #[test]
-fn the_terminal_is_given_back_however_it_ends() {
+fn every_end_of_watch_restores_the_terminal() {
     let fixture = Fixture::new();
     let check = |end: &dyn Fn(&mut Terminal), code: i32| {
         let mut terminal = watching(&fixture, 100, 24);
@@ -39,7 +39,7 @@ fn the_terminal_is_given_back_however_it_ends() {
 }
 
 #[test]
-fn what_is_seen_fits_whatever_size_the_terminal_gets() {
+fn the_view_fits_every_size_of_the_terminal() {
     let fixture = Fixture::new();
     let mut terminal = watching(&fixture, 120, 24);
     let whole =
@@ -66,7 +66,7 @@ fn what_is_seen_fits_whatever_size_the_terminal_gets() {
 }
 
 #[test]
-fn what_cannot_be_read_is_said_and_read_again() {
+fn a_failed_read_is_reported_and_retried() {
     let mut fixture = Fixture::new();
     let mut terminal = watching(&fixture, 100, 24);
     fixture.stop();
@@ -86,7 +86,7 @@ fn what_cannot_be_read_is_said_and_read_again() {
 
 /// `status --watch` restores the terminal while it is stopped.
 #[test]
-fn it_can_be_stopped_and_continued() {
+fn watch_can_be_stopped_and_continued() {
     let fixture = Fixture::new();
     let mut terminal = watching(&fixture, 100, 24);
     let is_stopped = |terminal: &Terminal| {
@@ -107,7 +107,7 @@ fn it_can_be_stopped_and_continued() {
 
 /// A misspelt name is reported before the command switches the screen.
 #[test]
-fn what_cannot_be_read_at_first_is_a_failure() {
+fn a_failed_first_read_is_an_error() {
     let fixture = Fixture::new();
     let mut terminal = Terminal::start(fixture.setup.socklb(&["status", "wep", "--watch"]), 100, 24);
     assert_eq!(terminal.ended().code(), Some(1));

@@ -99,7 +99,7 @@ fn is_chosen(probe: &mut Probe, backend: &str) -> bool {
 }
 
 #[test]
-fn a_lame_duck_is_passed_over_while_the_daemon_is_stopped_or_dead_and_back_when_it_is_ready() {
+fn a_lame_duck_is_skipped_without_a_running_daemon_until_it_is_ready() {
     let policies = if stage::in_a_guest() { &POLICIES[..1] } else { &POLICIES[..] };
     for policy in policies {
         let (mut fixture, agent) = start(policy);
@@ -123,7 +123,7 @@ fn a_lame_duck_is_passed_over_while_the_daemon_is_stopped_or_dead_and_back_when_
 }
 
 #[test]
-fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
+fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
     let (mut fixture, _agent) = start("round-robin");
     let [link] = &links(&fixture)[..] else { panic!("one link: {:?}", links(&fixture)) };
     let before = stage::sys::link(link);
@@ -163,7 +163,7 @@ fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
 }
 
 #[test]
-fn a_daemon_that_cannot_ask_yet_leaves_the_program_that_hears() {
+fn a_daemon_without_its_port_leaves_the_receiver_attached() {
     let (mut fixture, agent) = start("round-robin");
     fixture.stop();
     let taken = UdpSocket::bind(LISTEN).expect("the port");
@@ -188,7 +188,7 @@ fn told_by_doctor(fixture: &Fixture) -> String {
 }
 
 #[test]
-fn what_a_daemon_before_has_attached_goes_where_it_is_not_configured_any_more() {
+fn a_start_detaches_receivers_that_are_no_longer_configured() {
     let (mut fixture, _agent) = start("round-robin");
     fixture.daemon.take().expect("a daemon").kill();
     assert_eq!(links(&fixture).len(), 1);
@@ -198,7 +198,7 @@ fn what_a_daemon_before_has_attached_goes_where_it_is_not_configured_any_more() 
 }
 
 #[test]
-fn another_program_is_named_and_never_replaced() {
+fn a_foreign_program_is_reported_and_never_replaced() {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
     let agent = Agent::start(&fixture.setup, &key, &ALL);
@@ -229,7 +229,7 @@ fn another_program_is_named_and_never_replaced() {
 }
 
 #[test]
-fn what_strangers_send_is_dropped_and_counted() {
+fn datagrams_of_strangers_are_dropped_and_counted() {
     let (fixture, _agent) = start("round-robin");
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let forged = forged_push();
@@ -277,7 +277,7 @@ fn listens_at(fixture: &Fixture) -> Vec<std::net::IpAddr> {
 }
 
 #[test]
-fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
+fn changes_of_interfaces_and_addresses_are_applied() {
     const AGENT: &str = "10.77.0.2:9465";
     let mut fixture = Fixture::without_daemon();
     let router = Router::new();
@@ -344,7 +344,7 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
 
 /// This test runs only on kernels that accept the daemon's other programs without CAP_PERFMON.
 #[test]
-fn without_a_privilege_the_daemons_socket_does_it_and_says_why() {
+fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
         // No daemon starts here without it: `faults` tests that.
         return stage::kernel::say("below Linux 6.17 no program is accepted without CAP_PERFMON");
@@ -371,7 +371,7 @@ fn without_a_privilege_the_daemons_socket_does_it_and_says_why() {
 /// A program of another version would read that version's maps, in which the answers to this
 /// version's requests count as unrequested.
 #[test]
-fn a_program_of_another_version_goes_where_none_can_take_its_place() {
+fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
         return stage::kernel::say("below Linux 6.17 no program is accepted without CAP_PERFMON");
     }
@@ -396,7 +396,7 @@ fn a_program_of_another_version_goes_where_none_can_take_its_place() {
 /// The new daemon is stopped before it has done anything, or after the kernel has its program and
 /// before the daemon uses it.
 #[test]
-fn an_upgrade_that_stops_in_its_middle_holds_nothing_up() {
+fn an_interrupted_upgrade_delays_no_verdict() {
     for has_begun in [false, true] {
         let (mut fixture, agent) = start("round-robin");
         let [link] = &links(&fixture)[..] else { panic!("one link") };
@@ -427,7 +427,7 @@ fn an_upgrade_that_stops_in_its_middle_holds_nothing_up() {
 }
 
 #[test]
-fn who_falls_silent_is_a_lame_duck_until_its_hold_is_over_also_without_a_daemon() {
+fn a_silent_lame_duck_remains_one_until_its_hold_ends() {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
     drop(Agent::start(&fixture.setup, &key, &ALL));
@@ -454,7 +454,7 @@ fn who_falls_silent_is_a_lame_duck_until_its_hold_is_over_also_without_a_daemon(
 
 /// A version with a different layout under the same number might leave such a map.
 #[test]
-fn a_map_of_another_size_is_named_and_left_alone() {
+fn a_host_map_of_another_size_is_reported_and_not_replaced() {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
     let _agent = Agent::start(&fixture.setup, &key, &ALL);
@@ -481,7 +481,7 @@ fn a_map_of_another_size_is_named_and_left_alone() {
 /// Entries that other backends have left fill the register. A new backend gets no place, and takes
 /// none from another backend.
 #[test]
-fn past_the_last_report_id_a_backend_is_counted_and_connects_heed_the_others() {
+fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {
     let (mut fixture, agent) = start("round-robin");
     fixture.daemon.take().expect("a daemon").kill();
     let mut senders = hash::<SenderName, Sender>(&fixture.setup.host_map(map::SENDERS));

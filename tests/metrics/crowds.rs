@@ -85,7 +85,7 @@ fn has_ended(stream: &mut (impl Read + Write)) -> bool {
 }
 
 #[test]
-fn readers_that_stop_hold_up_nobody() {
+fn stalled_readers_do_not_delay_other_readers() {
     let (fixture, daemon) = with_backends(MANY);
     let socket = fixture.setup.folder.join("run/socklb.sock");
     // As many connections as are served at a time, on the socket and on the port. The test limits
@@ -118,7 +118,7 @@ fn readers_that_stop_hold_up_nobody() {
 }
 
 #[test]
-fn a_page_that_is_cut_off_is_not_taken_for_whole() {
+fn a_truncated_page_is_shorter_than_announced() {
     let (fixture, daemon) = with_backends(SOME);
     let socket = fixture.setup.folder.join("run/socklb.sock");
     let mut stream = UnixStream::connect(socket).expect("reach the socket");
@@ -137,7 +137,7 @@ fn a_page_that_is_cut_off_is_not_taken_for_whole() {
 }
 
 #[test]
-fn a_page_is_packed_for_those_who_take_it_so() {
+fn a_page_is_compressed_on_request() {
     let (fixture, _daemon) = with_backends(SOME);
     let plain = scrape().body;
     let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
@@ -161,7 +161,7 @@ fn a_page_is_packed_for_those_who_take_it_so() {
 
 /// Requests with heads that never end: the daemon limits each of them in bytes and in time.
 #[test]
-fn requests_that_do_not_end_take_little_and_are_dropped() {
+fn unfinished_requests_take_little_memory_and_are_dropped() {
     let fixture = listening();
     let pid = fixture.daemon().pid();
     let before = peak(pid);
@@ -185,7 +185,7 @@ fn requests_that_do_not_end_take_little_and_are_dropped() {
 }
 
 #[test]
-fn a_head_at_its_limit_is_answered_and_past_it_refused() {
+fn a_request_head_beyond_the_limit_is_refused() {
     let fixture = listening();
     let answer = |bytes: usize| {
         let line = "GET /metrics HTTP/1.0\r\nx: ";
@@ -216,7 +216,7 @@ fn needed() -> u64 {
 
 /// A connection that stays silent loses its place to one that sends a request.
 #[test]
-fn connections_without_number_keep_no_reader_out_and_take_no_descriptor_that_the_daemon_needs() {
+fn many_silent_connections_exclude_no_reader_and_exhaust_no_descriptors() {
     let mut fixture = Fixture::without_daemon();
     with(&fixture, &format!("[metrics]\nlisten = \"{LISTEN}\"\n"));
     let needed = needed();

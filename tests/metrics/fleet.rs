@@ -117,7 +117,7 @@ fn an_instance_that_sees_all_its_backends_dead_is_one_alert() {
 }
 
 #[test]
-fn a_backend_pages_if_two_instances_and_a_twentieth_of_those_that_use_it_see_it_dead() {
+fn a_backend_pages_if_two_instances_and_a_twentieth_of_its_users_see_it_dead() {
     let table = [
         (1000, 1, "warn"),
         (1000, 49, "warn"),
@@ -151,7 +151,7 @@ fn an_instance_that_sees_most_backends_dead_is_no_witness_against_any() {
 }
 
 #[test]
-fn backends_that_most_instances_see_dead_are_their_own_alerts_and_no_hosts() {
+fn backends_that_most_instances_see_dead_cause_no_host_alert() {
     fire(&[
         // All instances, and then most, see three quarters of the backends dead.
         Fleet::new(20, 2, 8).dead(0..20, 0..6).backends("page", 0..6),

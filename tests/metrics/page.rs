@@ -35,7 +35,7 @@ fn steady(page: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_socket_and_the_port_have_the_same_page() {
+fn the_socket_and_the_port_serve_the_same_page() {
     let fixture = listening();
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
     let socket = fixture.setup.folder.join("run/socklb.sock");
@@ -58,7 +58,7 @@ fn the_socket_and_the_port_have_the_same_page() {
 }
 
 #[test]
-fn the_port_answers_for_metrics_and_for_nothing_else() {
+fn the_port_serves_only_metrics() {
     let fixture = listening();
     for path in ["/", "/v1/status", "/v1/explain/users", "/v1/cover/web?cgroups=1", "/metrics/"] {
         assert_eq!(http::get(LISTEN, path, "*/*").code, 404, "{path}");
@@ -71,7 +71,7 @@ fn the_port_answers_for_metrics_and_for_nothing_else() {
 }
 
 #[test]
-fn the_port_answers_by_its_own_names_alone() {
+fn the_port_refuses_foreign_host_names() {
     let mut fixture = Fixture::without_daemon();
     with(&fixture, &format!("[metrics]\nlisten = \"{LISTEN}\"\nhosts = [\"Metrics.Example\"]\n"));
     fixture.start();
@@ -100,7 +100,7 @@ fn the_port_answers_by_its_own_names_alone() {
 }
 
 #[test]
-fn a_port_that_is_taken_keeps_the_daemon_from_starting_and_says_so() {
+fn a_start_with_an_occupied_port_fails_and_reports_it() {
     let fixture = Fixture::without_daemon();
     with(&fixture, &format!("[metrics]\nlisten = \"{LISTEN}\"\n"));
     let _taken = std::net::TcpListener::bind(LISTEN).expect("listen");
@@ -116,7 +116,7 @@ fn a_port_that_is_taken_keeps_the_daemon_from_starting_and_says_so() {
 }
 
 #[test]
-fn without_a_port_nobody_listens_and_the_socket_answers() {
+fn without_a_port_only_the_socket_serves_metrics() {
     let fixture = Fixture::new();
     assert!(TcpStream::connect(LISTEN).is_err());
     let socket = fixture.setup.folder.join("run/socklb.sock");
@@ -124,7 +124,7 @@ fn without_a_port_nobody_listens_and_the_socket_answers() {
 }
 
 #[test]
-fn promtool_has_nothing_against_the_page() {
+fn promtool_accepts_the_page() {
     let fixture = listening();
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
     let page = fixture.setup.write("page", &http::get(LISTEN, "/metrics", TEXT).body);
@@ -136,7 +136,7 @@ fn promtool_has_nothing_against_the_page() {
 }
 
 #[test]
-fn what_is_wrong_with_files_and_cgroups_is_told() {
+fn faults_of_files_and_cgroups_are_in_the_metrics() {
     let fixture = listening();
     let has = |lines: &[&str]| {
         let look = || http::get(LISTEN, "/metrics", TEXT).body;
@@ -178,7 +178,7 @@ fn what_is_wrong_with_files_and_cgroups_is_told() {
 pub static COUNTED: Mutex<()> = Mutex::new(());
 
 #[test]
-fn runs_of_the_programs_are_told_while_the_kernel_counts_them() {
+fn program_runs_are_exported_while_the_kernel_counts_them() {
     let _alone = COUNTED.lock();
     let fixture = listening();
     let runs = || {

@@ -98,7 +98,7 @@ fn no_fault(prometheus: &Prometheus) {
 }
 
 #[test]
-fn prometheus_has_what_status_has() {
+fn prometheus_has_the_values_of_status() {
     let fixture = listening();
     let prometheus = scraped(&fixture);
     let mut probe = fixture.probe();
@@ -180,7 +180,7 @@ fn a_quantile_of_the_handshakes_lies_in_the_bucket_of_the_maps() {
 }
 
 #[test]
-fn counters_go_on_over_a_restart_and_end_with_their_slot() {
+fn counters_continue_over_a_restart_and_end_with_their_slot() {
     let mut fixture = listening();
     let prometheus = scraped(&fixture);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);

@@ -33,7 +33,7 @@ fn names(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn dashboard_and_rules_are_of_metrics_that_there_are() {
+fn dashboard_and_rules_use_only_existing_metrics() {
     let _alone = COUNTED.lock();
     // Metrics of program runs exist while the kernel counts them.
     let _counting = stage::sys::count_runs();
@@ -77,7 +77,7 @@ fn dashboard_and_rules_are_of_metrics_that_there_are() {
 }
 
 #[test]
-fn every_panel_of_the_dashboard_asks_for_something_and_says_what() {
+fn every_panel_of_the_dashboard_has_a_query_and_a_description() {
     let text = stage::daemon::read(&shipped(DASHBOARD));
     let dashboard: Value = serde_json::from_str(&text).expect("JSON");
     let variables = dashboard["templating"]["list"].as_array().expect("variables");
@@ -106,7 +106,7 @@ fn every_panel_of_the_dashboard_asks_for_something_and_says_what() {
 }
 
 #[test]
-fn promtool_takes_the_queries_of_the_dashboard() {
+fn promtool_accepts_the_queries_of_the_dashboard() {
     let text = stage::daemon::read(&shipped(DASHBOARD));
     let dashboard: Value = serde_json::from_str(&text).expect("JSON");
     // As recording rules, because promtool reads expressions in this form.
@@ -124,7 +124,7 @@ fn promtool_takes_the_queries_of_the_dashboard() {
 }
 
 #[test]
-fn promtool_takes_the_rules_and_they_fire_when_they_should() {
+fn promtool_accepts_the_rules_and_every_alert_fires_in_a_test() {
     check(&["check", "rules", "--lint-fatal", shipped(RULES).to_str().expect("UTF-8")]);
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("metrics/rules.test.yml");
     check(&["test", "rules", tests.to_str().expect("UTF-8")]);
@@ -136,7 +136,7 @@ fn promtool_takes_the_rules_and_they_fire_when_they_should() {
 }
 
 #[test]
-fn amtool_takes_the_example_for_alertmanager_which_names_alerts_that_there_are() {
+fn amtool_accepts_the_alertmanager_example_and_its_alerts_exist() {
     let path = shipped(ALERTMANAGER);
     succeeded(&amtool(&["check-config", path.to_str().expect("UTF-8")]));
     let rules = stage::daemon::read(&shipped(RULES));

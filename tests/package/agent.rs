@@ -54,7 +54,7 @@ fn until(machine: &Machine, expected: &str) {
 }
 
 #[test]
-fn the_agent_runs_as_its_own_user_and_keeps_what_the_operator_said() {
+fn the_agent_runs_as_its_own_user_and_retains_lame_ducks_over_restarts() {
     let machine = machine("interval = \"200ms\"");
     machine.good(&["systemctl", "start", "users.service", "socklb-agent.service"]);
     until(&machine, "ready");
@@ -97,7 +97,7 @@ fn the_agent_runs_as_its_own_user_and_keeps_what_the_operator_said() {
 /// The service has the drop-in that the package ships. The test replaces only its address and its
 /// command, and the service runs as user `nobody`.
 #[test]
-fn a_service_with_the_drop_in_leaves_before_it_ends_and_is_ready_again() {
+fn a_service_with_the_drop_in_is_a_lame_duck_before_it_ends_and_ready_after_a_restart() {
     let machine = machine("check = \"off\"");
     let drop_in = machine.file("/usr/share/doc/socklb/examples/backend-service.conf");
     let drop_in = std::fs::read_to_string(drop_in).expect("the example is installed");

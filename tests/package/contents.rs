@@ -28,7 +28,7 @@ fn files(machine: &Machine) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_file_is_at_its_place_and_roots() {
+fn every_file_is_at_its_place_and_owned_by_root() {
     let machine = Machine::without_systemd();
     install(&machine);
     let mut expected: BTreeSet<String> = [
@@ -91,7 +91,7 @@ fn every_file_is_at_its_place_and_roots() {
 }
 
 #[test]
-fn program_changelog_and_package_have_one_version() {
+fn program_changelog_and_package_have_the_same_version() {
     let machine = Machine::without_systemd();
     install(&machine);
     let version = machine.good(&["dpkg-query", "--show", "--showformat", "${Version}", "socklb"]);
@@ -101,7 +101,7 @@ fn program_changelog_and_package_have_one_version() {
 }
 
 #[test]
-fn user_and_pin_directory_are_made_without_systemd_running() {
+fn user_and_pin_directory_are_created_without_systemd() {
     let machine = Machine::without_systemd();
     install(&machine);
     let user = machine.good(&["getent", "passwd", "socklb"]);
@@ -146,7 +146,7 @@ fn the_example_passes_the_check() {
 }
 
 #[test]
-fn unit_and_drop_in_are_understood() {
+fn units_and_drop_ins_pass_systemd_analyze() {
     let machine = Machine::without_systemd();
     install(&machine);
     let services = [("frontend", "balanced-service.conf"), ("users", "backend-service.conf")];
@@ -178,7 +178,7 @@ fn unit_and_drop_in_are_understood() {
 }
 
 #[test]
-fn manual_pages_are_set_without_a_warning() {
+fn manual_pages_are_formatted_without_a_warning() {
     let machine = Machine::without_systemd();
     install(&machine);
     for page in files(&machine).iter().filter(|file| file.starts_with("/usr/share/man/")) {
@@ -205,7 +205,7 @@ fn bash_completes_the_commands() {
 }
 
 #[test]
-fn removed_and_purged_nothing_is_left_but_the_user() {
+fn removal_and_purge_leave_only_the_user() {
     let machine = Machine::without_systemd();
     install(&machine);
     let files = files(&machine);
@@ -225,7 +225,7 @@ fn removed_and_purged_nothing_is_left_but_the_user() {
 }
 
 #[test]
-fn what_the_administrator_wrote_stays() {
+fn a_purge_retains_files_of_the_administrator() {
     let machine = Machine::without_systemd();
     install(&machine);
     machine.write("/etc/socklb/socklb.toml", "# mine\n");

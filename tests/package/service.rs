@@ -73,7 +73,7 @@ fn without_a_configuration_the_unit_is_enabled_and_skipped() {
 }
 
 #[test]
-fn the_daemon_has_what_the_unit_names_and_no_more() {
+fn the_daemon_has_exactly_the_privileges_of_its_unit() {
     let machine = balanced();
     let pid = property(&machine, "MainPID");
     let status = machine.good(&["cat", &format!("/proc/{pid}/status")]);
@@ -106,7 +106,7 @@ fn the_daemon_has_what_the_unit_names_and_no_more() {
 
 /// The unprivileged daemon must reopen its maps for each page.
 #[test]
-fn metrics_are_told_at_the_port_that_is_configured() {
+fn metrics_are_served_at_the_configured_port() {
     let machine = machine();
     machine.write("/etc/socklb/socklb.toml", &format!("{CONFIG}\n[metrics]\nlisten = \"127.0.0.1:9464\"\n"));
     machine.good(&["systemctl", "start", "socklb.service"]);
@@ -126,7 +126,7 @@ fn metrics_are_told_at_the_port_that_is_configured() {
 }
 
 #[test]
-fn a_service_that_starts_again_is_balanced_again() {
+fn a_restarted_service_is_balanced_again() {
     let machine = balanced();
     // systemd removes the cgroup and creates it again.
     machine.good(&["systemctl", "restart", "frontend.service"]);
@@ -159,7 +159,7 @@ fn the_first_connect_of_a_restarted_service_is_balanced() {
 }
 
 #[test]
-fn the_unit_is_ready_when_its_daemon_is_and_its_status_line_says_how_it_goes() {
+fn the_unit_is_ready_with_its_daemon_and_shows_how_many_clients_are_attached() {
     let machine = machine();
     // Returns after the daemon has notified that it is ready.
     machine.good(&["systemctl", "start", "socklb.service"]);
@@ -173,7 +173,7 @@ fn the_unit_is_ready_when_its_daemon_is_and_its_status_line_says_how_it_goes() {
 }
 
 #[test]
-fn the_journal_knows_the_priority_of_each_line() {
+fn each_journal_line_has_its_priority() {
     let machine = machine();
     machine.good(&["systemctl", "start", "socklb.service"]);
     // The daemon watches the file.
@@ -192,7 +192,7 @@ fn the_journal_knows_the_priority_of_each_line() {
 }
 
 #[test]
-fn a_killed_daemon_is_started_again_and_connects_go_on() {
+fn a_killed_daemon_is_restarted_and_connects_continue() {
     let machine = balanced();
     let before = property(&machine, "MainPID");
     machine.good(&["systemctl", "kill", "--signal=KILL", "socklb.service"]);
@@ -203,7 +203,7 @@ fn a_killed_daemon_is_started_again_and_connects_go_on() {
 }
 
 #[test]
-fn an_upgrade_restarts_the_daemon_and_leaves_the_programs() {
+fn an_upgrade_restarts_the_daemon_and_retains_the_programs() {
     let machine = balanced();
     let before = property(&machine, "MainPID");
     let links =
@@ -252,7 +252,7 @@ fn after_detach_the_service_starts_again() {
 }
 
 #[test]
-fn removal_stops_the_daemon_and_takes_the_programs_out() {
+fn removal_stops_the_daemon_and_detaches_the_programs() {
     let machine = balanced();
     let pid = property(&machine, "MainPID");
     machine.good(&["dpkg", "--remove", "socklb"]);
@@ -268,7 +268,7 @@ fn removal_stops_the_daemon_and_takes_the_programs_out() {
 }
 
 #[test]
-fn a_missing_privilege_is_not_tried_again() {
+fn a_start_without_a_privilege_is_not_retried() {
     let machine = machine();
     let drop_in = "[Service]\nAmbientCapabilities=\nAmbientCapabilities=CAP_BPF\n";
     machine.write("/etc/systemd/system/socklb.service.d/caps.conf", drop_in);

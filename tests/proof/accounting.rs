@@ -55,7 +55,7 @@ impl Scene {
 const PLAY: Play = Play { seed: 20, threads: 8, batch: 64, held: 500 };
 
 #[test]
-fn flows_end_as_their_owners_saw() {
+fn flows_are_counted_as_their_owners_saw_them_end() {
     let mut scene = Scene::new(PLAY, "");
     let ledger = scene.play(flows(), differences);
     assert!(ledger.chosen() >= flows(), "{}", ledger.chosen());
@@ -64,7 +64,7 @@ fn flows_end_as_their_owners_saw() {
 
 /// At most 64 flows fit into the table, and few are in the overflow table.
 #[test]
-fn the_smallest_flow_table_counts_as_exactly() {
+fn the_smallest_flow_table_counts_exactly() {
     let play = Play { threads: 4, batch: 8, held: 24, ..PLAY };
     let mut scene = Scene::new(play, "[limits]\nflow_records = 64\n");
     let ledger = scene.play(flows(), differences);
@@ -73,7 +73,7 @@ fn the_smallest_flow_table_counts_as_exactly() {
 
 /// More flows are open at once than table and overflow table have room for.
 #[test]
-fn a_flow_without_room_is_counted_as_such() {
+fn flows_without_a_record_are_counted_as_untracked() {
     let mut scene = Scene::new(PLAY, "[limits]\nflow_records = 64\n");
     let ledger = scene.play(flows() / 4, differences_of_full_tables);
     let client = scene.setup.client();

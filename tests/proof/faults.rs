@@ -8,7 +8,7 @@ use stage::{amount, program};
 /// The seed is fixed, because a newly found failure must not block an unrelated change. Each
 /// failing case is printed with the command that repeats it.
 #[test]
-fn a_system_call_that_fails_loses_no_link_no_connect_and_no_count() {
+fn a_failed_system_call_loses_no_link_no_connect_and_no_count() {
     let output = Command::new(program("inject"))
         .args(["--seed", "1", "--seconds", amount("30", "90")])
         .output()

@@ -63,7 +63,7 @@ fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_t
 /// Neither the flow table nor the overflow table has room, while the daemon is killed and
 /// restarted.
 #[test]
-fn a_full_flow_table_fails_no_connect_whatever_the_daemon_does() {
+fn a_full_flow_table_fails_no_connect_while_the_daemon_is_killed_and_restarted() {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
     fixture.setup.write("socklb.toml", &text);

@@ -24,7 +24,7 @@ fn upgrade(fixture: &mut Fixture, build: &'static str, kill: bool) {
 }
 
 #[test]
-fn upgrades_to_other_programs_and_back_fail_no_connect_and_keep_every_count() {
+fn upgrades_to_other_programs_and_back_fail_no_connect_and_lose_no_count() {
     let rounds = amount(4, 20);
     let mut fixture = Fixture::new();
     let mut held = fixture.probe();

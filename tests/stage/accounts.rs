@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_adds_up_or_is_told() {
+    fn a_backend_with_an_imbalance_is_reported() {
         assert_eq!(one().imbalance(), None);
         let told = Sums { chosen: 6, ..one() }.imbalance().unwrap();
         assert_eq!(told, "started 6 != ended 3 + active 1 + reclaimed 0 + untracked 1");
     }
 
     #[test]
-    fn what_was_counted_is_compared_with_what_was_seen() {
+    fn counts_are_compared_with_the_ledger() {
         let mut ledger = Ledger::default();
         for _ in 0..2 {
             ledger.hold("users");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn with_full_tables_there_may_be_less_and_never_more() {
+    fn full_tables_may_count_less_and_never_more() {
         let mut ledger = Ledger::default();
         for _ in 0..5 {
             ledger.ended("users", Seen::Refused);

@@ -30,7 +30,7 @@ mod tests {
 
     /// Sums the exact probability of all counts outside of the bounds.
     #[test]
-    fn a_count_is_unlikely_exactly_where_the_approximation_says_so() {
+    fn counts_outside_the_bounds_are_unlikely_by_the_exact_distribution() {
         for (samples, share) in [(60_u32, 0.5), (90, 1.0 / 3.0), (400, 1.0 / 3.0), (2_000, 0.25)] {
             let mut chance = (f64::from(samples) * f64::ln(1.0 - share)).exp();
             let mut outside = 0.0;

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_skipped_that_the_kernel_has() {
+    fn features_of_the_running_kernel_are_not_skipped() {
         let here = Feature { name: "what it is", since: Version::running() };
         assert!(here.is_here() && !here.skips());
     }

@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ledger_survives_its_text() {
+    fn a_ledger_survives_serialization() {
         let mut ledger = Ledger::default();
         ledger.hold("a");
         ledger.ended("a", Seen::Lingered);

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_waited_for_and_returns_the_value_that_fulfils_it() {
+    fn a_claim_waits_and_returns_the_value_that_fulfils_it() {
         assert_eq!(growing().becomes(3), 3);
         assert_eq!(growing().has(|value| value / 2, 2), 4);
         assert_eq!(growing().matches("it is above 4", |value| *value > 4), 5);

@@ -34,7 +34,7 @@ fn looks_once(statement: &str) -> bool {
 }
 
 #[test]
-fn assertions_compare_no_fact_that_was_looked_at_once() {
+fn no_assertion_compares_a_single_look() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = ["local", "metrics", "proof"].into_iter().flat_map(|tests| {
         let entries = std::fs::read_dir(folder.join(tests)).expect("a folder of tests");
@@ -50,7 +50,7 @@ fn assertions_compare_no_fact_that_was_looked_at_once() {
 }
 
 #[test]
-fn a_single_look_is_found_over_several_lines_and_a_look_with_a_claim_is_none() {
+fn single_looks_are_found_over_several_lines_and_claims_are_exempt() {
     let source = "
         assert_eq!(
             fixture.setup.backend(\"127.0.0.1:1\").is_some(),

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_apart() {
+    fn services_have_distinct_addresses() {
         let services: Vec<Service> = all().collect();
         let mut addresses: Vec<SocketAddr> = services.iter().map(Service::address).collect();
         addresses.sort();

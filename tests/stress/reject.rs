@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_syn_is_answered_by_its_port() {
+    fn the_port_of_a_syn_decides_the_icmp_error() {
         let mut packet = vec![0x45; 1];
         packet.extend([0; 11]);
         packet.extend([127, 0, 0, 1, 127, 9, 0, 1]);

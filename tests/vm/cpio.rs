@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_archive_is_what_the_kernel_documents() {
+    fn an_archive_has_the_format_that_the_kernel_documents() {
         let mut archive = Archive::default();
         archive.folder("a");
         archive.file("a/bc", b"hello");

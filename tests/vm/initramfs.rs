@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_come_before_what_lies_in_them() {
+    fn folders_precede_their_content() {
         assert_eq!(above("usr/sbin/bpftool"), [PathBuf::from("usr"), PathBuf::from("usr/sbin")]);
         assert_eq!(above("init"), Vec::<PathBuf>::new());
     }

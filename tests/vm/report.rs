@@ -161,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_test_printed_is_no_alarm() {
+    fn the_output_of_a_failed_test_is_no_alarm() {
         let failed = r#"{ "type": "test", "name": "a::b", "event": "failed", "stdout": "BUG: skipped: x" }"#;
         check(&Ended::Code(FAILED), &[LINUX, START, failed], &["a::b"], &[]);
     }
 
     #[test]
-    fn a_test_that_does_not_end_is_named() {
+    fn a_test_that_does_not_end_has_failed() {
         check(&Ended::Code(FAILED), &[LINUX, START], &["a::b"], &[]);
         let silent = Ended::Silent(Duration::from_secs(60));
         check(&silent, &[LINUX, START], &["a::b"], &["no result: killed after 60 s of silence"]);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_a_result_is_no_pass() {
+    fn a_run_without_a_result_has_a_fault() {
         let missing = "1 tests did not run, the first is a::b";
         check(&Ended::Code(PASSED), &[LINUX], &[], &[missing]);
         check(&Ended::Code(FAILED), &[LINUX, OK], &[], &["the tests failed without naming one"]);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_complains_is_a_fault() {
+    fn a_kernel_error_message_is_a_fault() {
         let bug = "[   12.3] BUG: unable to handle page fault";
         let fault = "the kernel reports: [   12.3] BUG: unable to handle page fault";
         check(&Ended::Code(PASSED), &[LINUX, bug, START, OK], &[], &[fault]);

@@ -109,20 +109,20 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_kernel_runs_what_others_leave_to_it() {
+    fn only_the_oldest_kernel_runs_all_classes_up_to_d() {
         let oldest = "a::a b::plain b::smoke c::c e::of_the_kernel";
         check(&Selection::Usual, &[(0, 1, oldest), (1, 1, "a::a b::smoke"), (0, 2, "b::two")]);
     }
 
     #[test]
-    fn all_adds_the_daemon_on_the_oldest_kernel_and_the_kernel_on_others() {
+    fn all_adds_class_e_on_the_oldest_kernel_and_classes_b_and_c_on_others() {
         let oldest = "a::a b::plain b::smoke c::c e::daemon e::of_the_kernel";
         let other = "a::a b::plain b::smoke c::c e::of_the_kernel";
         check(&Selection::All, &[(0, 1, oldest), (1, 1, other), (0, 2, "b::two")]);
     }
 
     #[test]
-    fn a_class_or_a_name_holds_for_every_kernel() {
+    fn a_class_or_a_name_selects_tests_on_every_kernel() {
         check(&Selection::Class(Class::A), &[(0, 1, "a::a"), (1, 1, "a::a")]);
         let named = |text: &str| Selection::Named(text.to_owned());
         check(
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_names_the_tests_there_are() {
+    fn the_table_matches_the_existing_tests() {
         let tests: Vec<String> = local_tests().into_iter().map(|(name, _)| name).collect();
         let faults = Modules::parse(TABLE).unwrap().faults(&tests);
         assert_eq!(faults, Vec::<String>::new());
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_asks_for_a_feature_runs_on_every_kernel_that_may_lack_it() {
+    fn a_test_that_depends_on_a_feature_runs_on_every_kernel_that_may_lack_it() {
         let modules = Modules::parse(TABLE).unwrap();
         let features = features_that_differ();
         assert!(features.contains(&"kernel::SPECULATION_BARRIERS".to_owned()), "{features:?}");

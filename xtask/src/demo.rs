@@ -284,7 +284,7 @@ mod tests {
     use super::BUILD;
 
     #[test]
-    fn the_documentation_builds_what_the_demo_builds() {
+    fn the_documentation_names_the_build_command_of_the_demo() {
         let command = format!("`cargo {}`", BUILD.join(" "));
         for page in ["README.md", "docs/guide/install.md"] {
             let text = std::fs::read_to_string(crate::command::root().join(page)).unwrap();

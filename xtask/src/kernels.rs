@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_recorded_version_is_taken_while_it_is_there() {
+    fn the_recorded_version_is_chosen_while_the_mirror_has_it() {
         let there = vec![package("6.1.9-1", "aa"), package("6.1.10-1", "bb")];
         assert_eq!(choose(&pinned("6.1.9-1", "aa"), there.clone()).unwrap(), (there[0].clone(), true));
         let error = choose(&pinned("6.1.9-1", "cc"), there).unwrap_err().to_string();
@@ -415,14 +415,14 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_vanished_is_stood_in_for_by_the_newest() {
+    fn the_newest_version_replaces_a_vanished_one() {
         let there = vec![package("6.1.10-1", "bb"), package("6.1.9-1", "aa")];
         assert_eq!(choose(&pinned("6.1.8-1", "cc"), there.clone()).unwrap(), (there[0].clone(), false));
         assert!(choose(&pinned("6.1.8-1", "cc"), Vec::new()).is_err());
     }
 
     #[test]
-    fn a_file_that_changed_in_the_cache_is_not_used() {
+    fn a_changed_file_in_the_cache_is_rejected() {
         let folder = std::env::temp_dir().join(format!("socklb-kernels-{}", std::process::id()));
         let unpacked = folder.join("unpacked");
         fs::create_dir_all(unpacked.join("boot")).unwrap();

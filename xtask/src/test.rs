@@ -67,8 +67,8 @@ const SLOWEST: usize = 20;
 /// The package's tests in the normal run, on a package of the suite's own build: one install, use,
 /// upgrade and purge.
 const SHORT_PACKAGE: [&str; 2] = [
-    "service::an_upgrade_restarts_the_daemon_and_leaves_the_programs",
-    "contents::removed_and_purged_nothing_is_left_but_the_user",
+    "service::an_upgrade_restarts_the_daemon_and_retains_the_programs",
+    "contents::removal_and_purge_leave_only_the_user",
 ];
 
 /// `cargo xtask test`.

@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_rule_is_named_with_its_line() {
+    fn a_broken_rule_is_reported_with_its_line() {
         check("crates/lb-core/src/a.rs", "//! Head.\n", &[]);
         check(
             "crates/lb-core/src/a.rs",
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_room_of_the_kernel_side_names_none_before_it() {
+    fn a_room_of_the_kernel_side_names_no_room_before_it() {
         let text = "//! Head.\nuse crate::error::E;\nuse crate::sys::a;\nuse crate::client::b;\n";
         let fault = "crates/lb-kernel/src/host/a.rs:4: a room may name only itself and later rooms: \
                      [\"read\", \"client\", \"host\", \"sys\"]";
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_ends_at_its_rooms() {
+    fn a_rule_applies_only_in_its_rooms() {
         let text = concat!("//! Head.\nlet now = Instant", "::now();\n");
         check("lb-user/src/daemon/event_loop.rs", text, &[]);
         check("tests/stage/maps.rs", text, &[]);

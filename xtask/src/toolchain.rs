@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_symbol_says_nothing_of_where_its_crate_was_built() {
+    fn symbols_do_not_depend_on_the_place_of_a_build() {
         let of = |report, program| {
             format!("_RINvNtNtCs{report}_9lb_report4wire7siphash7siphashKj9_ECs{program}_4host")
         };
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_hash_of_a_crate_stays() {
+    fn names_that_only_resemble_hashes_stay() {
         let names = ["memcpy", "_RNvC4host6memcpy", "_RNvC4host9Cs_Cursor", "_RNvC4host8CsCursor"];
         let plain = ["memcpy", "host::memcpy", "host::Cs_Cursor", "host::CsCursor"];
         assert_eq!(names.map(without_hashes), plain);

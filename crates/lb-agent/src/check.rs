@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_check_of_the_command_line() {
+    fn checks_of_the_command_line_parse() {
         let backend = crate::name::parse("10.0.0.1:80").unwrap();
         let at = |text: &str| text.parse().unwrap();
         let http = |text, path: &str| Ok(CheckMethod::Http { at: at(text), path: path.to_owned() });

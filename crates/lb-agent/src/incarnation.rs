@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn it_rises_with_a_lost_disk_and_with_a_clock_that_went_back() {
+    fn incarnations_rise_after_a_lost_disk_or_a_clock_that_went_back() {
         assert_eq!(next(None, at(1_800_000_000)), 1_800_000_000);
         assert_eq!(next(Some(1_700_000_000), at(1_800_000_000)), 1_800_000_000);
         assert_eq!(next(Some(1_900_000_000), at(1_800_000_000)), 1_900_000_001);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_kept_from_start_to_start() {
+    fn incarnations_rise_from_start_to_start() {
         let folder = tempfile::tempdir().unwrap();
         let store = StateDirectory::at(folder.path().join("state"));
         assert_eq!(draw(&store, at(100)), 100);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_used_stops_nobody() {
+    fn an_unusable_directory_does_not_prevent_the_start() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();

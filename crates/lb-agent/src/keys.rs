@@ -63,14 +63,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_key_is_one_and_each_is_another() {
+    fn new_keys_are_valid_and_differ() {
         let (one, other) = (new_line(7).unwrap(), new_line(7).unwrap());
         assert_ne!(one, other);
         assert_eq!(Keys::<ServiceKey>::parse(&one).unwrap().current().id, 7);
     }
 
     #[test]
-    fn a_backends_file_is_what_its_services_derives() {
+    fn a_backends_key_file_is_derived_from_its_services_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("service");
         let text = new_line(7).unwrap() + &new_line(8).unwrap();

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_read_as_it_is_written() {
+    fn names_parse_and_print_alike() {
         for text in ["10.0.0.1:80", "10.0.0.1:53/udp", "[2001:db8::1]:80"] {
             assert_eq!(parse(text).map(|name| name.to_string()).as_deref(), Ok(text));
         }
@@ -31,7 +31,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_says_why() {
+    fn invalid_names_are_refused_with_the_reason() {
         for (text, expected) in [
             ("10.0.0.1", "has no port"),
             ("10.0.0.1:80/sctp", "unknown protocol \"sctp\""),

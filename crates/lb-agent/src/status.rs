@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_a_table_with_what_is_wrong() {
+    fn the_text_is_a_table_with_faults() {
         let expected = "\
 agent 1 at [::]:9465, incarnation 7
 answered on eth0 native
@@ -260,7 +260,7 @@ nobody listens there
     }
 
     #[test]
-    fn json_says_its_version_and_is_read_back() {
+    fn json_has_its_schema_and_parses_back() {
         let json = serde_json::to_value(status()).unwrap();
         assert_eq!(json["schema"], 1);
         assert_eq!(serde_json::from_value::<AgentStatus>(json).unwrap(), status());

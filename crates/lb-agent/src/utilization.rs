@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn utilization_is_use_of_what_there_is_and_the_share_of_time_that_was_waited() {
+    fn utilization_is_use_of_capacity_plus_the_share_of_time_spent_waiting() {
         let start = Instant::now();
         let usage = |ms: u64, used: u64, waited: Option<u64>, cores| Usage {
             at: start + Duration::from_millis(ms),

@@ -33,7 +33,7 @@ async fn all_have_heard(voice: &mut LocalVoice) {
 }
 
 #[tokio::test]
-async fn a_change_is_pushed_to_who_has_asked_twice_and_is_heard_when_it_asks_again() {
+async fn a_change_is_pushed_to_a_subscriber_and_its_next_request_acknowledges() {
     let stage = Stage::with(vec![backend()]).await;
     let mut voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
     let mut asker = Asker::of(&stage.agent).await;
@@ -53,7 +53,7 @@ async fn a_change_is_pushed_to_who_has_asked_twice_and_is_heard_when_it_asks_aga
 }
 
 #[tokio::test]
-async fn what_is_no_authentic_request_is_counted_and_changes_nothing() {
+async fn invalid_requests_are_counted_and_change_nothing() {
     let stage = Stage::with(vec![backend()]).await;
     let mut asker = Asker::of(&stage.agent).await;
     let answer = asker.ask(0).await;
@@ -74,7 +74,7 @@ async fn what_is_no_authentic_request_is_counted_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn everybody_may_read_whether_a_backend_is_ready_and_why() {
+async fn pages_show_whether_a_backend_is_ready_and_why() {
     let stage = Stage::with(vec![backend()]).await;
     let mut voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
     for (readiness, ready, live) in [
@@ -104,7 +104,7 @@ async fn everybody_may_read_whether_a_backend_is_ready_and_why() {
 }
 
 #[tokio::test]
-async fn an_operator_takes_a_backend_out_also_over_a_restart() {
+async fn an_operators_lame_duck_survives_an_agent_restart() {
     let stage = Stage::with(vec![backend()]).await;
     let _voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
     let told = stage.tell("/v1/lame-duck", &[]).await.unwrap();
@@ -143,7 +143,7 @@ async fn an_operator_takes_a_backend_out_also_over_a_restart() {
 }
 
 #[tokio::test]
-async fn an_applications_word_on_its_load_is_believed_or_refused_with_what_would_be_right() {
+async fn an_applications_load_report_is_used_or_refused_with_the_valid_range() {
     let stage = Stage::with(vec![backend()]).await;
     let said = [("utilization", "0.6"), ("qps", "100"), ("eps", "0")];
     stage.tell("/v1/report", &said).await.unwrap();
@@ -192,7 +192,7 @@ async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
 }
 
 #[tokio::test]
-async fn who_has_ended_without_being_asked_is_down_until_the_next_program_or_for_a_minute() {
+async fn a_backend_that_ended_by_itself_is_down_until_the_next_program() {
     for (configured, keys) in [(vec![backend()], None), (vec![], Some(keys()))] {
         let stage = Stage::with(configured).await;
         let run = stage.folder.path().join("run");
@@ -208,7 +208,7 @@ async fn who_has_ended_without_being_asked_is_down_until_the_next_program_or_for
 }
 
 #[tokio::test]
-async fn other_keys_of_a_program_are_the_agents() {
+async fn the_agent_receives_changed_keys_of_a_program() {
     let stage = Stage::with(vec![]).await;
     let run = stage.folder.path().join("run");
     let file = stage.folder.path().join("key");
@@ -232,7 +232,7 @@ async fn other_keys_of_a_program_are_the_agents() {
 /// If the agent's file has other keys than the program, because only one of them has been changed
 /// yet, the agent's keys count.
 #[tokio::test]
-async fn keys_that_were_replaced_in_one_file_alone_refuse_nobody() {
+async fn a_program_registers_while_only_one_file_has_the_new_key() {
     let stage = Stage::with(vec![backend()]).await;
     let run = stage.folder.path().join("run");
     let register = |text: String| {
@@ -256,7 +256,7 @@ async fn keys_that_were_replaced_in_one_file_alone_refuse_nobody() {
 }
 
 #[tokio::test]
-async fn an_agent_is_waited_for_where_nobody_else_can_speak() {
+async fn a_program_without_keys_waits_for_the_agent() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let register = |keys| {
@@ -278,7 +278,7 @@ async fn an_agent_is_waited_for_where_nobody_else_can_speak() {
 }
 
 #[tokio::test]
-async fn a_backend_that_has_ended_is_not_ready_by_a_check_that_passed_before() {
+async fn an_earlier_passed_check_does_not_make_an_ended_backend_ready() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let check = Some(HealthCheck::new(CheckMethod::Tcp(listener.local_addr().unwrap())));
     let stage = Stage::with(vec![BackendConfig { check, ..backend() }]).await;
@@ -294,7 +294,7 @@ async fn a_backend_that_has_ended_is_not_ready_by_a_check_that_passed_before() {
 }
 
 #[tokio::test]
-async fn a_backend_whose_program_dies_while_it_leaves_goes_on_leaving() {
+async fn a_lame_duck_stays_one_after_its_program_dies() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let check = Some(HealthCheck::new(CheckMethod::Tcp(listener.local_addr().unwrap())));
     let stage = Stage::with(vec![BackendConfig { check, ..backend() }]).await;
@@ -312,7 +312,7 @@ async fn a_backend_whose_program_dies_while_it_leaves_goes_on_leaving() {
 }
 
 #[tokio::test]
-async fn a_backend_that_leaves_is_not_ready_by_its_check_while_the_agent_is_restarted() {
+async fn a_lame_duck_stays_one_after_an_agent_restart() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let check = Some(HealthCheck::new(CheckMethod::Tcp(listener.local_addr().unwrap())));
     let backend = || BackendConfig { check: check.clone(), ..backend() };
@@ -349,7 +349,7 @@ async fn a_backend_that_leaves_is_not_ready_by_its_check_while_the_agent_is_rest
 }
 
 #[tokio::test]
-async fn a_program_registers_anew_with_an_agent_that_was_started_anew() {
+async fn a_program_registers_again_after_an_agent_restart() {
     let stage = Stage::with(vec![]).await;
     let run = stage.folder.path().join("run");
     let mut voice =
@@ -369,7 +369,7 @@ async fn a_program_registers_anew_with_an_agent_that_was_started_anew() {
 }
 
 #[tokio::test]
-async fn another_configuration_is_taken_on_whole_or_not_at_all() {
+async fn a_changed_configuration_is_applied_as_a_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::write(at("key"), format!("7 {}\n", "0f".repeat(16))).unwrap();
@@ -415,7 +415,7 @@ async fn another_configuration_is_taken_on_whole_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn many_clients_are_told_and_each_is_heard_of() {
+async fn many_clients_receive_a_push_and_each_acknowledges() {
     let stage = Stage::with(vec![backend()]).await;
     let mut voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
     let mut askers = Vec::new();

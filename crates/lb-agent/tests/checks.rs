@@ -50,7 +50,7 @@ async fn a_connection_passes_and_a_port_without_a_listener_fails() {
 }
 
 #[tokio::test]
-async fn a_page_passes_by_its_code_and_redirects_are_not_followed() {
+async fn a_page_passes_by_its_status_and_redirects_fail() {
     let answer = |head: &str| format!("HTTP/1.1 {head}\r\ncontent-length: 2\r\n\r\nok").into_bytes();
     for head in ["200 OK", "204 No Content", "299 Odd"] {
         assert_eq!(http(&answer(head), true, LONG).await, Outcome::Passed, "{head}");
@@ -80,7 +80,7 @@ async fn command(words: &[&str], timeout: Duration) -> Outcome {
 }
 
 #[tokio::test]
-async fn a_command_passes_by_its_exit_code_and_one_that_cannot_be_run_says_nothing() {
+async fn a_command_passes_by_its_exit_code_and_an_unstartable_command_is_impossible() {
     assert_eq!(command(&["true"], LONG).await, Outcome::Passed);
     failed(command(&["false"], LONG).await, "exit code 1");
     failed(command(&["sh", "-c", "kill -TERM $$"], LONG).await, "signal: 15");

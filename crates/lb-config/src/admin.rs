@@ -30,7 +30,7 @@ mod tests {
     use super::super::tests::{LEAST, faults, good};
 
     #[test]
-    fn nobody_else_may_unless_a_group_is_named() {
+    fn there_are_no_admins_unless_a_group_is_named() {
         let of = |lines: &str| good(&format!("{LEAST}{lines}")).admins;
         assert_eq!([of(""), of("[admin]")], [None, None]);
         assert_eq!(of("[admin]\ngroup = 'ops'").as_deref(), Some("ops"));
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let help = "(write the name of a group, or its number, in quotes)";
         for (line, expected) in [
             ("group = ''", format!("9:9: group \"\" is not the name of a group {help}")),

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_stand_beside_each_other() {
+    fn cgroups_of_clients_do_not_nest() {
         let two = |first: &str, second: &str| {
             with_client(&format!("job = 'j'\ncgroup = '{first}'\n[[client]]\njob = 'k'\ncgroup = '{second}'"))
         };

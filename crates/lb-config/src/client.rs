@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let cases = [
             ("count = 0", "8:9: count is 0 (write 1 to 65536)"),
             ("count = 65537", "8:9: count is 65537 (write 1 to 65536)"),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_their_letters_and_their_length() {
+    fn names_with_wrong_letters_or_length_are_refused() {
         let long = "n".repeat(64);
         assert_eq!(
             good(&with_client(&format!("job = '{}'\ncgroup = 'c'", &long[1..]))).clients[0].name,
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_at_the_header() {
+    fn missing_keys_are_reported_at_the_header() {
         check(
             &with_client(""),
             &[
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn client_names_occur_once_given_or_not() {
+    fn client_names_are_unique_even_if_derived_from_the_job() {
         check(
             &with_client_line("[[client]]\njob = 'k'\nname = 'j'\ncgroup = 'd'"),
             &["10:8: client name \"j\" is already on line 6"],

@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         for (line, expected) in [
             ("watch = 'no'", "9:9: watch must be true or false, not a string"),
             ("log_format = 'JSON'", "9:14: unknown log_format \"JSON\" (write \"text\" or \"json\")"),

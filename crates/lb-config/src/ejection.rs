@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let times = "(write \"100ms\" to \"1h\")";
         let cases = [
             ("ejection = { failures = 0 }", "8:25: failures is 0 (write 1 to 255)".to_owned()),

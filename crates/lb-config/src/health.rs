@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_written_is_the_default() {
+    fn missing_keys_have_their_defaults() {
         let default = HealthRules::default();
         assert_eq!([health(""), health("health = {}")], [default; 2]);
         assert_eq!(
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let cases = [
             ("health = { panic_threshold = 101 }", "8:30: panic_threshold is 101 (write 0 to 100)"),
             ("health = { replace_after = '0s' }", "8:28: replace_after is \"0s\" (write \"1s\" to \"24h\")"),

@@ -26,7 +26,7 @@ mod tests {
     use super::super::tests::{LEAST, check, faults, good};
 
     #[test]
-    fn limits_go_to_their_limits_and_no_further() {
+    fn limits_beyond_their_range_are_refused() {
         let cases = [
             ("schedule_entries", 1_024, 4_194_304, Some((3_000, "2048 or 4096"))),
             ("flow_records", 64, 4_194_304, Some((65, "64 or 128"))),
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_and_services_go_to_their_limits_and_no_further() {
+    fn too_many_clients_or_services_are_refused() {
         let rest = "backends = { static = [] }";
         let config = good(&format!("{}{}", clients(64), services(256, rest)));
         assert_eq!((config.clients.len(), config.clients[63].services.len()), (64, 256));

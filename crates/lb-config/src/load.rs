@@ -90,7 +90,7 @@ mod tests {
     const REPORT: &str = "health = { probe = 'report', key = '/x/key-4' }";
 
     #[test]
-    fn nothing_changes_weights_unless_it_is_asked_for() {
+    fn weights_stay_fixed_unless_load_or_slow_start_is_configured() {
         assert_eq!([rules(""), rules("slow_start = 'off'")], [ControlRules::default(); 2]);
         let slow = ControlRules { slow_start: Some(Duration::from_secs(10)), ..ControlRules::default() };
         assert_eq!(rules("slow_start = '10s'"), slow);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let asks = |line: &str| with_line(&format!("{line}\n{REPORT}"));
         let cases = [
             (asks("load = {}"), "8:8: control is missing in load (write control = \"feedback\" or \"a58\")"),

@@ -55,7 +55,7 @@ mod tests {
     use super::super::tests::{LEAST, faults, good};
 
     #[test]
-    fn metrics_are_served_on_loopback_if_they_are_asked_for() {
+    fn a_loopback_address_for_metrics_is_accepted() {
         let of = |lines: &str| good(&format!("{LEAST}{lines}")).metrics.listen;
         assert_eq!((of(""), of("[metrics]")), (None, None));
         for address in ["127.0.0.1:9464", "127.9.9.9:1", "[::1]:65535"] {
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let reached = "is not on loopback, so every user that reaches it could read the metrics";
         let proxy = ", and provide it through a proxy with access control";
         let cases = [

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_and_overflow_is_taken_by_its_name() {
+    fn every_policy_and_overflow_parses_by_name() {
         for policy in Policy::ALL {
             assert_eq!(service(&format!("policy = '{}'", policy.name())).policy, policy);
         }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn times_go_to_their_limits_and_no_further() {
+    fn times_at_their_limits_are_accepted() {
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs());
         let cases = [("'1s'", Some(1)), ("'60m'", Some(3600)), ("'off'", None)];
         for (text, expected) in cases {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let cases = [
             (
                 "policy = 'rr'",
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_refused() {
+    fn keys_without_effect_are_refused() {
         let cases = [
             (
                 "overflow = 'refuse'",
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn least_loaded_is_refused_where_a_subset_can_be_too_large_to_scan() {
+    fn least_loaded_is_refused_if_the_subset_can_be_too_large_to_scan() {
         let rocksteadier = "algorithm = \"rocksteadier\", ";
         let subsets = [
             ("", "a subset of automatic size", ""),
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn other_faults_hide_no_subset_that_is_too_large() {
+    fn other_faults_do_not_hide_a_subset_that_is_too_large() {
         check(
             &with_backends(None, "policy = 'least-loaded'\non_no_backend = 'EPERM'"),
             &[

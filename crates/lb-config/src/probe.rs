@@ -236,7 +236,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn backends_are_probed_if_it_is_asked_for() {
+    fn backends_are_probed_only_if_configured() {
         assert_eq!([probe(""), probe("health = {}")], [None, None]);
         let connect = |path: Option<&str>| ProbeKind::Connect {
             path: path.map(str::to_owned),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let cases = [
             (
                 "health = { probe = 'grpc' }",

@@ -19,7 +19,7 @@ mod tests {
     use super::super::tests::{LEAST, faults, good};
 
     #[test]
-    fn passes_are_a_minute_apart_if_nothing_else_is_asked_for() {
+    fn passes_are_a_minute_apart_by_default() {
         let of = |lines: &str| good(&format!("{LEAST}{lines}")).reclaim_interval;
         let interval = |text: &str| of(&format!("[accounting]\nreclaim_interval = '{text}'"));
         assert_eq!([of(""), of("[accounting]"), interval("60s")], [Duration::from_secs(60); 3]);
@@ -27,7 +27,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let help = "(write \"1s\" to \"1h\")";
         for (line, expected) in [
             ("reclaim_interval = '0s'", format!("9:20: reclaim_interval is \"0s\" {help}")),

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documentation_is_what_the_rows_say() {
+    fn the_documentation_matches_the_rows() {
         let text = include_str!("../../../docs/reference/configuration.md");
         assert!(
             text == page(),

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_written_is_the_default() {
+    fn missing_keys_have_their_defaults() {
         let of = |lines: &str| good(&format!("{LEAST}{lines}")).reports;
         let nothing = ReportsConfig { listen: None, keys: None, xdp: Vec::new(), xdp_generic: false };
         assert_eq!([of(""), of("[reports]")], [nothing.clone(), nothing.clone()]);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         for (line, expected) in [
             (
                 "key = 'a'",

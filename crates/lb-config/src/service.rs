@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn every_errno_of_connect_is_taken() {
+    fn every_errno_of_connect_parses() {
         for (name, number) in ERRNOS {
             let errno = services(&with_line(&format!("on_no_backend = '{name}'"))).remove(0).service.errno;
             assert_eq!(i32::from(errno), number, "{name}");
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let cases = [
             ("protocol = 'sctp'", "8:12: unknown protocol \"sctp\" (write \"tcp\" or \"udp\")"),
             (
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_its_letters_and_its_length() {
+    fn a_name_with_wrong_letters_or_length_is_refused() {
         let named = |name: &str| {
             with_service(&format!("name = '{name}'\naddress = '10.96.0.10:80'\nbackends = {{ static = [] }}"))
         };
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_at_the_header() {
+    fn missing_keys_are_reported_at_the_header() {
         let backends = "write backends = { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }";
         check(
             &with_service(""),
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_may_be_a_service_of_each_protocol() {
+    fn an_address_may_have_a_service_for_each_protocol() {
         let second = "[[service]]\nname = 't'\naddress = '10.96.0.10:80'\nprotocol = 'udp'\nbackends = { static = [] }";
         let both = services(&with_line(second));
         let addresses: Vec<_> =
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_static_endpoint_may_have_the_address_of_no_other_service_either() {
+    fn a_static_endpoint_with_the_address_of_another_service_is_refused() {
         let second =
             "[[service]]\nname = 't'\naddress = '10.96.0.11:80'\nbackends = { static = ['10.96.0.10:80'] }";
         check(

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_address_hides_nothing_of_the_list() {
+    fn a_wrong_address_does_not_hide_other_faults_of_the_list() {
         let list = "['10.0.0.1:0', '224.0.0.1:80', '10.0.0.2:80', '10.0.0.2:80']";
         check(
             &with_service(&format!("name = 's'\naddress = 'users:80'\nbackends = {{ static = {list} }}")),

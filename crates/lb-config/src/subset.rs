@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subset_has_a_size_and_its_seed_may_be_given() {
+    fn sizes_and_seeds_parse() {
         let (algorithm, named) = (Algorithm::Rocksteadier, seed("j", "s"));
         let cases = [
             ("subset = { size = 1 }", Size::Fixed(1), named),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn every_algorithm_is_taken_by_its_name() {
+    fn every_algorithm_parses_by_name() {
         assert_eq!(Algorithm::ALL.len(), 14);
         for algorithm in Algorithm::ALL {
             let line = format!("subset = {{ algorithm = '{algorithm}' }}");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let cases = [
             (
                 "subset = 'auto'",

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn indexes_and_counts_go_to_their_limits() {
+    fn indexes_and_counts_at_their_limits_are_accepted() {
         let task = |line: &str| good(&with_client_line(line)).clients[0].task;
         assert_eq!(task("index = 65535\ncount = 65536"), Task { index: 65_535, count: 65_536 });
         assert_eq!(task("count = 1"), Task { index: 0, count: 1 });

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_subset_takes_is_known_as_far_as_the_text_tells() {
+    fn the_least_need_of_a_subset_follows_from_the_text() {
         // From a file: the configured size.
         check_least("'all'", None, (0, 1), 1, 1024);
         check_least("{}", None, (0, 1), 1, 1024);

@@ -206,7 +206,7 @@ fn mail(job: &str) -> ClientService {
 }
 
 #[test]
-fn a_good_file_is_read_whole() {
+fn a_valid_file_is_read_completely() {
     let frontend = ClientConfig {
         job: "frontend".to_owned(),
         name: "frontend-a".to_owned(),
@@ -245,7 +245,7 @@ fn a_good_file_is_read_whole() {
 /// If an operator removes the `# ` before a key of the packaged example, the resulting
 /// configuration is valid and contains the value of that key.
 #[test]
-fn the_packaged_example_is_right_with_all_that_it_suggests() {
+fn the_packaged_example_is_valid_with_all_its_suggestions() {
     let text = include_str!("../../../packaging/examples/socklb.toml");
     let is_suggested = |line: &str| {
         let key = line.split(['=', ' ']).next().unwrap_or_default();
@@ -276,7 +276,7 @@ fn the_packaged_example_is_right_with_all_that_it_suggests() {
 }
 
 #[test]
-fn an_empty_file_says_what_to_write() {
+fn an_empty_file_is_refused_with_a_correction() {
     let expected = [
         "1:1: no client is configured (write [[client]] with a job and a cgroup)",
         "1:1: no service is configured (write [[service]] with a name, an address and backends)",
@@ -324,7 +324,7 @@ fn wrong_tables_are_refused() {
 }
 
 #[test]
-fn every_table_refuses_a_key_that_has_no_row() {
+fn every_table_refuses_a_key_without_a_row() {
     for section in keys::SECTIONS.map(|sections| sections[0]) {
         let (what, known) = (section.what, section.keys().join(", "));
         let expected = format!("9:1: unknown key \"colour\" in {what} (known keys: {known})");
@@ -334,7 +334,7 @@ fn every_table_refuses_a_key_that_has_no_row() {
 }
 
 #[test]
-fn all_faults_of_a_file_are_reported_in_its_order_and_none_twice() {
+fn all_faults_of_a_file_are_reported_once_and_in_order() {
     check(
         "[[client]]\njob = 'j'\ncgroup = '/c'\nservices = ['t']\nindex = 1\n\
          [[service]]\nname = 'a b'\naddress = '10.0.0.1'\nbackends = { file = 'f' }\n\
@@ -353,7 +353,7 @@ fn all_faults_of_a_file_are_reported_in_its_order_and_none_twice() {
 }
 
 #[test]
-fn a_line_that_cannot_be_parsed_makes_no_other_fault() {
+fn an_unparsable_line_causes_no_other_fault() {
     check(
         "[[client]]\njob = 'j'\ncgroup = 'c'\nservices = ['s']\nindex = 1\n\
          [[service]]\nname = s\naddress = 10.0.0.1\nbackends = { file = 'f' }\n",
@@ -373,7 +373,7 @@ proptest! {
     }
 
     #[test]
-    fn no_mutation_of_a_good_file_panics(
+    fn no_mutation_of_a_valid_file_panics(
         at in 0..GOOD.len(), length in 0_usize..30, put in "[\\[\\]{}=\"',.0-9a-z\n ]{0,6}",
     ) {
         let mut text = GOOD.to_owned();
@@ -382,7 +382,7 @@ proptest! {
     }
 
     #[test]
-    fn no_line_left_out_or_given_another_value_panics(
+    fn no_removed_line_or_changed_value_panics(
         line in 0..GOOD.lines().count(),
         value in prop::sample::select(vec![
             "", "1", "-1", "''", "'x'", "[]", "{}", "true", "1.5", "[{}]", "{ min = 1 }", "{ env = 1 }", "'10s'",

@@ -54,7 +54,7 @@ fn none_left(why: &str) -> String {
 }
 
 #[test]
-fn what_consul_answers_is_read() {
+fn an_answer_of_consul_is_read() {
     let parsed = read(include_str!("lists/consul.json"), "users").unwrap();
     let expected = [
         "10.41.7.1:8080 0 0 Down a",
@@ -69,7 +69,7 @@ fn what_consul_answers_is_read() {
 }
 
 #[test]
-fn an_instance_of_consul_is_as_its_checks_say() {
+fn checks_decide_the_state_and_weight_of_a_consul_instance() {
     let read = |checks: Value, weights: Value| {
         let instance = json!([{
             "Node": { "Address": "10.0.0.9", "Meta": null },
@@ -105,7 +105,7 @@ fn an_instance_of_consul_is_as_its_checks_say() {
 }
 
 #[test]
-fn slices_are_read_as_kubectl_and_the_api_give_them() {
+fn slices_of_kubectl_and_of_the_api_are_read() {
     let service = SERVICE.parse().ok();
     let texts = [
         include_str!("lists/slices.json"),
@@ -322,7 +322,7 @@ fn slice(name: &str, endpoints: &Value) -> Value {
 }
 
 #[test]
-fn a_pod_is_as_its_conditions_say() {
+fn conditions_decide_the_state_of_a_pod() {
     let read = |conditions: &Value| {
         let slice = slice("a", &json!([pod("10.0.0.1", conditions), pod("10.0.0.2", &json!({}))]));
         let parsed = read(&slice.to_string(), "users").unwrap();
@@ -350,7 +350,7 @@ fn a_pod_is_as_its_conditions_say() {
 }
 
 #[test]
-fn the_name_of_a_port_is_heeded_by_slices_alone() {
+fn only_slices_use_the_port_name() {
     let note = "port_name \"http\" has no effect: only EndpointSlices name ports";
     let texts = [
         "[\"10.0.0.1:80\"]",
@@ -368,7 +368,7 @@ fn the_name_of_a_port_is_heeded_by_slices_alone() {
 }
 
 #[test]
-fn a_port_is_chosen_by_its_name_whatever_else_has_its_number() {
+fn a_port_is_chosen_by_name_even_if_another_has_its_number() {
     let port = |name: &str, port: u16| json!({ "name": name, "port": port });
     let indexes = |ports: Value, wanted: &str| {
         let mut slice = slice("a", &json!([pod("10.0.0.1", &json!({}))]));
@@ -390,7 +390,7 @@ fn a_port_is_chosen_by_its_name_whatever_else_has_its_number() {
 }
 
 #[test]
-fn slices_without_a_kind_or_in_a_plain_list_are_known() {
+fn slices_without_a_kind_or_in_a_plain_list_are_detected() {
     let whole = slice("a", &json!([pod("10.0.0.1", &json!({}))]));
     let expected = read(&whole.to_string(), "users").unwrap();
     let mut bare = whole.clone();
@@ -412,7 +412,7 @@ fn slices_without_a_kind_or_in_a_plain_list_are_known() {
 }
 
 #[test]
-fn an_address_that_is_there_more_than_once_counts_as_the_best_of_them() {
+fn the_best_of_several_entries_with_one_address_counts() {
     let instance = |weight: u16, index: Option<&str>, status: &str| {
         json!({
             "Node": { "Address": "10.0.0.1" },
@@ -444,7 +444,7 @@ fn an_address_that_is_there_more_than_once_counts_as_the_best_of_them() {
 type Locality<'a> = (u32, Option<u32>, &'a [(u32, &'a str)]);
 
 #[test]
-fn localities_weigh_as_envoy_has_it() {
+fn localities_weigh_as_in_envoy() {
     let read = |localities: &[Locality<'_>]| {
         let mut address = 0;
         let groups = localities.iter().map(|(priority, weight, endpoints)| {
@@ -500,7 +500,7 @@ fn localities_weigh_as_envoy_has_it() {
 }
 
 #[test]
-fn what_is_longer_than_a_list_is_refused_and_not_cut() {
+fn a_list_beyond_the_limit_is_refused_and_not_truncated() {
     let pods = |count: u32| -> Value {
         let ready = |n: u32| json!({ "ready": n >= 16_000 });
         (0..count).map(|n| pod(&std::net::Ipv4Addr::from(0x0a00_0000 + n).to_string(), &ready(n))).collect()
@@ -516,7 +516,7 @@ fn what_is_longer_than_a_list_is_refused_and_not_cut() {
 }
 
 #[test]
-fn reasons_are_told_apart_up_to_a_number() {
+fn at_most_sixteen_reasons_are_distinguished() {
     let slices: Value = (0..100)
         .map(|n| {
             let mut slice = slice(&format!("s{n}"), &json!([]));
@@ -636,7 +636,7 @@ fn of_consul(service: &str) -> String {
 }
 
 #[test]
-fn what_is_no_list_is_refused_with_what_would_be() {
+fn a_file_that_is_not_a_list_is_refused_with_a_correction() {
     const SHAPES: &str = "write a list of addresses or of groups of targets, Consul's answer to /v1/health/service, EndpointSlices of \
                           Kubernetes, or a ClusterLoadAssignment of Envoy";
     const OF_CONSUL: &str = "1:2: this is Consul's answer to /v1/catalog/service or /v1/agent/health (use the answer to \
@@ -704,7 +704,7 @@ fn what_is_no_list_is_refused_with_what_would_be() {
 }
 
 #[test]
-fn yaml_that_json_cannot_say_is_refused() {
+fn yaml_without_a_json_equivalent_is_refused() {
     let cases = [
         ("- targets: [10.0.0.1:1]\n  targets: [10.0.0.2:1]\n", "2:3: key \"targets\" appears twice"),
         (
@@ -739,7 +739,7 @@ fn yaml_that_json_cannot_say_is_refused() {
 }
 
 #[test]
-fn yaml_is_known_by_how_it_begins_or_by_its_name() {
+fn yaml_is_detected_by_its_first_line_or_its_name() {
     let expected = read("[\"10.0.0.1:1\"]", "users").unwrap();
     let texts = [
         "- 10.0.0.1:1",
@@ -781,7 +781,7 @@ fn yaml_is_known_by_how_it_begins_or_by_its_name() {
 }
 
 #[test]
-fn what_repeats_or_nests_without_end_is_refused() {
+fn unbounded_repetition_and_nesting_are_refused() {
     let fill = |text: &str| text.repeat((4 << 20) / text.len());
     let tenfold = |(name, of): (&str, &str)| format!("{name}: &{name} [{}]\n", [of; 10].join(","));
     let laughs = [("a", "x"), ("b", "*a"), ("c", "*b"), ("d", "*c"), ("e", "*d"), ("f", "*e"), ("g", "*f")];

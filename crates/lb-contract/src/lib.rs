@@ -20,10 +20,9 @@ use std::time::Duration;
 use lb_view::status::StatusDocument;
 
 pub use scenarios::{
-    a_client_that_is_removed_stays_until_its_last_flow_has_ended, a_connection_keeps_its_slot_until_it_ends,
-    connections_are_counted_whichever_cpu_they_are_made_on,
-    failures_in_a_row_eject_a_backend_and_a_trial_readmits_it, links_that_an_operator_removes_are_made_again,
-    programs_balance_and_count_while_no_daemon_runs,
+    a_connection_holds_its_slot_until_it_ends, a_removed_client_stays_until_its_last_flow_has_ended,
+    connections_are_counted_on_every_cpu, failures_in_a_row_eject_a_backend_and_a_trial_readmits_it,
+    links_removed_by_an_operator_are_created_again, programs_balance_and_count_while_no_daemon_runs,
 };
 
 /// The service that clients dial.

@@ -44,7 +44,7 @@ fn dial<W: World>(
 
 /// Counts of connections are sums over CPUs, and the counts of each backend match the connections
 /// that the client has made.
-pub fn connections_are_counted_whichever_cpu_they_are_made_on<W: World>(world: &mut W) {
+pub fn connections_are_counted_on_every_cpu<W: World>(world: &mut W) {
     begin(world, &["web"]);
     let (reached, flows) = dial(world, "web", 12, 2);
     world.dial_directly("web", BACKENDS[0]);
@@ -72,7 +72,7 @@ pub fn connections_are_counted_whichever_cpu_they_are_made_on<W: World>(world: &
 
 /// A backend that was removed from its list retains its slot while a connection to it is open, and
 /// gets no new connections.
-pub fn a_connection_keeps_its_slot_until_it_ends<W: World>(world: &mut W) {
+pub fn a_connection_holds_its_slot_until_it_ends<W: World>(world: &mut W) {
     begin(world, &["web"]);
     let (first, held) = world.dial("web", 0).backend();
     let slot_of = |world: &mut W| {
@@ -126,7 +126,7 @@ pub fn programs_balance_and_count_while_no_daemon_runs<W: World>(world: &mut W) 
 }
 
 /// The daemon creates links again if an operator removes them, and the counts continue.
-pub fn links_that_an_operator_removes_are_made_again<W: World>(world: &mut W) {
+pub fn links_removed_by_an_operator_are_created_again<W: World>(world: &mut W) {
     begin(world, &["web", "batch"]);
     let (backend, flow) = world.dial("web", 0).backend();
     world.close(flow);
@@ -157,7 +157,7 @@ fn with(backend: SocketAddr, row: Row) -> BTreeMap<SocketAddr, Row> {
 
 /// No flow of a client begins if the client is no longer configured, and the client stays until its
 /// last flow has ended.
-pub fn a_client_that_is_removed_stays_until_its_last_flow_has_ended<W: World>(world: &mut W) {
+pub fn a_removed_client_stays_until_its_last_flow_has_ended<W: World>(world: &mut W) {
     begin(world, &["web", "batch"]);
     let (_, flow) = world.dial("batch", 0).backend();
     world.configure(&["web"]);

@@ -243,7 +243,7 @@ mod tests {
     const NO_MOVES: NoRoom = NoRoom { moves: Vec::new() };
 
     #[test]
-    fn halves_of_members_alternate_and_are_written_again_only_after_a_wait() {
+    fn halves_of_members_alternate_and_are_reused_only_after_a_wait() {
         let mut arena = arena(64);
         assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Ok(table(0, 1, 3, 1)));
         assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Ok(table(8, 2, 3, 2)));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_are_too_many_to_be_listed_take_no_half() {
+    fn a_table_with_too_many_members_uses_no_half() {
         let mut arena = arena(4096);
         let many = MAX_SUBSET as usize + 1;
         assert_eq!(arena.publish(ServiceIndex(0), 512, many - 1), Ok(table(0, 1, 9, 1)));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn no_table_takes_no_room_and_still_counts_as_a_publication() {
+    fn an_empty_table_needs_no_region_but_counts_as_a_publication() {
         let mut arena = arena(16);
         assert_eq!(arena.publish(ServiceIndex(0), 16, 1), Ok(table(0, 1, 4, 1)));
         assert_eq!(arena.publish(ServiceIndex(0), 0, 0), Ok(table(0, 2, 0, NO_MEMBERS)));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_frees_what_was_replaced_before_it_began() {
+    fn a_wait_frees_tables_replaced_before_it_began() {
         let mut arena = arena(32);
         arena.publish(ServiceIndex(0), 8, 1).unwrap();
         arena.publish(ServiceIndex(0), 8, 1).unwrap();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_fails_frees_nothing_and_the_next_one_all() {
+    fn a_failed_wait_frees_nothing_and_the_next_wait_frees_all() {
         let mut arena = arena(16);
         arena.publish(ServiceIndex(0), 8, 1).unwrap();
         arena.publish(ServiceIndex(0), 8, 1).unwrap();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_gets_another_service_keeps_the_table_before_for_its_readers() {
+    fn a_retired_table_of_a_reused_index_remains_for_its_readers() {
         let mut arena = arena(32);
         arena.publish(ServiceIndex(7), 8, 1).unwrap();
         arena.retire(ServiceIndex(7));
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_moves_stays_the_same_table() {
+    fn a_moved_table_retains_its_generation_and_members() {
         let tables = [(ServiceIndex(3), table(0, 7, 2, 2)), (ServiceIndex(4), table(16, 9, 2, 1))];
         let mut arena = Arena::adopt(32, tables).unwrap();
         let moved = table(20, 7, 2, 2);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_contradict_each_other_are_not_adopted() {
+    fn overlapping_or_outlying_tables_are_not_adopted() {
         let adopt = |tables: &[(u16, TableRef)]| {
             Arena::adopt(64, tables.iter().map(|(index, table)| (ServiceIndex(*index), *table))).err()
         };

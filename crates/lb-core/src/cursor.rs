@@ -24,7 +24,7 @@ mod tests {
     use lb_common::pick::position;
 
     #[test]
-    fn cpus_start_evenly_spread_whatever_the_length() {
+    fn starts_of_cpus_are_evenly_spread_in_tables_of_any_length() {
         for log2 in [10u8, 12, 16] {
             let length = 1u32 << log2;
             let starts: Vec<u32> = (0..4)
@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_and_services_start_elsewhere() {
+    fn tasks_and_services_start_at_different_entries() {
         let mut starts: Vec<u32> =
             (0..100).map(|index| start(&format!("web/{index}@a"), "users", 0, 2)).collect();
         starts.extend((0..100).map(|service| start("web/0@a", &format!("s{service}"), 0, 2)));

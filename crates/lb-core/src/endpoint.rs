@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_at_the_limit_is_accepted_and_past_it_refused() {
+    fn a_list_above_the_limit_is_refused() {
         let list = |count: u32| -> Vec<Endpoint> {
             (0..count)
                 .map(|i| {
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_in_the_order_of_indexes_and_knows_its_holes() {
+    fn a_list_is_sorted_by_index_and_may_have_holes() {
         let service = "10.96.0.10:80".parse().unwrap();
         let endpoints = vec![endpoint("10.0.0.1:80", 7), endpoint("10.0.0.2:80", 2)];
         let list = EndpointList::new(endpoints, service, &[service]).unwrap();

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_free_after_a_wait_that_began_when_nothing_named_it() {
+    fn a_slot_is_free_after_a_wait_that_began_without_references() {
         let mut periods = GracePeriods::default();
         assert!(!periods.wants_wait(&slots([])));
         assert!(periods.wants_wait(&slots([1])));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_with_flows_stays_until_they_have_ended() {
+    fn a_slot_with_flows_is_freed_after_they_have_ended() {
         let mut periods = GracePeriods::default();
         periods.before_wait(&slots([1, 2]));
         periods.after_wait();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_is_named_again_begins_anew() {
+    fn the_grace_period_of_a_reused_slot_starts_again() {
         let mut periods = GracePeriods::default();
         periods.before_wait(&slots([1, 2]));
         periods.retain(&slots([2]));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_fails_frees_nothing_and_the_next_one_all() {
+    fn a_failed_wait_frees_nothing_and_the_next_wait_frees_all() {
         let mut periods = GracePeriods::default();
         periods.before_wait(&slots([1]));
         assert_eq!(idle(&mut periods), slots([]));
@@ -142,7 +142,7 @@ mod tests {
         /// Compares with a model that remembers times: a slot is free if a wait began after the
         /// slot was last in a table, and has ended.
         #[test]
-        fn no_slot_is_freed_that_a_reader_may_have(events in prop::collection::vec(event(), 0..80)) {
+        fn slots_that_a_reader_may_have_are_never_freed(events in prop::collection::vec(event(), 0..80)) {
             let mut periods = GracePeriods::default();
             let mut unneeded = BTreeSet::new();
             let mut dropped_at = [Some(0); 4];

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_verdict_counts_whoever_says_it() {
+    fn the_worst_verdict_counts_from_any_witness() {
         for (a, b) in Health::ALL.into_iter().flat_map(|a| Health::ALL.map(|b| (a, b))) {
             let mut standing = BackendEvidence::new(0);
             standing.hear(Who::Source, said(a), 1);
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_word_keeps_its_time_and_another_begins_anew() {
+    fn a_repeated_verdict_retains_its_start_time() {
         let mut standing = BackendEvidence::new(0);
         assert!(standing.hear(Who::Source, said(Health::LameDuck), 5));
         assert!(!standing.hear(Who::Source, said(Health::LameDuck), 9));
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_by_itself_ends_at_its_time() {
+    fn a_verdict_expires_at_its_time() {
         let mut standing = BackendEvidence::new(0);
         let ejected = Said { health: Health::Ejected, why: Why::Failures(5), until: Some(8) };
         standing.hear(Who::Kernel, Some(ejected), 2);

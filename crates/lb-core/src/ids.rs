@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_slot_that_a_client_task_can_have_is_one_and_no_slot_is_none() {
+    fn every_index_below_no_slot_is_a_slot() {
         let last = Slot::new(MAX_SLOTS - 1).unwrap();
         assert_eq!((last.number(), last.entry(), last.index()), (65_534, 65_534, 65_534));
         assert_eq!([NO_SLOT, NO_SLOT + 1, u32::MAX].map(Slot::new), [None; 3]);

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_with_load_one_by_one_and_shrinks_when_it_is_gone() {
+    fn a_subset_grows_and_shrinks_with_load_one_by_one() {
         let mut banded = BandedSize::new(LoadBand::default());
         assert_eq!(sizes(&mut banded, 0..60, |_| 12), [12; 60], "within the band");
         let up = sizes(&mut banded, 60..180, |_| 40);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn load_that_stays_is_settled_for_good_whatever_the_band() {
+    fn constant_load_leads_to_a_constant_size_in_any_band() {
         for (low, high, min) in
             [(875, 1_125, 12), (875, 1_125, 1), (1_000, 1_001, 1), (100, 9_000, 5), (1, 100, 1)]
         {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_that_is_over_at_once_adds_little() {
+    fn a_short_burst_adds_at_most_one_backend() {
         let mut banded = BandedSize::new(LoadBand::default());
         sizes(&mut banded, 0..100, |_| 12);
         // Twice the flows for two seconds: the smoothed load rises by an eighth.
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_never_more_than_there_are_and_never_fewer_than_the_least() {
+    fn a_size_is_between_the_minimum_and_the_number_of_backends() {
         let mut banded = BandedSize::new(LoadBand::default());
         let mut look = |second, open, most| banded.look(Duration::from_secs(second), open, most);
         assert_eq!(look(0, 1_000, 20), 13);

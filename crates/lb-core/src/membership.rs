@@ -324,21 +324,21 @@ mod tests {
     }
 
     #[test]
-    fn all_takes_every_wanted_endpoint() {
+    fn subset_all_contains_every_healthy_endpoint_with_a_weight() {
         check(Subset::All, "hhh", &[0, 1, 2]);
         check(Subset::All, "h.0lh", &[0, 4]);
         check(Subset::All, "", &[]);
     }
 
     #[test]
-    fn lame_ducks_serve_only_when_nothing_else_does() {
+    fn lame_ducks_are_members_only_without_healthy_endpoints() {
         check(Subset::All, "ll0.", &[0, 1]);
         check(Subset::All, "00", &[]);
         check(Subset::All, "ll0h", &[3]);
     }
 
     #[test]
-    fn an_endpoint_that_is_down_serves_only_while_no_other_has_a_weight_and_is_no_substitute() {
+    fn a_down_endpoint_is_a_last_resort_and_never_a_substitute() {
         check(Subset::All, "dd0.", &[0, 1]);
         check(Subset::All, "dl0d", &[1]);
         check(Subset::All, "dlhd", &[2]);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_are_what_all_tasks_send_together() {
+    fn a_load_is_the_sum_over_all_tasks() {
         let list = endpoints("hhhhh.hhhlhh0hhhhhhh");
         let policies = [Policy::WeightedRoundRobin, Policy::RoundRobin];
         for (algorithm, policy) in Algorithm::ALL.into_iter().flat_map(|a| policies.map(|p| (a, p))) {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn round_robin_gives_all_members_the_same_whatever_their_weights() {
+    fn round_robin_gives_all_members_equal_shares() {
         let weighted: Vec<Endpoint> = endpoints("hhhhh.hhhlhh0hhhhhhh").as_slice().to_vec();
         let weighted: Vec<Endpoint> = (1..)
             .zip(weighted)
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn no_list_gives_a_subset_more_members_than_it_can_have() {
+    fn a_subset_never_exceeds_its_maximum_number_of_members() {
         let list = endpoints(&"h".repeat(600));
         for algorithm in Algorithm::ALL {
             for size in [Size::Fixed(1), Size::Fixed(256), Size::Auto { min: 12 }] {
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_auto_looked_at_is_told() {
+    fn auto_reports_the_sizes_that_it_tried() {
         let service = service(Subset::Sized { algorithm: Algorithm::Random, size: Size::Auto { min: 12 } });
         let membership = Membership::of(&service, Task { index: 0, count: 40 }, &endpoints(&"h".repeat(200)));
         let (chosen, before) = membership.tried.split_last().unwrap();
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_no_task_uses_is_counted_and_the_size_named_that_uses_all() {
+    fn unused_endpoints_are_counted_with_the_size_that_uses_all() {
         let list = endpoints("hhhhhlhhhhhhhh.hhhhhhhh0hhhhhhhhhhhhhhhhhhhh");
         for (algorithm, policy) in
             Algorithm::ALL.into_iter().flat_map(|a| [Policy::Random, Policy::RoundRobin].map(|p| (a, p)))
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn no_size_is_named_if_none_is_large_enough() {
+    fn no_size_is_proposed_if_none_is_large_enough() {
         let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(4) };
         let membership =
             Membership::of(&service(subset), Task { index: 0, count: 2 }, &endpoints(&"h".repeat(600)));

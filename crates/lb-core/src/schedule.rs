@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_that_takes_a_whole_entry_may_push_the_next_below_one() {
+    fn a_weight_rounded_up_to_one_entry_may_push_the_next_below_one() {
         // Weight 25 of 100 gets exactly one of 4 entries. After weight 1 has got a whole entry,
         // weight 25 of 99 would get less than one of 3 entries.
         assert_eq!(apportion(&[1, 25, 74], 4), [1, 1, 2]);

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_look_at_every_member_is_known() {
+    fn only_least_loaded_choices_examine_every_member() {
         for policy in Policy::ALL {
             let always = (policy == Policy::LeastLoaded).then_some(ScanCause::Policy);
             for overflow in Overflow::ALL {

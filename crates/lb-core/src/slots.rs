@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn several_get_slots_together_or_nothing_changes() {
+    fn hold_all_assigns_all_slots_or_none() {
         let mut slots = Slots::new(3);
         let first = slots.hold(identity(1)).unwrap();
         let before = format!("{slots:?}");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn those_of_a_service_are_apart_from_others() {
+    fn slots_of_a_service_exclude_other_services() {
         let mut slots = Slots::new(9);
         let of = |service, address: &str| Identity {
             service: ServiceIndex(service),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_keeps_its_slot_and_a_reused_slot_is_told_apart() {
+    fn a_backend_retains_its_slot_and_a_reused_slot_has_a_new_generation() {
         let mut slots = Slots::new(2);
         let first = slots.hold(identity(1)).unwrap();
         let second = slots.hold(identity(2)).unwrap();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adopted_slot_goes_on_with_its_generation() {
+    fn an_adopted_slot_continues_its_generations() {
         let mut slots = Slots::new(4);
         slots.adopt(identity(9), backend(2, 7));
         assert_eq!(slots.hold(identity(9)), Ok(backend(2, 7)));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_slot_goes_on_with_its_generation() {
+    fn a_free_slot_continues_at_a_set_generation() {
         let mut slots = Slots::new(2);
         slots.adopt(identity(1), backend(0, 3));
         for (slot, next) in [(0, 9), (1, 5), (2, 7)] {

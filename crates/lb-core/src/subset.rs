@@ -270,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn an_order_over_the_most_indexes_names_each_once() {
+    fn an_order_of_the_maximum_number_of_indexes_contains_each_once() {
         let mut all = rocksteadier(65_535, MAX_INDEXES);
         all.sort_unstable();
         assert!(all.into_iter().eq(0..MAX_INDEXES));
     }
 
     #[test]
-    fn an_order_over_more_than_the_most_indexes_is_refused() {
+    fn an_order_of_too_many_indexes_is_refused() {
         let refused = std::panic::catch_unwind(|| rocksteadier(0, MAX_INDEXES + 1)).unwrap_err();
         let message = refused.downcast::<String>().unwrap();
         assert_eq!(*message, "an order is over at most 65536 backend indexes, not 65537");

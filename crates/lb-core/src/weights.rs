@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_weights_can_make_even_ends_all_the_same() {
+    fn the_iteration_ends_even_if_no_weights_make_loads_even() {
         // Two clients have only backend 0, and a third has backends 0 and 1.
         let graph = graph(3, &[&[0], &[0], &[0, 1]]);
         let solution = solve(&graph, &[1; 3], Precision::default());
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn every_client_keeps_its_share_however_uneven_the_graph() {
+    fn weights_of_a_client_sum_to_one_in_any_graph() {
         // The only client of the first backend cannot send more than its whole traffic, and the
         // clients of the second backend have no other backend.
         let mut rows: Vec<&[u32]> = vec![&[0]];

@@ -88,7 +88,7 @@ fn one_endpoint_more_or_less_moves_at_most_two_of_n_members() {
 }
 
 #[test]
-fn weights_make_loads_even_and_what_connections_alone_would_use_is_told() {
+fn weights_make_loads_even_and_evenness_of_connections_is_reported() {
     let list = list(&addresses(300, 7));
     let memberships = Memberships::new(&service(Algorithm::Rocksteadier, 20), 300, &list);
     let tasks: Vec<Membership> = (0..300).map(|task| memberships.of(task)).collect();

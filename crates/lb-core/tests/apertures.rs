@@ -159,7 +159,7 @@ fn shares_are_fitted_to_capacities_on_the_arcs_own_edges() {
 }
 
 #[test]
-fn whoever_replaces_a_lost_member_of_an_arc_is_fitted_as_well() {
+fn the_replacement_of_a_lost_arc_member_is_fitted() {
     for (algorithm, clients, size, backends) in
         [(PLAIN, 25, 5, 37), (SHUFFLED, 100, 12, 100), (SHUFFLED, 300, 20, 300)]
     {
@@ -172,7 +172,7 @@ fn whoever_replaces_a_lost_member_of_an_arc_is_fitted_as_well() {
 }
 
 #[test]
-fn equal_capacities_leave_the_overlaps_as_they_are() {
+fn equal_capacities_do_not_change_the_overlaps() {
     for (algorithm, clients, size, backends) in
         [(PLAIN, 25, 5, 37), (SHUFFLED, 7, 60, 200), (PLAIN, 4, 12, 18)]
     {
@@ -199,7 +199,7 @@ fn equal_capacities_leave_the_overlaps_as_they_are() {
 }
 
 #[test]
-fn what_arcs_do_not_allow_is_approached() {
+fn infeasible_targets_are_approached() {
     // The cases are clients, size, capacities, and the highest utilization that the arcs allow.
     let rows = [
         // Arcs side by side share no backend, so there is nothing to fit.

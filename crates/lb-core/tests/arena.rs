@@ -244,7 +244,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn nothing_that_a_reader_may_hold_is_written_again(
+    fn data_that_a_reader_may_hold_is_never_overwritten(
         entries_log2 in 6u32..=10,
         events in prop::collection::vec(event(), 1..200),
     ) {
@@ -268,7 +268,7 @@ proptest! {
     }
 
     #[test]
-    fn a_table_within_the_limit_is_published_whatever_happened_before(
+    fn a_table_within_the_limit_is_published_after_any_history(
         entries_log2 in 7u32..=11,
         events in prop::collection::vec((service(), 2..=9u8, any::<bool>()), 1..120),
     ) {
@@ -286,7 +286,7 @@ proptest! {
     }
 
     #[test]
-    fn a_table_within_the_limit_is_published_in_whatever_was_adopted(
+    fn a_table_within_the_limit_is_published_in_any_adopted_layout(
         entries_log2 in 7u32..=11,
         wishes in prop::collection::vec((1..=6u8, any::<u32>()), 0..300),
         part_log2 in 0..=4u32,

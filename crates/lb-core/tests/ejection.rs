@@ -67,7 +67,7 @@ fn let_others_go_first(service: &mut Ejector, others: u16, now: u32) {
 }
 
 #[test]
-fn a_backend_goes_from_counting_over_its_trials_back() {
+fn a_backend_is_ejected_tried_and_readmitted() {
     use Judgement::{Ejected, EjectedLonger, Readmitted, Remembered, Unchanged};
     let mut service = service(RULES, 4);
     assert_eq!(fail(&mut service, 1, 7), [Remembered, Remembered, Remembered, Remembered, Ejected]);
@@ -91,7 +91,7 @@ fn a_backend_goes_from_counting_over_its_trials_back() {
 }
 
 #[test]
-fn a_trial_that_decides_nothing_is_soon_another_connects() {
+fn an_undecided_trial_soon_passes_to_another_connect() {
     let mut service = service(RULES, 4);
     fail(&mut service, 1, 0);
     assert_eq!(service.due_trial(BASE, never), Some(1));
@@ -131,7 +131,7 @@ fn all_but_the_last_are_ejected() {
 }
 
 #[test]
-fn where_nobody_is_well_a_trial_comes_at_least_every_first_ejection() {
+fn without_a_healthy_backend_trials_are_at_most_one_base_apart() {
     let mut service = service(RULES, 4);
     (0..4).for_each(|slot| drop(fail(&mut service, slot, 0)));
     let mut trials = Vec::new();
@@ -159,7 +159,7 @@ fn where_nobody_is_well_a_trial_comes_at_least_every_first_ejection() {
 }
 
 #[test]
-fn a_client_that_connects_rarely_sees_that_a_withheld_backend_is_well_again() {
+fn rare_connects_still_readmit_a_recovered_backend() {
     let mut service = service(RULES, 2);
     let mut now = 0;
     let mut connect = |service: &mut Ejector, is_well: bool| {
@@ -185,7 +185,7 @@ fn a_client_that_connects_rarely_sees_that_a_withheld_backend_is_well_again() {
 
 /// This must hold for any rate of connects, any results of trials, and any number of dead backends.
 #[test]
-fn a_client_sends_no_more_to_dead_backends_than_if_nobody_were_ejected() {
+fn ejection_never_increases_connects_to_dead_backends() {
     for (backends, dead, evidence) in
         [(5, 1, REFUSED), (5, 1, UNDECIDED), (10, 5, REFUSED), (10, 5, UNDECIDED), (2, 1, REFUSED)]
     {
@@ -219,7 +219,7 @@ fn a_client_sends_no_more_to_dead_backends_than_if_nobody_were_ejected() {
 
 /// After a trial that readmits a backend, the next trial is due at once.
 #[test]
-fn backends_that_recover_together_are_taken_back_one_after_another() {
+fn backends_that_recover_together_are_readmitted_one_after_another() {
     let mut service = service(RULES, 10);
     (0..5).for_each(|slot| drop(fail(&mut service, slot, 0)));
     for _ in 0..5 {
@@ -254,7 +254,7 @@ const UNHEARD: Evidence = Evidence {
 };
 
 #[test]
-fn a_backend_to_which_no_syn_can_be_sent_is_ejected_while_others_get_theirs() {
+fn send_failures_to_one_backend_eject_it() {
     let service = service(RULES, 3);
     for failure in 1..=RULES.failures {
         let judgement = service.report(1, SEND_FAILED, 0, NO_JITTER);
@@ -265,7 +265,7 @@ fn a_backend_to_which_no_syn_can_be_sent_is_ejected_while_others_get_theirs() {
 }
 
 #[test]
-fn no_backend_is_blamed_where_nothing_can_be_sent() {
+fn send_failures_to_all_backends_eject_none() {
     let service = service(RULES, 3);
     // First all picks are of one backend, then of other backends.
     for _ in 0..5 {
@@ -304,7 +304,7 @@ fn no_answer_counts_only_while_other_backends_answer() {
 /// A backend hangs, and clients send it bursts of three requests every 100 ms, which they give up
 /// after a second. The other backends answer at once.
 #[test]
-fn missing_answers_that_come_together_all_count() {
+fn simultaneous_missing_answers_all_count() {
     let service = service(RULES, 3);
     let mut judgements = Vec::new();
     for burst in 0..15 {
@@ -324,7 +324,7 @@ fn missing_answers_that_come_together_all_count() {
 /// After one answer, no backend answers any more: the first missing answers after it count, and all
 /// others show nothing about a backend.
 #[test]
-fn no_backend_is_blamed_where_none_answers() {
+fn missing_answers_of_all_backends_eject_none() {
     let service = service(RULES, 3);
     service.report_since(0, UNHEARD, 0, 600, NO_JITTER);
     service.answered(1, 700);
@@ -382,7 +382,7 @@ proptest! {
     /// are ejected, and while any backend is ejected, a trial is due at the latest when the first
     /// ejection time is over.
     #[test]
-    fn a_service_is_the_sum_of_its_words(
+    fn a_service_follows_a_reference_model_in_any_history(
         backends in 1u32..8,
         steps in prop::collection::vec((0u32..8, 0u32..4, any::<bool>(), 0u32..3_000, any::<u32>()), 0..300),
         start: u32,

@@ -68,7 +68,7 @@ fn at(seconds: u64) -> Duration {
 }
 
 #[test]
-fn a_reading_has_the_effect_that_its_result_calls_for() {
+fn each_result_of_a_reading_has_its_effect() {
     let failed = |text: &str| Some(Effect::Failed(text.to_owned()));
     // For each reading: the version, the result, the effect, and the number of failures so far.
     let readings = [
@@ -122,7 +122,7 @@ fn a_refused_list_waits_for_room_and_counts_once() {
 }
 
 #[test]
-fn a_list_that_was_refused_while_a_reload_was_under_way_is_tried_again() {
+fn a_list_refused_during_a_reload_is_delivered_again() {
     let mut feed = in_force();
     feed.read(at(3), 3, version(2), Some(Ok(list(2, 3))));
     assert_eq!(feed.delivered(list(2, 3), refused()), ListDecision::Wait);
@@ -133,7 +133,7 @@ fn a_list_that_was_refused_while_a_reload_was_under_way_is_tried_again() {
 }
 
 #[test]
-fn a_reload_delivers_anew_what_the_file_says_or_else_what_is_in_force() {
+fn a_reload_delivers_the_file_or_else_the_list_in_force() {
     let (feed, reloaded) = Tested::reload(Some(in_force()), true, at(2), 2, version(1), Ok(list(1, 2)));
     assert_eq!(reloaded.effect, Some(Effect::Deliver(list(1, 2))));
     let (feed, reloaded) = Tested::reload(Some(feed), true, at(3), 3, version(2), Err(faulty("gone")));
@@ -146,7 +146,7 @@ fn a_reload_delivers_anew_what_the_file_says_or_else_what_is_in_force() {
 }
 
 #[test]
-fn what_is_computed_for_a_list_that_another_has_replaced_is_dropped() {
+fn a_computation_for_a_replaced_list_is_dropped() {
     let mut feed = in_force();
     let unknown = |says, reading| Listed { is_known: false, ..list(says, reading) };
     let incomplete = Delivered { is_incomplete: true, ..Delivered::default() };
@@ -364,7 +364,7 @@ impl World {
 
 proptest! {
     #[test]
-    fn an_older_list_never_replaces_a_newer_one_and_what_is_in_force_is_never_lost(
+    fn an_older_list_never_replaces_a_newer_list_in_force(
         acts in acts(), is_known: bool,
     ) {
         let mut world = World::new(is_known);
@@ -379,7 +379,7 @@ proptest! {
     }
 
     #[test]
-    fn what_the_file_says_is_in_force_in_the_end(acts in acts(), is_known: bool) {
+    fn the_content_of_the_file_is_finally_in_force(acts in acts(), is_known: bool) {
         let mut world = World::new(is_known);
         let mut good = (1, 1);
         for act in acts {
@@ -400,7 +400,7 @@ proptest! {
     }
 
     #[test]
-    fn every_version_that_cannot_be_used_is_one_failure(acts in acts()) {
+    fn each_unusable_version_counts_as_one_failure(acts in acts()) {
         let mut world = World::new(true);
         for act in acts {
             // A list that must be computed first may be refused after the next version was read.

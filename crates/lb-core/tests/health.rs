@@ -44,7 +44,7 @@ fn the_first_tier_that_is_not_empty_serves() {
 }
 
 #[test]
-fn every_cell_of_the_table() {
+fn usability_follows_every_cell_of_the_table() {
     use Usable::{EvenEjected as Even, No, UnlessEjected as Unless};
     let tiers = [
         Tier::Healthy,
@@ -102,7 +102,7 @@ fn a_backend_that_cannot_accept_is_chosen_last() {
 /// The cases are the result of probes, whether the client is in another network namespace, and
 /// whether the client has established a connection.
 #[test]
-fn a_failed_probe_is_a_guess_for_a_client_in_another_network_namespace() {
+fn a_failed_probe_only_raises_suspicion_in_another_network_namespace() {
     for (found, is_elsewhere, has_established, expected) in [
         (Health::Refusing, false, false, Health::Refusing),
         (Health::Refusing, false, true, Health::Refusing),

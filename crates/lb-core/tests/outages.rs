@@ -280,7 +280,7 @@ fn until_seen(probes: bool) -> u32 {
 /// Most of a small subset dies, while most of the fleet is healthy: counts the failures between 30
 /// and 32 seconds later.
 #[test]
-fn a_task_whose_subset_is_mostly_dead_is_carried_by_the_rest_of_the_fleet() {
+fn the_rest_of_the_fleet_replaces_a_mostly_dead_subset() {
     for (size, dead) in [(12, 7), (4, 4), (8, 8), (1, 1), (20, 9)] {
         for probes in [false, true] {
             let mut host = Host::new(40, Some(size), probes);
@@ -303,7 +303,7 @@ fn a_task_whose_subset_is_mostly_dead_is_carried_by_the_rest_of_the_fleet() {
 /// If probes contradict connects, ejection takes twice as many failures. The last member is not
 /// ejected, but replaced.
 #[test]
-fn a_member_that_fails_connects_and_no_probe_is_replaced_also_if_it_is_the_last() {
+fn the_last_member_is_replaced_if_connects_fail_and_probes_pass() {
     for size in [1, 3] {
         let mut host = Host::new(40, Some(size), true);
         host.probes_find_all_well = true;
@@ -316,7 +316,7 @@ fn a_member_that_fails_connects_and_no_probe_is_replaced_also_if_it_is_the_last(
 }
 
 #[test]
-fn two_of_three_dead_cost_what_it_takes_to_find_out() {
+fn two_of_three_dead_backends_cost_only_their_detection() {
     let mut host = Host::new(3, None, false);
     host.is_alive = vec![true, false, false];
     assert!(host.run(10) <= 14);
@@ -328,7 +328,7 @@ fn two_of_three_dead_cost_what_it_takes_to_find_out() {
 
 /// This host reaches no backend. All are tried, and all are used equally when they answer again.
 #[test]
-fn where_no_backend_answers_all_are_tried_and_all_are_back_soon() {
+fn if_no_backend_answers_all_are_tried_and_return_soon() {
     for probes in [false, true] {
         let mut host = Host::new(10, None, probes);
         host.is_alive.fill(false);
@@ -347,7 +347,7 @@ fn where_no_backend_answers_all_are_tried_and_all_are_back_soon() {
 /// In the longest list, every endpoint is dead, or down in the list. Connects always find an
 /// endpoint to try, and use all endpoints again after they have recovered.
 #[test]
-fn a_full_list_of_dead_backends_is_tried_and_taken_back() {
+fn a_full_list_of_dead_backends_is_tried_and_readmitted() {
     const ALL: usize = 16_384;
     for probes in [false, true] {
         let mut host = Host::new(ALL, Some(20), probes);
@@ -392,7 +392,7 @@ fn a_clock_that_jumps_costs_a_dead_backend_two_trials_at_most() {
 /// Two of three backends answer their probes with errors: connects choose them only if no backend
 /// serves.
 #[test]
-fn backends_that_answer_with_errors_are_chosen_where_none_serves() {
+fn backends_with_failing_answers_are_chosen_if_none_serves() {
     let mut host = Host::new(3, None, true);
     host.why = Why::Answer;
     host.is_alive = vec![true, false, false];
@@ -412,7 +412,7 @@ fn backends_that_answer_with_errors_are_chosen_where_none_serves() {
 /// No daemon runs, all members die, and the list has a lame duck. The lame duck serves, and trials
 /// of the members are as rare as if one of them were healthy.
 #[test]
-fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_is_available() {
+fn without_a_daemon_a_listed_lame_duck_serves_if_all_members_fail() {
     for members in [1, 2, 5] {
         let mut host = Host::new(members + 2, None, false);
         host.lame_ducks = BTreeSet::from([0, 1]);
@@ -451,7 +451,7 @@ fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_is_available(
 /// The lame duck fails, too. Connects try the ejected members and the lame duck in turn, until
 /// one of them serves.
 #[test]
-fn without_a_daemon_and_without_any_that_serves_members_are_tried() {
+fn without_a_daemon_or_a_serving_backend_members_are_tried() {
     let mut host = Host::new(4, None, false);
     host.lame_ducks = BTreeSet::from([0]);
     host.deliver(4);
@@ -503,7 +503,7 @@ proptest! {
     /// while another backend may serve. This must hold after any history, including restarts of the
     /// daemon.
     #[test]
-    fn with_a_daemon_no_connect_goes_to_a_backend_that_is_known_to_refuse(history in histories()) {
+    fn with_a_daemon_connects_avoid_backends_known_to_refuse(history in histories()) {
         let mut host = host_with_a_lame_duck(true);
         for (is_alive, restarts, seconds) in history {
             let serves = is_alive.contains(&true);
@@ -523,7 +523,7 @@ proptest! {
     /// Without a daemon and without probes, a dying backend costs the connects that eject it, and
     /// its trials.
     #[test]
-    fn without_a_daemon_what_fails_is_bounded_and_what_is_well_returns(history in histories()) {
+    fn without_a_daemon_failures_are_bounded_and_recovered_backends_return(history in histories()) {
         let mut host = host_with_a_lame_duck(false);
         for (is_alive, _, seconds) in history {
             let dead = is_alive[..BACKENDS - 1].iter().filter(|alive| !**alive).count();
@@ -543,7 +543,7 @@ proptest! {
 }
 
 #[test]
-fn what_probes_had_found_holds_over_restarts() {
+fn probe_results_survive_restarts() {
     let mut host = Host::new(3, None, true);
     host.service.ejection = None;
     host.is_alive[2] = false;
@@ -577,7 +577,7 @@ fn a_new_endpoint_waits_for_its_first_probe() {
 /// On a fresh host, all backends are used equally until the time for their first probes is over,
 /// because the first backend with a probe result must not get all connects.
 #[test]
-fn while_nothing_is_known_of_anybody_all_are_used_alike() {
+fn backends_are_used_equally_until_the_first_probes_end() {
     let mut host = Host::new(4, None, true);
     host.balancer =
         Balancer::new(vec![host.service.clone()], LIMITS, Adopted::default(), host.now).expect("it fits");

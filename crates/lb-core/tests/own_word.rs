@@ -67,7 +67,7 @@ fn in_table(balancer: &Balancer) -> BTreeSet<SocketAddr> {
 }
 
 #[test]
-fn of_its_own_word_connects_know_by_themselves_and_it_is_replaced_as_any_that_is_unavailable() {
+fn a_self_reported_lame_duck_is_replaced_without_a_state_word() {
     let (mut balancer, membership) = balancer();
     let members = in_table(&balancer);
     let lame = membership.members[0].endpoint.address;
@@ -86,7 +86,7 @@ fn of_its_own_word_connects_know_by_themselves_and_it_is_replaced_as_any_that_is
 }
 
 #[test]
-fn all_lame_by_their_own_word_serve() {
+fn self_reported_lame_ducks_serve_if_all_members_are_lame() {
     let (mut balancer, membership) = balancer();
     let all: Vec<_> =
         membership.members.iter().map(|member| (member.endpoint.address, Health::LameDuck)).collect();
@@ -98,7 +98,7 @@ fn all_lame_by_their_own_word_serve() {
 }
 
 #[test]
-fn who_refuses_is_not_chosen_whoever_finds_out() {
+fn a_refusing_backend_is_not_chosen_for_any_witness() {
     for who in [Who::Probe, Who::Report] {
         let (mut balancer, membership) = balancer();
         let down = membership.members[1].endpoint.address;
@@ -117,7 +117,7 @@ fn who_refuses_is_not_chosen_whoever_finds_out() {
 }
 
 #[test]
-fn who_would_stand_in_and_refuses_is_passed_over() {
+fn a_refusing_substitute_is_skipped() {
     let (mut balancer, membership) = balancer();
     let lost = membership.members[0].endpoint.address;
     let [first, second] = [0, 1].map(|at: usize| membership.next[at].endpoint.address);
@@ -128,7 +128,7 @@ fn who_would_stand_in_and_refuses_is_passed_over() {
 }
 
 #[test]
-fn what_is_said_of_one_without_a_slot_is_kept_until_it_is_taken_back() {
+fn verdicts_on_backends_without_a_slot_remain_until_withdrawn() {
     let (mut balancer, membership) = balancer();
     let next = membership.next[0].endpoint.address;
     let identity = |balancer: &Balancer| {

@@ -107,14 +107,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn an_order_names_every_backend_once(algorithm in algorithms(), position in positions()) {
+    fn an_order_contains_every_backend_once(algorithm in algorithms(), position in positions()) {
         let mut all: Vec<u32> = order(algorithm, position).collect();
         all.sort_unstable();
         prop_assert!(all.into_iter().eq(0..position.backends));
     }
 
     #[test]
-    fn a_larger_subset_keeps_every_member(
+    fn a_larger_subset_contains_the_smaller_one(
         algorithm in those(|algorithm| !algorithm.depends_on_size()),
         position in positions(),
         more in 1..=256_u32,
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn one_more_backend_enters_an_order_and_moves_no_other(
+    fn an_added_backend_moves_no_other_in_an_order(
         algorithm in select(&STEADY),
         position in positions(),
     ) {
@@ -144,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn one_more_backend_replaces_at_most_one_member(algorithm in select(&STEADY), position in positions()) {
+    fn an_added_backend_replaces_at_most_one_member(algorithm in select(&STEADY), position in positions()) {
         let backends = position.backends.min(65_535) + 1;
         let before = subset(algorithm, Position { backends: backends - 1, ..position });
         let after: HashSet<u32> = subset(algorithm, Position { backends, ..position }).into_iter().collect();
@@ -194,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn holes_are_skipped_and_nothing_else_is(algorithm in algorithms(), job in jobs()) {
+    fn only_holes_are_skipped(algorithm in algorithms(), job in jobs()) {
         let (position, weights) = job;
         let used = members(algorithm, position, &weights).members;
         let used: Vec<u32> = used.iter().map(|member| member.endpoint.index).collect();
@@ -205,7 +205,7 @@ proptest! {
 
     /// The other members remain, and the next backend of the order takes the place.
     #[test]
-    fn a_lost_member_is_replaced_and_nobody_else(
+    fn only_a_lost_member_is_replaced(
         algorithm in algorithms(),
         job in jobs(),
         lost: proptest::sample::Index,
@@ -250,7 +250,7 @@ proptest! {
     }
 
     #[test]
-    fn a_table_is_full_and_has_everyone_with_a_weight(weights in weights(), slots in slots()) {
+    fn a_table_is_full_and_contains_every_positive_weight(weights in weights(), slots in slots()) {
         let counts = apportion(&weights, slots);
         let any = weights.iter().any(|&weight| weight > 0);
         prop_assert_eq!(sum(&counts), if any { slots.into() } else { 0 });
@@ -268,7 +268,7 @@ proptest! {
     }
 
     #[test]
-    fn where_everyone_is_due_an_entry_rounding_costs_less_than_one(
+    fn rounding_costs_less_than_one_entry(
         weights in vec(1_000..=8_000_u64, 1..32),
         slots in slots(),
     ) {
@@ -282,7 +282,7 @@ proptest! {
     }
 
     #[test]
-    fn a_table_has_as_many_entries_of_each_as_counted(counts in counts()) {
+    fn a_table_contains_each_position_as_often_as_counted(counts in counts()) {
         let mut found = vec![0; counts.len()];
         for position in interleave(&counts) {
             found[position as usize] += 1;
@@ -292,7 +292,7 @@ proptest! {
 
     /// At some point of each entry, every backend has had its share to within half an entry.
     #[test]
-    fn no_entry_comes_sooner_or_later_than_half_an_entry(counts in counts()) {
+    fn entries_are_early_or_late_by_at_most_half_an_entry(counts in counts()) {
         let mut found = vec![0_u64; counts.len()];
         for position in interleave(&counts) {
             let position = position as usize;

@@ -86,7 +86,7 @@ fn backend(plan: &Plan, slot: Slot) -> &BackendPlan {
 }
 
 #[test]
-fn a_member_that_stays_ejected_is_replaced_and_takes_its_place_back() {
+fn an_ejected_member_is_replaced_and_later_returns() {
     let mut balancer = balancer(4, &"h".repeat(20));
     let before = balancer.plan();
     let members = in_table(&before);
@@ -131,7 +131,7 @@ fn a_member_that_stays_ejected_is_replaced_and_takes_its_place_back() {
 }
 
 #[test]
-fn a_substitute_that_fails_is_kept_and_tried_and_the_next_one_stands_in() {
+fn a_failed_substitute_is_replaced_and_still_gets_trials() {
     let mut balancer = balancer(4, &"h".repeat(20));
     let members = in_table(&balancer.plan());
     let lost = *members.first().expect("four");
@@ -163,7 +163,7 @@ fn a_substitute_that_fails_is_kept_and_tried_and_the_next_one_stands_in() {
 }
 
 #[test]
-fn however_many_are_lost_all_are_replaced_a_quarter_at_a_time() {
+fn all_lost_members_are_replaced_a_quarter_at_a_time() {
     let mut balancer = balancer(8, &"h".repeat(30));
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     balancer.handle(at(100), ejected(&members)).expect("it takes no room");
@@ -180,7 +180,7 @@ fn however_many_are_lost_all_are_replaced_a_quarter_at_a_time() {
 }
 
 #[test]
-fn panic_is_judged_by_all_that_were_tried_and_ends_where_one_of_them_serves() {
+fn panic_counts_all_tried_backends_and_ends_when_one_serves() {
     let mut balancer = balancer(4, &"h".repeat(30));
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     let look = |balancer: &Balancer| {
@@ -209,7 +209,7 @@ fn panic_is_judged_by_all_that_were_tried_and_ends_where_one_of_them_serves() {
 }
 
 #[test]
-fn one_that_fails_and_is_not_ejected_because_it_is_the_last_counts_as_ejected() {
+fn a_withheld_ejection_counts_as_ejected() {
     let mut balancer = ejecting(2, "hh");
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     let last = KernelVerdict { is_ejected: false, failures: 5 };
@@ -223,7 +223,7 @@ fn one_that_fails_and_is_not_ejected_because_it_is_the_last_counts_as_ejected() 
 }
 
 #[test]
-fn a_backend_that_a_probe_has_found_healthy_takes_twice_as_many_failures() {
+fn a_backend_with_passing_probes_needs_twice_as_many_failures() {
     let mut balancer = ejecting(2, "hh");
     let members: Vec<SocketAddr> = balancer.weights(0).iter().map(|(address, _)| *address).collect();
     let probed = |balancer: &mut Balancer, health| {
@@ -244,7 +244,7 @@ fn a_backend_that_a_probe_has_found_healthy_takes_twice_as_many_failures() {
 }
 
 #[test]
-fn a_guess_by_probes_counts_as_ejected_and_is_no_ejection_by_the_kernel_programs() {
+fn suspicion_by_probes_counts_as_ejected_without_a_trial() {
     let mut balancer = balancer(2, "hh");
     let members: Vec<SocketAddr> = balancer.weights(0).iter().map(|(address, _)| *address).collect();
     let guess = |health| members.iter().map(|address| (*address, (health, Why::Probe))).collect();
@@ -259,7 +259,7 @@ fn a_guess_by_probes_counts_as_ejected_and_is_no_ejection_by_the_kernel_programs
 }
 
 #[test]
-fn lame_ducks_serve_where_nobody_is_available_and_go_when_somebody_is() {
+fn lame_ducks_serve_only_while_no_member_is_available() {
     let mut balancer = balancer(2, "hhll");
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     assert_eq!(members.len(), 2);
@@ -301,7 +301,7 @@ fn a_backup_without_a_slot_changes_nothing() {
 }
 
 #[test]
-fn without_anybody_else_ejected_ones_serve() {
+fn ejected_backends_serve_if_there_are_no_others() {
     let mut balancer = balancer(2, "hh");
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     balancer.handle(at(100), ejected(&members)).expect("it takes no room");
@@ -315,7 +315,7 @@ fn without_anybody_else_ejected_ones_serve() {
 
 /// A daemon that starts finds the replaced backends in the maps, and does not start over.
 #[test]
-fn replacement_outlives_the_daemon() {
+fn the_next_daemon_adopts_replacements() {
     let mut first = balancer(4, &"h".repeat(20));
     let lost = *in_table(&first.plan()).first().expect("four");
     first.handle(at(100), ejected(&[lost])).expect("it takes no room");
@@ -375,7 +375,7 @@ fn the_next_daemon_adopts_each_reason() {
 /// If the probes of a service were removed from the configuration, or replaced by reports, none of
 /// their results is adopted.
 #[test]
-fn the_next_daemon_adopts_nothing_from_a_witness_that_it_does_not_ask() {
+fn the_next_daemon_ignores_verdicts_of_unconfigured_witnesses() {
     let well = (Usable::UnlessEjected, HealthReason::Healthy);
     for (reason, first_look, heeds_reports, expected) in [
         (HealthReason::ReportDown, None, true, HealthReason::ReportDown),

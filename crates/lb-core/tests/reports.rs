@@ -85,7 +85,7 @@ fn ids(plan: &Plan) -> Vec<(u16, u8, u32)> {
 const BOTH: [(Protocol, u8, u32); 3] = [(Protocol::Tcp, 1, 5), (Protocol::Udp, 1, 6), (Protocol::Tcp, 2, 7)];
 
 #[test]
-fn a_backend_gets_the_id_of_its_name_and_no_other_step() {
+fn a_report_id_needs_only_one_step() {
     let mut balancer = balancer(&Plan::default(), &[1, 2]);
     let before = balancer.plan();
     assert_eq!(ids(&before), [(0, 1, 0), (0, 2, 0), (1, 1, 0), (1, 2, 0)]);
@@ -115,7 +115,7 @@ fn a_backend_gets_the_id_of_its_name_and_no_other_step() {
 }
 
 #[test]
-fn a_restart_takes_over_the_ids_until_they_are_told() {
+fn a_restart_adopts_the_ids_until_new_ids_arrive() {
     let mut first = balancer(&Plan::default(), &[1, 2]);
     tell(&mut first, 2, &BOTH);
     let held = first.plan();
@@ -129,7 +129,7 @@ fn a_restart_takes_over_the_ids_until_they_are_told() {
 }
 
 #[test]
-fn backends_of_a_service_that_is_removed_have_no_ids() {
+fn backends_of_a_removed_service_have_no_ids() {
     let mut before = balancer(&Plan::default(), &[1]);
     tell(&mut before, 2, &BOTH);
     let adopted = Adopted { plan: before.plan(), ..Adopted::default() };
@@ -141,7 +141,7 @@ fn backends_of_a_service_that_is_removed_have_no_ids() {
 }
 
 #[test]
-fn a_service_that_heeds_no_reports_has_none_of_the_ids_that_another_has() {
+fn a_service_without_reports_has_no_ids_of_another_service() {
     let mut services = services();
     services.iter_mut().for_each(|service| service.protocol = Protocol::Tcp);
     let mut balancer = Balancer::new(services, LIMITS, Adopted::default(), NOW).expect("few services");

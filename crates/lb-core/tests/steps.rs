@@ -201,7 +201,7 @@ proptest! {
     /// adopts the maps. Connects to a service with endpoints always reach a backend of that
     /// service, and no slot changes its backend while anything refers to it.
     #[test]
-    fn no_moment_on_the_way_fails_a_connect(
+    fn no_connect_fails_between_any_two_steps(
         changes in prop::collection::vec((0usize..2, members(), any::<bool>(), 0usize..40), 1..12),
     ) {
         let services = vec![service("a", 0), service("b", 1)];
@@ -260,7 +260,7 @@ fn settled(services: &[Service], adopted: &Plan) -> (Balancer, Plan) {
 }
 
 #[test]
-fn a_renamed_service_is_balanced_all_the_way() {
+fn a_renamed_service_is_balanced_at_every_step() {
     let mut keys = BTreeMap::new();
     let (_, before) = settled(&[service("old", 0)], &Plan::default());
     let kernel = carry_out(&Plan::default(), &before, &mut keys, &[]);
@@ -274,7 +274,7 @@ fn a_renamed_service_is_balanced_all_the_way() {
 }
 
 #[test]
-fn a_removed_service_without_a_backend_keeps_no_index() {
+fn a_removed_service_without_backends_frees_its_index() {
     let mut keys = BTreeMap::new();
     let empty = Balancer::new(vec![service("empty", 0)], LIMITS, Adopted::default(), START).expect("it fits");
     let kernel = carry_out(&Plan::default(), &empty.plan(), &mut keys, &[]);
@@ -285,7 +285,7 @@ fn a_removed_service_without_a_backend_keeps_no_index() {
 }
 
 #[test]
-fn a_closed_service_refuses_nobody_on_its_way_out() {
+fn a_closing_service_never_refuses_a_connect() {
     let mut keys = BTreeMap::new();
     let (_, both) = settled(&[service("stays", 0), service("goes", 1)], &Plan::default());
     let kernel = carry_out(&Plan::default(), &both, &mut keys, &[]);
@@ -305,7 +305,7 @@ fn a_closed_service_refuses_nobody_on_its_way_out() {
 }
 
 #[test]
-fn a_backend_that_may_not_be_chosen_says_why_and_since_when() {
+fn an_unusable_backend_has_a_verdict_with_reason_and_time() {
     let services = [service("a", 0)];
     let mut balancer = Balancer::new(services.to_vec(), LIMITS, Adopted::default(), START).expect("it fits");
     let both = |kind| BTreeMap::from([(1, 1), (2, kind)]);
@@ -340,7 +340,7 @@ fn a_backend_that_may_not_be_chosen_says_why_and_since_when() {
 }
 
 #[test]
-fn a_list_that_says_the_same_again_changes_nothing() {
+fn an_equal_list_changes_nothing() {
     let services = [service("a", 0)];
     let (mut balancer, before) = settled(&services, &Plan::default());
     let same = list(0, &BTreeMap::from([(1, 1), (2, 1)]));

@@ -104,7 +104,7 @@ fn position(row: &Value) -> Position {
 }
 
 #[test]
-fn the_file_has_these_sections_and_no_others() {
+fn the_file_has_exactly_these_sections() {
     let file = file();
     let mut sections: Vec<&str> = file.as_object().expect("an object").keys().map(String::as_str).collect();
     let mut expected = SECTIONS.map(|(name, _)| name);
@@ -114,7 +114,7 @@ fn the_file_has_these_sections_and_no_others() {
 }
 
 #[test]
-fn the_generator_gives_these_numbers() {
+fn the_generator_matches_its_vectors() {
     check("splitmix64", |row| {
         let mut rng = SplitMix64::new(number(field(row, "seed")));
         let outputs = list(field(row, "outputs"), large);
@@ -126,14 +126,14 @@ fn the_generator_gives_these_numbers() {
 }
 
 #[test]
-fn the_hash_of_words_is_this() {
+fn the_hash_of_words_matches_its_vectors() {
     check("mix64", |row| {
         assert_eq!(mix64(&list(field(row, "words"), number)), large(field(row, "hash")), "{row}");
     });
 }
 
 #[test]
-fn a_shuffle_gives_this_order() {
+fn shuffles_match_their_vectors() {
     check("shuffle", |row| {
         let mut order: Vec<u32> = (0..small(field(row, "n"))).collect();
         shuffle(&mut order, &mut SplitMix64::new(number(field(row, "seed"))));
@@ -142,7 +142,7 @@ fn a_shuffle_gives_this_order() {
 }
 
 #[test]
-fn the_van_der_corput_order_is_this() {
+fn the_van_der_corput_order_matches_its_vectors() {
     check("van_der_corput_order", |row| {
         let order: Vec<u32> = van_der_corput::order(small(field(row, "n"))).collect();
         assert_eq!(order, list(field(row, "order"), small), "{row}");
@@ -150,7 +150,7 @@ fn the_van_der_corput_order_is_this() {
 }
 
 #[test]
-fn the_tasks_of_a_lot_start_at_these_rows() {
+fn rows_of_a_lot_match_their_vectors() {
     check("rocksteadier_start_rows", |row| {
         let lot = small(field(row, "lot"));
         let rows: Vec<u32> = (0..lot).map(|task| van_der_corput::rank(task, lot)).collect();
@@ -159,7 +159,7 @@ fn the_tasks_of_a_lot_start_at_these_rows() {
 }
 
 #[test]
-fn the_names_of_job_and_service_give_this_seed() {
+fn default_seeds_match_their_vectors() {
     check("seed_from_names", |row| {
         let text = field(row, "text").as_str().expect("a string");
         let (job, name) = text.split_once('/').expect("a job and a service");
@@ -170,7 +170,7 @@ fn the_names_of_job_and_service_give_this_seed() {
 /// Each row has the text to hash, its hash, and the index. The rows include collisions, a removal
 /// inside a cluster, and an index that wraps around at the end.
 #[test]
-fn an_address_gives_this_index() {
+fn address_indexes_match_their_vectors() {
     check("address_indexes", |row| {
         let texts = list(field(row, "addresses"), |text| text.as_str().expect("a string").to_owned());
         let hashes: Vec<u64> =
@@ -184,7 +184,7 @@ fn an_address_gives_this_index() {
 }
 
 #[test]
-fn a_task_uses_this_subset() {
+fn subsets_match_their_vectors() {
     check("subsets", |row| {
         let position = position(row);
         let subset: Vec<u32> = subset::subset(algorithm(row), position).collect();
@@ -193,7 +193,7 @@ fn a_task_uses_this_subset() {
 }
 
 #[test]
-fn lost_members_are_replaced_in_this_order() {
+fn replacements_match_their_vectors() {
     check("continuation", |row| {
         let order: Vec<u32> = subset::order(algorithm(row), position(row)).collect();
         assert_eq!(order, list(field(row, "order"), small), "{row}");
@@ -201,7 +201,7 @@ fn lost_members_are_replaced_in_this_order() {
 }
 
 #[test]
-fn weights_give_this_table() {
+fn tables_match_their_vectors() {
     check("apportion_interleave", |row| {
         let counts = apportion(&list(field(row, "weights"), number), small(field(row, "slots")));
         assert_eq!(counts, list(field(row, "counts"), small), "{row}");
@@ -218,7 +218,7 @@ fn fraction(value: &Value) -> (u64, u64) {
 }
 
 #[test]
-fn an_aperture_overlaps_its_backends_by_exactly_these_parts() {
+fn overlaps_of_apertures_match_their_vectors() {
     check("aperture_edges", |row| {
         let size = small(field(row, "size"));
         let (client, clients) = (small(field(row, "client")), small(field(row, "clients")));
@@ -234,7 +234,7 @@ fn an_aperture_overlaps_its_backends_by_exactly_these_parts() {
 }
 
 #[test]
-fn structural_weights_are_these() {
+fn structural_weights_match_their_vectors() {
     check("balance_weights", |row| {
         let position = position(&with_client_0(row));
         let graph = Graph::of_job(algorithm(row), position);
@@ -265,7 +265,7 @@ fn structural_weights_are_these() {
 /// The rows have capacities by index, 0 for a hole. The results are from another implementation,
 /// which computes arcs in exact fractions.
 #[test]
-fn the_shares_of_an_aperture_are_fitted_to_capacities() {
+fn fitted_shares_of_apertures_match_their_vectors() {
     check("aperture_shares", |row| {
         let position = position(row);
         let capacities = list(field(row, "capacities"), small);
@@ -381,7 +381,7 @@ impl MersenneTwister {
 /// Chapter 20 of the book prints the subsets of ten clients. In its third shuffle, five entries are
 /// out of place, but none of the ten clients uses them.
 #[test]
-fn the_books_listing_gives_the_books_subsets() {
+fn the_listing_of_the_book_produces_its_printed_subsets() {
     check("book_example", |row| {
         let (backends, size) = (small(field(row, "backends")), small(field(row, "size")));
         let expected = list(field(row, "subsets"), |subset| list(subset, small));
@@ -422,7 +422,7 @@ fn stride_picks(scaled: &[u16], picks: usize) -> Vec<u32> {
 /// The scheduler of gRPC's weighted round robin is the reference: over whole cycles, socklb's table
 /// gives every backend the same share.
 #[test]
-fn the_static_stride_scheduler_picks_these_and_our_table_has_its_shares() {
+fn the_table_has_the_shares_of_grpcs_static_stride_scheduler() {
     check("static_stride", |row| {
         let scaled = list(field(row, "scaled"), |weight| u16::try_from(small(weight)).expect("a weight"));
         let picks = list(field(row, "picks"), small);

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_lists_what_is_connected_and_nothing_else() {
+    fn the_kernel_lists_listening_and_connected_sockets_only() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let idle =
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_a_port_is_shown_with_its_queue_and_how_long_it_is_idle() {
+    fn sockets_at_a_port_have_their_queue_and_idle_time() {
         use std::io::Write;
 
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_later_of_both_directions_tells_how_long_a_connection_is_idle() {
+    fn idle_time_counts_from_the_later_of_both_directions() {
         let mut tcp_info = [0; 104];
         tcp_info[LAST_DATA_SENT..][..4].copy_from_slice(&7000u32.to_ne_bytes());
         tcp_info[LAST_DATA_RECEIVED..][..4].copy_from_slice(&3000u32.to_ne_bytes());
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_and_a_path_of_mptcp_are_told_by_attributes() {
+    fn attributes_show_the_cgroup_and_paths_of_mptcp() {
         let read = |name: &[u8]| {
             let header = InetResponseHeader {
                 family: AF_INET,
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_ends_a_dump_and_a_cut_message_is_one() {
+    fn an_error_ends_a_dump_and_a_truncated_message_is_an_error() {
         let message = |kind, sequence, flags, body: &[u8]| {
             let mut header = NetlinkHeader::default();
             (header.message_type, header.sequence_number, header.flags) = (kind, sequence, flags);

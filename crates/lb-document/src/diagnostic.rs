@@ -349,7 +349,7 @@ error: second
     }
 
     #[test]
-    fn a_name_of_the_file_moves_no_cursor() {
+    fn names_from_a_file_cannot_control_the_terminal() {
         let path = Path::new("x\u{1b}[2J");
         let mut report = DiagnosticCollector::new(path, "a\u{202e}b = 1\n");
         report.add(0..1, "unknown key a\u{202e}b\u{1b}[31m", Some("not \r\n".to_owned()));
@@ -376,7 +376,7 @@ error: second
     }
 
     #[test]
-    fn faults_past_the_limit_are_counted_only() {
+    fn faults_beyond_the_limit_are_only_counted() {
         let faults = |count: usize| {
             let mut report = DiagnosticCollector::new(Path::new("x"), "text");
             (0..count).for_each(|_| report.add(0..4, "wrong", None));
@@ -388,7 +388,7 @@ error: second
     }
 
     #[test]
-    fn a_broken_line_hides_what_it_seems_to_say_and_what_seems_to_be_missing() {
+    fn an_unparsable_line_hides_its_other_faults_and_missing_parts() {
         let mut report = DiagnosticCollector::new(Path::new("x"), "a b\nc\n");
         report.add_syntax(2..3, "no", None);
         report.add(0..1, "hidden", None);
@@ -398,7 +398,7 @@ error: second
     }
 
     #[test]
-    fn a_file_that_is_not_text_names_the_byte() {
+    fn the_first_byte_that_is_not_utf8_is_reported() {
         assert_eq!(
             utf8(b"a\nb\xff", Path::new("x")).unwrap_err().to_string(),
             "x:2:2: byte 0xff is not UTF-8 text"

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn right_values_give_no_fault() {
+    fn valid_values_cause_no_fault() {
         for text in ["", "number = 1", "number = 0x1_00", "s = ''", "l = []", "t = {}", "[t]", "c = 'second'"]
         {
             check(text, "");
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_kinds_and_ranges_name_what_is_there_and_what_is_right() {
+    fn wrong_kinds_and_ranges_are_reported_with_a_correction() {
         check("number = 'x'", "x:1:10: number must be a whole number, not a string");
         check("number = 1.5", "x:1:10: number must be a whole number, not a decimal fraction");
         check("number = 0", "x:1:10: number is 0 (write 1 to 256)");
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_address_says_why() {
+    fn an_invalid_address_is_refused_with_the_reason() {
         let example = "write an IP address and a port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\"";
         let cases = [
             ("10.0.0.1", "has no port", "write \"10.0.0.1:8080\", with the right port"),

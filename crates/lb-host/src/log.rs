@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_is_the_journals_if_its_numbers_are() {
+    fn a_descriptor_is_the_journal_if_device_and_inode_match() {
         let (reader, _writer) = rustix::pipe::pipe().unwrap();
         let stat = rustix::fs::fstat(&reader).unwrap();
         let of = |device: u64, inode: u64| is_journal(Some(&format!("{device}:{inode}")), Some(stat));

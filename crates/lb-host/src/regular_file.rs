@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_regular_file_is_read_up_to_a_limit_and_nothing_else_is() {
+    fn only_regular_files_are_read_up_to_a_limit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "12345").unwrap();

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_what_is_not_there_is_none() {
+    fn written_files_are_read_and_missing_ones_are_none() {
         let (_folder, store) = store();
         assert_eq!(store.read("load/factors", 9).unwrap(), None);
         store.write("load/factors", &[b"one", b"two"]).unwrap();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_write_is_neither_read_nor_replaced() {
+    fn files_that_other_users_may_write_are_neither_read_nor_replaced() {
         let (_folder, store) = store();
         store.write("load/factors", &[b"ours"]).unwrap();
         for (path, good, bad) in [("", 0o755, 0o777), ("load", 0o755, 0o775), ("load/factors", 0o644, 0o646)]
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_is_followed_and_nothing_but_a_file_is_read() {
+    fn links_are_not_followed_and_only_regular_files_are_read() {
         let (folder, store) = store();
         store.write("load/factors", &[b"ours"]).unwrap();
         let victim = folder.path().join("victim");
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_cannot_be_looked_at_is_not_an_empty_store() {
+    fn an_unreadable_root_is_not_an_empty_store() {
         let (folder, _) = store();
         fs::write(folder.path().join("file"), "").unwrap();
         let error = error_of(StateDirectory::at(folder.path().join("file/state")).read("factors", 9));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_leaves_what_was_there() {
+    fn a_failed_write_leaves_the_earlier_content() {
         let (_folder, store) = store();
         store.write("factors", &[b"ours"]).unwrap();
         fs::create_dir(store.path("factors.new")).unwrap();

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_ours_alone_or_refused_with_what_mends_it() {
+    fn a_directory_writable_by_other_users_is_refused_with_a_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run");
         make_directory(&path).unwrap();

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_changes_in_a_directory_is_told_and_that_it_is_read_is_not() {
+    async fn changes_in_a_directory_are_reported_and_reads_are_not() {
         let folder = tempfile::tempdir().unwrap();
         let (one, two) = (folder.path().join("one"), folder.path().join("two"));
         fs::create_dir(&one).unwrap();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_that_is_made_anew_is_watched_anew_and_one_that_nobody_wants_is_not() {
+    async fn a_recreated_directory_is_watched_again_and_an_unwanted_one_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let (one, link) = (folder.path().join("one"), folder.path().join("link"));
         fs::create_dir(&one).unwrap();

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_what_was_written_in_either_form() {
+    fn a_document_is_unchanged_in_either_form() {
         check("");
         check("{}");
         // Texts of exactly one part, of one byte more, and of at least three parts.
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn gzip_is_given_to_those_who_ask_for_it() {
+    fn gzip_is_used_if_the_request_accepts_it() {
         let form = |values: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in values {

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_hundred_is_well_and_nothing_else() {
+    async fn only_a_status_of_200_to_299_passes() {
         let cases: [(&[u8], Result<(), &str>); 9] = [
             (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nyes", Ok(())),
             (b"HTTP/1.0 204 No Content\r\n\r\n", Ok(())),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_head_that_does_not_end_is_given_up() {
+    async fn a_head_without_end_fails_the_probe() {
         let mut fields = b"HTTP/1.1 200 OK\r\n".to_vec();
         for _ in 0..3_000 {
             fields.extend(b"x-padding: 0123456789012345678901234567890123456789\r\n");

@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shortage_is_named_whichever_call_has_met_it() {
+    fn a_shortage_is_named_for_every_failing_call() {
         let full = || io::Error::from_raw_os_error(libc::EMFILE);
         let errors = [
             ProgramError::IOError(full()),

@@ -104,7 +104,7 @@ fn deepest(functions: &BTreeMap<String, Function>, name: &str) -> (u32, String) 
 }
 
 #[test]
-fn no_chain_of_calls_takes_more_stack_than_old_kernels_allow() {
+fn no_chain_of_calls_exceeds_the_stack_of_old_kernels() {
     for name in ["socklb", "host", "responder"] {
         let path = format!("{}/../../lb-ebpf/object/{name}.o", env!("CARGO_MANIFEST_DIR"));
         let functions = functions(&std::fs::read(&path).expect("the object is committed"));
@@ -118,7 +118,7 @@ fn no_chain_of_calls_takes_more_stack_than_old_kernels_allow() {
 }
 
 #[test]
-fn stack_is_what_code_refers_to() {
+fn the_measured_stack_covers_every_reference() {
     let of = |instructions: &[[u8; 8]]| depth(instructions.as_flattened());
     let call = [CALL, 0, 0, 0, 1, 0, 0, 0];
     // r1 = 0; *(u64 *)(r10 - 8) = r1

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_authentic_and_what_was_prepared() {
+    fn an_answer_is_authentic_and_has_the_prepared_content() {
         for key_id in [1, 2] {
             let (answer, heard) = at(&sealed(request(key_id)), 1_000).expect("an answer");
             assert!(answer.is_authentic(Key::from_bytes(KEYS[usize::from(key_id - 1)])));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_before_the_deadline_grows_old_and_one_of_after_it_says_unknown() {
+    fn after_its_deadline_a_prepared_answer_reports_unknown() {
         let said = |ms| {
             let (answer, _) = at(&sealed(request(1)), ms).expect("an answer");
             (answer.readiness().expect("one"), answer.age.to_host())
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_answered_says_why() {
+    fn unanswered_requests_have_a_reason() {
         let mut forged = sealed(request(1));
         forged.nonce ^= 1;
         assert_eq!(at(&forged, 1_000), Err(Refused::Forged));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_a_number_and_a_word_of_its_own() {
+    fn each_reason_has_its_own_number_and_name() {
         for (number, refused) in Refused::ALL.into_iter().enumerate() {
             assert_eq!(refused.number(), number);
         }

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_keeps_its_id_and_a_new_one_gets_the_lowest_free_one() {
+    fn a_name_retains_its_id_and_a_new_name_gets_the_lowest_free_id() {
         let mut ids = ReportIds::default();
         assert_eq!([1, 2, 1, 3].map(|n| ids.hold(name(n))), [1, 2, 1, 3]);
         // The same address with another protocol is another backend.
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_free_once_readers_are_gone_and_its_verdict_is_cleared() {
+    fn an_id_is_free_after_its_grace_period_and_a_cleared_verdict() {
         let mut ids = ReportIds::new(2);
         let (a, b) = (ids.hold(name(1)), ids.hold(name(2)));
         assert!(!ids.wants_wait());
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn past_the_last_id_names_are_not_covered_and_counted() {
+    fn names_without_an_id_are_counted_as_uncovered() {
         let mut ids = ReportIds::default();
         for n in 0..MAX_SENDERS {
             let name = Name { protocol: Protocol::Tcp, address: SocketAddr::from((n.to_be_bytes(), 80)) };
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_register_says_is_taken_over_unless_it_contradicts_itself() {
+    fn entries_of_the_register_are_adopted_unless_contradictory() {
         let mut ids = ReportIds::new(9);
         for (n, id) in [(4, 4), (2, 2)] {
             assert_eq!(ids.adopt(name(n), id), Ok(()));
@@ -260,7 +260,7 @@ mod tests {
         /// For all events, no two names share an id, and a released id is assigned again only after
         /// a grace period that began later.
         #[test]
-        fn no_id_is_given_out_that_a_reader_may_have(events in prop::collection::vec(event(), 0..80)) {
+        fn ids_that_a_reader_may_have_are_never_assigned(events in prop::collection::vec(event(), 0..80)) {
             let mut ids = ReportIds::new(6);
             // When each id was last released, when the current grace period began, and when the
             // last completed one began.

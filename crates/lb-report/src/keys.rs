@@ -249,7 +249,7 @@ mod tests {
 
     /// The expected key is from another implementation: Python's hmac, according to RFC 5869.
     #[test]
-    fn a_backends_key_is_derived_as_others_derive_it() {
+    fn a_backends_key_matches_another_implementation() {
         let backend = key().of_backend(Protocol::Tcp, "10.1.2.3:8080".parse().unwrap());
         assert_eq!(
             (backend.id, hex(&backend.key.bytes())),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_says_what_would_be_right() {
+    fn a_wrong_line_is_reported_with_the_right_form() {
         let long = "1".repeat(64);
         let short = "1".repeat(32);
         #[track_caller]

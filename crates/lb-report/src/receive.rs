@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_for_the_daemon_passes_untouched() {
+    fn frames_for_other_receivers_pass() {
         let fine = sealed(push(6));
         let plain = Shape::PLAIN;
         for is_v6 in [false, true] {
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_datagram_is_malformed() {
+    fn frames_without_a_valid_datagram_are_malformed() {
         let malformed = Some(Received { reception: Reception::Malformed, goes_on: false });
         let fine = sealed(push(6));
         for length in [0, 1, 79, 81, 160] {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_believed_changes_nothing_and_is_dropped() {
+    fn disbelieved_reports_change_nothing_and_are_dropped() {
         use crate::wire::Disbelieved::*;
         let change = |change: &dyn Fn(&mut Datagram)| {
             let mut datagram = push(6);
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_push_that_comes_again_goes_on_now_and_then() {
+    fn a_repeated_push_goes_on_at_a_limited_rate() {
         let maps = maps(false);
         let replayed = |goes_on| {
             let reception = Reception::Disbelieved(Disbelieved::Replayed);
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn the_word_of_a_later_report_stays_whichever_is_stored_first() {
+    fn the_lame_until_of_the_later_report_remains_in_any_order() {
         let number = |counter| ReportBase { incarnation: 7, counter };
         // The lame until before, and by the earlier and by the later report.
         for (before, earlier, later) in

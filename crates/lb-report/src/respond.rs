@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_deadline_nobody_is_ready() {
+    fn after_the_deadline_an_answer_reports_unknown() {
         let maps = maps(false);
         let [asker, agent] = ends(false);
         for (now_ns, readiness) in [(9 * SECOND, Readiness::Ready), (9 * SECOND + 1, Readiness::Unknown)] {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_deadline_who_is_down_is_left_to_the_socket() {
+    fn after_the_deadline_the_socket_answers_for_a_down_backend() {
         let mut maps = maps(false);
         Datagram::in_words_mut(&mut maps.prepared.report).readiness = Readiness::Down as u8;
         let [asker, agent] = ends(false);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_socket_has_to_answer_passes_untouched() {
+    fn frames_that_the_socket_must_answer_pass_unchanged() {
         let fine = request(0);
         let plain = Shape::PLAIN;
         let [asker, agent] = ends(false);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_answers_is_dropped_and_says_why() {
+    fn refused_requests_are_dropped_with_the_reason() {
         let refused = |why| Some(Response::Refused(why));
         let [asker, agent] = ends(false);
         let check = |payload: &[u8], why| {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_being_written_is_for_the_socket() {
+    fn the_socket_answers_while_an_answer_is_being_written() {
         struct Writing(OneAnswer);
         impl Maps for Writing {
             fn is_asked_at(&self, address: Address) -> bool {

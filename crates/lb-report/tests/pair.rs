@@ -312,7 +312,7 @@ fn is_push(datagram: &Datagram) -> bool {
 
 /// A push takes effect when it arrives, even if the wire loses all other pushes.
 #[test]
-fn a_lame_duck_is_believed_by_the_first_push_that_is_not_lost() {
+fn the_first_push_that_arrives_delivers_a_lame_duck() {
     for lost in 0..31_u32 {
         let mut pair = Pair::introduced();
         let announced = pair.now;
@@ -332,7 +332,7 @@ fn a_lame_duck_is_believed_by_the_first_push_that_is_not_lost() {
 /// The wire loses all pushes, and the request or the answer of several polls. The next poll
 /// delivers the change.
 #[test]
-fn a_lame_duck_is_believed_by_the_first_poll_that_is_not_lost() {
+fn the_first_poll_that_arrives_delivers_a_lame_duck() {
     for lost in 0..5 {
         for loses_answers in [false, true] {
             let mut pair = Pair::introduced();
@@ -383,7 +383,7 @@ fn pushes_end_with_the_first_acknowledgement_that_is_not_lost() {
 
 /// The request has a cookie from before the change, so it does not acknowledge the change.
 #[test]
-fn a_request_that_crosses_a_change_on_its_way_ends_no_pushes() {
+fn a_request_that_crosses_a_change_ends_no_pushes() {
     let mut pair = Pair::introduced();
     let asked = pair.requests.len();
     while pair.requests.len() == asked {
@@ -403,7 +403,7 @@ fn a_request_that_crosses_a_change_on_its_way_ends_no_pushes() {
 /// back, so no older report is believed after a newer report, and each believed report has the
 /// readiness that the agent had at that number.
 #[test]
-fn nothing_older_is_believed_after_something_newer() {
+fn no_older_report_is_believed_after_a_newer_one() {
     for seed in 0..24 {
         let mut pair = Pair::new(seed, ROUGH);
         let mut incarnation = 7;
@@ -447,7 +447,7 @@ fn nothing_older_is_believed_after_something_newer() {
 
 /// A push invalidates the nonce of the unanswered request, so the late answer is not believed.
 #[test]
-fn an_answer_from_before_a_change_that_comes_after_its_push_is_refused() {
+fn a_delayed_answer_is_refused_after_a_push() {
     let mut pair = Pair::introduced();
     let asked = pair.requests.len();
     // The next answer is late.
@@ -472,7 +472,7 @@ fn an_answer_from_before_a_change_that_comes_after_its_push_is_refused() {
 /// A restarted agent is believed at the first poll, with any number. It gets a second request at
 /// once, so it can push its next change to the client.
 #[test]
-fn an_agent_that_has_restarted_is_believed_and_tells_of_changes() {
+fn a_restarted_agent_is_believed_and_pushes_changes() {
     for incarnation in [8, 9, u32::MAX] {
         let mut pair = Pair::introduced();
         // An agent gets at most one such second request per interval.
@@ -500,7 +500,7 @@ fn an_agent_that_has_restarted_is_believed_and_tells_of_changes() {
 /// The agent has lost its disk and its clock. Its answers are believed; its old pushes, which have
 /// higher numbers, are not.
 #[test]
-fn an_agent_whose_numbers_went_back_is_believed_and_what_it_said_before_is_not() {
+fn answers_with_lower_numbers_are_believed_and_earlier_pushes_are_not() {
     let mut pair = Pair::introduced();
     pair.say(Readiness::LameDuck);
     pair.run_until(ReportState::LameDuck, 3);
@@ -572,7 +572,7 @@ fn a_report_under_another_key_changes_nothing() {
 /// The agent dies after its last report was believed. The test checks the remaining state, and its
 /// end to the millisecond.
 #[test]
-fn silence_ends_what_was_said_when_the_report_says_so() {
+fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
     let ms = |duration: Duration| u64::try_from(duration.as_millis()).expect("a minute");
     let table = [
         (Readiness::Ready, ReportState::Ready, ms(VALID_FOR), None),
@@ -609,7 +609,7 @@ fn silence_ends_what_was_said_when_the_report_says_so() {
 /// A lame duck that goes down and becomes silent is a lame duck again until its hold ends, because
 /// it is restarting.
 #[test]
-fn a_lame_duck_that_goes_down_and_falls_silent_is_a_lame_duck_until_its_hold_is_over() {
+fn a_lame_duck_that_goes_down_silently_remains_one_until_its_hold_ends() {
     let mut pair = Pair::introduced();
     pair.say(Readiness::LameDuck);
     let lame = pair.run_until(ReportState::LameDuck, 3);
@@ -680,7 +680,7 @@ fn a_key_is_replaced_without_a_gap() {
 /// A client without any earlier key discards the reported state, because it belongs to the earlier
 /// key.
 #[test]
-fn a_key_that_is_replaced_at_once_makes_the_client_forget() {
+fn an_abrupt_change_of_keys_discards_the_reported_state() {
     let mut pair = Pair::introduced();
     pair.say(Readiness::LameDuck);
     pair.run_until(ReportState::LameDuck, 3);

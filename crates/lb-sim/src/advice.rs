@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn rocksteadier_unless_it_needs_far_more_connections_than_the_fleet() {
+    fn rocksteadier_is_recommended_unless_it_needs_far_more_connections() {
         check(300, 300, Some((Algorithm::Rocksteadier, 12)));
         check(300, 1_000, Some((Algorithm::Rocksteadier, 12)));
         check(60, 1_000, Some((Algorithm::Rocksteadier, 32)));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn arcs_that_lie_side_by_side_are_told_from_those_that_overlap() {
+    fn adjacent_arcs_are_distinguished_from_overlapping_arcs() {
         for (clients, backends, expected) in
             [(7, 200, Some(29)), (3, 1_000, Some(334)), (20, 200, None), (10, 120, Some(13))]
         {
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_number_of_backends_is_compared_with_one_less() {
+    fn the_maximum_number_of_backends_is_compared_with_one_less() {
         let question = Question { clients: 20_000, backends: MAX_BACKENDS, seed: 0, inequality: NONE };
         let choice =
             question.choice(Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(12) });
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn no_alternative_is_the_answer_or_all_backends_under_another_name() {
+    fn alternatives_repeat_neither_the_answer_nor_all_backends() {
         for (clients, backends) in [(300, 1_000), (3, 1_000), (300, 15), (1, 1)] {
             let question = Question { clients, backends, seed: 0, inequality: NONE };
             let Advice { answer, alternatives, .. } = Advice::on(&question);

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_of_a_client_sum_to_one_and_those_of_all_are_the_loads() {
+    fn client_weights_sum_to_one_and_add_up_to_the_loads() {
         for algorithm in Algorithm::ALL {
             for weighted in [false, true] {
                 let fleet = fleet(algorithm, 25, 37, 5);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_counted_before_they_are_made() {
+    fn the_computed_number_of_connections_equals_that_of_the_graph() {
         for algorithm in Algorithm::ALL {
             let fleet = fleet(algorithm, 25, 37, 5);
             let made: u32 = fleet.graph().connections().iter().sum();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_has_at_most_so_many_connections() {
+    fn fleets_with_too_many_connections_are_refused() {
         let fits = fleet(Algorithm::Rocksteadier, MAX_CLIENTS, MAX_BACKENDS, 512);
         assert_eq!(fits.connections(), MAX_CONNECTIONS);
         assert_eq!(fits.check_size(), Ok(()));

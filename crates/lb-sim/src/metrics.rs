@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spread_is_of_the_population() {
+    fn a_spread_has_the_deviation_of_a_population() {
         let spread = Spread { min: 2.0, mean: 5.0, max: 9.0, rsd: 0.4 };
         assert_eq!(Spread::of_counts(&[2, 4, 4, 4, 5, 5, 7, 9]), spread);
         assert_eq!(Spread::of(&[]), Spread::default());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_a_part_of_the_old_subset() {
+    fn dropped_members_are_a_part_of_the_old_subset() {
         assert_eq!(dropped(&[1, 2, 3, 4], &[4, 5, 3]), 0.5);
         assert_eq!(dropped(&[], &[1]), 0.0);
     }

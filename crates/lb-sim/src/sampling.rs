@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_logarithm_is_that_of_the_library_within_its_digits() {
+    fn the_logarithm_matches_the_library() {
         for u in [1, 2, 3, 10, 1 << 32, 0x1234_5678_9abc_def0, u64::MAX] {
             #[expect(clippy::cast_precision_loss, reason = "compared to eight digits")]
             let (ours, theirs) = (log2(u) as f64 / 4_294_967_296.0, (u as f64).log2());
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn random_lengths_have_the_mean_and_the_spread_of_the_exponential_distribution() {
+    fn samples_have_the_mean_and_spread_of_the_exponential_distribution() {
         let mut rng = SplitMix64::new(1);
         let lengths: Vec<u64> = (0..100_000).map(|_| sample(Distribution::Random, 1_000, &mut rng)).collect();
         #[expect(clippy::cast_precision_loss, reason = "small numbers")]
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_have_the_variation_that_was_asked_for_and_a_mean_of_one() {
+    fn rates_have_the_configured_variation_and_a_mean_of_one() {
         let rates = Skew::Variation(0.5).rates(10_000, &mut SplitMix64::new(1));
         let spread = crate::metrics::Spread::of(&rates);
         assert!((spread.mean - 1.0).abs() < 1e-9 && (spread.rsd - 0.5).abs() < 0.03, "{spread:?}");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_normal_distribution_is_one() {
+    fn normal_samples_have_mean_zero_and_variance_one() {
         let mut rng = SplitMix64::new(1);
         let samples: Vec<f64> = (0..200_000).map(|_| normal(&mut rng)).collect();
         let mean = samples.iter().sum::<f64>() / 2e5;

@@ -214,13 +214,13 @@ mod tests {
     const ARTICLE: Sweep = Sweep { size: 20, max: 256, seed: 0, weighted: false };
 
     #[test]
-    fn the_articles_sweep_has_as_many_fleets_as_it_says() {
+    fn the_sweep_of_the_article_has_59148_fleets() {
         assert_eq!(ARTICLE.cells(), 59_148);
         assert_eq!(Sweep { size: 1, max: 3, ..ARTICLE }.cells(), 3);
     }
 
     #[test]
-    fn counting_on_is_counting_each_fleet() {
+    fn incremental_counts_equal_the_counts_of_each_fleet() {
         let sweep = Sweep { size: 5, max: 23, ..ARTICLE };
         for algorithm in Algorithm::ALL {
             let mut expected = Vec::new();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_of_nothing_or_of_too_much_is_refused() {
+    fn an_empty_or_too_large_sweep_is_refused() {
         let refused = |sweep: Sweep, algorithm| sweep.check(algorithm).unwrap_err().to_string();
         assert_eq!(
             refused(Sweep { max: 19, ..ARTICLE }, Algorithm::Rocksteadier),

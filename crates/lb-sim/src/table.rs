@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_stand_below_each_other() {
+    fn columns_are_aligned() {
         let mut table = TextTable::new(["algorithm", "mean"]);
         table.row(["random".to_owned(), percent(0.5)]);
         table.row(["rocksteadier".to_owned(), ratio(1.0)]);

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arc_counts_as_long_as_it_is() {
+    fn the_formula_uses_the_true_length_of_arcs() {
         let fleet = |algorithm, size| Fleet { algorithm, clients: 3, backends: 1000, size, seed: 0 };
         let third = size(&fleet(Algorithm::Aperture, 12));
         assert!((third - 1000.0 / 3.0).abs() < 1e-9, "{third}");
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_law_holds_whatever_the_algorithm() {
+    fn the_formula_holds_for_every_algorithm() {
         for algorithm in [Algorithm::Rocksteadier, Algorithm::Random, Algorithm::ApertureShuffled] {
             for (skew, missing) in [(0.5, 0), (0.0, 30), (0.3, 10)] {
                 let loads = loads(algorithm, 20, Inequality { skew, missing });
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn losing_clients_leaves_at_least_the_rest() {
+    fn the_guarantee_holds_for_absent_clients() {
         for missing in [10, 30] {
             let loads = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.0, missing });
             let least = loads.guarantee.expect("there are weights, and clients are alike");
@@ -214,14 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alike_and_there_is_as_without() {
+    fn equal_and_present_clients_change_nothing() {
         let loads = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.0, missing: 0 });
         assert!(loads.raw.mean > 0.999 && loads.law == 0.0, "{loads:?}");
         assert!((Inequality { skew: 0.0, missing: 50 }.variation(100) - 1.0).abs() < 1e-12);
     }
 
     #[test]
-    fn in_a_small_fleet_somebody_is_absent_too() {
+    fn at_least_one_client_of_a_small_fleet_is_absent() {
         let of = |clients, percent| absent(clients, percent);
         assert_eq!((of(10, 0), of(10, 5), of(10, 10), of(10, 99), of(1, 50)), (0, 1, 1, 9, 0));
         assert_eq!(of(300, 10), 30);

@@ -54,7 +54,7 @@ fn subsets_grow_when_load_rises_and_shrink_when_it_falls() {
 }
 
 #[test]
-fn under_constant_load_subsets_stay_as_they_are() {
+fn subsets_stay_the_same_under_constant_load() {
     let moved = |report: &TrafficReport| {
         report.steps[12..].iter().map(|row| row.counts.moved + row.counts.opened).sum::<u64>()
     };
@@ -76,7 +76,7 @@ fn under_constant_load_subsets_stay_as_they_are() {
 }
 
 #[test]
-fn a_subset_has_all_backends_at_most() {
+fn a_subset_has_at_most_all_backends() {
     let report = played(1_000, "");
     assert_eq!(sizes(&report)[47], BACKENDS, "100 open requests, and only 60 backends");
     assert_eq!(report.summary.runs[0].counts.moved, 0);

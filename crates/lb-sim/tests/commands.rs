@@ -42,7 +42,7 @@ fn fields(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn subset_tells_who_uses_whom() {
+fn subset_shows_the_backends_of_each_client() {
     // The expected values are a row of lb-core's test vectors.
     assert_eq!(
         document("subset --algorithm round-robin --clients 3 --backends 10 --size 4 --json"),
@@ -63,7 +63,7 @@ fn subset_tells_who_uses_whom() {
 }
 
 #[test]
-fn one_client_has_the_subset_that_it_has_among_all() {
+fn a_single_client_has_the_same_subset_as_among_all() {
     for algorithm in ["rocksteadier", "deterministic", "aperture-shuffled"] {
         for weights in ["", "--weights"] {
             let fleet =
@@ -114,14 +114,14 @@ fn lots_show_how_the_article_deals_backends() {
 }
 
 #[test]
-fn a_seed_of_64_bits_comes_back_whole() {
+fn a_64_bit_seed_is_printed_exactly() {
     let seed = u64::MAX.to_string();
     let answer = document(&format!("subset --clients 1 --backends 1 --size 1 --seed {seed} --json"));
     assert_eq!(answer["seed"], json!(seed));
 }
 
 #[test]
-fn weights_are_shown_on_request_and_of_apertures_always() {
+fn weights_are_shown_on_request_and_always_for_apertures() {
     let fleet = "--clients 3 --backends 7 --size 2 --json";
     // Twitter's example: peer 1 of 3, with 7 backends.
     let aperture = document(&format!("subset --algorithm aperture --client 1 {fleet}"));
@@ -139,7 +139,7 @@ fn weights_are_shown_on_request_and_of_apertures_always() {
 }
 
 #[test]
-fn balance_tells_how_even_a_fleet_is() {
+fn balance_shows_how_even_a_fleet_is() {
     assert_eq!(
         document("balance --algorithm ring,round-robin --clients 10 --backends 10 --size 5 --block 2 --json"),
         json!({
@@ -167,7 +167,7 @@ fn balance_tells_how_even_a_fleet_is() {
 }
 
 #[test]
-fn weights_raise_raw_utilization_and_leave_the_connections() {
+fn weights_raise_raw_utilization_without_changing_connections() {
     let fleet = "balance --algorithm rocksteadier --clients 25 --backends 37 --size 5 --json";
     let plain = document(fleet);
     let weighted = document(&format!("{fleet} --weighted"));
@@ -190,7 +190,7 @@ fn balance_of_all_algorithms_is_a_table() {
 }
 
 #[test]
-fn churn_tells_each_step_and_the_whole() {
+fn churn_shows_each_step_and_the_whole_change() {
     let answer = document("churn --algorithm ringsteady --clients 4 --backends 4..6 --size 2 --json");
     // Clients are at 0, 1/2, 1/4 and 3/4 of the ring. Backend 4 is added at 1/8 and becomes the
     // second backend of client 0. Backend 5 is added at 5/8 and becomes the second backend of
@@ -216,7 +216,7 @@ fn churn_tells_each_step_and_the_whole() {
 }
 
 #[test]
-fn churn_follows_clients_and_sizes_as_well() {
+fn churn_accepts_ranges_of_clients_and_sizes() {
     let clients = document("churn --clients 100..110 --backends 100 --size 20 --json");
     assert_eq!(clients["changed"], json!("clients"));
     let size = document("churn --clients 100 --backends 100 --size 20..21 --json");
@@ -232,7 +232,7 @@ fn churn_follows_clients_and_sizes_as_well() {
 }
 
 #[test]
-fn sweep_tells_of_all_fleets() {
+fn sweep_covers_all_fleets() {
     let answer = document("sweep --algorithm ringsteady-both-scaled,random --size 2 --max 9 --json");
     assert_eq!(fields(&answer), ["cells", "max", "results", "schema", "seed", "size", "weighted"]);
     // M is N/2 + 1 to 9, N is 2 to 9.
@@ -254,7 +254,7 @@ fn sweep_tells_of_all_fleets() {
 }
 
 #[test]
-fn the_default_sweep_is_that_of_the_article() {
+fn the_default_sweep_equals_the_article() {
     let answer = document("sweep --algorithm ringsteady --json");
     assert_eq!(
         (&answer["size"], &answer["max"], &answer["cells"]),
@@ -269,7 +269,7 @@ fn the_default_sweep_is_that_of_the_article() {
 }
 
 #[test]
-fn advise_fits_on_a_screen_and_says_what_to_write() {
+fn advise_fits_on_a_screen_and_prints_the_configuration() {
     for (clients, backends) in [(300, 1_000), (3, 1_000), (60, 1_000), (1, 1), (10, 12)] {
         let text = text(&format!("advise --clients {clients} --backends {backends}"));
         assert!(text.lines().count() <= 32, "{text}");
@@ -283,7 +283,7 @@ fn advise_fits_on_a_screen_and_says_what_to_write() {
 }
 
 #[test]
-fn advise_gives_its_reasons_in_numbers() {
+fn advise_gives_reasons_in_numbers() {
     let answer = document("advise --clients 300 --backends 1000 --json");
     assert_eq!(
         fields(&answer),
@@ -305,7 +305,7 @@ fn advise_gives_its_reasons_in_numbers() {
 }
 
 #[test]
-fn advise_takes_unequal_and_absent_clients_into_account() {
+fn advise_accounts_for_unequal_and_absent_clients() {
     let of = |rest: &str| text(&format!("advise --clients 300 --backends 300 {rest}"));
     let skewed = of("--skew 0.5");
     let paragraph = "With these clients (skew 0.5, 0 % absent) and subsets of 192, loads deviate by 2.2 %: about\n\
@@ -341,7 +341,7 @@ fn advise_takes_unequal_and_absent_clients_into_account() {
 }
 
 #[test]
-fn advise_refuses_clients_that_cannot_be() {
+fn advise_refuses_an_impossible_skew_or_absence() {
     for bad in ["-0.1", "10.1", "nan", "inf", "half", ""] {
         check_refused(
             &format!("advise --clients 3 --backends 3 --skew={bad}"),
@@ -382,14 +382,14 @@ fn numbers_out_of_range_are_refused_with_the_range() {
 }
 
 #[test]
-fn the_largest_numbers_are_taken() {
+fn the_largest_numbers_are_accepted() {
     let answer = document("subset --clients 65536 --backends 65536 --size 65536 --client 65535 --json");
     assert_eq!(answer["subsets"][0]["backends"].as_array().unwrap().len(), 65_536);
     assert!(text("churn --clients 1 --backends 65535..65536 --size 1").contains("65536"));
 }
 
 #[test]
-fn unknown_names_are_refused_with_those_there_are() {
+fn unknown_algorithms_are_refused_with_the_known_names() {
     let fleet = "--clients 10 --backends 10 --size 3";
     let known = "no algorithm is named \"rocksteady\"; known names are random, rendezvous, round-robin,";
     for command in [format!("subset {fleet}"), format!("balance {fleet}"), "sweep".to_owned()] {
@@ -406,7 +406,7 @@ fn unknown_names_are_refused_with_those_there_are() {
 }
 
 #[test]
-fn a_client_past_the_count_is_refused() {
+fn a_client_beyond_the_count_is_refused() {
     let fleet = "subset --clients 10 --backends 10 --size 3";
     text(&format!("{fleet} --client 9"));
     check_refused(
@@ -418,7 +418,7 @@ fn a_client_past_the_count_is_refused() {
 }
 
 #[test]
-fn ranges_that_do_not_run_upwards_are_refused() {
+fn descending_and_misplaced_ranges_are_refused() {
     let churn = |clients: &str, backends: &str, size: &str| {
         format!("churn --clients {clients} --backends {backends} --size {size}")
     };
@@ -436,7 +436,7 @@ fn ranges_that_do_not_run_upwards_are_refused() {
 }
 
 #[test]
-fn work_that_nobody_would_wait_for_is_refused_at_once() {
+fn work_that_takes_too_long_is_refused_at_once() {
     let fleet = "--clients 65536 --backends 65536 --size 65536";
     let too_many = "65536 clients with subsets of 65536 of 65536 backends make 4294967296 connections, and at most 33554432";
     check_refused(&format!("subset {fleet}"), 1, too_many);
@@ -452,7 +452,7 @@ fn work_that_nobody_would_wait_for_is_refused_at_once() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_options_are_named() {
     check_refused("subset --clients 10 --backends 10", 2, "--size <K>");
     check_refused("advise --clients 10", 2, "--backends <N>");
     check_refused("", 2, "Usage: socklb-sim");

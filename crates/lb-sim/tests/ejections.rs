@@ -18,7 +18,7 @@ fn played(text: &str, seed: u64) -> TrafficReport {
 }
 
 #[test]
-fn ejection_is_asked_for_as_in_the_configuration() {
+fn ejection_has_the_keys_of_the_configuration() {
     let ejects = |lines: &str| read(&format!("{START}{JOB}{lines}\n")).map(|scenario| scenario.ejects());
     for (lines, expected) in [
         ("", false),
@@ -77,7 +77,7 @@ fn failing(mode: &str, ejection: &str) -> String {
 }
 
 #[test]
-fn each_way_to_fail_is_ejected_after_what_it_weighs() {
+fn each_kind_of_failure_is_ejected_after_its_number_of_connects() {
     for seed in 0..4 {
         let run = |mode, ejection| {
             let report = played(&failing(mode, ejection), seed);
@@ -157,7 +157,7 @@ proptest! {
     /// Every arrival and every connection is counted once, and the steps add up to the totals,
     /// whatever fails and changes.
     #[test]
-    fn nothing_is_lost_while_backends_are_ejected(text in busy(true), seed in any::<u64>()) {
+    fn counts_stay_consistent_while_backends_are_ejected(text in busy(true), seed in any::<u64>()) {
         let report = played(&text, seed);
         let total = &report.summary.runs[0];
         let TrafficCounts { arrivals, served, abandoned, errors, opened, closed, dropped, .. } = total.counts;
@@ -180,7 +180,7 @@ proptest! {
 
     /// As long as the members stay the same, the last one is never ejected.
     #[test]
-    fn the_last_is_never_ejected(text in busy(false), seed in any::<u64>()) {
+    fn the_last_available_backend_is_never_ejected(text in busy(false), seed in any::<u64>()) {
         let report = played(&text, seed);
         let run = &report.ejection.as_ref().expect("it ejects").runs[0];
         if let Some(left) = run.fewest_left {

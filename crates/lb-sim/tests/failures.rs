@@ -50,7 +50,7 @@ const WELL: TrafficCounts = TrafficCounts {
 };
 
 #[test]
-fn a_backend_that_refuses_takes_half_of_the_connects() {
+fn a_refusing_backend_fails_half_of_the_connects() {
     let report = played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nshare = 1\n"));
     // When the failure begins, two connections are open, one to each backend, and one of them is
     // cut. Two of four connects fail. The other open connection ends within the step, and so does
@@ -71,7 +71,7 @@ fn a_backend_that_refuses_takes_half_of_the_connects() {
 }
 
 #[test]
-fn a_backend_that_is_silent_keeps_its_connects_until_they_are_given_up() {
+fn connects_to_a_silent_backend_stay_open_until_they_are_given_up() {
     let report = played(&one_client(
         "[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"blackhole\"\ntimeout = \"2s\"\n",
     ));
@@ -89,7 +89,7 @@ fn a_backend_that_is_silent_keeps_its_connects_until_they_are_given_up() {
 }
 
 #[test]
-fn a_backend_that_resets_is_connected_to_each_time() {
+fn connects_to_a_resetting_backend_are_established_first() {
     let report =
         played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"reset_at_once\"\n"));
     let counts = report.steps[1].counts;
@@ -97,7 +97,7 @@ fn a_backend_that_resets_is_connected_to_each_time() {
 }
 
 #[test]
-fn a_failure_comes_again_as_often_as_is_written_and_to_the_same_backend() {
+fn a_failure_repeats_as_configured_at_the_same_backend() {
     let report =
         played(&one_client("[[fail]]\nat = \"1s\"\nfor = \"2s\"\nbackends = 1\nevery = \"4s\"\ntimes = 3\n"));
     let down: Vec<u64> = report.steps.iter().map(|row| row.counts.errors.down).collect();
@@ -106,7 +106,7 @@ fn a_failure_comes_again_as_often_as_is_written_and_to_the_same_backend() {
 }
 
 #[test]
-fn connections_that_are_kept_come_back_with_their_backend() {
+fn held_connections_are_re_established_when_the_backend_recovers() {
     let report = played(
         &one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\n").replace("connections", "requests"),
     );
@@ -118,7 +118,7 @@ fn connections_that_are_kept_come_back_with_their_backend() {
 }
 
 #[test]
-fn a_restart_does_not_make_a_backend_well_that_fails() {
+fn a_restart_does_not_end_a_failure() {
     let text = one_client(
         "[[fail]]\nat = \"3s\"\nfor = \"6s\"\nbackends = 2\n[[restart]]\nat = \"4s\"\nbatch = 2\ndown = \"1s\"\n",
     );

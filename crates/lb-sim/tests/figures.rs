@@ -48,7 +48,7 @@ fn rotated_leftovers_leave_two_percent_unused() {
 }
 
 #[test]
-fn the_ringsteady_forms_come_out_exactly() {
+fn the_ringsteady_variants_are_reproduced_exactly() {
     // The result depends neither on a seed nor on a generator, so it must be exact.
     check_adjusted(Algorithm::Ringsteady, 0..1, 0.9545, EXACTLY);
     check_adjusted(Algorithm::RingsteadyScaled, 0..1, 0.9569, EXACTLY);
@@ -56,7 +56,7 @@ fn the_ringsteady_forms_come_out_exactly() {
 }
 
 #[test]
-fn rocksteadier_is_as_even_as_the_article_has_it_for_any_seed() {
+fn rocksteadier_is_as_even_as_in_the_article_for_any_seed() {
     // The tolerance has the same reason as for the other shuffles.
     check_adjusted(Algorithm::RocksteadierScaled, 0..10, 0.945, 0.005);
     // The seed also rotates the order of the lots, and some rotations suit the first lot of clients
@@ -65,7 +65,7 @@ fn rocksteadier_is_as_even_as_the_article_has_it_for_any_seed() {
 }
 
 #[test]
-fn weights_make_rocksteadier_even_wherever_backends_have_two_clients_each() {
+fn weights_make_rocksteadier_even_from_two_clients_per_backend() {
     // When the solution stops, loads may differ by 5e-4 from their targets; then the mean is 0.9995
     // of the largest load.
     for seed in [0, 7] {
@@ -131,7 +131,7 @@ fn many_small_jobs_leave_no_backend_unused() {
 }
 
 #[test]
-fn one_more_backend_moves_one_connection_of_a_client_at_most() {
+fn one_more_backend_moves_at_most_one_connection_per_client() {
     // On average the necessary part moves, 1 of 101. Clients and backends are whole, so a twentieth
     // more or less is possible.
     for seed in 0..10 {
@@ -144,7 +144,7 @@ fn one_more_backend_moves_one_connection_of_a_client_at_most() {
 }
 
 #[test]
-fn one_more_client_or_a_larger_size_moves_nobody() {
+fn one_more_client_or_a_larger_size_moves_no_connection() {
     for algorithm in [Algorithm::Rocksteadier, Algorithm::Ringsteady, Algorithm::Rendezvous] {
         let before = fleet(algorithm, 100, 100, 20);
         for after in [Fleet { clients: 110, ..before }, Fleet { size: 21, ..before }] {
@@ -154,7 +154,7 @@ fn one_more_client_or_a_larger_size_moves_nobody() {
 }
 
 #[test]
-fn a_restart_of_a_tenth_takes_a_fifth_of_a_subset_at_most() {
+fn a_restart_of_a_tenth_affects_at_most_a_fifth_of_a_subset() {
     // A tenth of 100 or more backends contains at most two columns of ten; a subset of 20 has ten
     // columns.
     for (clients, backends) in [(100, 100), (300, 100), (1_000, 1_000)] {
@@ -169,7 +169,7 @@ fn a_restart_of_a_tenth_takes_a_fifth_of_a_subset_at_most() {
 }
 
 #[test]
-fn likeness_is_as_published() {
+fn overlaps_are_as_published() {
     // These algorithms do not depend on a seed.
     let round_robin = fleet(Algorithm::RoundRobin, 100, 100, 20).graph();
     assert_eq!(distinct(&round_robin), 5);
@@ -194,7 +194,7 @@ fn an_aperture_needs_a_tenth_of_the_connections_and_is_exactly_even() {
 }
 
 #[test]
-fn utilizations_are_those_of_the_vectors() {
+fn utilizations_match_the_vectors() {
     let file: serde_json::Value =
         serde_json::from_str(include_str!("../../lb-core/tests/vectors.json")).unwrap();
     let rows = file["adjusted_utilization"].as_array().unwrap();
@@ -209,7 +209,7 @@ fn utilizations_are_those_of_the_vectors() {
 }
 
 #[test]
-fn weighted_utilizations_are_those_of_the_vectors() {
+fn weighted_utilizations_match_the_vectors() {
     let file: serde_json::Value =
         serde_json::from_str(include_str!("../../lb-core/tests/vectors.json")).unwrap();
     for row in file["balance_weights"].as_array().unwrap() {
@@ -251,7 +251,7 @@ fn half_told(algorithm: Algorithm, backends: u32, more: u32) -> f64 {
 
 /// The table of docs/reference/subsets.md.
 #[test]
-fn late_news_cost_least_where_orders_hardly_change() {
+fn late_lists_cost_least_if_orders_hardly_change() {
     let table = [
         (Algorithm::Rocksteadier, [0.97, 0.87, 0.77]),
         (Algorithm::Ringsteady, [0.97, 0.87, 0.78]),

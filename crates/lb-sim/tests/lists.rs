@@ -95,7 +95,7 @@ fn of_planner(document: &Value, client: usize) -> Vec<(String, f64)> {
 }
 
 #[test]
-fn a_list_has_the_subsets_that_its_daemons_compute() {
+fn subsets_of_a_list_equal_those_of_the_daemons() {
     let folder = folder();
     let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(2) };
     let service = Service::new("service", "0.0.0.0:0".parse().expect("an address"), subset, 7);
@@ -115,7 +115,7 @@ fn a_list_has_the_subsets_that_its_daemons_compute() {
 }
 
 #[test]
-fn a_configuration_says_job_size_algorithm_and_seed() {
+fn a_configuration_supplies_job_size_algorithm_and_seed() {
     let folder = folder();
     let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(3) };
     let address = "10.96.0.10:80".parse().expect("an address");
@@ -134,7 +134,7 @@ fn a_configuration_says_job_size_algorithm_and_seed() {
 }
 
 #[test]
-fn balance_of_a_list_is_that_of_the_endpoints_that_ask_for_connections() {
+fn balance_of_a_list_covers_endpoints_that_request_connections() {
     let folder = folder();
     let shown = document(folder.path(), "balance --endpoints users.toml --clients 60 --size 3 --json");
     let result = &shown["results"][0];
@@ -149,7 +149,7 @@ fn balance_of_a_list_is_that_of_the_endpoints_that_ask_for_connections() {
 }
 
 #[test]
-fn what_is_wrong_with_a_list_or_a_configuration_is_named_with_its_line() {
+fn faults_in_lists_and_configurations_are_reported_with_their_line() {
     let folder = folder();
     let path = folder.path();
     fs::write(path.join("wrong.toml"), "[[endpoint]]\naddress = \"10.0.0.1\"\n").expect("write");

@@ -44,7 +44,7 @@ cost = { mean = "1ms", exact = true }
 "#;
 
 #[test]
-fn utilization_is_rate_times_cost_over_what_a_machine_can_do() {
+fn utilization_is_rate_times_cost_over_capacity() {
     let report = played(&STEADY.replace("count = 2", "count = 2\ncores = 2\nspeed = [1.0, 0.5]"));
     let figures = figures(&report, 0);
     // 50 requests per second of 1 ms and of 2 ms, on two cores.
@@ -60,14 +60,14 @@ fn utilization_is_rate_times_cost_over_what_a_machine_can_do() {
 }
 
 #[test]
-fn a_wait_holds_a_request_and_no_cpu() {
+fn a_wait_uses_no_cpu() {
     let report = played(&format!("{STEADY}wait = \"30ms\"\nlives = \"even\"\n"));
     near(figures(&report, 0).cpu[0], 0.05, 0.01);
     near(figures(&report, 0).latency_ms.p50.mean, 31.0, 0.01);
 }
 
 #[test]
-fn a_quota_is_what_utilization_is_of_and_who_needs_more_of_it_waits() {
+fn utilization_is_relative_to_the_quota_and_excess_work_waits() {
     let quota = |cost: &str| {
         let quota = "count = 2\nquota = { cores = [0.04, 0.08], period = \"25ms\" }";
         played(&STEADY.replace("count = 2", quota).replace("mean = \"1ms\"", &format!("mean = \"{cost}\"")))
@@ -87,7 +87,7 @@ fn a_quota_is_what_utilization_is_of_and_who_needs_more_of_it_waits() {
 }
 
 #[test]
-fn weights_and_shares_go_through_every_policy() {
+fn every_policy_applies_weights_and_shares() {
     for policy in ["weighted-round-robin", "least-loaded", "p2c", "random"] {
         let text = STEADY
             .replace("round-robin", policy)
@@ -140,7 +140,7 @@ fn a_backend_that_resets_at_once_looks_idle_unless_errors_count() {
 }
 
 #[test]
-fn a_limit_spares_a_backend_and_may_leave_nobody() {
+fn a_limit_protects_a_slow_backend_and_may_refuse_requests() {
     let busy = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]");
     let errors = |lines: &str| counts(&played(&format!("{busy}{lines}"))).errors;
     assert_eq!(errors("active_limit = 5\n"), RequestErrors::default(), "the fast one has room");
@@ -153,7 +153,7 @@ fn a_limit_spares_a_backend_and_may_leave_nobody() {
 }
 
 #[test]
-fn a_request_is_given_up_in_time_and_what_works_on_it_goes_on() {
+fn a_backend_continues_a_request_that_its_client_gave_up() {
     // The slow backend needs 100 ms for each of 50 requests per second.
     let text = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]") + "timeout = \"500ms\"\n";
     let report = played(&text);
@@ -167,7 +167,7 @@ fn a_request_is_given_up_in_time_and_what_works_on_it_goes_on() {
 }
 
 #[test]
-fn what_has_failed_is_tried_again() {
+fn failed_requests_are_retried() {
     let fail = "[[fail]]\nat = \"2s\"\nfor = \"10s\"\nbackends = 1\nmode = \"MODE\"\n";
     for mode in ["refuse", "reset_at_once", "errors", "blackhole"] {
         let of = |more: &str| counts(&played(&format!("{STEADY}{more}{}", fail.replace("MODE", mode))));
@@ -184,7 +184,7 @@ fn what_has_failed_is_tried_again() {
 }
 
 #[test]
-fn a_slow_backend_is_slow_while_it_fails_and_serves() {
+fn a_slow_backend_serves_slowly_while_it_fails() {
     let text = format!(
         "{STEADY}[[fail]]\nat = \"5s\"\nfor = \"5s\"\nbackends = 1\nmode = \"slow\"\nslowdown = 5.0\n"
     );
@@ -197,7 +197,7 @@ fn a_slow_backend_is_slow_while_it_fails_and_serves() {
 }
 
 #[test]
-fn a_start_costs_until_caches_are_warm() {
+fn a_started_backend_is_slower_for_a_while() {
     let text = STEADY.replace("count = 2", "count = 2\nrestart_cost = { factor = 4.0, for = \"5s\" }")
         + "[[restart]]\nat = \"4s\"\nbatch = 1\nlame_duck = \"500ms\"\ndown = \"500ms\"\npause = \"20s\"\n";
     let report = played(&text);
@@ -221,7 +221,7 @@ fn neighbours_make_a_machine_slower() {
 }
 
 #[test]
-fn users_who_wait_send_no_more_than_is_served() {
+fn waiting_users_send_no_more_than_is_served() {
     let closed = "closed = { clients = 10, think = \"90ms\" }";
     let text = STEADY.replace("rate = 100.0", closed);
     // Each of ten users has a cycle of about 91 ms.
@@ -249,7 +249,7 @@ fn tasks_may_be_absent_unequal_and_send_in_bursts() {
 }
 
 #[test]
-fn more_than_all_machines_can_do_is_rejected_where_queues_end() {
+fn requests_beyond_capacity_are_rejected_when_queues_are_full() {
     let text = STEADY.replace("count = 2", "count = 2\nspeed = 0.02\nqueue = 10");
     let report = played(&text);
     near(figures(&report, 0).asked.mean, 2.5, 0.01);
@@ -260,7 +260,7 @@ fn more_than_all_machines_can_do_is_rejected_where_queues_end() {
 }
 
 #[test]
-fn lame_ducks_that_say_so_themselves_are_left_in_time() {
+fn clients_leave_lame_ducks_that_report_their_state_in_time() {
     let restart =
         "[[restart]]\nat = \"4s\"\nbatch = 1\nlame_duck = \"500ms\"\ndown = \"2s\"\npause = \"1s\"\n";
     let down = |lines: &str| {
@@ -277,7 +277,7 @@ fn lame_ducks_that_say_so_themselves_are_left_in_time() {
 }
 
 #[test]
-fn a_report_that_was_overtaken_by_a_newer_one_is_dropped() {
+fn a_report_overtaken_by_a_newer_one_is_dropped() {
     let restart =
         "[[restart]]\nat = \"1s\"\nbatch = 1\nlame_duck = \"100ms\"\ndown = \"0s\"\npause = \"20s\"\n";
     let text = STEADY
@@ -293,7 +293,7 @@ fn a_report_that_was_overtaken_by_a_newer_one_is_dropped() {
 }
 
 #[test]
-fn a_client_that_starts_hears_of_the_lame_ducks_that_there_are() {
+fn a_new_client_learns_of_existing_lame_ducks() {
     let text = STEADY
         .replace("duration", "notice = { delay = \"10s\" }\nreports = { delay = \"2ms\" }\nduration")
         + "[[resize]]\nat = \"5s\"\njob = \"one\"\ntasks = 3\n"
@@ -302,7 +302,7 @@ fn a_client_that_starts_hears_of_the_lame_ducks_that_there_are() {
 }
 
 #[test]
-fn who_gives_up_before_an_answer_is_due_ejects_nobody() {
+fn a_client_that_gives_up_early_ejects_no_backend() {
     let ejections = |timeout: &str| {
         let fail = "[[fail]]\nat = \"4s\"\nfor = \"10s\"\nbackends = 1\nmode = \"blackhole\"\n";
         let report = played(&format!("{STEADY}timeout = \"{timeout}\"\nejection = {{}}\n{fail}"));
@@ -314,7 +314,7 @@ fn who_gives_up_before_an_answer_is_due_ejects_nobody() {
 }
 
 #[test]
-fn cursors_of_several_cpus_share_the_work_as_one_does() {
+fn cursors_of_several_cpus_spread_the_load_like_one() {
     for cpus in [1, 4, 64] {
         let report = played(&format!("{STEADY}cpus = {cpus}\n"));
         near(figures(&report, 0).evenness.cpu_max_over_min.mean, 1.0, 0.1);
@@ -324,7 +324,7 @@ fn cursors_of_several_cpus_share_the_work_as_one_does() {
 /// The book's fleet, played for a fifth of a minute; `socklb-sim traffic --scenario book-load`
 /// prints the full numbers.
 #[test]
-fn the_book_s_fleet_is_as_uneven_as_the_book_says() {
+fn the_book_s_fleet_is_as_uneven_as_in_the_book() {
     let text = lb_sim::traffic::shipped::text("book-load").expect("it is shipped");
     let text =
         text.replace("\"160s\"", "\"12s\"").replace("\"60s\"", "\"4s\"").replace("seeds = 3", "seeds = 2");
@@ -350,7 +350,7 @@ fn unequal() -> String {
 }
 
 #[test]
-fn feedback_makes_utilization_even_whatever_the_reason_why_it_is_not() {
+fn feedback_evens_out_utilization_for_every_cause_of_unevenness() {
     let report = played(&unequal());
     let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
     // Half of the machines have less than half of the capacity of the others. A58 considers neither
@@ -386,7 +386,7 @@ fn late_and_lost_reports_make_feedback_slower_and_never_worse_than_no_reports() 
 }
 
 #[test]
-fn where_all_is_even_late_and_lost_reports_make_nothing_swing() {
+fn late_and_lost_reports_cause_no_oscillation_in_an_even_fleet() {
     let even = unequal()
         .replace("{ alternate = [1.0, 2.5] }", "1.75")
         .replace("skew = 0.5\n", "")
@@ -410,7 +410,7 @@ fn where_all_is_even_late_and_lost_reports_make_nothing_swing() {
 }
 
 #[test]
-fn feedback_settles_within_five_lives_of_connections_that_are_kept() {
+fn feedback_settles_within_five_lifetimes_of_long_connections() {
     // Each task has about 200 connections, with a request on each about every three seconds: as
     // many requests as in the fleet above.
     let kept = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
@@ -423,7 +423,7 @@ fn feedback_settles_within_five_lives_of_connections_that_are_kept() {
 }
 
 #[test]
-fn who_answers_no_connect_is_no_sinkhole_for_feedback() {
+fn a_blackholed_backend_is_no_sinkhole_for_feedback() {
     let fail = "[[fail]]\nat = \"40s\"\nfor = \"1h\"\nbackends = 2\nmode = \"blackhole\"\n";
     let report = played(&(unequal() + fail));
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
@@ -434,7 +434,7 @@ fn who_answers_no_connect_is_no_sinkhole_for_feedback() {
 }
 
 #[test]
-fn who_answers_with_errors_at_once_is_no_sinkhole_for_feedback() {
+fn fast_errors_make_no_sinkhole_for_feedback() {
     let fail = "[[fail]]\nat = \"40s\"\nfor = \"1h\"\nbackends = 2\nmode = \"errors\"\n";
     let report = played(&(unequal() + fail));
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
@@ -478,7 +478,7 @@ load = "feedback"
 /// With equal use, requests wait longer at a backend with a small quota. The laws even out the
 /// reported utilization, which includes waiting, not only the use.
 #[test]
-fn time_out_of_quota_is_part_of_what_laws_make_even() {
+fn laws_even_out_waiting_time_caused_by_quotas() {
     let uneven = |text: &str| {
         let report = played(text);
         let uneven = |run: usize| figures(&report, run).evenness.cpu_max_over_mean.mean;

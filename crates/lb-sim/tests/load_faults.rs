@@ -41,7 +41,7 @@ fn failed(rows: &[&StepRow]) -> f64 {
 }
 
 #[test]
-fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
+fn a_lying_backend_gets_at_most_eight_times_its_share() {
     let report = played(&(FLEET.to_owned() + RUNS + LIMIT + &fail("mode = \"lies\"\nutilization = 0.01")));
     for run in ["feedback", "p2c", "limit"] {
         // At first the lying backend has a sixth of each row that contains it, and later at most
@@ -70,7 +70,7 @@ fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
 }
 
 #[test]
-fn who_hangs_gets_no_more_than_it_has() {
+fn a_hung_backend_gains_no_share() {
     let text = FLEET.replace("rate = 60.0", "rate = 60.0\ntimeout = \"2s\"");
     let report = played(&(text + RUNS + LIMIT + &fail("mode = \"hang\"")));
     let failed = |run: &str| failed(&rows(&report, run, (130, 180)));
@@ -91,7 +91,7 @@ fn who_hangs_gets_no_more_than_it_has() {
 }
 
 #[test]
-fn what_hangs_is_served_or_cut_and_counted_once() {
+fn requests_at_a_hung_backend_are_served_or_cut_and_counted_once() {
     let text = FLEET.replace("\"180s\"", "\"40s\"").replace("\"130s\"", "\"0s\"");
     let report = played(&(text + "[[fail]]\nat = \"10s\"\nfor = \"20s\"\nbackends = 2\nmode = \"hang\"\n"));
     let errors = |from| {
@@ -106,7 +106,7 @@ fn what_hangs_is_served_or_cut_and_counted_once() {
 }
 
 #[test]
-fn who_falls_silent_keeps_its_share_for_three_minutes_and_then_has_its_structural_one() {
+fn a_silent_backend_returns_to_its_structural_share_after_three_minutes() {
     let silent = "[[fail]]\nat = \"60s\"\nfor = \"300s\"\nbackends = 1\nmode = \"silent\"\n";
     let text = FLEET.replace("\"180s\"", "\"430s\"") + FEEDBACK + silent;
     let report = played(&text);
@@ -119,7 +119,7 @@ fn who_falls_silent_keeps_its_share_for_three_minutes_and_then_has_its_structura
 }
 
 #[test]
-fn a58_forgets_the_weight_of_whoever_falls_silent_for_three_minutes() {
+fn a58_drops_the_weight_of_a_backend_silent_for_three_minutes() {
     // All backends fall silent: without two known weights, every backend has the same weight.
     let silent = "[[fail]]\nat = \"60s\"\nfor = \"10m\"\nshare = 100\nmode = \"silent\"\n";
     let text = FLEET.replace("\"180s\"", "\"260s\"").replace("\"random\"", "\"rocksteadier\"")
@@ -134,7 +134,7 @@ fn a58_forgets_the_weight_of_whoever_falls_silent_for_three_minutes() {
 }
 
 #[test]
-fn who_starts_slowly_comes_to_its_share_without_going_beyond_it() {
+fn slow_start_reaches_the_share_without_overshoot() {
     let text = FLEET
         .replace("count = 20", "count = 20\nrestart_cost = { factor = 3.0, for = \"10s\" }")
         .replace("\"180s\"", "\"140s\"")
@@ -169,7 +169,7 @@ fn who_starts_slowly_comes_to_its_share_without_going_beyond_it() {
 }
 
 #[test]
-fn in_panic_factors_stay() {
+fn factors_stay_the_same_in_panic() {
     let restart =
         "[[restart]]\nat = \"60s\"\nbatch = 19\nlame_duck = \"30s\"\ndown = \"1s\"\npause = \"10m\"\n";
     let text =

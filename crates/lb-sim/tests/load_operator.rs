@@ -20,7 +20,7 @@ fn reweighted(weight: u32) -> String {
 }
 
 #[test]
-fn a_weight_is_where_shares_begin_anew_and_nothing_swings() {
+fn a_changed_weight_restarts_shares_without_oscillation() {
     // With half of the weight: the backend regains its load, because it has free capacity.
     let report = played(&reweighted(50));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
@@ -46,7 +46,7 @@ fn a_weight_is_where_shares_begin_anew_and_nothing_swings() {
 }
 
 #[test]
-fn nor_do_connections_swing_that_are_kept() {
+fn long_connections_do_not_oscillate_after_a_weight_change() {
     let text = reweighted(50)
         .replace("rate = 60.0", "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"")
         .replace("\"180s\"", "\"300s\"")
@@ -61,7 +61,7 @@ fn nor_do_connections_swing_that_are_kept() {
 }
 
 #[test]
-fn a_law_is_frozen_off_and_on_for_all_tasks() {
+fn a_switch_freezes_or_turns_off_the_law_of_all_tasks() {
     let text = FLEET.replace("\"180s\"", "\"240s\"")
         + FEEDBACK
         + "[[switch]]\nat = \"60s\"\nload = \"freeze\"\n[[switch]]\nat = \"120s\"\nload = \"off\"\n\
@@ -84,7 +84,7 @@ fn a_law_is_frozen_off_and_on_for_all_tasks() {
 }
 
 #[test]
-fn daemons_that_are_replaced_all_at_once_go_on_where_the_others_were() {
+fn replaced_daemons_continue_with_the_saved_state() {
     let text = FLEET.replace("\"180s\"", "\"240s\"")
         + FEEDBACK
         + "[[upgrade]]\nat = \"80s\"\nkept = \"10s\"\n[[upgrade]]\nat = \"140s\"\nkept = \"nothing\"\n";
@@ -101,7 +101,7 @@ fn daemons_that_are_replaced_all_at_once_go_on_where_the_others_were() {
 }
 
 #[test]
-fn what_was_frozen_is_frozen_after_an_upgrade() {
+fn frozen_factors_stay_frozen_after_an_upgrade() {
     let text = FLEET.to_owned()
         + FEEDBACK
         + "[[switch]]\nat = \"60s\"\nload = \"freeze\"\n[[upgrade]]\nat = \"100s\"\nkept = \"10s\"\n";

@@ -13,7 +13,7 @@ fn report(out: &Path) -> Output {
 }
 
 #[test]
-fn the_report_is_written_over_an_earlier_one() {
+fn the_report_overwrites_an_earlier_report() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("report");
     // This is a report of an earlier version. A test in the library shows that the same build gives
@@ -58,7 +58,7 @@ fn check_load(page: &str) {
 }
 
 #[test]
-fn a_directory_with_other_files_is_left_alone() {
+fn a_directory_with_other_files_is_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("notes.txt"), "mine").unwrap();
     let output = report(folder.path());
@@ -75,7 +75,7 @@ fn a_directory_with_other_files_is_left_alone() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_named() {
+fn a_directory_that_cannot_be_created_is_named() {
     let output = report(Path::new("/dev/null/report"));
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));

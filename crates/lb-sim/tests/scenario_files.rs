@@ -26,13 +26,13 @@ fn check_job(lines: &str, expected: &str) {
 }
 
 #[test]
-fn a_small_scenario_is_read() {
+fn a_small_scenario_is_valid() {
     let scenario = read(&format!("{START}{JOB}")).unwrap();
     assert_eq!((scenario.backends, scenario.jobs.len(), scenario.runs.len()), (4, 1, 1));
 }
 
 #[test]
-fn a_wrong_value_is_named_with_its_position_and_what_is_right() {
+fn a_wrong_value_is_reported_with_position_and_correction() {
     check_job("size = 0", "9:8: 0 is not a size: write 1 to 256, or \"auto\" (in: size = 0)");
     check_job("size = {}", "9:8: size has neither min nor low nor high: write min = 1 to 256");
     check_job("size = { low = 0.0 }", "9:8: low is 0: write 0.001 to 1000000, with at most three decimals");
@@ -84,7 +84,7 @@ fn a_wrong_value_is_named_with_its_position_and_what_is_right() {
 }
 
 #[test]
-fn values_must_make_sense_together() {
+fn inconsistent_values_are_refused() {
     let whole = |from: &str, to: &str| format!("{}{JOB}", START.replace(from, to));
     check(&whole("\"10s\"", "\"0s\""), "x.toml:2:12: a duration of 0 has nothing to show");
     check(
@@ -124,7 +124,7 @@ fn values_must_make_sense_together() {
 }
 
 #[test]
-fn a_failure_says_of_whom_how_long_and_how_often() {
+fn failures_need_backends_duration_and_repetition() {
     let fail = |lines: &str, expected: &str| {
         check_job(&format!("[[fail]]\nat = \"1s\"\nfor = \"2s\"\n{lines}"), expected);
     };
@@ -205,7 +205,7 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
 }
 
 #[test]
-fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
+fn scenarios_that_are_too_large_are_refused() {
     let copies = |tasks: u32| {
         format!("{START}{JOB}copies = 10_000\n").replace("tasks = 2", &format!("tasks = {tasks}"))
     };
@@ -277,7 +277,7 @@ fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
 }
 
 #[test]
-fn what_is_sent_and_what_it_costs_make_sense_together() {
+fn inconsistent_rates_and_costs_are_refused() {
     let rate = "rate = 10.0\n";
     let cost = "cost = { mean = \"1ms\", sigma = 1.0 }\n";
     check_job("rate = 0.0", "9:8: a rate of 0 arrivals per second at one task: write 0.00001 to 20000");
@@ -346,7 +346,7 @@ fn what_is_sent_and_what_it_costs_make_sense_together() {
 }
 
 #[test]
-fn a_policy_that_looks_at_every_member_needs_a_subset_that_is_not_too_large() {
+fn scanning_policies_need_small_subsets() {
     let many = START.replace("count = 4", "count = 300");
     let check_many =
         |lines: &str, expected: &str| check(&format!("{many}{JOB}{lines}\n"), &format!("x.toml:{expected}"));
@@ -362,7 +362,7 @@ fn a_policy_that_looks_at_every_member_needs_a_subset_that_is_not_too_large() {
 }
 
 #[test]
-fn weights_follow_load_where_it_is_reported_and_weights_count() {
+fn load_laws_need_reports_costs_and_a_weighted_policy() {
     let cost = "rate = 10.0\ncost = { mean = \"1ms\", exact = true }\n";
     check_job("load = \"on\"", "9:8: \"on\" is not a law of weights: write one of a58, feedback, off");
     check_job(
@@ -400,7 +400,7 @@ fn weights_follow_load_where_it_is_reported_and_weights_count() {
 }
 
 #[test]
-fn an_operator_does_something_that_changes_something() {
+fn operator_actions_without_effect_are_refused() {
     let reweight = |lines: &str, expected: &str| check_job(&format!("[[reweight]]\n{lines}"), expected);
     let first = "at = \"1s\"\nfrom = 0\nto = 3\n";
     assert!(read(&format!("{START}{JOB}[[reweight]]\n{first}weight = 0\n")).is_ok());
@@ -450,7 +450,7 @@ fn an_operator_does_something_that_changes_something() {
 }
 
 #[test]
-fn a_run_may_have_reports_of_its_own() {
+fn a_run_may_have_its_own_reports() {
     let cost = "rate = 10.0\ncost = { mean = \"1ms\", exact = true }\nload = \"feedback\"\n";
     let run = |name: &str, reports: &str| format!("[[run]]\nname = \"{name}\"\nreports = {{ {reports} }}\n");
     assert!(read(&format!("{START}{JOB}{cost}{}", run("a", "loss = 50"))).is_ok());
@@ -481,7 +481,7 @@ fn a_run_may_have_reports_of_its_own() {
 }
 
 #[test]
-fn machines_are_as_fast_as_somebody_says() {
+fn speeds_and_quotas_have_bounds() {
     let machines = |lines: &str, expected: &str| {
         let text = START.replace("{ count = 4 }", &format!("{{ count = 4, {lines} }}"));
         check(&format!("{text}{JOB}"), &format!("x.toml:4:{expected}"));
@@ -518,7 +518,7 @@ fn machines_are_as_fast_as_somebody_says() {
 }
 
 #[test]
-fn what_takes_too_long_is_refused_before_it_begins() {
+fn scenarios_that_take_too_long_are_refused() {
     let text = START.replace("step", "seeds = 100\nstep");
     check(
         &format!("{text}{JOB}rate = 20000.0\n").replace("tasks = 2", "tasks = 1000"),

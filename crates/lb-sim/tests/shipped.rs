@@ -21,7 +21,7 @@ fn rows<'a>(report: &'a TrafficReport, run: &str) -> Vec<&'a StepRow> {
 }
 
 #[test]
-fn every_shipped_scenario_is_named_in_the_readme_and_read_by_its_name() {
+fn every_shipped_scenario_is_valid_and_in_the_readme() {
     let readme = include_str!("../scenarios/README.md");
     for (name, text) in shipped::SHIPPED {
         let scenario = Scenario::read(name, name, text).unwrap_or_else(|fault| panic!("{fault}"));
@@ -225,7 +225,7 @@ impl Failures {
 const SEEDS: std::ops::Range<u64> = 0..5;
 
 #[test]
-fn a_tenth_that_dies_costs_five_connects_each_and_the_trials() {
+fn each_dead_backend_costs_five_connects_and_its_trials() {
     for seed in SEEDS {
         let played = Failures::play("ejection-tenth", seed);
         let (with, without) = played.check();
@@ -243,7 +243,7 @@ fn a_tenth_that_dies_costs_five_connects_each_and_the_trials() {
 }
 
 #[test]
-fn half_of_the_fleet_may_die_at_once() {
+fn clients_survive_the_death_of_half_of_the_fleet() {
     for seed in SEEDS {
         let played = Failures::play("ejection-half", seed);
         let (with, without) = played.check();
@@ -255,7 +255,7 @@ fn half_of_the_fleet_may_die_at_once() {
 }
 
 #[test]
-fn flapping_backends_are_ejected_once_each_time_and_taken_back() {
+fn flapping_backends_are_ejected_once_each_time_and_readmitted() {
     for seed in SEEDS {
         let played = Failures::play("ejection-flapping", seed);
         let (with, without) = played.check();
@@ -269,7 +269,7 @@ fn flapping_backends_are_ejected_once_each_time_and_taken_back() {
 }
 
 #[test]
-fn a_fleet_that_dies_and_returns_is_found_at_once_and_taken_back() {
+fn a_returned_fleet_is_found_at_once_and_readmitted() {
     for seed in SEEDS {
         let played = Failures::play("ejection-all", seed);
         let (with, without) = played.check();
@@ -300,7 +300,7 @@ fn figures<'a>(runs: &'a [RunFigures], name: &str) -> &'a RunFigures {
 }
 
 #[test]
-fn the_sinkhole_draws_nearly_all_requests_of_least_loaded_unless_errors_count() {
+fn the_sinkhole_gets_nearly_all_least_loaded_requests_unless_errors_count() {
     let mut scenario = shipped::scenario("sinkhole");
     scenario.seeds = 1;
     let report = play(&scenario, scenario.seed);
@@ -334,7 +334,7 @@ fn a_limit_of_active_requests_helps_and_backfires() {
 }
 
 #[test]
-fn no_machine_of_the_book_s_fleet_is_asked_for_more_than_it_can_do() {
+fn no_machine_of_the_book_s_fleet_is_overloaded() {
     let scenario = shipped::scenario("book-load");
     let job = &scenario.jobs[0];
     let each = job.rate.expect("it has a rate").0 * job.cost.expect("it has a cost").0.mean();
@@ -348,7 +348,7 @@ fn no_machine_of_the_book_s_fleet_is_asked_for_more_than_it_can_do() {
 }
 
 #[test]
-fn a_hundred_small_jobs_are_even_only_where_weights_follow_load() {
+fn a_hundred_small_jobs_are_even_only_with_weights_that_follow_load() {
     // Plays a third of the scenario's length; only the end counts.
     let text = shipped::text("load-small-jobs").expect("it comes with the program");
     let text = text.replace("\"100s\"", "\"60s\"").replace("\"250s\"", "\"90s\"");
@@ -361,7 +361,7 @@ fn a_hundred_small_jobs_are_even_only_where_weights_follow_load() {
 }
 
 #[test]
-fn bursts_are_worked_off_sooner_where_loads_are_compared() {
+fn policies_that_compare_loads_clear_bursts_sooner() {
     let runs = figures_of_one_seed("bursts");
     let p99 = |name: &str| figures(&runs, name).latency_ms.p99.mean;
     for policy in ["least-loaded", "p2c"] {

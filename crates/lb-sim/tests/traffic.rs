@@ -44,7 +44,7 @@ lives = "even"
 "#;
 
 #[test]
-fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
+fn a_stopped_backend_loses_its_connections_and_its_share() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
     // The first arrival is at some time s in the first second. Four arrive before the resize, two
     // at each backend. The arrivals of s and s + 1 have ended by then; of the other two, one is at
@@ -111,7 +111,7 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
 }
 
 #[test]
-fn a_client_that_does_not_know_yet_connects_to_a_backend_that_is_gone() {
+fn an_uninformed_client_connects_to_a_stopped_backend() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
     let text = text.replace("step", "notice = { delay = \"2s\" }\nstep");
     let report = play(&scenario(&text), 1);
@@ -144,7 +144,7 @@ fn load_follows_capacity_and_is_measured_by_it() {
 }
 
 #[test]
-fn connections_that_are_kept_follow_the_subset() {
+fn held_connections_follow_the_subset() {
     // Each of 4 tasks holds connections to 2 of 4 backends, in turn: 0 1, 2 3, 0 1, 2 3. With 5
     // backends: 0 1, 2 3, 4 0, 1 2.
     let text = r#"
@@ -276,7 +276,7 @@ proptest! {
 
     /// The same file and the same seed give the same document.
     #[test]
-    fn nothing_but_the_seed_changes_anything(text in busy(), seed in any::<u64>()) {
+    fn runs_differ_only_by_seed(text in busy(), seed in any::<u64>()) {
         let json = |seed| serde_json::to_string(&play(&scenario(&text), seed)).expect("it is a document");
         prop_assert_eq!(json(seed), json(seed));
         prop_assert_ne!(json(seed), json(seed ^ 1));

@@ -29,7 +29,7 @@ fn unequal(fleet: &Fleet, inequality: Inequality) -> UnequalLoads {
 }
 
 #[test]
-fn the_law_is_the_deviation_that_draws_have() {
+fn the_formula_matches_the_deviation_of_draws() {
     for (numbers, seed) in FLEETS.into_iter().flat_map(|numbers| [1, 2, 3].map(|seed| (numbers, seed))) {
         for (skew, missing) in [(0.2, 0), (0.5, 0), (1.0, 0), (0.0, 10), (0.0, 30), (0.5, 10)] {
             let inequality = Inequality { skew, missing };
@@ -45,7 +45,7 @@ fn the_law_is_the_deviation_that_draws_have() {
 }
 
 #[test]
-fn the_expected_utilization_is_about_what_draws_have() {
+fn the_expected_utilization_matches_draws() {
     for numbers in FLEETS {
         for (skew, missing) in [(0.2, 0), (0.5, 0), (0.0, 10), (0.0, 30), (0.5, 10)] {
             let inequality = Inequality { skew, missing };
@@ -61,7 +61,7 @@ fn the_expected_utilization_is_about_what_draws_have() {
 }
 
 #[test]
-fn the_size_that_is_chosen_is_the_smallest_that_is_enough() {
+fn the_chosen_size_is_the_smallest_sufficient_size() {
     // Clients, backends, skew, missing, and the chosen size. The size is at least 12.
     let rows = [
         (300, 300, 0.0, 0, 12),
@@ -123,7 +123,7 @@ fn lose(fleet: &Fleet, rates: &[f64], order: &[usize], lost: usize) -> Loss {
 }
 
 #[test]
-fn losing_a_part_of_the_clients_never_costs_more_than_that_part() {
+fn absent_clients_cost_at_most_their_part_of_utilization() {
     let mut least = f64::INFINITY;
     for (numbers, seed) in FLEETS.into_iter().flat_map(|numbers| [1, 2, 3].map(|seed| (numbers, seed))) {
         let fleet = fleet(numbers, seed);
@@ -145,7 +145,7 @@ fn losing_a_part_of_the_clients_never_costs_more_than_that_part() {
 /// For unequal clients, the relevant part is that of the traffic, because the heaviest clients have
 /// a larger part of the traffic than of the clients.
 #[test]
-fn losing_unequal_clients_never_costs_more_than_their_part_of_the_traffic() {
+fn absent_unequal_clients_cost_at_most_their_part_of_the_traffic() {
     let mut is_worse_than_their_number = false;
     for (numbers, seed) in FLEETS.into_iter().flat_map(|numbers| [1, 2, 3].map(|seed| (numbers, seed))) {
         let fleet = fleet(numbers, seed);

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_ratios_are_equally_long_on_a_logarithmic_axis() {
+    fn equal_ratios_have_equal_lengths_on_a_logarithmic_axis() {
         let scale = Scale::Logarithmic(0.25, 4.0);
         assert!((scale.fraction(1.0) - 0.5).abs() < 1e-12);
         assert!((scale.fraction(2.0) - 0.75).abs() < 1e-12);

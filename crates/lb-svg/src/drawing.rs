@@ -278,7 +278,7 @@ mod tests {
     use crate::geometry::at;
 
     #[test]
-    fn a_drawing_is_elements_with_classes() {
+    fn a_drawing_consists_of_elements_with_classes() {
         let mut drawing = Drawing::new(100.0, 50.0);
         drawing.line(Paint::INK, LineStyle::Dashed, at(0.0, 1.04), at(10.26, -0.01));
         drawing.text(Paint::QUIET, Lettering::Small, at(5.0, 20.0), Anchor::Start, "a < b & c");
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_written_over_is_told() {
+    fn cut_off_shapes_and_overlapping_labels_are_reported() {
         let mut drawing = Drawing::new(100.0, 50.0);
         drawing.text(Paint::INK, Lettering::Small, at(0.0, 20.0), Anchor::Start, "seven letters");
         assert_eq!(drawing.faults(), Vec::<String>::new());

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_to_be_read_stands_out_from_the_paper() {
+    fn text_has_enough_contrast_with_the_background() {
         for scheme in [0, 1] {
             let paper = luminance(Paint::PAPER.hue[scheme]);
             for hue in [Paint::INK.hue, Paint::QUIET.hue, RED, BLUE, OCHRE, GREEN, VIOLET] {

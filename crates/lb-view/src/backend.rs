@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ejection_is_told_with_its_cause_and_what_comes() {
+    fn an_ejection_shows_its_cause_and_the_next_trial() {
         let of = |health: Health, times: u32, trial_in_s: Option<f64>| {
             let ejection = EjectionStatus { failures: 5, cause: "refused".to_owned(), times, trial_in_s };
             let unused = BackendStatus::unused("10.0.0.1:80".parse().unwrap(), 0);

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told_by_name_and_key() {
+    fn a_comparison_lists_changes_by_name_and_key() {
         let before =
             named(&[("a", &[("policy", "p2c"), ("subset", "all")]), ("b", &[]), ("c", &[("x", "1")])]);
         let after =
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_a_table_is_none_where_only_the_table_is() {
+    fn a_missing_key_is_none_if_its_table_exists() {
         let of = |pairs: &[(&str, &str)]| named(&[("", pairs)]).remove("").unwrap();
         let told = |before: &[(&str, &str)], after: &[(&str, &str)]| {
             let changes = keys(&of(before), &of(after)).into_iter();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_more_or_less_is_no_difference() {
+    fn one_entry_more_or_less_is_no_change() {
         let parts = |entries: u32, parts: &[(u16, u32, u32)]| BackendShares {
             entries,
             backends: parts

@@ -299,7 +299,7 @@ mod tests {
     use crate::status::{AnomalyCounts, NeighbourProgram};
 
     #[test]
-    fn what_fails_is_told_by_service_and_backend() {
+    fn a_fault_names_its_service_and_backend() {
         let address = "10.0.0.1:80".parse().expect("an address");
         let failing =
             BackendStatus { failing: true, failed_60s: Some(7), ..BackendStatus::unused(address, 0) };
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_socklb_that_runs_first_is_named() {
+    fn the_fault_names_the_socklb_that_runs_first() {
         let neighbour = |cgroup: &str, hook: &str, is_socklb, runs_after_ours| NeighbourProgram {
             cgroup: cgroup.into(),
             hook: hook.to_owned(),

@@ -166,7 +166,7 @@ pub mod tests {
     }
 
     #[test]
-    fn with_reports_of_fewer_than_half_nothing_is_learnt() {
+    fn weights_are_blind_if_fewer_than_half_of_the_members_report() {
         let of = |reporting, expected| ServiceLoadStatus { reporting, expected, ..service(Vec::new()) };
         assert!(of(1, 3).is_blind() && !of(1, 2).is_blind() && !of(0, 0).is_blind());
         assert!(!ServiceLoadStatus { control: None, ..of(0, 3) }.is_blind(), "there is no control");
@@ -177,7 +177,7 @@ pub mod tests {
     }
 
     #[test]
-    fn each_client_is_told_of() {
+    fn a_switch_reports_each_client_and_a_failed_store() {
         let client = |client: &str, before: &str| SwitchedClient {
             client: client.to_owned(),
             before: before.to_owned(),

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_client_is_told_of() {
+    fn a_readmission_lists_each_client() {
         let client = |client: &str, was_ejected| Readmitted { client: client.to_owned(), was_ejected };
         let told = Readmission {
             schema: SCHEMA,

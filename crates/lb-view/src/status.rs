@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_stays_with_its_faults_and_those_of_the_host() {
+    fn a_filter_retains_its_faults_and_those_of_the_host() {
         let all = Filter::default();
         check(&all, false, &[("web", "users", &[1, 2]), ("web", "mail", &[1])], 4);
         let users = Filter { service: Some("users".to_owned()), ..Filter::default() };
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn backends_that_fail_come_first_in_every_order() {
+    fn failing_backends_come_first_in_every_order() {
         let failing = BackendStatus { failing: true, ..backend(9) };
         let busy = BackendStatus { active: 7, share: Some(0.1), ..backend(5) };
         let slow = BackendStatus { share: Some(0.9), started: 3, failed_60s: Some(1), ..backend(3) };

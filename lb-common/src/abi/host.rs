@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_ends_at_its_time() {
+    fn a_backend_is_lame_until_its_time() {
         let verdict = Verdict { lame_until_ns: 1_000 };
         assert_eq!([999, 1_000, 1_001].map(|now_ns| verdict.is_lame(now_ns)), [true, false, false]);
         assert!(!Verdict::default().is_lame(0));

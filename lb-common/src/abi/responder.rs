@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_of_two_answers_shows() {
+    fn a_mixture_of_two_answers_fails_its_check() {
         let one = PreparedAnswer { written_ns: 1, ..PreparedAnswer::zeroed() }.checked();
         let other = PreparedAnswer { written_ns: 2, change: 1, ..PreparedAnswer::zeroed() }.checked();
         let [from, to]: [[u64; WORDS]; 2] = [one, other].map(bytemuck::cast);

@@ -17,7 +17,7 @@ fn samples() -> impl Iterator<Item = u32> {
 }
 
 #[test]
-fn the_choice_stands_where_all_are_lame_ducks() {
+fn the_choice_remains_if_all_backends_are_lame_ducks() {
     let host = Host::in_turn(20);
     let all: Vec<usize> = (0..20).collect();
     for sample in samples() {
@@ -26,7 +26,7 @@ fn the_choice_stands_where_all_are_lame_ducks() {
 }
 
 #[test]
-fn one_of_a_few_that_is_no_lame_duck_is_found_for_certain() {
+fn the_only_healthy_one_of_few_backends_is_always_found() {
     for backends in 2..=5 {
         let host = Host::in_turn(backends);
         for well in 0..backends {
@@ -42,7 +42,7 @@ fn one_of_a_few_that_is_no_lame_duck_is_found_for_certain() {
 }
 
 #[test]
-fn one_of_many_is_mostly_found() {
+fn the_only_healthy_one_of_many_backends_is_mostly_found() {
     let host = Host::in_turn(20);
     let lame: Vec<usize> = (1..20).collect();
     let found = samples().filter(|sample| other(&host, *sample, 0, 1, &lame) == 0).count();
@@ -52,7 +52,7 @@ fn one_of_many_is_mostly_found() {
 }
 
 #[test]
-fn what_is_taken_from_a_lame_duck_goes_to_all_others_by_their_shares() {
+fn connects_of_a_lame_duck_go_to_all_others_by_their_shares() {
     // The first backend has twice as many entries as each other one.
     let host = Host::new((0..LENGTH).map(|entry| [0, 1, 0, 2, 3][entry as usize % 5]).collect(), 4);
     let mut counts = [0u32; 4];
@@ -66,7 +66,7 @@ fn what_is_taken_from_a_lame_duck_goes_to_all_others_by_their_shares() {
 }
 
 #[test]
-fn nobody_is_taken_who_may_not_be_chosen_or_is_at_the_limit() {
+fn unusable_or_full_backends_replace_no_lame_duck() {
     let mut host = Host::in_turn(6).with_flows(&[0, 3, 0, 2, 0, 0]).without(&[2]);
     host.backends[4].is_ejected = true;
     let seen: BTreeSet<u32> = samples().map(|sample| other(&host, sample, 3, 0, &[0])).collect();
@@ -80,7 +80,7 @@ fn nobody_is_taken_who_may_not_be_chosen_or_is_at_the_limit() {
 }
 
 #[test]
-fn no_more_backends_are_asked_than_are_said() {
+fn a_diversion_checks_a_limited_number_of_backends() {
     let host = Host::in_turn(20);
     let asked = std::cell::Cell::new(0);
     let first = other_than_lame(&host, host.table(), 5, 0, 9, |_| {
@@ -91,7 +91,7 @@ fn no_more_backends_are_asked_than_are_said() {
 }
 
 #[test]
-fn a_table_that_is_empty_or_broken_leaves_the_choice_as_it_is() {
+fn an_empty_or_broken_table_leaves_the_choice_unchanged() {
     let host = Host::in_turn(4);
     let empty = lb_common::abi::TableRef { length_log2: 0, ..host.table() };
     let past_the_end = lb_common::abi::TableRef { base: 1 << 30, ..host.table() };
@@ -103,14 +103,14 @@ fn a_table_that_is_empty_or_broken_leaves_the_choice_as_it_is() {
 }
 
 #[test]
-fn a_limit_that_is_exceeded_anyway_holds_nobody_back() {
+fn an_overflowed_choice_ignores_the_limit() {
     let limited = Rules { active_limit: 5, ..rules(Policy::LeastLoaded) };
     let limits = [How::Picked, How::Fallback, How::Overflowed].map(|how| limit_of_diversion(how, limited));
     assert_eq!(limits, [5, 5, 0]);
 }
 
 #[test]
-fn a_pick_tells_whether_it_was_diverted() {
+fn a_pick_shows_whether_it_was_diverted() {
     assert_eq!(diverted(picked(3), 3), picked(3));
     assert_eq!(diverted(picked(3), 4), Pick { how: How::Diverted, slot: 4 });
     let fallback = Pick { how: How::Fallback, slot: 3 };

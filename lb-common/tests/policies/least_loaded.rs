@@ -22,7 +22,7 @@ const TICKS: u32 = 9_537;
 
 /// "Site Reliability Engineering", chapter 20, "Least-Loaded Round Robin", word for word.
 #[test]
-fn the_books_ten_backends() {
+fn the_example_of_the_book_is_reproduced() {
     // "suppose a client uses a subset of backend tasks t0 to t9, and currently has the following
     // number of active requests against each backend"
     let mut host = Host::in_turn(10).with_flows(&[2, 1, 0, 0, 1, 0, 2, 0, 0, 1]);
@@ -54,7 +54,7 @@ fn the_books_ten_backends() {
 }
 
 #[test]
-fn equals_are_taken_in_turn_whatever_lies_between_them() {
+fn equally_loaded_backends_are_picked_in_turn() {
     // The test opens no flows, so the four idle backends remain equal.
     let host = Host::in_turn(10).with_flows(&[0, 5, 5, 0, 5, 5, 0, 0, 5, 5]);
     for start in [0, 1 << 30, u32::MAX] {
@@ -68,7 +68,7 @@ fn equals_are_taken_in_turn_whatever_lies_between_them() {
 }
 
 #[test]
-fn any_number_of_members_goes_round_in_order() {
+fn any_number_of_idle_members_is_picked_in_order() {
     for count in [1, 2, 3, 100, 128, 129, 200, 255, 256] {
         let host = Host::in_turn(count);
         let cpu = cpu_at(u32::MAX / 3);
@@ -87,7 +87,7 @@ fn any_number_of_members_goes_round_in_order() {
 /// The sinkhole of the book: a backend that fails at once never has an open flow, and would get all
 /// connects.
 #[test]
-fn a_backend_that_fails_fast_is_no_sinkhole() {
+fn a_fast_failing_backend_attracts_no_connects() {
     let mut failed = [0; 2];
     for (run, half_life) in [0, TICKS].into_iter().enumerate() {
         let mut host = Host::in_turn(10);
@@ -112,7 +112,7 @@ fn a_backend_that_fails_fast_is_no_sinkhole() {
 }
 
 #[test]
-fn members_that_contradict_themselves_break_nothing() {
+fn inconsistent_members_give_a_broken_pick() {
     let nobody = |how| Pick { how, slot: NO_SLOT };
     let mut host = Host::in_turn(257);
     host.fallback = 0;
@@ -126,7 +126,7 @@ fn members_that_contradict_themselves_break_nothing() {
 
 proptest! {
     #[test]
-    fn nobody_usable_has_less(
+    fn no_usable_backend_has_less_load_than_the_pick(
         count in 1u32..=256,
         backends in prop::collection::vec((0u32..20, 0u32..20, 0u32..40_000, prop::bool::weighted(0.8)), 256),
         sample: u32,
@@ -156,7 +156,7 @@ proptest! {
 }
 
 #[test]
-fn a_policy_that_goes_by_the_schedule_is_not_moved_by_it() {
+fn the_cursor_continues_after_a_change_of_policy() {
     // After switches to `least-loaded` and back, the cursor still visits every entry in turn.
     let host = Host::in_turn(10);
     let cpu = cpu_at(0);

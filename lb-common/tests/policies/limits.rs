@@ -12,7 +12,7 @@ fn limited(policy: Policy, limit: u32, overflow: Overflow) -> Rules {
 }
 
 #[test]
-fn all_fill_up_to_the_limit_and_no_further() {
+fn backends_fill_up_to_the_limit_only() {
     for policy in Policy::ALL {
         let mut host = Host::in_turn(10);
         let cpu = cpu_at(0);
@@ -36,7 +36,7 @@ fn all_fill_up_to_the_limit_and_no_further() {
 }
 
 #[test]
-fn too_many_to_be_listed_are_looked_for_among_256_scattered_entries() {
+fn unlisted_members_are_searched_in_256_scattered_entries() {
     for policy in Policy::ALL {
         let mut host = Host { listed: false, fallback: 1, ..Host::in_turn(LENGTH) };
         for backend in &mut host.backends {
@@ -68,7 +68,7 @@ fn too_many_to_be_listed_are_looked_for_among_256_scattered_entries() {
 }
 
 #[test]
-fn where_nobody_may_be_chosen_the_limit_changes_nothing() {
+fn without_usable_backends_the_limit_has_no_effect() {
     let all: Vec<usize> = (0..10).collect();
     for policy in Policy::ALL {
         for overflow in Overflow::ALL {
@@ -84,7 +84,7 @@ fn where_nobody_may_be_chosen_the_limit_changes_nothing() {
 
 proptest! {
     #[test]
-    fn nobody_at_the_limit_is_taken_while_another_is_below(
+    fn no_backend_at_the_limit_is_picked_while_another_is_below(
         number in 0u8..5,
         count in 1u32..=256,
         flows in prop::collection::vec(0u32..4, 256),

@@ -21,7 +21,7 @@ fn check(host: &Host, one: u32, other: u32, expected: u32) {
 }
 
 #[test]
-fn the_lower_load_for_its_weight_wins_and_of_equals_the_first() {
+fn the_lower_load_per_weight_wins_and_equal_loads_pick_the_first() {
     // Slot 0 has a quarter of the table, slot 1 the rest.
     let host = |flows: &[u32]| {
         let entries = (0..LENGTH).map(|entry| u32::from(entry % 4 != 0)).collect();
@@ -36,7 +36,7 @@ fn the_lower_load_for_its_weight_wins_and_of_equals_the_first() {
 }
 
 #[test]
-fn two_points_on_one_backend_are_no_choice_and_another_is_looked_for() {
+fn a_second_backend_is_searched_if_both_points_are_the_same() {
     // Every fourth entry has slot 0, so both entry 4 and entry 8 do.
     let entries = (0..LENGTH).map(|entry| u32::from(entry % 4 != 0)).collect();
     let host = Host::new(entries, 2).with_flows(&[9, 0]);
@@ -54,7 +54,7 @@ fn two_points_on_one_backend_are_no_choice_and_another_is_looked_for() {
 /// If one of two backends has 30 flows, none of 1,000 connects goes there, even if it has up to
 /// four fifths of the entries.
 #[test]
-fn a_loaded_backend_gets_nothing_while_another_is_idle() {
+fn a_loaded_backend_gets_no_connects_while_another_is_idle() {
     for weight in 1..=4 {
         for loaded in 0..2 {
             // `weight` entries of slot 0 and one entry of slot 1 alternate.
@@ -73,7 +73,7 @@ fn a_loaded_backend_gets_nothing_while_another_is_idle() {
 }
 
 #[test]
-fn errors_of_late_count_as_flows_until_they_are_forgotten() {
+fn recent_errors_count_as_flows_until_they_decay() {
     let mut host = Host::in_turn(2).with_flows(&[0, 3]);
     host.backends[0].errors = RecentErrors { count: 8, since: NOW };
     check(&host, 0, 1, 1);
@@ -84,7 +84,7 @@ fn errors_of_late_count_as_flows_until_they_are_forgotten() {
 }
 
 #[test]
-fn who_may_not_be_chosen_loses_and_in_place_of_two_of_them_another_is_drawn() {
+fn unusable_backends_lose_and_a_third_replaces_two_of_them() {
     check(&Host::in_turn(10).with_flows(&[0, 9]).without(&[0]), 0, 1, 1);
     check(&Host::in_turn(10).with_flows(&[9, 0]).without(&[1]), 0, 1, 0);
     let host = Host { fallback: 9, ..Host::in_turn(10).without(&[2, 5]) };
@@ -100,7 +100,7 @@ fn who_may_not_be_chosen_loses_and_in_place_of_two_of_them_another_is_drawn() {
 
 proptest! {
     #[test]
-    fn the_better_of_two_points_is_taken(
+    fn the_better_of_two_points_is_picked(
         entries in prop::collection::vec(0u32..10, LENGTH as usize),
         flows in prop::collection::vec(0u32..1000, 10),
         errors in prop::collection::vec((0u32..100, 0u32..100_000), 10),

@@ -20,7 +20,7 @@ fn nobody(how: How) -> Pick {
 }
 
 #[test]
-fn one_that_may_be_chosen_is_found_among_all_others_and_the_fallback_is_last() {
+fn a_single_usable_backend_is_found_and_the_fallback_comes_last() {
     for policy in [Policy::RoundRobin, SCHEDULED, Policy::Random, Policy::P2c] {
         for only in [0, 4, 255] {
             let others: Vec<usize> = (0..256).filter(|slot| *slot != only).collect();
@@ -42,7 +42,7 @@ fn one_that_may_be_chosen_is_found_among_all_others_and_the_fallback_is_last() {
 /// Neighbors in a schedule are always the same backends: if the next entry replaced an unusable
 /// one, one neighbor would get all connects of a dead backend.
 #[test]
-fn what_is_taken_from_some_goes_to_all_others_by_their_shares() {
+fn connects_of_unusable_backends_go_to_all_others_by_their_shares() {
     let weights = [4, 1, 2, 1, 2, 4, 1, 1];
     let entries: Vec<u32> =
         (0..).zip(weights).flat_map(|(slot, weight)| vec![slot; weight * LENGTH as usize / 16]).collect();
@@ -80,7 +80,7 @@ fn what_is_taken_from_some_goes_to_all_others_by_their_shares() {
 }
 
 #[test]
-fn a_schedule_wraps_at_the_end_of_its_table_and_stays_in_it() {
+fn positions_wrap_within_their_table() {
     let mut host = Host::in_turn(10).without(&[0]);
     // The tables of other services lie before and after this one.
     let mut entries: Vec<u32> = vec![9; LENGTH as usize];
@@ -103,7 +103,7 @@ fn a_schedule_wraps_at_the_end_of_its_table_and_stays_in_it() {
 }
 
 #[test]
-fn without_a_table_the_fallback_decides_under_every_policy() {
+fn every_policy_uses_the_fallback_without_a_table() {
     let mut host = Host { fallback: 3, listed: false, ..Host::in_turn(10) };
     let none = TableRef { base: 0, generation: 0, length_log2: 0, members: 0 };
     for policy in Policy::ALL {
@@ -116,7 +116,7 @@ fn without_a_table_the_fallback_decides_under_every_policy() {
 }
 
 #[test]
-fn contradictions_are_told_and_harm_nobody() {
+fn inconsistent_tables_give_a_broken_pick() {
     let host = Host { fallback: 3, ..Host::in_turn(10) };
     let table = |base, length_log2| TableRef { base, generation: 0, length_log2, members: 1 };
     for policy in [SCHEDULED, Policy::Random, Policy::P2c] {
@@ -184,7 +184,7 @@ proptest! {
 
     /// The sample that a pick returns gives the same choice again.
     #[test]
-    fn a_pick_is_repeated_by_its_sample(
+    fn a_sample_repeats_its_pick(
         number in 0u8..5,
         start: u32,
         flows in prop::collection::vec(0u32..4, 10),

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_ends_before_its_answer_is_whole_is_not_running() {
+    fn a_daemon_that_ends_before_its_answer_is_complete_is_not_running() {
         let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n17";
         assert!(matches!(asked(whole, Method::GET), Ok(Answer::Given(17))));
         for cut in [0, 10, 30, whole.len() - 1] {

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_option_is_the_same_with_every_command() {
+    fn a_short_option_means_the_same_in_every_command() {
         let whole = Cli::command();
         whole.clone().debug_assert();
         let options = whole.get_subcommands().chain([&whole]).flat_map(clap::Command::get_arguments);

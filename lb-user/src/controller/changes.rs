@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_list_is_told_by_its_endpoints() {
+    fn changes_of_a_list_are_named_by_endpoint() {
         let [healthy, lame] = [EndpointState::Healthy, EndpointState::LameDuck];
         let before = list(&[(1, 1, healthy), (2, 1, healthy), (3, 1, healthy)]);
         assert_eq!(list_changes(&before, &before), "none");
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_is_named() {
+    fn changes_of_a_configuration_are_named() {
         let before = config(&["a"], &[("users", "")], "");
         let check = |after: &Config, expected: &str| {
             assert_eq!(changes(&configured(&before), &configured(after)), expected);

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_restart_alone_changes_is_named_and_what_is_in_force_stays() {
+    fn settings_that_need_a_restart_are_named_and_stay_in_force() {
         let with = |lines: &str| good(&format!("{LEAST}{lines}"));
         let metrics = "[metrics]\nlisten = '127.0.0.1:9464'\n";
         let other = "[metrics]\nlisten = '[::1]:9464'\n[paths]\nrun = 'r'\nstate = 's'\n";
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_names_every_client_and_where_it_is_pinned() {
+    fn the_command_names_every_client_and_the_pins() {
         let usual = &Paths::default().pins;
         assert_eq!(remove_all(&["web"], usual), "`socklb detach web`");
         assert_eq!(remove_all(&["web"], Path::new("/bpf/x")), "`socklb detach web --pins '/bpf/x'`");

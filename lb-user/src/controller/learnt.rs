@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_read_again_with_its_age() {
+    fn stored_weights_are_read_with_their_age() {
         let learnt = learnt(Switch::Frozen, 1.25);
         let text = serde_json::to_vec(&kept(1_000, &learnt)).unwrap();
         let known = known(&text);
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_start_goes_on_while_no_daemon_runs() {
+    fn a_slow_start_continues_while_no_daemon_runs() {
         let address: SocketAddr = "10.0.0.2:80".parse().unwrap();
         let starting = |ready_for| BTreeMap::from([(address, Duration::from_secs(ready_for))]);
         let learnt = LearntWeights { starting: starting(5), ..learnt(Switch::On, 1.0) };
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_have_kept_harms_nothing() {
+    fn invalid_stored_values_are_rejected_or_bounded() {
         let text = serde_json::to_vec(&kept(1_000, &learnt(Switch::On, 1.25))).unwrap();
         for cut in 0..text.len() {
             assert!(StoredLoads::parse(&text[..cut]).is_err(), "{cut}");
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_changed_is_worth_a_write() {
+    fn only_changes_are_written() {
         let service = |switch, number| {
             BTreeMap::from([("users".to_owned(), KeptService::of(&learnt(switch, number), 1_000))])
         };
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_taken_for_nothing() {
+    fn an_unreadable_file_does_not_count_as_missing() {
         let mut learnings = Learnings::default();
         learnings.take(LearntFile::Unread("input/output error".to_owned()));
         assert!(learnings.unread.is_some());

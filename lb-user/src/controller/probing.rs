@@ -626,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_is_asked_once_and_often_if_one_of_its_clients_uses_it() {
+    fn a_backend_of_several_clients_is_polled_once_at_the_shortest_interval() {
         let mut probing = Probing::new(Box::new(WireEnd::default()));
         let idle = wanted(&[1], &[(80, false), (81, false)]);
         let active = wanted(&[1], &[(81, true), (82, true)]);
@@ -636,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_replaced_in_one_file_after_the_other_leave_no_gap() {
+    fn replacing_keys_file_by_file_leaves_no_gap() {
         let mut probing = Probing::new(Box::new(WireEnd::default()));
         // The keys of the two services at each step of a replacement, and the keys that both have.
         for (first, second, expected) in [
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_for_which_two_agents_answer_is_named() {
+    fn a_backend_with_two_agents_is_named() {
         let name = |port| name_of(Protocol::Tcp, ([10, 0, 0, 1], port).into());
         assert_eq!(contested_fault(&BTreeSet::new()), None);
         let one = contested_fault(&[name(80)].into()).unwrap().text;

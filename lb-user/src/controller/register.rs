@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_the_same_in_the_kernel() {
+    fn a_name_survives_its_encoding_for_the_kernel() {
         for (protocol, address) in [(Protocol::Tcp, "10.0.0.1:80"), (Protocol::Udp, "[2001:db8::1]:53")] {
             let name = Name { protocol, address: address.parse().unwrap() };
             assert_eq!(name_of(&key_of(name)), Some(name));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_keys_that_follow_each_other_are_one_partys() {
+    fn entries_with_a_common_key_belong_to_one_party() {
         let numbered = |id, byte| {
             Numbered { id, key: ServiceKey::from_bytes([byte; 32]) }.of_backend(Protocol::Tcp, any().address)
         };
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_listener_has_heard_later_stays() {
+    fn a_later_report_of_another_listener_stays() {
         let base = |incarnation, counter| Base { incarnation, counter };
         for (known, before, expected) in [
             (Some(base(7, 9)), None, true),

@@ -75,7 +75,7 @@ fn a_dead_backend_costs_five_connects_with_and_without_a_daemon() {
 }
 
 #[test]
-fn an_ejected_backend_comes_back_by_a_trial() {
+fn a_trial_readmits_an_ejected_backend() {
     script(BRIEFLY, |stage| {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
@@ -91,7 +91,7 @@ fn an_ejected_backend_comes_back_by_a_trial() {
 }
 
 #[test]
-fn what_the_programs_found_outlives_lists_policies_and_starts() {
+fn verdicts_of_the_programs_outlive_lists_policies_and_starts() {
     script(FOR_LONG, |stage| {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
@@ -111,7 +111,7 @@ fn what_the_programs_found_outlives_lists_policies_and_starts() {
 }
 
 #[test]
-fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends_and_goes_on_counting_when_it_returns() {
+fn a_removed_backend_holds_its_slot_and_counts_until_its_last_flow() {
     script("", |stage| {
         for _ in 0..3 {
             stage.connect().expect("all are well");
@@ -137,7 +137,7 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends_and_goes_on_countin
 
 /// Until then, a program may still read an entry that names the slot.
 #[test]
-fn a_slot_is_kept_until_a_wait_for_readers_has_succeeded() {
+fn a_slot_stays_until_a_wait_for_readers_succeeds() {
     script("", |stage| {
         stage.hangs = |work| matches!(work, BackgroundWork::WaitForReaders);
         stage.list(&BACKENDS[1..]);
@@ -156,7 +156,7 @@ fn a_slot_is_kept_until_a_wait_for_readers_has_succeeded() {
 }
 
 #[test]
-fn lists_that_change_without_pause_lose_no_count_and_no_slot() {
+fn constantly_changing_lists_lose_no_count_and_no_slot() {
     const SEVEN: [&str; 7] = [
         "10.0.0.1:80",
         "10.0.0.2:80",
@@ -184,7 +184,7 @@ fn lists_that_change_without_pause_lose_no_count_and_no_slot() {
 }
 
 #[test]
-fn a_cgroup_that_is_made_anew_is_followed_and_the_old_one_until_its_flows_end() {
+fn a_recreated_cgroup_is_covered_and_the_old_one_until_its_flows_end() {
     script("", |stage| {
         stage.connect().expect("all are well");
         let old = stage.place;
@@ -214,7 +214,7 @@ fn a_cgroup_that_is_made_anew_is_followed_and_the_old_one_until_its_flows_end() 
 }
 
 #[test]
-fn a_client_that_an_operator_has_removed_stays_gone() {
+fn a_client_removed_by_an_operator_stays_removed() {
     script("", |stage| {
         stage.stop_faults();
         stage.kernel.detach(&stage.pins()).expect("no fault");
@@ -284,7 +284,7 @@ impl Stage {
 }
 
 #[test]
-fn a_backend_that_fails_gets_at_most_its_share_whatever_others_hold() {
+fn a_failing_backend_gets_at_most_its_share() {
     for policy in ["p2c", "least-loaded"] {
         for (held, rate) in [(0, 5), (20, 1), (100, 5), (100, 40)] {
             let lines = format!("policy = \"{policy}\"\nejection = \"off\"\nerror_decay = \"5s\"");
@@ -303,7 +303,7 @@ fn a_backend_that_fails_gets_at_most_its_share_whatever_others_hold() {
 /// `p2c` compares the failing backend with one other backend at a time. A backend with few open
 /// connections must not set the measure for backends with many.
 #[test]
-fn others_that_hold_very_different_numbers_give_it_no_more() {
+fn unequal_open_flows_give_a_failing_backend_no_more() {
     let list = |first: &str| {
         let weights = [first, "weight = 4", "weight = 4"].into_iter().zip(BACKENDS);
         weights
@@ -338,7 +338,7 @@ fn others_that_hold_very_different_numbers_give_it_no_more() {
 
 /// Each other backend loses a connection now and then, as every backend does.
 #[test]
-fn single_errors_of_others_give_it_no_more() {
+fn single_errors_of_others_give_a_failing_backend_no_more() {
     for policy in ["p2c", "least-loaded"] {
         for every in [2, 4, 20] {
             let lines = format!("policy = \"{policy}\"\nejection = \"off\"\nerror_decay = \"5s\"");
@@ -359,7 +359,7 @@ fn single_errors_of_others_give_it_no_more() {
 }
 
 #[test]
-fn a_backend_that_is_well_again_has_connects_soon_also_if_others_hold_none_any_more() {
+fn a_recovered_backend_soon_gets_connects() {
     for policy in ["p2c", "least-loaded"] {
         for (rate, seconds) in [(20, 15), (1, 40)] {
             let lines = format!("policy = \"{policy}\"\nejection = \"off\"\nerror_decay = \"5s\"");
@@ -379,7 +379,7 @@ fn a_backend_that_is_well_again_has_connects_soon_also_if_others_hold_none_any_m
 /// Each operation fails once, in a run of its own. The final state must be the same as without the
 /// fault, and the next daemon must be able to adopt the maps.
 #[test]
-fn one_operation_that_fails_anywhere_changes_nothing_in_the_end() {
+fn one_failed_operation_does_not_change_the_final_state() {
     let run = |fails: Option<u64>| {
         let mut stage = Stage::new("");
         if let Some(others) = fails {

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn news_that_comes_too_soon_waits_and_is_not_lost() {
+    async fn early_news_waits_and_is_not_lost() {
         let (news, now) = (Notify::new(), Instant::now());
         assert!(!is_heard(&news, None));
         news.notify_one();

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_that_does_not_answer_holds_up_nobody_else() {
+    async fn a_hung_file_delays_no_other_file() {
         let io = FileIo::new();
         let (hung, other) = (Path::new("/hung"), Path::new("/other"));
         let (answer, query) = mpsc::channel::<()>();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_that_do_not_answer_hold_so_many_threads_and_no_more() {
+    async fn hung_files_hold_a_bounded_number_of_threads() {
         let io = FileIo::new();
         let short = Duration::from_millis(20);
         let (answer, query) = mpsc::channel::<()>();

@@ -120,7 +120,7 @@ mod tests {
     use crate::controller::learnt_path;
 
     #[test]
-    fn a_file_of_which_nobody_can_make_anything_is_put_aside() {
+    fn a_file_that_cannot_be_parsed_is_renamed() {
         let folder = tempfile::tempdir().unwrap();
         let file = learnt_path(folder.path());
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();

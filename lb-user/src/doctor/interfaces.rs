@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interface_is_described_by_what_may_be_in_the_way() {
+    fn an_interface_is_described_by_obstacles_to_attaching() {
         let interface = |index, name: &str, kind: Option<&str>, master, is_up| Interface {
             index,
             name: name.to_owned(),

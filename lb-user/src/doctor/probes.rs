@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn backends_that_say_how_they_are_are_counted_and_those_that_do_not_are_named() {
+    fn backends_are_counted_by_state_and_silent_ones_named() {
         assert_eq!(finding(&[]), []);
         let good = "client web, service users: 2 backends probed by report: 1 lame-duck, 1 ready";
         assert_eq!(finding(&[("ready", None), ("lame-duck", None)]), [(Severity::Ok, good.to_owned())]);

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_hold_a_socket_together_are_named_together() {
+    fn processes_that_share_a_socket_are_named_together() {
         let all: Vec<Uncovered> = (1..=7).map(|pid| socket(pid, false)).collect();
         let text = |count: usize| holders_text(&all.iter().take(count).collect::<Vec<_>>());
         assert_eq!(text(2), "web (pid 1), web (pid 2)");
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_past_the_limit_are_told_by_what_they_do() {
+    fn sockets_past_the_limit_are_counted_by_kind() {
         check(0, 20, (0, 20), &[]);
         check(0, 21, (0, 21), &["client web: 1 more socket not covered (listening)"]);
         check(21, 0, (21, 0), &["client web: 1 more socket not covered (connected)"]);

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_there_is_no_explanation_has_a_text_for_each_cause() {
+    fn a_missing_explanation_has_a_text_for_each_cause() {
         let dials = |client: &str, services: &[&str]| Dials {
             client: client.to_owned(),
             services: services.iter().map(|&service| service.to_owned()).collect(),

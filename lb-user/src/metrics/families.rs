@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn names_end_with_their_unit_and_are_given_once() {
+    fn names_end_with_their_unit_and_are_unique() {
         for (position, family) in ALL.iter().enumerate() {
             assert!(ALL[position + 1..].iter().all(|other| other.name != family.name), "{}", family.name);
             let ending = family.unit.map(|unit| format!("_{unit}")).unwrap_or_default();

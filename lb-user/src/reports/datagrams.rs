@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_go_to_both_families_and_come_whole() {
+    fn datagrams_reach_both_families_and_arrive_complete() {
         let here = ReportSocket::bind("[::]:0".parse().unwrap()).unwrap();
         for local in ["127.0.0.1:0", "[::1]:0"] {
             let there = ReportSocket::bind(local.parse().unwrap()).unwrap();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_too_short_is_seen_to_be() {
+    fn the_length_of_a_datagram_is_detected() {
         let there = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         for length in [0, 1, BYTES - 1, BYTES, BYTES + 1, 9_000] {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_sent_holds_no_other_up() {
+    fn an_unsendable_datagram_delays_no_other() {
         let here = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let there = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let to = there.address().unwrap();
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_an_error() {
+    fn a_port_in_use_is_an_error() {
         let one = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let error = ReportSocket::bind(one.address().unwrap()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);

@@ -43,7 +43,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn few_turns_are_taken_at_once() {
+    fn a_few_turns_begin_without_a_pause() {
         let mut pace = TokenBucket::new(Duration::ZERO);
         for turn in 0..10_000 {
             assert_eq!(pace.turn(APART * turn), Duration::ZERO);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_as_far_apart_as_is_said() {
+    fn many_turns_are_spaced_evenly() {
         let mut pace = TokenBucket::new(Duration::ZERO);
         let (mut now, mut turns) = (Duration::ZERO, 0);
         while now < MS * 1_000 {

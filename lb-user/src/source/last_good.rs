@@ -87,7 +87,7 @@ mod tests {
     use crate::source::FileSource;
 
     #[test]
-    fn a_list_is_kept_with_its_end_and_one_without_is_not_whole() {
+    fn a_stored_list_without_its_end_is_not_whole() {
         let folder = tempfile::tempdir().unwrap();
         let toml = folder.path().join("last-good/users.toml");
         keep(&toml, b"list").unwrap();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_kept_is_read_as_before_whatever_it_is_written_in() {
+    fn a_stored_list_reads_like_its_file_in_every_format() {
         let folder = tempfile::tempdir().unwrap();
         let service = Service::new("users", "10.96.0.10:80".parse().unwrap(), Subset::All, 0);
         let texts = [
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_write_is_neither_used_nor_written() {
+    fn a_directory_that_others_may_write_is_not_used() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("last-good/users.toml");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_processes_each_keeps_a_whole_list() {
+    fn two_processes_never_store_a_mixed_list() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("last-good/users.toml");
         let texts = [vec![b'a'; 100_000], vec![b'b'; 50_000]];

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_follow_each_other() {
+    fn addresses_are_consecutive() {
         let list = |first: &str, ports, hosts| -> Vec<String> {
             let addresses = Addresses { first: first.parse().unwrap(), ports, hosts };
             addresses.list().iter().map(ToString::to_string).collect()

@@ -181,7 +181,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_target_is_judged_by_the_median_ratio() {
+    fn targets_apply_to_the_median_ratio() {
         use Verdict::{NotReached, Pass, TooNoisy};
         check(1000.0, 1005.0, [Pass; 4]);
         check(1000.0, 1014.0, [Pass, Pass, Pass, NotReached]);
@@ -193,7 +193,7 @@ pub mod tests {
     }
 
     #[test]
-    fn an_arm_that_was_not_run_has_no_verdict() {
+    fn an_arm_without_a_run_has_no_verdict() {
         let outcome = outcome(Name::LeastLoaded, |arm| (arm != 2).then_some(1000.0));
         assert_eq!(outcome.rows[2].figures.as_ref().unwrap_err(), "refused for a reason");
         assert_eq!(outcome.rows[2].verdicts, []);
@@ -208,7 +208,7 @@ pub mod tests {
     }
 
     #[test]
-    fn an_interval_may_have_to_cover_one() {
+    fn some_targets_require_an_interval_around_one() {
         let figures = |low, high| {
             let ratio = Median { value: f64::midpoint(low, high), low, high };
             Figures { p50: 1.0, p99_of_all: 1.0, ratios: [ratio; 4], costs: Vec::new() }

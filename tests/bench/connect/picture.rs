@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_arm_but_the_first_has_a_row_if_it_was_run() {
+    fn every_measured_arm_except_the_first_has_a_row() {
         let times = [1000.0, 1001.0, 1030.0, 2000.0];
         let outcomes = [outcome(Name::LeastLoaded, |arm| (arm != 1).then_some(times[arm]))];
         assert_eq!(drawing(&outcomes).faults(), Vec::<String>::new());
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_of_all_groups_has_nothing_cut_off_or_written_over() {
+    fn labels_in_the_picture_are_neither_cut_off_nor_overlapping() {
         let names = Name::value_variants().iter();
         let outcomes: Vec<Outcome> = names.map(|&name| outcome(name, |_| Some(1000.0))).collect();
         assert_eq!(drawing(&outcomes).faults(), Vec::<String>::new());

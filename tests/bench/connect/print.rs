@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_stands_beside_what_was_measured() {
+    fn targets_are_printed_beside_measurements() {
         let outcome = outcome(Name::LeastLoaded, |arm| Some([1000.0, 1001.0, 1030.0, 1030.0][arm]));
         let text = terminal(&outcome);
         assert!(text.contains("1.0300 [1.0300, 1.0300]"), "{text}");
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arm_that_was_not_run_is_named() {
+    fn an_arm_without_a_run_is_named() {
         let outcome = outcome(Name::LeastLoaded, |arm| (arm != 2).then_some(1000.0));
         assert!(terminal(&outcome).contains("not run: refused for a reason"));
         assert!(markdown(&outcome).contains("| socklb active, least-loaded | not run |"));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_between_the_marks_is_replaced() {
+    fn text_between_the_marks_is_replaced() {
         let text = format!("before\n{BEGIN}old\n{END}after\n");
         assert_eq!(replaced(&text, "new\n").unwrap(), format!("before\n{BEGIN}new\n{END}after\n"));
         assert_eq!(replaced("no marks", "new\n"), None);

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_floor_is_what_additions_are_measured_by() {
+    fn additions_are_relative_to_the_floor() {
         // The direct arms take 1,000 ns, including the one with one backend. The floor adds 10 ns,
         // and every arm of socklb 20 to 22 ns, depending on the run.
         let run = |more: f64| {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_is_compared_in_points_with_its_copy_beside() {
+    fn builds_are_compared_in_points_beside_a_copy() {
         let run = outcome_of_two();
         let text = table(&[&run]);
         let line = text.lines().find(|line| line.contains(" minus ")).unwrap();

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missed_is_told() {
+    fn missed_targets_are_reported() {
         let findings = [
             Finding::shown("a", "1"),
             Finding::judged("b", "2", "3 at most", true),
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_by_their_shares() {
+    fn times_are_printed_as_quantiles() {
         let times = Times::new((1..=100).rev().map(Duration::from_millis));
         assert_eq!(times.to_string(), "p50 51.00 ms, p99 100.00 ms, p99.9 100.00 ms, most 100.00 ms, of 100");
         assert_eq!(Times::new([]).at(0.5), Duration::ZERO);

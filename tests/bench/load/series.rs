@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn utilization_is_what_was_used_of_what_may_be() {
+    fn utilization_is_used_over_usable_cpu_time() {
         let series = series(&[(50, 50), (50, 150)]);
         let percent =
             |shares: Vec<f64>| shares.iter().map(|share| (share * 100.0).round()).collect::<Vec<_>>();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_even_at_the_end_of_the_first_window_that_is() {
+    fn load_is_even_from_the_end_of_the_first_even_window() {
         let series = series(&[(100, 50), (80, 100), (60, 120), (60, 120), (60, 120)]);
         let after = |seconds, at_most| series.even_after(Duration::from_secs(seconds), at_most);
         assert_eq!(after(1, 1.01), Some(Duration::from_secs(3)));

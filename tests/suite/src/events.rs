@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_add_up_between_other_lines() {
+    fn events_are_summed_between_other_lines() {
         let mut run = Run::default();
         for line in [
             r#"{ "type": "suite", "event": "started", "test_count": 3 }"#,

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_with_a_test_of_a_kernels_facility_is_not_the_hosts_alone() {
+    fn a_module_with_a_test_for_guests_is_not_host_only() {
         assert_eq!(Modules::parse(TABLE).unwrap().host_only(), ["many"]);
     }
 

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_three_failures_are_no_accident() {
+    fn more_than_three_failures_get_no_second_try() {
         check(&["a", "b", "c"], &[&["a", "b", "c"], &["a", "b", "c"]], &["a", "b", "c"], &[]);
         check(&["a", "b", "c", "d"], &[], &[], &["a", "b", "c", "d"]);
     }

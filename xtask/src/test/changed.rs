@@ -142,7 +142,7 @@ mod tests {
 ";
 
     #[test]
-    fn a_test_reaches_from_its_attribute_to_its_last_brace() {
+    fn a_test_extends_from_its_attribute_to_its_last_brace() {
         let found = functions(FILE);
         let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["one", "two"]);

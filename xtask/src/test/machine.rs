@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_named_with_what_is_needed() {
+    fn a_full_disk_is_reported_with_the_needed_space() {
         check_room(Path::new("/a"), 2 << 30, 1 << 30).unwrap();
         let error = check_room(Path::new("/a"), 10 << 20, 1 << 30).unwrap_err().to_string();
         assert!(error.starts_with("/a has 10 MiB of free space, and the tests need 1024 MiB"), "{error}");

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_has_passed_with_the_inputs_that_are_noted() {
+    fn a_part_has_passed_if_its_inputs_match_the_record() {
         let mut passed = Passed::default();
         assert!(!passed.has(Part::Licences).unwrap());
         let hash = passed.hash(Part::Licences).unwrap();

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_line_leads_to_is_found() {
+    fn links_pages_and_tests_of_a_line_are_found() {
         let line = "see [a](b/c.md#d) and [e](https://f) and [g](#h)";
         assert_eq!(links(line).collect::<Vec<_>>(), ["b/c.md"]);
         let page = concat!("docs", "/i/j-k.md");
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named_with_its_line() {
+    fn missing_targets_are_reported_with_their_line() {
         let sources = BTreeMap::from([("a.rs".to_owned(), "fn a_test_that_is_really_there() {}".to_owned())]);
         let text = "`m::a_test_that_is_really_there`\n`m::a_test_that_is_not_there`\n[a](no/such/page.md)\n";
         let mut faults = Vec::new();

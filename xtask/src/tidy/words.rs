@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_made_of_a_synonym_is_named_with_the_word_for_it() {
+    fn a_name_with_a_synonym_is_reported_with_the_word_to_use() {
         let glossary = "| word | meaning | not |\n|---|---|---|\n| *reclaim*, *suspected* | m | `repair`, `swept` |\n| *flow* | m | |\n";
         let files = BTreeMap::from([(GLOSSARY.to_owned(), glossary.to_owned())]);
         let synonyms = synonyms(&files);

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_users_file_is_for_root_to_read() {
+    fn only_root_trusts_a_key_file_of_another_user() {
         for (owner, reader, expected) in
             [(0, 0, true), (7, 0, true), (0, 7, true), (7, 7, true), (8, 7, false)]
         {
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_file_is_a_secret_and_wrong_lines_are_named() {
+    fn exposed_key_files_and_wrong_lines_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let write = |text: &str, mode| {

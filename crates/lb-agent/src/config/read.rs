@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_written_is_the_default() {
+    fn missing_keys_have_their_defaults() {
         let config = good(LEAST);
         let [backend] = &config.backends[..] else { panic!("{config:?}") };
         assert_eq!(backend.check, Some(HealthCheck::new(CheckMethod::Tcp("10.0.0.1:80".parse().unwrap()))));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_may_be_written() {
+    fn every_valid_value_parses() {
         let of = |line: &str| good(&with(line)).backends.remove(0);
         let check = |line: &str| of(line).check.map(|check| check.check);
         let at = |text: &str| text.parse().unwrap();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_names_itself_and_what_is_right() {
+    fn a_wrong_value_is_reported_with_the_valid_ones() {
         let form = "(write \"tcp\", \"off\", { http = \"/healthz\" } or { command = [\"/usr/bin/app\", \"check\"] })";
         let cases = [
             ("check = 'http'", format!("4:9: unknown check \"http\" {form}")),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_names_keys_and_ports_is_told_at_once() {
+    fn faults_of_names_keys_and_ports_are_reported_together() {
         check(
             "listen = []\n[[backend]]\naddress = '[fe80::1]:80'\nkey = 'none'\n[[backend]]\nkey = 'k'\n",
             &[
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_64_backends_at_most() {
+    fn at_most_64_backends_are_accepted() {
         let backends =
             |count: usize| (1..=count).map(|n| LEAST.replace(":80'", &format!(":{n}'"))).collect::<String>();
         assert_eq!(good(&backends(64)).backends.len(), 64);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kernel_answers_names_interfaces_and_one_port() {
+    fn xdp_requires_interfaces_and_one_port() {
         let place = |allows_generic| Place {
             interfaces: vec!["eth0".to_owned(), "eth1".to_owned()],
             allows_generic,
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_a_restart_is_named() {
+    fn keys_that_need_a_restart_are_named() {
         let (one, other) = (good(LEAST), good(&format!("listen = '[::]:1'\ngroup = 'g'\n{LEAST}")));
         assert_eq!(one.fixed(&other), ["listen", "group"]);
         assert_eq!(one.fixed(&good("")), [""; 0]);

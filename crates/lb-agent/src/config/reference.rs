@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documentation_has_what_the_rows_say() {
+    fn the_documentation_matches_the_rows() {
         let page = include_str!("../../../../docs/reference/agent.md");
         assert!(
             with_tables(page).as_deref() == Some(page),

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn who_listens_at_another_address_of_the_port_is_somebody_else() {
+    fn connections_of_another_address_do_not_count() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         let mut other = listener(SocketAddr::new([127, 0, 0, 9].into(), address.port()));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_socket_serves_by_having_the_port() {
+    fn a_bound_udp_socket_serves() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         let mut here = BackendListener { protocol: Protocol::Udp, address, is_alone: false };

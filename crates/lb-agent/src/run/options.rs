@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_has_the_documented_default() {
+    fn missing_options_have_their_documented_defaults() {
         let args = parse(&[]).unwrap();
         let times = [args.grace, args.idle, args.kill_after].map(|time| time.as_secs());
         assert_eq!(times, [30, 5, 10]);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn times_end_at_their_limits() {
+    fn times_outside_their_limits_are_refused() {
         for good in [["--grace", "10s"], ["--grace", "150s"], ["--idle", "100ms"], ["--kill-after", "0s"]] {
             assert!(parse(&good).is_ok(), "{good:?}");
         }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_is_told_by_its_kind() {
+    fn checks_parse_by_kind() {
         for (text, expected) in [
             ("tcp:80", ReadinessMethod::Tcp(80)),
             ("http:8080/", ReadinessMethod::Http(8080, "/".to_owned())),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_application_is_told_by_a_signal_or_a_command() {
+    fn on_lame_duck_is_a_signal_or_a_command() {
         assert_eq!(telling("USR1"), Ok(Telling::Signal(Signal::USR1)));
         assert_eq!(telling("SIGHUP"), Ok(Telling::Signal(Signal::HUP)));
         assert_eq!(telling("touch /run/lame"), Ok(Telling::Command("touch /run/lame".to_owned())));

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_status_of_success_is_an_answer() {
+    async fn only_a_success_status_is_ready() {
         for (answer, expected) in [
             ("HTTP/1.1 200 OK\r\n\r\n", true),
             ("HTTP/1.0 204 No Content\r\n\r\n", true),
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_without_a_listener_accepts_nothing() {
+    async fn a_port_without_a_listener_is_not_ready() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let attempts = [ReadinessProbe::Tcp(address.port()), ReadinessProbe::Socket];

@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_is_known_by_its_name_with_and_without_sig() {
+    fn signal_names_parse_with_and_without_sig() {
         assert_eq!(Signal::from_name("USR1"), Some(Signal(libc::SIGUSR1)));
         assert_eq!(Signal::from_name("SIGWINCH"), Some(Signal(libc::SIGWINCH)));
         assert_eq!(Signal::from_name("usr1"), None);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_caught_is_not_taken() {
+    fn kill_stop_segv_and_chld_are_not_received() {
         let taken: Vec<Signal> = Signal::taken().collect();
         for absent in [Signal::KILL, Signal::STOP, Signal(libc::SIGSEGV), Signal(libc::SIGCHLD)] {
             assert!(!taken.contains(&absent), "{absent}");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_an_agent_does_not_take_is_said_again_and_then_who_has_not_heard() {
+    async fn a_failed_report_is_retried_before_unheard_clients_are_counted() {
         let said = Arc::new(Mutex::new(Vec::new()));
         let (events, mut heard) = mpsc::channel(8);
         let speaker = Speaker::start(Flaky { failures: 3, unheard: 2, said: said.clone() }, events);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_agent_that_hangs_holds_up_nobody() {
+    async fn an_agent_that_hangs_does_not_delay_the_end() {
         struct Deaf;
         impl Voice for Deaf {
             async fn say(&mut self, _: Readiness) -> anyhow::Result<()> {

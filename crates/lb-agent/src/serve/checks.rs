@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_is_a_tenth_longer_or_shorter() {
+    fn intervals_vary_by_a_tenth() {
         let second = Duration::from_secs(1);
         let times = [0, 127, 255].map(|random| jittered(second, random).as_millis());
         assert_eq!(times, [900, 999, 1100]);

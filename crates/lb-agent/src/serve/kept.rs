@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_last_is_kept_when_the_agent_ends() {
+    fn the_last_change_is_saved_when_the_agent_ends() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateDirectory::at(folder.path().join("state"));
         assert_eq!(Kept::read(&state).unwrap(), Kept::default());
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_waits_for_its_receipt_finds_it_on_the_disk_or_a_fault() {
+    async fn a_receipt_settles_when_the_change_is_saved_or_has_failed() {
         let folder = tempfile::tempdir().unwrap();
         let mut keeper = Keeper::new(&StateDirectory::at(folder.path()), Kept::default());
         let kept = Kept { lame_ducks: of("10.0.0.1:80"), ..Kept::default() };
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_written_and_what_cannot_be_written_is_a_fault() {
+    fn unreadable_state_is_an_error_and_unwritable_state_is_a_fault() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join(BY_RUN)).unwrap();
         let error = chain(&Kept::read(&StateDirectory::at(folder.path())).unwrap_err());
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_left_out() {
+    fn lines_that_are_not_names_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(BY_RUN), "10.0.0.1:80\nnonsense\n").unwrap();
         assert_eq!(

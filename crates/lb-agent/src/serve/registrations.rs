@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_does_not_show_itself_is_dead_and_its_backend_is_spoken_of_for_a_minute() {
+    fn an_expired_program_is_dead_and_its_backend_is_reported_for_a_minute() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let name = crate::name::parse("10.0.0.1:80").unwrap();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_heard_the_answer_may_register_again() {
+    fn a_program_may_register_again_with_its_number() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let [name, other] = ["10.0.0.1:80", "10.0.0.1:81"].map(|name| crate::name::parse(name).unwrap());
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_an_earlier_agent_knew_is_dead_until_it_shows_itself() {
+    fn a_program_of_an_earlier_agent_is_dead_until_it_registers() {
         let start = Instant::now();
         let name = crate::name::parse("10.0.0.1:80").unwrap();
         let mut all = Registrations::default();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_the_agents_process_needs_no_lease() {
+    fn a_program_in_the_agents_process_needs_no_lease() {
         let now = Instant::now();
         let mut all = Registrations::default();
         all.register(crate::name::parse("10.0.0.1:80").unwrap(), claim(1, false), true, who(1), now).unwrap();

@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_read_when_it_is_left_alone_or_after_two_seconds_of_changes_beside_it() {
+    fn a_file_is_read_once_unchanged_or_after_two_seconds_of_changes() {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut reload = ConfigReload::new(None, None, mpsc::channel(1).0);

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_port_that_is_taken_is_named_with_what_to_do() {
+    async fn a_port_in_use_is_reported_with_a_remedy() {
         let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let at = taken.local_addr().unwrap();
         let error = listen_at(Some(&[at])).err().unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_way_back_is_by_the_socket_that_was_asked() {
+    async fn answers_leave_by_the_socket_of_the_request() {
         let at = |addresses: &[&str]| {
             let addresses: Vec<SocketAddr> = addresses.iter().map(|text| text.parse().unwrap()).collect();
             listen_at(Some(&addresses)).unwrap().0
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_families_share_a_port_where_both_are_named() {
+    async fn udp_and_tcp_share_a_port() {
         let (sockets, ports) = listen_at(Some(&["127.0.0.1:0".parse().unwrap()])).unwrap();
         let address = sockets.addresses().unwrap()[0];
         assert_eq!(ports[0].local_addr().unwrap(), address);

@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_a_configured_backend_is_one_that_is_configured() {
+    fn only_a_configured_key_proves_a_configured_backend() {
         let keys = |text: &str| Keys::<BackendKey>::parse(text).unwrap();
         let (one, other) = ("0f".repeat(16), "0e".repeat(16));
         let configured = keys(&format!("7 {one}\n8 {other}\n"));

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn version_2_with_limits_and_pressure() {
+    fn version_2_is_read_with_limits_and_pressure() {
         let pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=77\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=5\n";
         let stat = "usage_usec 1234\nuser_usec 1000\nnr_throttled 1\nthrottled_usec 55\n";
         let folder = tree(&[
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_with_its_quota() {
+    fn version_1_is_read_with_its_quota() {
         let folder = tree(&[
             ("cpu/a/b/cpu.cfs_quota_us", "50000\n"),
             ("cpu/a/b/cpu.cfs_period_us", "100000\n"),

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cgroups_are_wherever_their_file_systems_are() {
+    fn cgroup_mounts_are_found_by_file_system_type() {
         let text = b"24 1 0:22 / /proc rw,nosuid - proc proc rw\n\
             30 24 0:26 / /sys/fs/cgroup ro,nosuid shared:9 - tmpfs tmpfs ro,mode=755\n\
             31 30 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:10 - cgroup2 cgroup2 rw,nsdelegate\n\

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cgroup_of_a_process_is_below_the_mount() {
+    fn own_cgroup_is_relative_to_the_mount() {
         let own = |text, is_rooted_below| {
             own(text, is_rooted_below).map(|path| path.to_string_lossy().into_owned())
         };

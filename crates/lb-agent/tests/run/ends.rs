@@ -8,7 +8,7 @@ use rustix::process::{Signal, kill_process};
 use super::stage::{IN_PID_NAMESPACE, Run, Stage, eventually, piped, state};
 
 #[test]
-fn every_exit_code_is_the_commands() {
+fn the_run_has_the_exit_code_of_its_command() {
     let stage = Stage::new();
     let codes: Vec<i32> = (0..=255).collect();
     for codes in codes.chunks(16) {
@@ -20,7 +20,7 @@ fn every_exit_code_is_the_commands() {
 }
 
 #[test]
-fn a_command_that_a_signal_kills_kills_the_run_by_the_same() {
+fn the_run_ends_by_the_signal_that_kills_its_command() {
     for signal in [Signal::TERM, Signal::KILL, Signal::INT, Signal::HUP, Signal::SEGV, Signal::USR1] {
         let stage = Stage::new();
         let mut run = stage.start(&[], &["/bin/sh", "-c", &format!("kill -{} $$", signal.as_raw())]);
@@ -29,7 +29,7 @@ fn a_command_that_a_signal_kills_kills_the_run_by_the_same() {
 }
 
 #[test]
-fn what_cannot_be_started_is_not_announced() {
+fn a_command_that_cannot_start_is_not_reported() {
     let stage = Stage::new();
     std::fs::write(stage.file("text"), "no program").unwrap();
     for (program, code) in [(stage.file("nobody"), 127), (stage.file("text"), 126)] {
@@ -39,7 +39,7 @@ fn what_cannot_be_started_is_not_announced() {
 }
 
 #[test]
-fn one_that_crashes_is_down() {
+fn a_backend_that_crashes_is_down() {
     let stage = Stage::new();
     let mut run = stage.serve(&[], &[]);
     kill_process(stage.application(), Signal::KILL).unwrap();
@@ -48,7 +48,7 @@ fn one_that_crashes_is_down() {
 }
 
 #[test]
-fn input_and_output_are_the_commands() {
+fn input_and_output_pass_through_to_the_command() {
     let stage = Stage::new();
     let mut run = Run::start(piped(&mut stage.command(&[], &["/bin/cat"])));
     let mut input = run.child.stdin.take().unwrap();
@@ -76,7 +76,7 @@ fn a_command_that_forks_away_is_followed_to_its_end() {
 }
 
 #[test]
-fn the_crash_of_one_that_has_forked_away_is_the_runs() {
+fn the_run_ends_by_the_crash_of_a_forked_application() {
     let stage = Stage::new();
     let mut run = stage.serve(&[], &["--fork"]);
     let application = stage.application();
@@ -87,7 +87,7 @@ fn the_crash_of_one_that_has_forked_away_is_the_runs() {
 }
 
 #[test]
-fn orphans_are_reaped_and_what_a_crash_leaves_behind_is_ended() {
+fn orphans_are_reaped_and_processes_left_by_a_crash_are_ended() {
     let stage = Stage::new();
     let program = stage.program(&["serve"]);
     let words: Vec<String> = program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -106,7 +106,7 @@ fn orphans_are_reaped_and_what_a_crash_leaves_behind_is_ended() {
 }
 
 #[test]
-fn as_process_1_it_reaps_orphans_and_its_exit_code_tells_of_a_signal() {
+fn process_1_reaps_orphans_and_exits_with_the_code_of_a_signal() {
     let stage = Stage::new();
     for (line, code) in [
         ("exit 7", 7),

@@ -12,7 +12,7 @@ use super::stage::{Stage, within};
 const LONG: Duration = Duration::from_millis(4200);
 
 #[test]
-fn a_connection_in_use_is_waited_for() {
+fn shutdown_waits_for_a_connection_in_use() {
     let stage = Stage::new();
     let mut run = stage.serve(&["--idle", "150s", "--grace", "150s", "--on-lame-duck", "USR1"], &[]);
     let client = stage.dial();
@@ -33,7 +33,7 @@ fn a_connection_in_use_is_waited_for() {
 }
 
 #[test]
-fn a_connection_that_is_idle_is_not_waited_for() {
+fn shutdown_does_not_wait_for_an_idle_connection() {
     let stage = Stage::new();
     let lame = format!("kill -USR2 $SOCKLB_PID; touch {}", stage.file("lame").display());
     let mut run = stage.serve(&["--idle", "100ms", "--grace", "150s", "--on-lame-duck", &lame], &[]);
@@ -47,7 +47,7 @@ fn a_connection_that_is_idle_is_not_waited_for() {
 }
 
 #[test]
-fn clients_that_have_not_heard_are_waited_for() {
+fn shutdown_waits_for_clients_that_have_not_acknowledged() {
     let stage = Stage::new();
     let mut run = stage.serve(&[], &[]);
     fs::write(stage.file("unheard"), "").unwrap();
@@ -60,7 +60,7 @@ fn clients_that_have_not_heard_are_waited_for() {
 }
 
 #[test]
-fn a_grace_that_is_over_ends_the_wait_and_one_that_does_not_end_is_killed() {
+fn the_grace_bounds_the_wait_and_a_stubborn_application_is_killed() {
     let stage = Stage::new();
     let options = ["--idle", "150s", "--grace", "10s", "--kill-after", "200ms"];
     let mut run = stage.serve(&options, &["--stubborn"]);

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::stage::{IN_PID_NAMESPACE, Run, Stage, eventually, state};
 
 #[test]
-fn it_is_announced_when_it_is_ready_and_prewarmed() {
+fn a_backend_is_announced_once_ready_and_prewarmed() {
     let stage = Stage::new();
     let prewarm = format!("echo test prewarms $SOCKLB_PID >> {}", stage.file("log").display());
     let check = format!("cmd:test -e {}", stage.file("ready").display());
@@ -22,7 +22,7 @@ fn it_is_announced_when_it_is_ready_and_prewarmed() {
 }
 
 #[test]
-fn an_agent_that_fails_is_told_later_and_the_application_runs_meanwhile() {
+fn a_failing_agent_does_not_stop_the_application_and_receives_the_report_later() {
     let stage = Stage::new();
     fs::write(stage.file("broken"), "").unwrap();
     let mut run = stage.start(&[], &stage.program(&["serve"]));
@@ -71,7 +71,7 @@ fn passes_signals_on(stage: &Stage, run: Pid) {
 }
 
 #[test]
-fn an_application_that_is_stopped_is_down_until_it_goes_on() {
+fn a_stopped_application_is_down_until_it_continues() {
     let stage = Stage::new();
     let run = stage.serve(&[], &[]);
     let application = stage.application();
@@ -88,7 +88,7 @@ fn an_application_that_is_stopped_is_down_until_it_goes_on() {
 }
 
 #[test]
-fn what_the_run_was_started_to_ignore_the_command_ignores() {
+fn the_command_ignores_signals_that_the_run_was_started_to_ignore() {
     let stage = Stage::new();
     let program = stage.program(&["run", "--", "/bin/grep", "SigIgn", "/proc/self/status"]);
     let output = Command::new("/usr/bin/nohup").args(program).output().unwrap();
@@ -98,7 +98,7 @@ fn what_the_run_was_started_to_ignore_the_command_ignores() {
 }
 
 #[test]
-fn a_broken_pipe_does_to_the_command_what_it_did_to_the_run() {
+fn the_command_has_the_sigpipe_disposition_of_the_run() {
     let stage = Stage::new();
     let words: Vec<String> = stage
         .program(&["run", "--", "/bin/grep", "SigIgn", "/proc/self/status"])
@@ -115,7 +115,7 @@ fn a_broken_pipe_does_to_the_command_what_it_did_to_the_run() {
 }
 
 #[test]
-fn what_systemd_says_to_its_process_it_says_to_the_command() {
+fn systemds_variables_apply_to_the_command() {
     let stage = Stage::new();
     let run = stage.program(&["run", "--", "/bin/sh", "-c", "echo $$ $LISTEN_PID $WATCHDOG_PID; cat <&3"]);
     let words: Vec<String> = run.iter().map(|word| format!("'{}'", word.to_string_lossy())).collect();

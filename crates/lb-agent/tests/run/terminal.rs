@@ -91,14 +91,14 @@ fn the_command_reads_the_terminal_and_gets_its_keys() {
 /// The session and the group of the process that starts the run have no number in the run's PID
 /// namespace.
 #[test]
-fn in_a_pid_namespace_the_command_gets_the_keys_as_well() {
+fn the_command_gets_the_keys_in_a_pid_namespace() {
     let shell = ["/bin/sh", "-c", r#""$@"; exit $?"#, "sh"];
     let starter = [&IN_PID_NAMESPACE[..], &shell].concat();
     assert_eq!(read_and_end_by_a_key(&starter).code(), Some(128 + 2));
 }
 
 #[test]
-fn a_shell_stops_it_and_has_it_go_on() {
+fn a_shell_stops_and_continues_the_job() {
     let stage = Stage::new();
     let (mut terminal, mut run) = Terminal::start(&[], &["/bin/bash", "--norc", "--noprofile", "-i"]);
     let run_of: Vec<String> =

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_file_is_read_whole() {
+    fn a_valid_file_is_read_completely() {
         let first = Endpoint {
             weight: 3,
             state: EndpointState::LameDuck,
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_addresses_gives_what_groups_without_labels_give() {
+    fn a_list_of_addresses_equals_groups_without_labels() {
         let text = r#"["10.0.0.1:1", "10.0.0.1:3",
             "10.0.0.1:2"]"#;
         let groups = r#"[{"targets":["10.0.0.1:3"]},{"targets":["10.0.0.1:2","10.0.0.1:1"]}]"#;
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_known_by_how_it_begins_whatever_its_name() {
+    fn json_is_detected_by_its_first_bytes() {
         let service = "10.96.0.10:80".parse().unwrap();
         let parse = |text: &str| {
             let parsed = super::super::parse(text.as_bytes(), &reading("targets", service, &[service]));
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_names_the_place_and_what_is_right() {
+    fn faults_have_their_position_and_a_correction() {
         let cases = [
             ("1", "1:1: the file must be a list, not a number"),
             ("[1]", "1:2: a group of the file must be an object, not a number"),
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_label_names_its_value() {
+    fn a_wrong_label_is_reported_with_its_value() {
         let cases = [
             ("3", "labels must be an object, not a number"),
             ("{\"weight\": 3}", "weight must be a string, not a number (write \"3\")"),
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_cannot_stand_together_name_both_lines() {
+    fn conflicting_groups_are_reported_with_both_lines() {
         check(
             "[{\"targets\": [\"10.0.0.1:1\", \"10.0.0.1:2\"], \"labels\": {\"socklb_index\": \"0\"}}]",
             "e.json:1:71: index 0 is given to 2 targets (give every target a group of its own)",
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_hides_no_duplicate() {
+    fn a_wrong_value_does_not_hide_a_duplicate() {
         let of = |target: &str, index: &str, more: &str| {
             format!("{{\"targets\":[\"{target}\"],\"labels\":{{\"socklb_index\":\"{index}\"{more}}}}}")
         };
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_label_that_means_something_else_is_ignored_with_one_note() {
+    fn an_unusable_label_without_the_prefix_is_ignored_with_one_note() {
         const HEALTHY: EndpointState = EndpointState::Healthy;
         let by_address = [2694, 9407];
         let cases = [
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_with_the_prefix_wins() {
+    fn a_label_with_the_prefix_takes_precedence() {
         let labels = [
             r#""socklb_index":"7","index":"x","socklb_state":"lame-duck","state":"running""#,
             r#""socklb_index":"3","index":"9","socklb_state":"healthy","weight":"5""#,
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_at_its_limit_is_read_and_past_it_refused() {
+    fn a_file_beyond_the_endpoint_limit_is_refused() {
         let of = |count: u32| {
             let mut text = "[".to_owned();
             for n in 0..count {
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_and_labels_without_end_are_refused() {
+    fn too_many_groups_or_labels_are_refused() {
         let groups = |count: usize| {
             format!("[{}\n{{\"targets\":[\"10.0.0.1:1\"]}}]", "{\"targets\":[]},".repeat(count))
         };
@@ -553,7 +553,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_mutation_of_a_good_file_panics(
+        fn no_mutation_of_a_valid_file_panics(
             at in 0..GOOD.len(), length in 0_usize..12, put in "[\\[\\]{}:\"\\\\,.0-9a-u\n ]{0,6}",
         ) {
             let mut text = GOOD.to_owned();

@@ -58,7 +58,7 @@ state = \"healthy\"
 ";
 
 #[test]
-fn a_good_file_is_read_whole() {
+fn a_valid_file_is_read_completely() {
     let first = Endpoint {
         weight: 3,
         state: EndpointState::LameDuck,
@@ -71,7 +71,7 @@ fn a_good_file_is_read_whole() {
 }
 
 #[test]
-fn without_indexes_the_address_counts() {
+fn without_indexes_an_endpoint_has_the_hash_of_its_address() {
     let expected = [endpoint("10.0.0.2:80", 7446), endpoint("10.0.0.1:80", 12_823)];
     for order in [["10.0.0.1:80", "10.0.0.2:80"], ["10.0.0.2:80", "10.0.0.1:80"]] {
         let text = format!("endpoint = [{{ address = '{}' }}, {{ address = '{}' }}]", order[0], order[1]);
@@ -80,7 +80,7 @@ fn without_indexes_the_address_counts() {
 }
 
 #[test]
-fn a_list_without_indexes_is_refused_where_indexes_are_places() {
+fn algorithms_that_need_indexes_refuse_a_list_without_them() {
     let parsed = |text: &str| parse(text.as_bytes(), &alone()).unwrap().list;
     let without = parsed("endpoint = [{ address = '10.0.0.1:80' }]");
     let with = parsed("endpoint = [{ address = '10.0.0.1:80', index = 0 }]");
@@ -107,7 +107,7 @@ fn a_list_without_indexes_is_refused_where_indexes_are_places() {
 }
 
 #[test]
-fn an_address_that_cannot_be_read_hides_no_duplicate_index() {
+fn an_unreadable_address_does_not_hide_a_duplicate_index() {
     let of =
         |(address, index): &(&str, u32)| format!("[[endpoint]]\naddress = '{address}'\nindex = {index}\n");
     let host = |line: u32, port: &str| {
@@ -147,7 +147,7 @@ fn a_file_without_endpoints_is_refused() {
 }
 
 #[test]
-fn a_bad_entry_names_the_value_and_what_is_right() {
+fn a_wrong_entry_is_reported_with_a_correction() {
     let of = |line: &str| format!("[[endpoint]]\naddress = \"10.0.0.1:80\"\n{line}\n");
     let cases = [
         ("index = 65536", "3:9: index is 65536 (write 0 to 65535)"),
@@ -198,7 +198,7 @@ fn a_bad_entry_names_the_value_and_what_is_right() {
 }
 
 #[test]
-fn entries_that_cannot_stand_together_name_both_lines() {
+fn conflicting_entries_are_reported_with_both_lines() {
     let of = |entries: &[&str]| -> String {
         entries.iter().fold(String::new(), |mut text, entry| {
             writeln!(text, "[[endpoint]]\n{entry}").unwrap();
@@ -231,7 +231,7 @@ fn entries_that_cannot_stand_together_name_both_lines() {
 }
 
 #[test]
-fn without_its_service_a_list_is_checked_but_for_families() {
+fn without_a_service_address_families_are_not_checked() {
     let text = "[[endpoint]]\naddress = '10.0.0.1:80'\n[[endpoint]]\naddress = '[::1]:0'\n\
                 [[endpoint]]\naddress = '10.0.0.1:80'\n[[endpoint]]\naddress = '224.0.0.1:80'\n";
     let faults = parse(text.as_bytes(), &alone()).unwrap_err().to_string();
@@ -244,7 +244,7 @@ fn without_its_service_a_list_is_checked_but_for_families() {
 }
 
 #[test]
-fn a_truncated_file_is_refused_wherever_it_ends_within_an_entry() {
+fn a_file_truncated_within_an_entry_is_refused() {
     check(
         &GOOD[..GOOD.find("080\"\nindex = 0").unwrap()],
         "e.toml:10:22: invalid basic string, expected `\"`",
@@ -256,7 +256,7 @@ fn a_truncated_file_is_refused_wherever_it_ends_within_an_entry() {
 }
 
 #[test]
-fn a_file_at_its_limits_is_read_and_past_them_refused() {
+fn a_file_beyond_its_limits_is_refused() {
     let of = |count: u32| -> String {
         (0..count).fold(String::new(), |mut text, n| {
             let ip = Ipv4Addr::from_bits(0x0a00_0000 + n);
@@ -287,7 +287,7 @@ fn a_file_at_its_limits_is_read_and_past_them_refused() {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_refused() {
+fn bytes_that_are_not_utf8_are_refused() {
     assert_eq!(read(b"# \xff", "e.toml").unwrap_err(), "e.toml:1:3: byte 0xff is not UTF-8 text");
 }
 
@@ -301,7 +301,7 @@ proptest! {
     }
 
     #[test]
-    fn no_mutation_of_a_good_file_panics(
+    fn no_mutation_of_a_valid_file_panics(
         at in 0..GOOD.len(), length in 0_usize..12, put in "[\\[\\]{}=\"',.0-9a-z\n ]{0,6}",
     ) {
         let mut text = GOOD.to_owned();

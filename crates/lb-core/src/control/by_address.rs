@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_a_map() {
+    fn values_by_address_behave_like_a_map() {
         let mut map: ByAddress<u32> =
             [(3, 30), (1, 10), (3, 31), (2, 20)].map(|(at, is)| (address(at), is)).into_iter().collect();
         assert_eq!(map.values().copied().collect::<Vec<_>>(), [10, 20, 31]);

@@ -87,7 +87,7 @@ mod tests {
     const WELL: MemberLoad = MemberLoad { flows: 0, entries: 1, is_usable: true };
 
     #[test]
-    fn the_peak_is_of_members_that_may_be_chosen_and_per_share() {
+    fn the_peak_is_per_share_and_counts_only_usable_members() {
         let members = [
             MemberLoad { flows: 30, entries: 10, ..WELL },
             MemberLoad { flows: 60, entries: 20, ..WELL },
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_held_until_connects_have_come() {
+    fn errors_halve_only_as_connects_arrive() {
         let second = Duration::from_secs(1);
         let decay = 5 * second;
         assert_eq!(hold(second, 0, 1, 3, decay), second);
@@ -177,7 +177,7 @@ mod tests {
     /// The other backends have equal or different numbers of flows per share. The rates are from
     /// one connect in 20 s to 200 connects per second.
     #[test]
-    fn a_backend_that_fails_gets_at_most_its_share_at_any_rate() {
+    fn a_failing_backend_gets_at_most_its_share_at_any_rate() {
         for (policy, entries) in [
             (Policy::LeastLoaded, [1, 1, 1]),
             (Policy::P2c, [2, 1, 1]),

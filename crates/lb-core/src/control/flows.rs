@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_is_open_flows_over_those_that_begin() {
+    fn a_lifetime_is_open_flows_divided_by_new_flows_per_second() {
         let mut lives = Lives::default();
         assert_eq!(lives.flows().life, Duration::ZERO);
         for _ in 0..1_000 {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_that_nothing_shows_is_a_day() {
+    fn an_unknown_lifetime_counts_as_a_day() {
         let mut lives = Lives::default();
         lives.tick(0.0, 5.0);
         assert_eq!(lives.flows().life, Duration::from_hours(24));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_idle_that_is_hardly_used() {
+    fn a_rarely_used_service_is_idle() {
         let mut activity = Activity::default();
         let mut after = |ticks: &[(u32, bool)]| {
             for (times, is_used) in ticks {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn few_flows_show_no_errors_and_old_ones_are_forgotten() {
+    fn an_error_share_needs_enough_recent_flows() {
         let mut late = OfLate::default();
         late.add(19.0, 19.0);
         assert_eq!(late.errors(), None);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_s_flows_live_as_long_as_they_are_open() {
+    fn the_lifetime_of_a_backend_follows_its_open_flows() {
         let mut late = OfLate::default();
         assert_eq!(late.life(), None);
         for _ in 0..300 {

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_chosen_before_the_first_tick_does_not_count_and_parts_add_up() {
+    fn flows_before_the_first_tick_do_not_count_and_fractions_add_up() {
         let mut errors = ReportedErrors::default();
         let ticks = [(100, 0.3), (101, 0.3), (102, 0.3), (103, 0.3), (104, 0.3), (114, 0.3)];
         assert_eq!(ticks.map(|(chosen, share)| errors.tick(chosen, share)), [0, 0, 0, 0, 1, 3]);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_weigh_as_the_rate_times_the_half_life_over_the_logarithm_of_two() {
+    fn recent_errors_settle_at_rate_times_half_life_over_ln_2() {
         for (rate, share, half_life) in [(50, 1.0, 5_u32), (100, 0.2, 5), (7, 0.5, 20)] {
             let ticks_of = |second: u32| second * 1_000;
             let half_life_ticks = HalfLife::new(ticks_of(half_life));

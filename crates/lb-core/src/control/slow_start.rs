@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_grows_with_the_time_from_a_tenth_on() {
+    fn a_part_grows_with_time_from_one_tenth() {
         let looks = [(100, None), (101, Some(true))];
         for (at, expected) in
             [(101, 0.1), (102, 0.1), (103, 0.1), (104, 0.15), (111, 0.5), (121, 1.0), (999, 1.0)]
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_start_goes_on_in_the_next_daemon() {
+    fn the_next_daemon_resumes_slow_starts() {
         let row = |is_available| [(address(1), true), (address(2), is_available)].into_iter();
         let mut before = Readiness::default();
         before.look(s(100), [(address(1), true)].into_iter());
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_there_at_first_has_its_share_and_who_returns_begins_anew() {
+    fn first_members_have_full_shares_and_returning_members_start_slowly() {
         let is = |looks: &[(u64, Option<bool>)], at, expected: f64| {
             let part = part(looks, at);
             assert!((part - expected).abs() < 1e-12, "{looks:?} at {at}: {part}");

@@ -81,7 +81,7 @@ fn near(numbers: &[f64], expected: &[f64]) {
 }
 
 #[test]
-fn a58_weights_are_requests_over_utilization_with_errors_on_top() {
+fn a58_weights_are_requests_divided_by_utilization_plus_errors() {
     let mut a58 = A58::default();
     let mut row = row(&[load(0.5, 100.0), load(0.25, 100.0), load(0.5, 100.0)], s(0));
     // 100 / (0.5 + 50 / 100) = 100; the others have 200 and 400.
@@ -101,7 +101,7 @@ fn a58_weights_are_requests_over_utilization_with_errors_on_top() {
 }
 
 #[test]
-fn a58_weights_expire_and_then_wait_again() {
+fn a58_weights_expire_and_then_have_a_blackout() {
     let mut a58 = A58::default();
     let first = row(&[load(0.5, 100.0), load(0.25, 100.0)], s(0));
     weighed(&mut a58, s(0), &first, 0);
@@ -113,7 +113,7 @@ fn a58_weights_expire_and_then_wait_again() {
 }
 
 #[test]
-fn a58_counts_no_report_without_requests_or_utilization_and_needs_two() {
+fn a58_needs_two_members_with_requests_and_utilization() {
     for empty in [load(0.0, 100.0), load(0.5, 0.0), ReportedLoad { qps: None, ..load(0.5, 0.0) }] {
         let mut a58 = A58::default();
         let row = row(&[empty, load(0.25, 100.0)], s(0));
@@ -129,7 +129,7 @@ fn ticked(loads: &[ReportedLoad], flows: Flows) -> Vec<f64> {
 }
 
 #[test]
-fn a_step_is_linear_in_the_utilization_and_keeps_the_sum() {
+fn a_step_is_linear_in_the_utilization_and_preserves_the_sum() {
     // Fresh reports with windows of one second lead to a gain of 0.3 / 3.
     assert!((gain(Duration::ZERO, s(3)) - 0.1).abs() < 1e-12);
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0)], Flows::default()), &[1.02, 0.98]);
@@ -142,14 +142,14 @@ fn a_step_is_linear_in_the_utilization_and_keeps_the_sum() {
 }
 
 #[test]
-fn the_gain_falls_with_the_delay_and_rises_with_the_life_of_flows() {
+fn the_gain_falls_with_delay_and_rises_with_flow_lifetime() {
     assert!((gain(Duration::ZERO, s(30)) - 0.01).abs() < 1e-12);
     assert!((gain(s(10), s(30)) - 0.1).abs() < 1e-12);
     assert!((gain(s(600), s(30)) - 1.0).abs() < 1e-12);
 }
 
 #[test]
-fn of_whom_little_is_known_nothing_is_learnt() {
+fn factors_do_not_change_if_few_members_report() {
     let unknown = ReportedLoad { utilization: None, ..ReportedLoad::default() };
     assert_eq!(ticked(&[load(0.4, 1.0), unknown, unknown], Flows::default()), [1.0; 3]);
     // Reports from half of the members are enough; the other members count as used like the mean.
@@ -164,7 +164,7 @@ fn of_whom_little_is_known_nothing_is_learnt() {
 }
 
 #[test]
-fn who_fails_gets_no_more_than_it_has() {
+fn a_failing_member_may_not_gain_weight() {
     let failing = ReportedLoad { eps: Some(60), ..load(0.1, 1.0) };
     let factors = ticked(&[failing, load(0.5, 1.0), load(0.6, 1.0)], Flows::default());
     assert!(factors[0] <= 1.0 && factors[1] > 1.0, "{factors:?}");
@@ -177,7 +177,7 @@ fn who_fails_gets_no_more_than_it_has() {
 /// The backend answers at once and has a low utilization. If only utilization counted, it would get
 /// more and more.
 #[test]
-fn a_backend_that_answers_everything_with_an_error_falls_to_an_eighth() {
+fn a_backend_that_answers_only_errors_falls_to_an_eighth() {
     let mut law = Feedback::default();
     let failing = ReportedLoad { eps: Some(1_000), ..load(0.1, 1.0) };
     let fed = |second| row(&[failing, load(0.5, 1.0), load(0.5, 1.0), load(0.5, 1.0)], s(second));
@@ -187,7 +187,7 @@ fn a_backend_that_answers_everything_with_an_error_falls_to_an_eighth() {
 }
 
 #[test]
-fn what_nobody_feeds_is_held_and_then_gone_within_a_minute() {
+fn a_factor_without_reports_is_held_and_then_decays_within_a_minute() {
     let mut law = Feedback::default();
     let fed = |second| row(&[load(0.4, 1.0), load(0.6, 1.0)], s(second));
     for second in 0..60 {
@@ -208,7 +208,7 @@ fn what_nobody_feeds_is_held_and_then_gone_within_a_minute() {
 }
 
 #[test]
-fn absurd_reports_hide_nobody_and_slow_nobody_down() {
+fn absurd_reports_neither_hide_nor_slow_down_other_members() {
     let absurd = ReportedLoad { utilization: Some(u32::MAX), ..ReportedLoad::default() };
     let factors = ticked(&[load(0.4, 1.0), load(0.6, 1.0), absurd], Flows::default());
     assert!(factors[0] > factors[1] && factors[1] > factors[2], "{factors:?}");
@@ -221,7 +221,7 @@ fn absurd_reports_hide_nobody_and_slow_nobody_down() {
 }
 
 #[test]
-fn whoever_has_no_weight_is_not_there() {
+fn members_without_weight_take_no_part() {
     for law in Law::ALL {
         let mut control = Control::new(rules(law));
         for second in 0..30 {
@@ -239,7 +239,7 @@ fn whoever_has_no_weight_is_not_there() {
 }
 
 #[test]
-fn whoever_loses_its_weight_and_has_it_again_harms_nobody() {
+fn a_member_that_loses_and_regains_its_weight_changes_no_other() {
     for law in Law::ALL {
         let mut control = Control::new(rules(law));
         for second in 0..120 {
@@ -257,7 +257,7 @@ fn whoever_loses_its_weight_and_has_it_again_harms_nobody() {
 }
 
 #[test]
-fn who_comes_to_a_row_gets_its_mean_whoever_has_left_it() {
+fn a_new_member_begins_with_the_mean_of_the_row() {
     let mut law = Feedback::default();
     let mut factors = Factors::default();
     for second in 0..120 {
@@ -370,7 +370,7 @@ fn unequal() -> SimulatedFleet {
 }
 
 #[test]
-fn a_fleet_settles_and_holds_still_however_long_flows_live_and_however_late_reports_are() {
+fn a_fleet_converges_for_any_flow_lifetime_and_report_delay() {
     // The fleet settles within five lifetimes of flows, and within a minute if lifetimes are short
     // and reports are fresh. With older reports it takes longer.
     for (life, age, settled) in [
@@ -430,7 +430,7 @@ fn a_table_is_published_when_a_share_moves_by_two_percent_or_an_entry() {
 }
 
 #[test]
-fn of_more_tables_than_there_is_room_for_the_most_wrong_are_made() {
+fn the_tables_with_the_largest_differences_are_published_first() {
     let proposal = |number: usize| {
         #[expect(clippy::cast_precision_loss, reason = "small numbers")]
         let off_by = (number % 7) as f64;
@@ -460,7 +460,7 @@ fn fed(rules: ControlRules, utilizations: [f64; 2]) -> Control {
 }
 
 #[test]
-fn what_is_observed_is_shown_and_not_in_force() {
+fn observed_factors_are_shown_but_not_in_force() {
     let observed = ControlRules { mode: Mode::Observe, ..rules(Law::Feedback) };
     let control = fed(observed, [0.3, 0.9]);
     assert_eq!(numbers(control.in_force(), 2), [1.0; 2]);
@@ -493,7 +493,7 @@ fn an_operator_freezes_a_law_turns_it_off_and_on() {
 }
 
 #[test]
-fn in_panic_nothing_is_learnt_and_nobody_starts_slowly() {
+fn in_panic_there_is_no_learning_and_no_slow_start() {
     let slow = ControlRules { slow_start: Some(s(10)), ..rules(Law::Feedback) };
     let mut control = fed(slow, [0.4, 0.6]);
     let learnt = numbers(control.in_force(), 2);
@@ -506,7 +506,7 @@ fn in_panic_nothing_is_learnt_and_nobody_starts_slowly() {
 }
 
 #[test]
-fn a_member_that_is_new_starts_slowly_and_learns_nothing_meanwhile() {
+fn a_new_member_starts_slowly_and_does_not_learn() {
     let slow = ControlRules { slow_start: Some(s(10)), ..rules(Law::Feedback) };
     let mut control = fed(slow, [0.5, 0.5]);
     assert_eq!(numbers(control.in_force(), 2), [1.0; 2], "who is there at first has its share");
@@ -544,7 +544,7 @@ fn silent() -> SeenRow {
 }
 
 #[test]
-fn what_was_learnt_is_taken_up_and_goes_slowly_if_nobody_feeds_it() {
+fn learnt_factors_are_adopted_and_decay_without_reports() {
     let learnt = fed(rules(Law::Feedback), [0.4, 0.6]).learnt(s(0));
     let before = numbers(&learnt.factors, 2)[0] - 1.0;
     // The older a factor is, the nearer it is moved to 1, which it reaches after an hour.
@@ -574,7 +574,7 @@ fn what_was_learnt_is_taken_up_and_goes_slowly_if_nobody_feeds_it() {
 }
 
 #[test]
-fn what_an_operator_has_frozen_holds_over_daemons_rules_and_time() {
+fn frozen_factors_survive_restarts_rules_and_time() {
     for law in Law::ALL {
         let mut control = fed(rules(law), [0.4, 0.6]);
         let frozen = control.in_force().clone();
@@ -611,7 +611,7 @@ fn what_an_operator_has_frozen_holds_over_daemons_rules_and_time() {
 }
 
 #[test]
-fn a_law_that_is_enforced_after_it_was_observed_begins_anew() {
+fn a_law_that_changes_from_observe_to_enforce_starts_again() {
     let mut control = fed(ControlRules { mode: Mode::Observe, ..rules(Law::Feedback) }, [0.3, 0.9]);
     control.set_rules(rules(Law::Feedback));
     let row = row(&[load(0.6, 1.0); 2], s(60));
@@ -620,7 +620,7 @@ fn a_law_that_is_enforced_after_it_was_observed_begins_anew() {
 }
 
 #[test]
-fn what_was_said_of_a_law_ends_with_it() {
+fn the_override_of_a_law_ends_with_the_law() {
     let slow = ControlRules { law: None, mode: Mode::Enforce, slow_start: Some(s(10)) };
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
     control.set_switch(Switch::Frozen);
@@ -635,7 +635,7 @@ fn what_was_said_of_a_law_ends_with_it() {
 }
 
 #[test]
-fn who_is_held_or_at_its_clamp_and_loses_its_weight_is_neither() {
+fn a_member_without_weight_has_no_hold_and_no_clamp() {
     let mut law = Feedback::default();
     let at = |second, weight| {
         let mut row = row(&[load(0.1, 1.0), load(1.5, 1.0)], s(second));
@@ -651,7 +651,7 @@ fn who_is_held_or_at_its_clamp_and_loses_its_weight_is_neither() {
 }
 
 #[test]
-fn what_was_observed_alone_is_not_in_force_after_a_start() {
+fn observed_factors_are_not_in_force_after_a_restart() {
     let observed = fed(ControlRules { mode: Mode::Observe, ..rules(Law::Feedback) }, [0.3, 0.9]);
     let mut next = Control::new(rules(Law::Feedback));
     assert_eq!(next.adopt(&observed.learnt(s(0)), s(1)), Factors::default());
@@ -663,7 +663,7 @@ fn what_was_observed_alone_is_not_in_force_after_a_start() {
 
 /// If list weights are far from the capacities, A58 has larger factors than feedback can have.
 #[test]
-fn what_is_frozen_is_as_large_as_it_is_under_another_law() {
+fn frozen_factors_do_not_change_with_the_law() {
     let mut control = Control::new(rules(Law::A58));
     let at = |second| {
         let mut row = row(&[load(0.5, 50.0); 2], s(second));
@@ -704,7 +704,7 @@ fn with_both(second: u64, both: bool) -> Look {
 }
 
 #[test]
-fn who_is_away_while_weights_are_frozen_comes_back_with_what_it_had() {
+fn an_absent_member_returns_with_its_frozen_factor() {
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
     control.set_switch(Switch::Frozen);
     let before = numbers(control.wanted(), 2);
@@ -723,7 +723,7 @@ fn who_is_away_while_weights_are_frozen_comes_back_with_what_it_had() {
 }
 
 #[test]
-fn a_list_that_is_short_for_a_moment_loses_nobody() {
+fn a_briefly_short_list_loses_no_factor() {
     let at = |second, count: usize| {
         let loads: Vec<ReportedLoad> =
             (0..count).map(|member| load(if member % 2 == 0 { 0.4 } else { 0.6 }, 1.0)).collect();
@@ -742,7 +742,7 @@ fn a_list_that_is_short_for_a_moment_loses_nobody() {
 }
 
 #[test]
-fn who_is_at_its_clamp_no_more_is_not_said_to_be() {
+fn the_clamp_flag_is_cleared_when_the_factor_leaves_the_clamp() {
     let at = |second, heard: bool| {
         let mut row = row(&[load(0.1, 1.0), load(1.5, 1.0)], s(second));
         if !heard {
@@ -765,7 +765,7 @@ fn who_is_at_its_clamp_no_more_is_not_said_to_be() {
 }
 
 #[test]
-fn who_is_away_for_a_while_comes_back_with_what_it_had() {
+fn a_briefly_absent_member_returns_with_its_factor() {
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
     let learnt = numbers(control.wanted(), 2);
     for second in 60..120 {
@@ -793,7 +793,7 @@ fn who_is_away_for_a_while_comes_back_with_what_it_had() {
 }
 
 #[test]
-fn errors_that_were_reported_long_ago_forbid_nothing() {
+fn old_reports_of_errors_do_not_hold_a_factor() {
     let failing = ReportedLoad { eps: Some(500), ..load(0.9, 1.0) };
     let mut law = Feedback::default();
     for second in 0..600 {
@@ -813,7 +813,7 @@ fn errors_that_were_reported_long_ago_forbid_nothing() {
 }
 
 #[test]
-fn whose_flows_stay_open_gets_no_more_than_it_has() {
+fn a_member_with_long_flows_may_not_gain_weight() {
     let with = |lives: [Option<f64>; 4]| {
         let mut row = row(&[load(0.1, 1.0), load(0.5, 1.0), load(0.6, 1.0), load(0.6, 1.0)], s(100));
         let of = |life: Option<f64>| life.map(|usual| Life { usual, now: usual });
@@ -835,7 +835,7 @@ fn whose_flows_stay_open_gets_no_more_than_it_has() {
 }
 
 #[test]
-fn slow_start_makes_no_table_where_nobody_starts() {
+fn slow_start_publishes_no_table_without_a_starting_member() {
     let slow = ControlRules { slow_start: Some(s(10)), ..rules(Law::Feedback) };
     let mut control = fed(slow, [0.5, 0.5]);
     for second in 60..120 {
@@ -861,7 +861,7 @@ fn slow_start_makes_no_table_where_nobody_starts() {
 }
 
 #[test]
-fn a_factor_that_can_go_no_further_is_told_and_of_the_yardstick_none() {
+fn a_factor_at_its_clamp_is_reported_for_feedback_only() {
     let far = |law| {
         let mut control = Control::new(rules(law));
         for second in 0..120 {
@@ -875,7 +875,7 @@ fn a_factor_that_can_go_no_further_is_told_and_of_the_yardstick_none() {
 }
 
 #[test]
-fn who_reports_is_counted_of_those_that_count() {
+fn only_available_members_with_weight_count_as_reporting() {
     let mut control = Control::new(rules(Law::Feedback));
     let mut row = row(&[load(0.5, 1.0); 6], s(100));
     row.get_mut(&address(0)).unwrap().weight = 0;
@@ -889,7 +889,7 @@ fn who_reports_is_counted_of_those_that_count() {
 }
 
 #[test]
-fn where_reports_are_asked_for_seldom_they_count_for_longer_and_nobody_is_missed_in_a_service_that_is_idle() {
+fn rarely_requested_reports_count_longer_and_idle_services_expect_none() {
     let mut control = Control::new(rules(Law::Feedback));
     let mut seldom = row(&[load(0.4, 1.0), load(0.6, 1.0)], s(100));
     seldom.get_mut(&address(1)).unwrap().heard.as_mut().unwrap().at = s(85);
@@ -904,7 +904,7 @@ fn where_reports_are_asked_for_seldom_they_count_for_longer_and_nobody_is_missed
 }
 
 #[test]
-fn two_services_on_the_same_machines_do_not_fight() {
+fn two_services_on_the_same_machines_converge() {
     // Both services see the sum of both loads on each machine.
     let mut services = [Control::new(rules(Law::Feedback)), Control::new(rules(Law::Feedback))];
     let (capacities, rates) = ([1.0, 2.0, 4.0], [0.9, 1.8]);

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_seen_by_its_stamp_if_the_stamp_can_tell() {
+    fn a_changed_stamp_or_an_unsettled_version_means_another_version() {
         let cases = [
             (settled(Some(1)), Some(1), false),
             (settled(Some(1)), Some(2), true),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_answers_again_is_read_whatever_lies_there() {
+    fn a_file_is_read_when_its_file_system_answers_again() {
         let mut progress = Clocked::of(settled(Some(1)));
         assert_eq!([progress.fell_silent(), progress.fell_silent()], [true, false], "reported once");
         assert!(progress.looked(Some(1)));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_during_a_reading_is_for_the_next_one() {
+    fn a_request_during_a_reading_starts_another_reading() {
         let mut turn = ReadTurn::default();
         assert!(!turn.is_reading() && turn.request(false) && turn.is_reading());
         assert_eq!([turn.request(false), turn.request(true), turn.request(false)], [false; 3]);

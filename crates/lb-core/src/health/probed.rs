@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_a_row_of_probes_to_change_anything() {
+    fn only_several_equal_results_in_a_row_change_the_conclusion() {
         check(2, 3, "+u-u-u-d+d+u");
         check(2, 3, "+--+--u-d");
         check(2, 3, "+---d+-+d+u");

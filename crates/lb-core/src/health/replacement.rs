@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stood_in_and_failed_is_kept_and_waits_for_its_place_as_a_member_does() {
+    fn a_failed_substitute_retains_its_slot_and_needs_probation() {
         for (pattern, substitutes, failed) in [
             ("hUhhuh", &[5][..], &[4][..]),
             ("hUhhUh", &[5], &[4]),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_is_replaced_at_a_time_and_those_first_that_are_gone_for_longest() {
+    fn at_most_a_quarter_is_replaced_at_a_time_longest_unavailable_first() {
         check("uuuuhhhh", 4, &[0], &[4]);
         check("uvuvhhhh", 4, &[1], &[4]);
         check("uh", 1, &[0], &[1]);
@@ -178,27 +178,27 @@ mod tests {
     }
 
     #[test]
-    fn where_most_substitutes_fail_too_one_is_replaced_at_a_time() {
+    fn if_most_substitutes_fail_members_are_replaced_one_at_a_time() {
         check("UUuuuuuuUUUhhhhhh", 8, &[0, 1, 2], &[11, 12, 13]);
         check("UUuuuuuuUUhhhhhh", 8, &[0, 1, 2, 3], &[10, 11, 12, 13]);
     }
 
     #[test]
-    fn nobody_is_replaced_if_nobody_can_stand_in() {
+    fn no_member_is_replaced_without_a_substitute() {
         check("uuhh", 4, &[], &[]);
         check("uuhhu", 4, &[], &[]);
         check("uuhhh", 4, &[0], &[4]);
     }
 
     #[test]
-    fn unproven_endpoints_stand_in_last() {
+    fn unproven_endpoints_are_the_last_substitutes() {
         check("uhhh?h", 4, &[0], &[5]);
         check("UUhh?h", 4, &[0, 1], &[4, 5]);
         check("uhhh??", 4, &[0], &[4]);
     }
 
     #[test]
-    fn a_member_takes_its_place_back_after_half_a_minute_without_a_failure() {
+    fn a_member_returns_after_30_s_without_a_failure() {
         check("hUhhh", 4, &[1], &[4]);
         check("hBhhh", 4, &[1], &[4]);
         check("hHhhh", 4, &[], &[]);

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_visits_every_lot_before_it_visits_one_again() {
+    fn a_row_visits_every_lot_once_before_it_repeats() {
         let mut lots: Vec<u32> = row(3, 130).into_iter().take(13).map(|backend| backend / LOT).collect();
         lots.sort_unstable();
         assert!(lots.into_iter().eq(0..13));

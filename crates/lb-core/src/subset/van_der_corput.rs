@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn one_more_number_moves_none_of_the_others() {
+    fn an_added_number_moves_no_other() {
         for n in 0..100 {
             let before: Vec<u32> = order(n).collect();
             let after: Vec<u32> = order(n + 1).filter(|&i| i < n).collect();

@@ -20,7 +20,7 @@ use crate::weighted;
 /// (kubernetes#79213: all nodes' round robin and least-connection schedulers pick the same backend
 /// first; kubernetes#121591).
 #[test]
-fn r16_fifty_clients_that_know_only_themselves_do_not_flood_the_first_backend() {
+fn r16_fifty_independent_clients_do_not_flood_the_first_backend() {
     for policy in Policy::ALL {
         for picks in [1, 2, 5] {
             let mut loads = [0u32; 10];
@@ -110,7 +110,7 @@ fn r26_of_4096_backends_each_has_its_share() {
 
 /// R26: all weights are zero.
 #[test]
-fn r26_weights_that_are_all_zero_make_no_table_and_nobody_divides_by_them() {
+fn r26_all_zero_weights_make_no_table_and_no_division_by_zero() {
     assert_eq!(apportion(&[0; 10], 1024), [0; 10]);
     let mut host = Host::in_turn(10);
     host.listed = false;
@@ -131,7 +131,7 @@ fn r26_weights_that_are_all_zero_make_no_table_and_nobody_divides_by_them() {
 /// Weights do not change, because the reports show no difference, and so few connects prove
 /// nothing. When reports show a difference, weights follow as slowly as with any other client.
 #[test]
-fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever() {
+fn r28_rare_connects_move_no_weight_and_reports_move_it_slowly() {
     const BACKENDS: u32 = 4;
     let address = |index: u32| SocketAddr::new(Ipv4Addr::from_bits(0x0a00_0000 + index).into(), 80);
     let play = |busy_until: u64, quiet: u32| -> (Vec<f64>, usize) {

@@ -53,7 +53,7 @@ fn random_picks_follow_the_schedule_by_chi_square() {
 
 /// The gate detects a share that is wrong by one fiftieth.
 #[test]
-fn the_gate_tells_a_share_that_is_slightly_wrong() {
+fn the_gate_detects_a_slightly_wrong_share() {
     let host = weighted(&WEIGHTS);
     let mut slightly = host.clone();
     // Every 50th entry of the heaviest becomes one of the next.
@@ -78,7 +78,7 @@ fn p2c_without_load_follows_the_schedule_by_chi_square() {
 /// For any first candidate, every other backend is equally likely to be the second. The test makes
 /// the second candidate visible with a load that lets every other backend win.
 #[test]
-fn p2c_compares_each_backend_with_all_others_alike() {
+fn p2c_compares_each_backend_equally_often_with_all_others() {
     /// Chi-square, upper 0.001, by degrees of freedom from 1 on.
     const BOUNDS: [f64; 11] =
         [10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.877, 29.588, 31.264];
@@ -128,7 +128,7 @@ fn any_window_of_a_cursor_is_even() {
 /// Each policy spreads flows that remain open. The measure is by how many flows the most loaded
 /// backend exceeds its part.
 #[test]
-fn flows_that_stay_open_are_spread_as_the_policy_promises() {
+fn open_flows_are_spread_within_each_policys_bound() {
     let excess_from = |start, policy, host: Host| -> f64 {
         let (mut host, cpu) = (host, cpu_at(start));
         let flows = 20_000u32;

@@ -127,7 +127,7 @@ mod tests {
         Jiffies { length_ns: 4_000_000, first_ns: 5u64.wrapping_sub(1_000_000_000_000) };
 
     #[test]
-    fn a_time_within_four_ticks_of_the_measured_one_is_kept() {
+    fn a_time_within_four_ticks_of_the_measured_one_is_reused() {
         let first = |ticks: i64| MEASURED.first_ns.wrapping_add_signed(ticks * 4_000_000);
         for ticks in [-4, -1, 0, 3, 4] {
             assert_eq!(nearest(first(ticks), MEASURED).first_ns, first(ticks));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_has_one_map_of_constants_and_otherwise_pinned_maps() {
+    fn an_adopted_program_has_one_map_besides_pinned_ones() {
         let pinned = BTreeSet::from([1, 2, 3]);
         assert_eq!(only_other(&[1, 9, 3], &pinned), Some(9));
         assert_eq!(only_other(&[9], &pinned), Some(9));

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_has_every_program_and_speaks_of_its_licence() {
+    fn the_object_has_every_program_and_its_licence() {
         let object = aya_obj::Object::parse(objects::CLIENT).unwrap();
         for hook in &HOOKS {
             for name in [hook.program, hook.without_fetching_atomics] {

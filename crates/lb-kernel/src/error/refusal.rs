@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_that_gives_a_reason_is_told() {
+    fn the_last_line_with_a_reason_is_reported() {
         check(
             "47: (7b) *(u64 *)(r10 -16) = r1\nR1 !read_ok\nverification time 11264 usec\nstack depth 72+0\nprocessed 178 insns \
              (limit 1000000) max_states_per_insn 1\n",
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_is_named_that_was_followed_last() {
+    fn the_last_verified_function_is_named() {
         check(
             "Func#1 ('take_trial') is safe for any args that match its prototype\nValidating redraw_entries() func#9...\n12: \
              (85) call pc+1\nR6 unbounded memory access, make sure to bounds check any such access\nprocessed 9 insns\n",
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_is_too_large_is_no_functions_own() {
+    fn an_oversized_stack_names_no_function() {
         check(
             "Validating look_beside_lame() func#12...\nFunc#12 ('look_beside_lame') is safe for any args that match its \
              prototype\ncombined stack size of 5 calls is 544. Too large\nverification time 9 usec\n",
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_says_nothing_is_nothing() {
+    fn a_log_without_a_reason_gives_an_empty_text() {
         check("", "");
         check("processed 0 insns (limit 1000000)\n", "");
     }

@@ -381,7 +381,7 @@ mod tests {
     const UNION: u32 = KIND_UNION << 24;
 
     #[test]
-    fn a_field_is_found_inside_what_has_no_name() {
+    fn fields_of_unnamed_structures_are_found() {
         // 1: int; 2: union { int b; }; 3: struct s { int a; union 2; int c:1; }
         let bytes = description(
             b"\0int\0s\0a\0b\0c\0",
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_refused_and_harms_nobody() {
+    fn truncated_btf_gives_no_fields_and_no_panic() {
         let bytes = description(b"\0s\0a\0", &[1, STRUCT | 1, 4, 3, 1, 0]);
         assert!(Types::parse(&bytes, &["s"], &[]).is_some());
         for length in 0..bytes.len() {
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn this_kernel_describes_its_sockets() {
+    fn the_running_kernel_describes_its_sockets() {
         // Every kernel on which these tests run has BTF.
         let offsets = offsets(Path::new(VMLINUX)).unwrap();
         assert!(offsets.sk_err > 0 && offsets.srtt_us > offsets.sk_err, "{offsets:?}");

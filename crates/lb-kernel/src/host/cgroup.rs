@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cgroup2_is_found_by_type_wherever_it_is() {
+    fn cgroup2_is_found_by_file_system_type() {
         let hybrid = "\
             30 23 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755\n\
             31 30 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw\n\
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_cgroup_is_that_of_version_2() {
+    fn the_process_cgroup_is_that_of_version_2() {
         let hybrid = "4:cpu:/jobs\n1:name=systemd:/x\n0::/system.slice/a.service\n";
         assert_eq!(of_version_2(hybrid), Some("/system.slice/a.service"));
         assert_eq!(of_version_2("4:cpu:/jobs\n"), None);

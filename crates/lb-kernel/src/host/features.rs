@@ -297,7 +297,7 @@ mod tests {
     use crate::host::loader::shape;
 
     #[test]
-    fn every_feature_has_its_probe_and_its_globals_are_the_programs() {
+    fn every_feature_has_a_probe_and_constants_of_the_programs() {
         let probes = aya_obj::Object::parse(objects::PROBES).unwrap();
         let names: BTreeSet<_> = FEATURES.iter().map(|feature| feature.name).collect();
         assert!(shape::declared(objects::PROBES).is_empty(), "probes declare no maps");
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn every_feature_has_a_field_of_its_own() {
+    fn every_feature_has_its_own_field() {
         for feature in &FEATURES {
             let mut features = Features::default();
             *(feature.field)(&mut features) = true;
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documentation_has_every_feature() {
+    fn the_documentation_contains_every_feature() {
         let mut table = String::from("| ability | in JSON | needs | without |\n|---|---|---|---|\n");
         for Feature { name, title, takes, without, .. } in &FEATURES {
             table += &format!("| {title} | `{name}` | {takes} | {without} |\n");

@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_is_there_with_its_addresses() {
+    fn the_loopback_interface_is_listed_with_its_addresses() {
         let all = interfaces().unwrap();
         let loopback = all.iter().find(|interface| interface.name == "lo").expect("there is one");
         assert_eq!(loopback.kind.as_deref(), Some("loopback"));
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_has_no_driver() {
+    fn an_unknown_interface_has_no_driver() {
         assert_eq!(driver_of("no-such-name"), None);
         assert_eq!(driver_of("a name that is far too long"), None);
     }

@@ -247,14 +247,14 @@ mod tests {
 
     /// This is why the loader does not need the kernel's BTF.
     #[test]
-    fn no_object_has_relocations_by_the_kernels_types() {
+    fn no_object_has_btf_relocations() {
         for object in OBJECTS {
             assert!(!Object::parse(object).unwrap().has_btf_relocations());
         }
     }
 
     #[test]
-    fn an_image_has_the_globals_and_the_mark_behind_its_constants() {
+    fn an_image_contains_the_globals_and_the_mark() {
         let port = 0xabcd_u32.to_ne_bytes();
         let globals = Globals::from([("PORT", (&port[..], true)), ("OTHER", (&port[..], false))]);
         let image = Image::new(objects::HOST, globals, b"mark", None).unwrap();
@@ -270,7 +270,7 @@ mod tests {
     /// If a placeholder were not replaced, the verifier would reject the program, or treat the
     /// placeholder as a value.
     #[test]
-    fn an_image_has_constants_and_functions_in_their_places() {
+    fn an_image_replaces_every_placeholder() {
         const CASTS: Casts = Casts {
             bpf_rdonly_cast: 70_001,
             tcp_sock: 1,
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_global_that_is_missing_or_of_another_size_is_refused() {
+    fn globals_that_are_missing_or_of_another_size_are_refused() {
         let value = 7_u64.to_ne_bytes();
         for (name, bytes) in [("OTHER", &value[..4]), ("PORT", &value[..])] {
             let image = Image::new(objects::HOST, Globals::from([(name, (bytes, true))]), &[], None);
@@ -353,7 +353,7 @@ mod tests {
 
     /// [`Image`] sets the values only in this section.
     #[test]
-    fn globals_lie_in_rodata_alone() {
+    fn all_globals_are_in_rodata() {
         for object in OBJECTS {
             let parsed = Object::parse(object).unwrap();
             assert!(parsed.maps.contains_key(CONSTANTS));

@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documentation_speaks_of_this_version() {
+    fn the_documentation_names_this_abi_version() {
         let pages = [
             include_str!("../../../../docs/guide/bpftool.md"),
             include_str!("../../../../docs/reference/files-and-exit-codes.md"),

@@ -81,14 +81,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_anything_in_it_hides_nothing() {
+    fn any_characters_in_a_name_leave_the_start_readable() {
         let rest = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
         assert_eq!(started(&format!("7 (a) b (c) {rest}")), Some(4711));
         assert_eq!(started("7 (a"), None);
     }
 
     #[test]
-    fn a_name_is_told_without_what_a_terminal_would_obey() {
+    fn control_characters_in_names_are_escaped() {
         assert_eq!(printable(b"web server\n"), "web server");
         assert_eq!(printable(b"\x1b[2Jx\nok  y\n"), "\\u{1b}[2Jx\\nok  y");
         assert_eq!(printable(b"a\xffb\n"), "a\u{fffd}b");
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_a_name_since_it_began() {
+    fn a_process_has_its_name_only_since_it_began() {
         let us = process(std::process::id()).unwrap();
         let now = monotonic_ns();
         assert!(us.started_ns <= now && us.name_at(now).is_some());

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_object_has_both_programs() {
+    fn the_object_contains_both_versions_of_the_receiver() {
         let object = aya_obj::Object::parse(objects::HOST).unwrap();
         let mut names: Vec<&str> = object.programs.keys().map(String::as_str).collect();
         names.sort_unstable();

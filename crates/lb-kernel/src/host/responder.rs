@@ -224,7 +224,7 @@ mod tests {
     use crate::host::loader::shape;
 
     #[test]
-    fn the_object_has_the_program_and_its_maps() {
+    fn the_object_contains_the_responder_and_its_maps() {
         let object = aya_obj::Object::parse(objects::RESPONDER).unwrap();
         assert_eq!(object.programs.keys().collect::<Vec<_>>(), [PROGRAM]);
         assert_eq!(object.license.to_bytes(), b"Dual MIT/GPL");

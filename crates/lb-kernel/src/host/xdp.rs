@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_program_is_not_there_says_what_to_do() {
+    fn messages_about_missing_programs_contain_a_remedy() {
         let error = DatapathError::AttachInterface(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         let bond = Interface { index: 3, ..interface("bond0", Some("bond"), None) };
         let of = |one: &Interface, others: &[String], key| {
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_before_is_no_news() {
+    fn earlier_findings_are_not_reported_again() {
         let named = |name: &str, attached| Named { name: name.to_owned(), attached };
         let one = named("eth0", Ok(XdpMode::Native));
         let before = Found { interfaces: vec![one.clone()], error: Some("a".to_owned()) };
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_says_what_it_is_for() {
+    fn pin_names_identify_their_attachment() {
         for mode in XdpMode::ALL {
             let attachment = Attachment { interface: 7, mode };
             assert_eq!(of_pin(&pin_name(attachment)), Some(attachment));

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_process_decides_wherever_it_is_listed() {
+    fn the_oldest_process_decides_in_any_position() {
         let first = Started::and_wait(UnshareFlags::NEWNET);
         let others: Vec<Started> = (0..3).map(|_| Started::new(UnshareFlags::NEWNET)).collect();
         let others: Vec<u32> = others.iter().map(Started::pid).collect();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cookie_is_that_of_a_socket_made_there() {
+    fn the_cookie_matches_that_of_sockets_in_the_namespace() {
         let there = Started::new(UnshareFlags::NEWNET);
         let found = find(&[there.pid()], &[], None).expect("a process");
         let lists = crate::read::namespaces::open_in_namespace_of(there.pid()).expect("root enters it");

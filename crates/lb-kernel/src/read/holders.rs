@@ -128,12 +128,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_object_has_the_program() {
+    fn the_object_contains_the_iterator() {
         assert!(aya_obj::Object::parse(objects::CLIENT).unwrap().programs.contains_key(PROGRAM));
     }
 
     #[test]
-    fn cookies_are_read_whatever_the_pieces() {
+    fn cookies_are_read_from_pieces_of_any_length() {
         struct Pieces(Vec<Vec<u8>>);
         impl Read for Pieces {
             fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_without_names_are_socklbs_if_they_are_on_all_its_hooks() {
+    fn nameless_programs_on_all_hooks_are_another_socklb() {
         let hooks: Vec<&str> = hooks().map(|(hook, _)| hook).collect();
         let neighbour = |hook: &str, name: Option<&str>| Neighbour {
             cgroup: "/c".into(),

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_a_slot_that_got_another_backend_meanwhile_are_left_out() {
+    fn slots_reused_during_the_reading_are_left_out() {
         let view = |slot, generation| SlotView {
             at: BackendRef { slot: Slot::new(slot).unwrap(), generation: Generation(generation) },
             service: ServiceIndex(0),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_a_part_of_the_table_and_nothing_of_an_empty_one() {
+    fn a_share_is_a_part_of_the_table_and_zero_if_it_is_empty() {
         assert_eq!([share(256, 1024), share(0, 1024), share(0, 0)], [0.25, 0.0, 0.0]);
     }
 }

@@ -88,7 +88,7 @@ mod tests {
 
     /// On a constantly busy host, ticks occur during every reading.
     #[test]
-    fn a_tick_in_every_reading_does_not_matter_much() {
+    fn ticks_during_readings_cause_only_a_small_error() {
         let first = 0u64.wrapping_sub(4_294_000_000 * TICK_NS);
         let reading = |ticks_between: u64, at: u64| {
             let jiffies = 4_294_000_000 + at;
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_halves_of_the_count_belong_together() {
+    fn the_halves_of_the_count_are_joined_consistently() {
         assert_eq!(joined(1, 5, 1), 0x1_0000_0005);
         assert_eq!(joined(0, u32::MAX, 1), 0xffff_ffff, "the low half was read before it overflowed");
         assert_eq!(joined(0, 0, 1), 0x1_0000_0000, "the low half was read after it overflowed");

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_spans_no_more_than_fits_and_no_wide_gap() {
+    fn batches_are_bounded_and_span_no_wide_gaps() {
         let parts = |indexes: &[u32]| batches(indexes, 4).map(<[u32]>::to_vec).collect::<Vec<_>>();
         assert_eq!(parts(&[0, 1, 3, 4, 9, 12, 13]), [vec![0, 1, 3], vec![4], vec![9, 12], vec![13]]);
         assert!(parts(&[]).is_empty());
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_cpus_add_up_field_by_field() {
+    fn per_cpu_values_are_summed_field_by_field() {
         let mut one: SlotCounters = bytemuck::Zeroable::zeroed();
         (one.chosen, one.endings[1], one.connect.buckets[19]) = (3, 1, 2);
         let mut other = one;

@@ -86,7 +86,7 @@ mod tests {
     use crate::moment::moment;
 
     #[test]
-    fn a_number_fits_or_says_what_would() {
+    fn a_number_out_of_range_is_rejected_with_the_range() {
         assert_eq!(
             [0.0, 0.6, 1.0, 4_294_967.294].map(thousandths),
             [Ok(0), Ok(600), Ok(1000), Ok(UNKNOWN - 1)]
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_application_is_believed_first_while_its_word_holds() {
+    fn a_valid_load_of_the_application_takes_precedence() {
         let now = moment();
         let later = |seconds| now + Duration::from_secs(seconds);
         let none = Load { qps: None, eps: None, utilization: None, window: Duration::ZERO, measured: now };

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_change_begins_anew() {
+    fn a_later_change_restarts_the_schedule() {
         let start = moment();
         let mut pushes = Pushes::new();
         pushes.begin([address(1), address(2)].into_iter(), start);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_told_at_fifty_thousand_a_second() {
+    fn pushes_are_limited_to_50000_per_second() {
         assert_eq!(paced(100), (0, 500));
         assert_eq!(paced(1_000), (18, 5_000));
         assert_eq!(paced(10_000), (198, 50_000));

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_outweighs_whom() {
+    fn the_readiness_follows_the_precedence_of_its_inputs() {
         use Readiness::{Down, LameDuck, Ready, Unknown};
         let no = || "no".to_owned();
         let healths = [Health::Unchecked, Health::Unknown(no()), Health::Up, Health::Down(no())];

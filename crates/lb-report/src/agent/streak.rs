@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_result_counts_at_once_and_others_when_there_are_enough() {
+    fn the_first_result_counts_at_once_and_later_results_in_a_row() {
         check("+--+---", "+++++++".get(..6).map(|head| format!("{head}-")).unwrap().as_str());
         check("-+-++", "----+");
         check("??+", "??+");
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_confirmed_for_long_counts_anew() {
+    fn after_stale_health_the_next_result_counts_at_once() {
         let mut streak = Streak::new(2, 3);
         streak.take(Outcome::Passed, moment());
         streak.grow_old("old".to_owned());

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_limit_the_longest_silent_one_makes_room() {
+    fn at_the_limit_the_longest_silent_subscriber_is_removed() {
         let now = moment();
         let mut subscribers = Subscribers::new(3);
         for n in 1..=3 {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_asked_for_an_hour_is_forgotten() {
+    fn subscribers_without_a_request_for_an_hour_are_removed() {
         let now = moment();
         let mut subscribers = Subscribers::new(3);
         subscribers.asked(asker(1), 1, 0, now);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_heard_is_not_unheard_by_a_request_that_comes_late() {
+    fn a_delayed_request_does_not_undo_an_acknowledgement() {
         let now = moment();
         let mut subscribers = Subscribers::new(3);
         subscribers.asked(asker(1), 1, 0, now);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_with_an_older_cookie_has_not_heard_of_the_last_change() {
+    fn a_subscriber_with_an_older_cookie_has_not_acknowledged_the_last_change() {
         let now = moment();
         let mut subscribers = Subscribers::new(1);
         assert_eq!(subscribers.changed(1).count(), 0);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_asked_lately_is_not_waited_for_and_still_told() {
+    fn inactive_subscribers_still_receive_pushes_but_do_not_delay_shutdown() {
         let now = moment();
         let mut subscribers = Subscribers::new(3);
         subscribers.asked(asker(1), 1, 0, now);

@@ -75,7 +75,7 @@ fn checked(reports: &mut Reports, outcome: Outcome, now: Instant) {
 }
 
 #[test]
-fn an_answer_has_the_nonce_of_its_request_and_what_is_known() {
+fn an_answer_has_the_nonce_of_its_request_and_the_current_state() {
     let now = moment();
     let mut reports = reports(now);
     checked(&mut reports, Outcome::Passed, now);
@@ -99,7 +99,7 @@ fn an_answer_has_the_nonce_of_its_request_and_what_is_known() {
 }
 
 #[test]
-fn the_counter_rises_with_what_is_said_and_not_with_answers() {
+fn the_counter_rises_with_changes_and_not_with_answers() {
     let now = moment();
     let mut reports = reports(now);
     let counter = |reports: &mut Reports| ask(reports, 1, 0, now).counter.to_host();
@@ -114,7 +114,7 @@ fn the_counter_rises_with_what_is_said_and_not_with_answers() {
 /// `socklb agent run` removes and adds a backend when it restarts an application. A client may
 /// subscribe with a cookie from before the restart, and lose the answer.
 #[test]
-fn a_backend_that_comes_back_goes_on_counting_where_it_was() {
+fn a_returning_backend_continues_its_counter() {
     let now = moment();
     let mut reports = reports(now);
     for _ in 0..9 {
@@ -172,7 +172,7 @@ fn each_kind_of_refused_datagram_is_counted_and_not_answered() {
 }
 
 #[test]
-fn only_who_returns_a_cookie_from_the_same_address_is_told_of_changes() {
+fn only_clients_that_return_their_cookie_receive_pushes() {
     let now = moment();
     let mut reports = reports(now);
     let answer = ask(&mut reports, 1, 0, now);
@@ -190,7 +190,7 @@ fn only_who_returns_a_cookie_from_the_same_address_is_told_of_changes() {
 }
 
 #[test]
-fn a_new_agent_may_not_know_all_who_use_a_backend() {
+fn a_new_agent_may_not_know_all_clients_of_a_backend() {
     let now = moment();
     let reports = reports(now);
     let is_new = |at| reports.get(name()).unwrap().is_new(at);
@@ -198,7 +198,7 @@ fn a_new_agent_may_not_know_all_who_use_a_backend() {
 }
 
 #[test]
-fn a_change_is_pushed_until_its_cookie_comes_back() {
+fn a_change_is_pushed_until_its_cookie_is_returned() {
     let now = moment();
     let mut reports = reports(now);
     let before = subscribe(&mut reports, 1, now);
@@ -226,7 +226,7 @@ fn a_change_is_pushed_until_its_cookie_comes_back() {
 /// The responder answered the client before the change, with the earlier prepared answer, but the
 /// agent learns only after the change that the client is a subscriber.
 #[test]
-fn who_has_subscribed_just_before_a_change_is_told_of_it() {
+fn a_client_that_subscribed_just_before_a_change_receives_it() {
     let now = moment();
     let mut reports = reports(now);
     let heard = reports.get(name()).unwrap().change();
@@ -241,7 +241,7 @@ fn who_has_subscribed_just_before_a_change_is_told_of_it() {
 }
 
 #[test]
-fn what_is_prepared_holds_no_longer_than_what_was_learnt_and_what_a_report_says() {
+fn a_prepared_answer_expires_with_its_check_and_its_report() {
     let now = moment();
     let mut reports = reports(now);
     let holds = |reports: &Reports, at: Instant| {
@@ -256,7 +256,7 @@ fn what_is_prepared_holds_no_longer_than_what_was_learnt_and_what_a_report_says(
 }
 
 #[test]
-fn the_same_readiness_and_another_load_are_not_pushed() {
+fn changes_of_load_alone_are_not_pushed() {
     let now = moment();
     let mut reports = reports(now);
     checked(&mut reports, Outcome::Passed, now);
@@ -268,7 +268,7 @@ fn the_same_readiness_and_another_load_are_not_pushed() {
 }
 
 #[test]
-fn a_key_is_replaced_without_a_request_that_fails() {
+fn a_key_is_replaced_without_a_failed_request() {
     let now = moment();
     let mut reports = reports(now);
     let [one, two, three] = [key(1), key(2), key(3)];
@@ -287,7 +287,7 @@ fn a_key_is_replaced_without_a_request_that_fails() {
 }
 
 #[test]
-fn a_check_that_is_not_completed_in_time_makes_the_backend_unknown() {
+fn an_overdue_check_makes_the_backend_unknown() {
     let now = moment();
     let mut reports = reports(now);
     checked(&mut reports, Outcome::Passed, now);
@@ -307,7 +307,7 @@ fn a_check_that_is_not_completed_in_time_makes_the_backend_unknown() {
 }
 
 #[test]
-fn one_backend_with_many_subscribers_holds_up_no_other() {
+fn one_backend_with_many_subscribers_delays_no_other() {
     let now = moment();
     let mut reports = reports(now);
     let other = named("10.0.0.1:81");
@@ -326,7 +326,7 @@ fn one_backend_with_many_subscribers_holds_up_no_other() {
 }
 
 #[test]
-fn a_backend_that_is_removed_is_unknown() {
+fn requests_for_a_removed_backend_are_refused_as_unknown() {
     let now = moment();
     let mut reports = reports(now);
     reports.remove(name());
@@ -337,7 +337,7 @@ fn a_backend_that_is_removed_is_unknown() {
 proptest! {
     /// Only an authentic request gets an answer, and the answer has the same length.
     #[test]
-    fn what_is_answered_is_a_request_under_the_key_and_gets_as_many_bytes(
+    fn only_authentic_requests_are_answered_with_as_many_bytes(
         mut bytes in prop_oneof![
             proptest::collection::vec(any::<u8>(), 0..200),
             Just(request(key(1), 0).bytes().to_vec()),

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_believed_once_and_gives_the_round_trip() {
+    fn an_answer_is_believed_once_and_shows_the_round_trip() {
         let mut reported = Reported::default();
         assert_eq!(reported.state(at(0)), ReportState::Unheard);
         let request = reported.ask(name(), &keys(), 77, at(0));
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn where_numbers_went_back_a_push_from_before_is_no_news() {
+    fn after_numbers_went_back_older_pushes_are_replays() {
         let now = at(10);
         let mut reported = heard(Agent { incarnation: 9, ..Agent::of(Readiness::Ready) }, at(0));
         let before = Agent { incarnation: 9, counter: 5, ..Agent::of(Readiness::LameDuck) }.push();
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lame_duck_that_lives_is_one_however_short_its_hold() {
+    fn a_reporting_lame_duck_remains_one_with_any_hold() {
         let mut reported = Reported::default();
         let request = reported.ask(name(), &keys(), 1, at(0));
         let mut answer = Agent::of(Readiness::LameDuck).answer(&request);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_silent_is_unknown_and_nothing_follows() {
+    fn a_silent_backend_has_no_verdict() {
         let mut reported = heard(Agent::of(Readiness::Ready), at(0));
         assert_eq!(reported.state(at(5_999)), ReportState::Ready);
         assert_eq!((reported.state(at(6_000)), reported.said(at(6_000))), (ReportState::Silent, None));
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lame_duck_that_falls_silent_stays_one_until_it_is_ready_or_hold_is_over() {
+    fn a_silent_lame_duck_remains_one_until_its_hold_ends() {
         let lame = heard(Agent::of(Readiness::LameDuck), at(0));
         let said = lame.said(at(59_999)).unwrap();
         assert_eq!((said.health, said.until), (Health::LameDuck, Some(at(60_000))));
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_push_has_to_be_later_and_an_answer_need_not() {
+    fn a_push_must_be_later_than_the_last_report() {
         let lame = Agent::of(Readiness::LameDuck);
         let mut reported = Reported::default();
         assert_eq!(reported.take(&lame.push(), &keys(), at(0)), Err(Disbelieved::Premature));
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn two_agents_that_answer_by_turns_are_noticed() {
+    fn two_agents_that_answer_in_turns_are_detected() {
         let second = at(1_000);
         assert!(contested(&[5, 9, 5, 9, 5], second));
         assert!(!contested(&[5, 9, 5, 9, 5], CONTESTED_WITHIN), "too seldom to be told apart from restarts");
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_push_spends_the_nonce() {
+    fn a_push_invalidates_the_nonce() {
         let mut reported = heard(Agent::of(Readiness::Ready), at(0));
         let request = reported.ask(name(), &keys(), 2, at(1));
         let push = Agent { counter: 2, ..Agent::of(Readiness::LameDuck) }.push();
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_authentic_changes_nothing() {
+    fn datagrams_that_are_not_authentic_change_nothing() {
         let mut reported = heard(Agent::of(Readiness::Ready), at(0));
         let request = reported.ask(name(), &keys(), 2, at(1));
         // The request itself, reflected.
@@ -552,7 +552,7 @@ mod tests {
         /// Datagrams arrive in any order, repeated and changed. Changed datagrams are never
         /// believed, and a believed push is always later than the last report.
         #[test]
-        fn the_state_is_that_of_some_report_and_pushes_never_go_back(
+        fn changed_datagrams_are_rejected_and_pushes_never_go_back(
             steps in proptest::collection::vec((0_u8..4, 0_usize..20, 0_usize..640), 1..60)
         ) {
             let mut reported = Reported::default();

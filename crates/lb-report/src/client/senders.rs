@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_new_is_asked_again_at_once_but_not_all_the_time() {
+    fn a_new_agent_is_polled_twice_at_once_at_most_once_per_interval() {
         let mut senders = of([1]);
         let mut ask = |now, incarnation| {
             let requests = senders.requests(9, || 9, at(now));
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_is_asked_once_in_an_interval_and_not_all_at_once() {
+    fn each_backend_is_polled_once_per_interval_at_spread_times() {
         let mut senders = of(1..=1_000);
         let mut asked: HashMap<u16, Vec<u64>> = HashMap::new();
         let mut nonce = 0;
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_asked_at_a_time_than_fit() {
+    fn the_number_of_requests_at_a_time_is_limited() {
         let mut senders = of(1..=10);
         assert_eq!(senders.requests(3, || 1, at(2_000)).len(), 3);
         assert_eq!(senders.requests(64, || 1, at(2_000)).len(), 7);
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_once() {
+    fn a_change_is_returned_once() {
         let mut senders = of([1]);
         let request = senders.requests(1, || 9, at(2_000)).remove(0).datagram;
         let lame = report(1, Kind::Answer, Readiness::LameDuck, 1, request.nonce);
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn a_push_is_acknowledged_at_once_and_again_if_it_comes_again() {
+    fn every_push_is_acknowledged_even_a_repeated_one() {
         let mut senders = of([1]);
         answer(&mut senders, 1, Readiness::Ready, 1);
         assert_eq!(senders.requests(1, || 1, at(2_001)).len(), 0);
@@ -619,7 +619,7 @@ mod tests {
 
     /// An attacker that has seen a push can replay it indefinitely.
     #[test]
-    fn a_push_that_comes_again_and_again_keeps_no_answer_from_being_believed() {
+    fn replayed_pushes_cannot_suppress_an_answer() {
         let mut senders = of([1]);
         answer(&mut senders, 1, Readiness::Ready, 1);
         let push = report(1, Kind::Push, Readiness::LameDuck, 2, 0);
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn two_agents_that_answer_by_turns_are_named() {
+    fn backends_with_two_agents_are_contested() {
         let mut senders = of([1, 2]);
         let mut now = 0;
         for counter in [5, 1, 5, 1] {
@@ -666,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_starts_again_and_is_ready_is_named_once() {
+    fn a_restarted_agent_is_returned_once_it_is_ready() {
         let mut senders = of([1, 2]);
         let incarnated = |incarnation: u32, readiness, now: u64, senders: &mut Senders<Duration>| {
             senders.requests(9, || 9, at(now));
@@ -695,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn first_polls_come_soon_and_one_by_one_also_of_backends_with_long_intervals() {
+    fn first_polls_are_early_and_spaced() {
         let mut senders = of([1, 2, 3]);
         let names = [3, 1, 9, 2].map(|port| target(port).name);
         senders.poll_first(names, Duration::from_millis(40), Duration::from_millis(2), at(0));
@@ -713,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_asked_any_more_is_forgotten_and_others_are_kept() {
+    fn removed_targets_are_forgotten_and_others_retain_their_state() {
         let mut senders = of([1, 2]);
         for _ in 0..2 {
             let request = senders.requests(1, || 9, at(2_000)).remove(0).datagram;
@@ -736,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_daemon_believed_holds() {
+    fn the_stored_state_of_an_earlier_daemon_is_adopted() {
         let mut senders = Senders::new(1);
         let base = Base { incarnation: 1, counter: 5 };
         let changes = senders.set_targets([target(1)], |_| (Some(base), Some(at(500))), at(0));
@@ -761,7 +761,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_stored_again_now_and_then_and_what_changes_at_once() {
+    fn unchanged_state_is_stored_again_after_15_reports() {
         let mut senders = of([1]);
         let name = target(1).name;
         let mut now = 0;
@@ -800,7 +800,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_datagram_is_refused() {
+    fn a_malformed_datagram_is_refused() {
         let mut senders = of([1]);
         assert_eq!(senders.take(&[0; 79], at(0)), Err(Refusal::Malformed(Malformed::Length)));
     }

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_good_in_its_epoch_and_the_next() {
+    fn a_cookie_is_valid_in_its_epoch_and_the_next() {
         let (name, asker) = (name("10.0.0.1:80", 6), asker("192.0.2.7:9467"));
         let at = |age_ns| Cookies::new(SECRET, age_ns);
         let cookie = at(EPOCH_NS).cookie(&name, &asker, 3);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_of_one_asker_one_backend_one_change_and_one_agent() {
+    fn a_cookie_is_valid_for_one_client_backend_change_and_agent() {
         let cookies = Cookies::new(SECRET, 0);
         let (backend, one) = (name("10.0.0.1:80", 6), asker("192.0.2.7:9467"));
         let cookie = cookies.cookie(&backend, &one, 3);

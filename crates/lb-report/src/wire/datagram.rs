@@ -324,7 +324,7 @@ mod tests {
 
     /// The layout byte by byte; another implementation computed the MAC.
     #[test]
-    fn a_report_lies_on_the_wire_like_this() {
+    fn a_report_has_the_documented_layout() {
         let mut expected = std::vec![1, 2, 2, 6, 1, 2, 0x1f, 0x90];
         expected.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 2, 3]);
         expected.extend([3, 4, 5, 6, 0, 0, 0, 7]);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_datagram_is_told_apart() {
+    fn malformed_datagrams_are_rejected_with_the_reason() {
         let good = report().sealed(KEY);
         for length in (0..BYTES).chain([BYTES + 1]) {
             let mut bytes = good.bytes().to_vec();
@@ -398,7 +398,7 @@ mod tests {
     proptest! {
         /// One bit of the message or of the MAC is changed, under any key.
         #[test]
-        fn a_change_of_any_bit_is_noticed(bit in 0..8 * BYTES, key: [u8; 16]) {
+        fn a_change_of_any_bit_invalidates_the_mac(bit in 0..8 * BYTES, key: [u8; 16]) {
             let key = Key::from_bytes(key);
             let good = report().sealed(key);
             prop_assert!(good.is_authentic(key));
@@ -410,7 +410,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_datagram_or_told_why_not(bytes: [u8; BYTES]) {
+        fn parsed_datagrams_have_the_bytes_of_their_input(bytes: [u8; BYTES]) {
             if let Ok(datagram) = Datagram::parse(&bytes) {
                 prop_assert_eq!(datagram.bytes(), &bytes[..]);
             }

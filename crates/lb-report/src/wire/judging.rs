@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_believed_by_its_nonce_whatever_its_number() {
+    fn an_answer_is_believed_by_its_nonce_with_any_number() {
         let last = LastReport { base: base(7, 9), highest: base(7, 9), nonce: 5, repeated_ns: 1 };
         let lower = judge(last, &report(Kind::Answer, 6, 1, 5)).expect("believed");
         assert_eq!(lower, LastReport { base: base(6, 1), highest: base(7, 9), nonce: 0, repeated_ns: 1 });
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_says_until_when_its_backend_is_a_lame_duck() {
+    fn a_report_determines_the_end_of_a_lame_duck() {
         const MS: u64 = 1_000_000;
         let of = |readiness: Readiness, valid_for, hold| {
             let mut report = report(Kind::Push, 1, 1, 0);

@@ -85,7 +85,7 @@ mod tests {
     /// The inputs are the bytes 00, 01, 02, ... up to some length. Two vectors are from the authors
     /// of SipHash, one is from another implementation.
     #[test]
-    fn known_vectors() {
+    fn siphash_matches_known_vectors() {
         let key = Key::from_bytes(KEY);
         let words = |first: u8| {
             u64::from_ne_bytes(core::array::from_fn(|n| first + u8::try_from(n).expect("below 8")))

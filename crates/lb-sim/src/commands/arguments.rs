@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_has_both_ends() {
+    fn a_range_includes_both_ends() {
         assert_eq!(NumberRange::of_backends("100..110"), Ok(NumberRange { from: 100, to: 110 }));
         assert_eq!(NumberRange::of_backends("65536"), Ok(NumberRange { from: 65_536, to: 65_536 }));
         assert_eq!(NumberRange::of_sizes("7..7"), Ok(NumberRange { from: 7, to: 7 }));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_names_each_algorithm_once() {
+    fn a_list_may_name_each_algorithm_only_once() {
         let listed = "ring,rocksteadier".parse();
         assert_eq!(listed, Ok(Algorithms(vec![Algorithm::Ring, Algorithm::Rocksteadier])));
         assert_eq!("all".parse(), Ok(Algorithms(Algorithm::ALL.to_vec())));

@@ -311,7 +311,7 @@ mod tests {
     "#;
 
     #[test]
-    fn a_report_for_people_has_a_table_and_a_summary() {
+    fn the_text_report_has_a_table_and_a_summary() {
         let scenario = Scenario::read("two", "two.toml", TEXT).unwrap();
         // Each client sends three requests per step, in rotation. Both begin with the same backend,
         // so that backend gets four. Each backend stops once, and both clients reconnect to it.
@@ -337,7 +337,7 @@ summary
     }
 
     #[test]
-    fn the_json_document_has_the_shape_that_the_readme_promises() {
+    fn the_json_document_has_the_shape_in_the_readme() {
         let scenario = Scenario::read("two", "two.toml", TEXT).unwrap();
         let json = serde_json::to_value(play(&scenario, u64::MAX)).unwrap();
         assert_eq!(json["schema"], 1);
@@ -352,7 +352,7 @@ summary
     }
 
     #[test]
-    fn a_report_of_ejections_has_columns_for_them_and_compares_runs() {
+    fn a_report_with_ejections_has_columns_for_them_and_compares_runs() {
         let text = r#"
             title = "One client, two backends, of which one refuses from 2 s to 9 s"
             duration = "20s"
@@ -405,7 +405,7 @@ summary
     }
 
     #[test]
-    fn a_load_above_one_is_said() {
+    fn a_load_above_one_is_noted() {
         let costly = TEXT.replace(
             "500ms\"\n        arrivals",
             "500ms\"\n        cost = { mean = \"1s\", exact = true }\n        arrivals",
@@ -421,7 +421,7 @@ summary
     }
 
     #[test]
-    fn what_is_no_scenario_is_named() {
+    fn an_unknown_scenario_name_is_reported() {
         let error = format!("{:#}", read("figure-6").unwrap_err());
         let expected = "read scenario \"figure-6\": neither a file nor one of figure-5, rolling-update, aperture, \
                         aperture-by-load, small-jobs, ejection-tenth, ejection-half, ejection-flapping, ejection-all, book-load, book-load-08, book-load-skew, \

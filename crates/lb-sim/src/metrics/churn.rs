@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn churn_is_of_the_clients_that_stay() {
+    fn churn_counts_only_clients_that_stay() {
         let graph = |rows: &[&[u32]]| {
             let mut graph = Graph::new(9);
             rows.iter().for_each(|row| graph.push(row.iter().copied()));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_dropped_follows_from_evenness() {
+    fn the_minimum_churn_follows_from_evenness() {
         check((100, 20), (101, 20), 1.0 / 101.0);
         check((100, 20), (200, 20), 0.5);
         // A removed backend loses all its connections.

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_is_that_of_student() {
+    fn an_interval_uses_the_t_distribution() {
         // The mean of these values is 3 and their variance 2.5, so half of the interval is 2.776 *
         // sqrt(2.5 / 5).
         let interval = Interval::of([1.0, 2.0, 3.0, 4.0, 5.0]);

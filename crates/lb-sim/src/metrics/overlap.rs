@@ -143,21 +143,21 @@ mod tests {
     }
 
     #[test]
-    fn a_subset_is_never_more_than_all_of_another_one() {
+    fn an_overlap_is_at_most_the_smaller_subset() {
         // Subsets of 2 and of 3 backends: the smaller one is a part of the larger one.
         let overlap = overlap(&graph(6, &[&[0, 1, 2], &[1, 2]]));
         assert_eq!(overlap, Overlap { mean: 2.0 / 2.5, max: 1.0, compared: 2 });
     }
 
     #[test]
-    fn of_less_than_two_clients_there_is_no_overlap() {
+    fn fewer_than_two_clients_have_no_overlap() {
         let none = |clients| Overlap { mean: 0.0, max: 0.0, compared: clients };
         assert_eq!(overlap(&graph(6, &[&[0, 1, 2]])), none(1));
         assert_eq!(overlap(&graph(6, &[])), none(0));
     }
 
     #[test]
-    fn of_very_many_meetings_some_clients_are_compared_with_all() {
+    fn in_large_fleets_some_clients_are_compared_with_all() {
         // 65,536 clients that all use the same 10 backends: 10 * 2^32 counts, 40 times the maximum.
         let graph = Graph::of_rows(10, (0..65_536).map(|_| 0..10));
         assert_eq!(overlap(&graph), Overlap { mean: 1.0, max: 1.0, compared: 1_639 });

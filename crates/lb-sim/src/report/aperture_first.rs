@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_mesh_is_one_narrow_band_and_random_apertures_are_many() {
+    fn a_full_mesh_is_one_narrow_band_and_random_apertures_spread_widely() {
         let change = FirstChange::play(Extent::default());
         // Each of 250 clients sends 250 requests per second, over 1,000 backends.
         assert!(least(&change.mesh.steps) > 55.0 && most(&change.mesh.steps) < 70.0);

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_those_of_the_scenario_and_the_second_band_lies_within_the_first() {
+    fn rates_match_the_scenario_and_the_second_band_lies_within_the_first() {
         let [before, after] = played(4);
         for RequestRates { steps, whole, .. } in [&before, &after] {
             assert_eq!(steps.iter().map(|(end, _)| *end).collect::<Vec<f64>>(), [1.0, 2.0, 3.0, 4.0]);

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_of_one_shade_are_one_rectangle() {
+    fn adjacent_bins_of_one_shade_are_one_rectangle() {
         let plot = Plot {
             area: Area { left: 0.0, top: 0.0, right: 20.0, bottom: 10.0 },
             x: Scale::Linear(0.0, 10.0),

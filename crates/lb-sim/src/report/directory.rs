@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_takes_the_place_of_the_one_before() {
+    fn a_report_replaces_an_earlier_report() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("made/with/parents");
         for text in ["first", "second"] {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_somebody_else_is_refused() {
+    fn a_directory_with_foreign_files_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("thesis.tex"), "years of work").unwrap();
         let error = format!("{:#}", ReportDirectory::open(folder.path()).unwrap_err());
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_else_is_kept_and_nothing_is_written() {
+    fn a_foreign_file_is_not_replaced_and_nothing_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let directory = ReportDirectory::open(folder.path()).unwrap();
         directory.write(&files("first")).unwrap();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_run_left_is_no_hindrance() {
+    fn leftovers_of_a_killed_run_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(".socklb-sim-index.html"), "half").unwrap();
         ReportDirectory::open(folder.path()).unwrap().write(&files("whole")).unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_no_directory() {
+    fn a_file_as_destination_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "").unwrap();

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_plays_the_scenario_as_it_is_shipped() {
+    fn the_page_plays_the_shipped_scenario_unchanged() {
         let (played, shipped) = (scenario(Extent::default()), shipped::scenario(SCENARIO));
         assert_eq!(
             (played.duration, played.measure_from, played.step, played.seeds, played.runs.len()),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_plays_no_more_than_it_has_time_for() {
+    fn the_number_of_played_requests_is_bounded() {
         let (scenario, plays) = (scenario(Extent::default()), plays(Extent::default()));
         let rate: f64 = scenario
             .jobs

@@ -36,12 +36,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nearly_even_is_not_written_as_even() {
+    fn a_utilization_below_one_is_not_rounded_to_one() {
         assert_eq!([1.0, 0.9997, 0.9994].map(utilization), ["1.000", "0.9997", "0.999"]);
     }
 
     #[test]
-    fn thousands_are_set_apart() {
+    fn thousands_are_separated() {
         assert_eq!([7, 280, 59_148, 1_280_000].map(grouped), ["7", "280", "59,148", "1,280,000"]);
     }
 }

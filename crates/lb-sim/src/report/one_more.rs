@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_seed_is_the_first_that_replaces_only_the_client_of_the_article() {
+    fn the_seed_is_the_first_that_replaces_only_client_3() {
         assert_eq!((0..).find(|&seed| replaced(seed) == [UNLUCKY]), Some(SEED));
         assert_eq!((0..SEEDS).filter(|&seed| !replaced(seed).is_empty()).count(), 73);
     }

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drawn_position_is_where_the_algorithm_looks() {
+    fn drawn_positions_match_the_algorithms() {
         for ring in &RINGS {
             for client in 0..CLIENTS {
                 let from = (ring.turn)(Side::Client, client);

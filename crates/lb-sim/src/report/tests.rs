@@ -72,7 +72,7 @@ const FIGURES: [&str; 33] = [
 ];
 
 #[test]
-fn every_figure_is_in_the_page_and_a_file_of_its_own() {
+fn every_figure_is_in_the_page_and_in_a_separate_file() {
     let files = files(little());
     let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     let expected: Vec<String> =
@@ -88,7 +88,7 @@ fn every_figure_is_in_the_page_and_a_file_of_its_own() {
 }
 
 #[test]
-fn identifiers_are_unique_and_every_link_leads_somewhere() {
+fn identifiers_are_unique_and_every_link_has_a_target() {
     let files = files(little());
     let page = parsed(&files[0].1);
     let ids = attributes(&page, "id");
@@ -105,7 +105,7 @@ fn identifiers_are_unique_and_every_link_leads_somewhere() {
 }
 
 #[test]
-fn nothing_is_fetched() {
+fn pages_and_figures_load_no_other_files() {
     for (name, text) in files(little()) {
         let document = parsed(&text);
         for node in document.descendants().filter(Node::is_element) {
@@ -136,7 +136,7 @@ fn every_class_of_a_figure_has_a_style() {
 }
 
 #[test]
-fn figures_tell_what_they_show_to_who_does_not_see_them() {
+fn figures_have_descriptions() {
     for Figure { id, title, description, .. } in little().iter().flat_map(|section| &section.figures) {
         assert!(
             !title.is_empty() && description.ends_with('.') && description.len() > 60,
@@ -182,7 +182,7 @@ fn the_aperture_section_begins_with_traces_of_a_mesh_and_of_random_apertures() {
 }
 
 #[test]
-fn in_no_figure_is_anything_cut_off_or_written_over() {
+fn labels_are_neither_cut_off_nor_overlapping() {
     // This extent gives the text that readers of the page see.
     for figure in
         sections(Extent { trials: 3, load_seconds: 25, ..Extent::default() }, &ProgressBar::hidden())
@@ -194,7 +194,7 @@ fn in_no_figure_is_anything_cut_off_or_written_over() {
 }
 
 #[test]
-fn no_table_is_wider_than_a_phone() {
+fn tables_fit_on_a_phone() {
     // From the page's style: letters of 0.72rem with an average width of 0.62 of that, 0.4rem
     // between columns, and 360 pixels without the margins of the page.
     let (letter, between, most) = (16.0 * 0.72 * 0.62, 16.0 * 0.4, 360.0 - 32.0);
@@ -213,7 +213,7 @@ fn no_table_is_wider_than_a_phone() {
 }
 
 #[test]
-fn another_run_gives_the_same_bytes_and_its_progress_ends_at_its_end() {
+fn reports_are_reproducible_and_progress_reaches_its_end() {
     let bar = ProgressBar::hidden();
     assert!(files(&sections(LITTLE, &bar)) == files(little()));
     assert_eq!(bar.position(), steps(LITTLE));
@@ -227,7 +227,7 @@ fn row<'a>(sections: &'a [ReportSection], section: &str, first: &str) -> Vec<&'a
 }
 
 #[test]
-fn the_numbers_of_the_page_are_those_of_the_metrics() {
+fn the_numbers_of_the_page_match_the_metrics() {
     let sections = little();
     let fleet = |algorithm, clients, backends, size| Fleet { algorithm, clients, backends, size, seed: 0 };
 

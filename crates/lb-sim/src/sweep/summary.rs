@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fleet_has_one_ratio() {
+    fn every_fleet_is_in_one_ratio_group() {
         let sweep = Sweep { size: 20, max: 256, seed: 0, weighted: false };
         let ratios = by_ratio(&sweep.run(Algorithm::RoundRobin, || ()));
         assert_eq!(ratios.iter().map(|ratio| ratio.cells).sum::<usize>(), 59_148);

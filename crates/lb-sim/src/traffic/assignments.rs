@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn every_task_gets_what_its_daemon_would_compute() {
+    fn every_task_gets_the_assignment_of_its_daemon() {
         let list = list(&[1, 1, 3, 0, 1, 2, 2, 0, 0, 1, 1, 5, 1, 1, 1, 1, 1]);
         for algorithm in Algorithm::ALL {
             let service = service(algorithm, 5);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_shares_follow_the_members_weights_alone() {
+    fn equal_shares_follow_only_the_members_weights() {
         let service = service(Algorithm::RoundRobin, 2);
         let job = JobAssignments::of(&service, 3, list(&[2, 1, 1]), ShareModel::Equal);
         let shares = |task| {

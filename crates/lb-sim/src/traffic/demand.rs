@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_have_the_mean_and_the_cap_that_were_asked_for() {
+    fn costs_have_the_configured_mean_and_cap() {
         let cost = Cost::lognormal(15_000, 2.0, 10_000_000);
         // 0.18 ms of the mean are above the cap; with the cap 0.11 ms of these remain.
         assert!((cost.mean() - 0.014_92).abs() < 0.000_02, "{}", cost.mean());
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_a_value_is_that_of_the_normal_distribution() {
+    fn below_is_the_normal_distribution_function() {
         assert!((below(0.0) - 0.5).abs() < 1e-12 && (below(1.959_964) - 0.975).abs() < 1e-6);
     }
 }

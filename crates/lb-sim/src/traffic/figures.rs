@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn evenness_is_of_each_seed_and_then_averaged() {
+    fn evenness_is_computed_for_each_seed_and_then_averaged() {
         let evenness = UtilizationEvenness::of([&[1.0, 2.0][..], &[1.0, 1.0][..]].into_iter());
         assert!((evenness.cpu_max_over_min.mean - 1.5).abs() < 1e-12);
         assert!((evenness.cpu_max_over_mean.mean - (4.0 / 3.0 + 1.0) / 2.0).abs() < 1e-12);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn usable_capacity_counts_what_machines_can_do_and_not_their_cores() {
+    fn usable_capacity_is_weighted_by_machine_capacity() {
         // The utilization of the slow machine is 0.8, and that of the other machine, which is 2.5
         // times as fast, is 0.32.
         assert!((usable(&[0.8, 0.32], &[4.0, 10.0]) - (4.0 + 4.0) / 14.0).abs() < 1e-12);

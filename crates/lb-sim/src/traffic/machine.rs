@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_have_a_core_each_until_there_are_more_of_them() {
+    fn each_request_has_a_core_while_there_are_enough_cores() {
         let mut machine = Machine::new(2, 1.0, None);
         machine.add(0, 7, 10 * COST);
         machine.add(0, 8, 20 * COST);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_later_slows_the_first_one_down() {
+    fn a_later_request_slows_down_the_first_one() {
         let mut machine = Machine::new(1, 1.0, None);
         machine.add(0, 1, 10 * COST);
         machine.add(5 * MS, 2, 10 * COST);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_may_be_faster_and_become_slower() {
+    fn the_speed_of_a_machine_may_change() {
         let mut machine = Machine::new(1, 2.5, None);
         assert!((machine.capacity() - 2.5).abs() < 1e-9);
         machine.add(0, 1, 10 * COST);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_the_longest_runs_nor_the_slowest_cores_lose_count() {
+    fn the_longest_runs_and_the_slowest_cores_are_counted_exactly() {
         // A day of work on the fastest possible machine, and then an ordinary request.
         let mut machine = Machine::new(1, 1000.0, None);
         machine.add(0, 1, 86_400_000_000 * PS_PER_US * 100);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_costs_nothing_and_ends_at_once() {
+    fn a_request_without_cost_ends_at_once() {
         let mut machine = Machine::new(1, 1.0, None);
         machine.add(3, 1, 0);
         assert_eq!(run(&mut machine), [(3, 1)]);
@@ -266,7 +266,7 @@ mod tests {
     const QUOTA: Quota = Quota { runtime_us: 1_000, period_us: 25_000 };
 
     #[test]
-    fn what_has_used_its_quota_up_stands_still_until_the_period_ends() {
+    fn requests_pause_after_the_quota_until_the_period_ends() {
         let mut machine = Machine::new(1, 1.0, Some(QUOTA));
         assert!((machine.capacity() - 0.04).abs() < 1e-9);
         // The request needs one millisecond in each of two periods, and half a millisecond in the
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn two_cores_use_a_quota_up_twice_as_fast_and_who_shares_one_waits_all_the_time() {
+    fn two_cores_use_up_a_quota_twice_as_fast() {
         let mut machine = Machine::new(2, 1.0, Some(QUOTA));
         for request in 1..=4 {
             machine.add(0, request, COST);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn in_steps_a_quota_is_what_it_is_in_one() {
+    fn step_size_does_not_change_the_effect_of_a_quota() {
         let once = |step_us: u64| {
             let mut machine = Machine::new(3, 2.0, Some(Quota { runtime_us: 7_001, period_us: 10_000 }));
             let mut done = Vec::new();
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_of_more_than_there_is_changes_nothing() {
+    fn a_quota_above_the_machine_s_cores_has_no_effect() {
         let quota = Quota { runtime_us: 90_000, period_us: 10_000 };
         for quota in [None, Some(quota)] {
             let mut machine = Machine::new(2, 1.0, quota);

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_by_time_and_then_in_the_order_of_their_pushes() {
+    fn events_are_in_order_of_time_and_then_of_insertion() {
         let mut queue = Queue::default();
         for (at_us, event) in [(5, 'a'), (3, 'b'), (5, 'c'), (3, 'd'), (9, 'e')] {
             queue.push(at_us, event);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn events_near_and_far_come_in_the_order_of_a_sorted_map() {
+    fn near_and_far_events_have_the_order_of_a_sorted_map() {
         let mut rng = SplitMix64::new(1);
         // The spans are within a bucket, within all buckets, around their end, and far beyond it.
         for span in [100, 100_000, 131_000, 131_072, 140_000, 10_000_000] {

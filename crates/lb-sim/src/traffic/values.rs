@@ -418,14 +418,14 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_shown_as_it_would_be_written() {
+    fn a_span_is_formatted_as_in_a_scenario_file() {
         for text in ["62500us", "5ms", "90s", "2m", "1h", "0s"] {
             assert_eq!(Span::try_from(text.to_owned()).unwrap().to_string(), text);
         }
     }
 
     #[test]
-    fn a_number_stands_at_its_bounds_and_not_past_them() {
+    fn bounds_of_numbers_are_inclusive() {
         let read = Within::<2, 9>::try_from;
         assert_eq!((read(2), read(9)), (Ok(Within(2)), Ok(Within(9))));
         assert_eq!(read(1), Err("1 is not a whole number from 2 to 9".into()));

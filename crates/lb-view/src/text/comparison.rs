@@ -176,13 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_nothing_is_said_to() {
+    fn a_file_without_changes_is_reported_as_such() {
         let text = comparison(&empty(), Style::default());
         assert_eq!(text, "new.toml compared with the running daemon\nnothing would change\n");
     }
 
     #[test]
-    fn what_changes_is_told_from_the_configuration_to_the_backends() {
+    fn a_comparison_lists_configuration_changes_before_shares() {
         let long = "a".repeat(61);
         let backend = |port: u16, kind, before, after, weights: (Option<u32>, Option<u32>)| BackendChange {
             address: ([10, 0, 0, 1], port).into(),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_the_log_is_bounded() {
+    fn a_log_line_names_a_bounded_number_of_changes() {
         let many: Vec<ConfigurationChange> =
             (0..12).map(|n| change(&format!("s{n}"), ChangeKind::Added, &[], None)).collect();
         let changed =

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_is_told_with_the_reason_why_it_is_there() {
+    fn a_flow_is_shown_with_the_reason_for_its_backend() {
         let line = |flow: &ActiveFlow<'_>| row(flow, false).join(" | ");
         assert_eq!(
             line(&flow()),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_is_said_when_there_is_nothing() {
+    fn an_empty_list_names_its_filter() {
         let mut filter = Filter::default();
         assert_eq!(asked(&filter), "");
         filter.service = Some("users".to_owned());

@@ -101,7 +101,7 @@ mod tests {
     use crate::load::tests::{member, service};
 
     #[test]
-    fn each_member_has_a_row_with_what_follows_from_what() {
+    fn each_member_has_a_row_with_its_load_and_factor() {
         let held = MemberLoadStatus { held_by: Some("no-report".to_owned()), ..member(2, None, 1.0) };
         let load = service(vec![member(1, Some(0.8), 1.5), held]);
         let one = ClientLoad { client: "web".to_owned(), service: "users".to_owned(), load };

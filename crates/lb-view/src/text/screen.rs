@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_counted() {
+    fn lines_that_do_not_fit_are_counted() {
         let text = "a\nb\nc\nd\ne\n";
         check((text, None), (80, 5), 0, &["a", "b", "c", "d", "e"]);
         check((text, None), (80, 4), 0, &["a", "b", "c", "... 2 more lines"]);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_above_what_fits_and_nothing_below_the_end() {
+    fn scrolling_stops_at_the_end_of_the_text() {
         let text = "a\nb\nc\nd\ne\n";
         check((text, None), (80, 5), 3, &["a", "b", "c", "d", "e"]);
         check((text, None), (80, 4), 99, &["c", "d", "e", "... the end, 2 above"]);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remark_is_always_seen() {
+    fn a_remark_is_always_visible() {
         check(("a\nb\n", Some("wrong")), (80, 3), 0, &["a", "b", "wrong"]);
         check(("a\nb\n", Some("wrong")), (80, 2), 0, &["... 2 more lines", "wrong"]);
         check(("a\nb\n", Some("wrong again")), (5, 9), 0, &["a", "b", "wrong"]);

@@ -267,7 +267,7 @@ mod tests {
     use crate::status::AnomalyCounts;
 
     #[test]
-    fn connects_that_end_oddly_are_told_with_all_that_were_balanced() {
+    fn unusual_outcomes_are_shown_with_the_number_of_balanced_connects() {
         let check = |counts: [u64; 5], expected: Option<&str>| {
             let [forwarded, fallback, untracked, no_backend, passed] = counts;
             let outcomes = [
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_counts_what_there_is_and_what_is_not_healthy() {
+    fn a_summary_counts_all_backends_and_unhealthy_ones() {
         let (daemon, faults, clients) = (None, Vec::new(), Vec::new());
         let (leaving, interfaces) = (Vec::new(), Vec::new());
         let mut status = StatusDocument { schema: 1, daemon, faults, clients, leaving, interfaces };
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_fails_is_marked() {
+    fn a_failing_backend_is_marked() {
         let mut service = service();
         service.backends[1].failing = true;
         let mut text = String::new();
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn without_one_it_has_counts_since_the_start() {
+    fn without_a_daemon_the_table_has_counts_since_the_start() {
         let mut service = service();
         for backend in &mut service.backends {
             (backend.rates_60s, backend.latency_60s, backend.share_60s) = (None, None, None);
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_as_many_digits_as_mean_something() {
+    fn rates_and_times_are_rounded_for_people() {
         assert_eq!(
             [0.0, 0.016, 0.1, 99.94, 100.4, 12_345.6].map(rate),
             ["0", "0.02", "0.1", "99.9", "100", "12346"]

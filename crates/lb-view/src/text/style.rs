@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_width_is_what_columns_says_or_the_terminal() {
+    fn the_width_is_from_columns_or_the_terminal() {
         assert_eq!(width(None, 80), Some(80));
         assert_eq!(width(Some("120"), 80), Some(120));
         for nothing in ["", "0", "wide", "-1"] {

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_said() {
+    fn missing_columns_are_named() {
         assert_eq!(left_out(&[]), None);
         assert_eq!(left_out(&["mean", "p50"]).as_deref(), Some("(narrow terminal: mean, p50 left out)\n"));
     }

@@ -105,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_copied_is_not_broken() {
+    fn quoted_commands_are_not_broken() {
         check("remove it with `socklb detach web`\n", 20, "remove it with\n  `socklb detach web`\n");
         check("what is `not closed is kept whole\n", 12, "what is\n  `not closed is kept whole\n");
     }
 
     #[test]
-    fn a_text_takes_a_column_for_each_letter_that_is_seen() {
+    fn only_visible_letters_have_a_width() {
         assert_eq!(visible("\x1b[1mbü\x1b[0mc"), 3);
         assert_eq!(visible("\x1b[1"), 0);
     }

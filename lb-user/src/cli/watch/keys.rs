@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_typed_at_once_is_told_apart() {
+    fn keys_in_one_read_are_distinguished() {
         let check = |typed: &[u8], expected: &[KeyAction]| assert_eq!(keys(typed), expected, "{typed:?}");
         check(b"", &[]);
         check(b"q", &[KeyAction::Quit]);

@@ -23,7 +23,7 @@ impl Stage {
 }
 
 #[test]
-fn who_may_not_be_chosen_is_skipped_at_once_and_the_fallback_taken_where_nobody_may() {
+fn unusable_backends_are_skipped_and_the_fallback_serves_last() {
     let five = [BACKENDS[0], BACKENDS[1], BACKENDS[2], "10.0.0.4:80", "10.0.0.5:80"];
     script("policy = \"round-robin\"", |stage| {
         stage.list(&five);
@@ -49,7 +49,7 @@ fn who_may_not_be_chosen_is_skipped_at_once_and_the_fallback_taken_where_nobody_
 }
 
 #[test]
-fn the_fallback_stands_though_it_is_a_lame_duck_where_nobody_else_may_be_chosen() {
+fn a_lame_duck_is_the_fallback_if_no_other_backend_is_usable() {
     script(REPORTS, |stage| {
         stage.report(BACKENDS[0], |agent| agent.readiness = Readiness::LameDuck);
         stage.stop_faults();
@@ -60,7 +60,7 @@ fn the_fallback_stands_though_it_is_a_lame_duck_where_nobody_else_may_be_chosen(
 }
 
 #[test]
-fn a_backend_whose_every_connect_fails_is_marked_until_one_succeeds() {
+fn a_backend_is_failing_until_a_connect_succeeds() {
     script("ejection = \"off\"", |stage| {
         stage.stop_faults();
         stage.dead.insert(address(BACKENDS[0]));
@@ -86,7 +86,7 @@ fn a_backend_whose_every_connect_fails_is_marked_until_one_succeeds() {
 }
 
 #[test]
-fn refusals_at_the_limit_are_told() {
+fn refusals_at_the_limit_are_reported() {
     script("active_limit = 1\noverflow = \"refuse\"", |stage| {
         stage.stop_faults();
         for _ in BACKENDS {
@@ -107,7 +107,7 @@ fn refusals_at_the_limit_are_told() {
 /// R17: after all backends had been restarted one after another, load stayed uneven for a long
 /// time: the first backend to restart retained the load that the others lost in the meantime.
 #[test]
-fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
+fn r17_shares_are_even_right_after_a_rolling_restart() {
     script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
         let dial_for = |stage: &mut Stage, seconds| {
             for _ in 0..seconds {
@@ -138,7 +138,7 @@ fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
 
 /// R18: in panic all backends counted as equal, so connects went to hosts that were being drained.
 #[test]
-fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_said() {
+fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
     const DEAD: [&str; 3] = ["10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80"];
     let [well, lame, drained] = BACKENDS;
     let with = |backends: &[&str], lines: &str| list_of(backends).trim_end().to_owned() + lines + "\n";
@@ -189,7 +189,7 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
 /// R15: counts were stored by position in a table. After a rebuild or a restart, they and open
 /// connections counted for other backends.
 #[test]
-fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
+fn r15_counts_stay_with_their_backend_through_new_tables_and_restarts() {
     script("", |stage| {
         for _ in 0..9 {
             stage.connect().expect("all are well");

@@ -97,7 +97,7 @@ fn second_service() -> String {
 }
 
 #[test]
-fn a_service_that_is_added_is_balanced_and_one_that_is_removed_leaves_nothing() {
+fn an_added_service_is_balanced_and_a_removed_one_leaves_nothing() {
     script("", |stage| {
         stage.connect().expect("all are well");
         stage.add(&second_service());
@@ -114,7 +114,7 @@ fn a_service_that_is_added_is_balanced_and_one_that_is_removed_leaves_nothing() 
 }
 
 #[test]
-fn a_service_that_is_renamed_keeps_its_flows_and_serves_on() {
+fn a_renamed_service_retains_its_flows_and_serves() {
     script("", |stage| {
         stage.connect().expect("all are well");
         stage.is_counted = false;
@@ -131,7 +131,7 @@ fn a_service_that_is_renamed_keeps_its_flows_and_serves_on() {
 }
 
 #[test]
-fn a_service_or_a_client_that_gets_another_name_is_balanced_at_each_step() {
+fn a_rename_leaves_connects_balanced_at_each_step() {
     let rename = |stage: &mut Stage| {
         let text = stage.config_text();
         stage.write_text(&text.replace("name = \"users\"", "name = \"people\""));
@@ -159,7 +159,7 @@ fn a_service_or_a_client_that_gets_another_name_is_balanced_at_each_step() {
 }
 
 #[test]
-fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good_again() {
+fn a_faulty_configuration_changes_nothing_and_is_a_fault_until_corrected() {
     script("", |stage| {
         let good = stage.disk.content(CONFIG).expect("the file exists");
         for bad in ["policy = \"best\"", "[[service", "cgroup = 5"] {
@@ -208,7 +208,7 @@ fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good
 /// Each fault names the necessary steps. If maps need other sizes, a restart without these steps is
 /// refused.
 #[test]
-fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
+fn fixed_settings_are_named_and_all_others_change() {
     script("", |stage| {
         stage.stop_faults();
         let good = stage.config_text();
@@ -237,7 +237,7 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
 
 /// Pins of another owner: first of one client, then of both. These clients are refused.
 #[test]
-fn a_client_that_cannot_be_started_keeps_no_other_from_that_and_heals_by_itself() {
+fn an_unstartable_client_is_retried_and_affects_no_other() {
     script("", |stage| {
         let other = stage.kernel.make_cgroup(&cgroup_path("b"));
         let pins = |client| lb_kernel::Pins::of(std::path::Path::new(super::stage::PINS), client);
@@ -281,7 +281,7 @@ fn directories_of_files_that_are_no_longer_configured_are_not_watched() {
 }
 
 #[test]
-fn the_line_on_the_state_follows_what_happens() {
+fn the_status_line_follows_the_state() {
     script("", |stage| {
         stage.stop_faults();
         assert_eq!(stage.state_line, "1 of 1 clients attached");
@@ -300,7 +300,7 @@ fn the_line_on_the_state_follows_what_happens() {
 
 /// R29: services were restarted, and their first connects went to the service address.
 #[test]
-fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on() {
+fn r29_a_recreated_cgroup_is_covered_before_a_waiting_process_continues() {
     script("", |stage| {
         stage.stop_faults();
         let cover = |stage: &mut Stage, cgroups: &[u64]| {
@@ -334,7 +334,7 @@ fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on
 
 /// Readiness is reported when the maps of all clients match their plans.
 #[test]
-fn each_sighup_is_answered_once_everything_follows() {
+fn each_sighup_is_answered_once_all_maps_follow() {
     script("", |stage| {
         stage.notices.clear();
         for times in 1..=3 {
@@ -357,7 +357,7 @@ fn each_sighup_is_answered_once_everything_follows() {
 }
 
 #[test]
-fn a_client_that_is_added_is_attached_and_one_that_is_removed_goes_with_its_last_flow() {
+fn an_added_client_is_attached_and_a_removed_one_ends_with_its_last_flow() {
     script("", |stage| {
         let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
         assert!(!stage.reaches(other));
@@ -386,7 +386,7 @@ fn a_client_that_is_added_is_attached_and_one_that_is_removed_goes_with_its_last
 }
 
 #[test]
-fn a_client_that_gets_another_name_is_balanced_all_the_time() {
+fn a_renamed_client_is_always_balanced() {
     script("", |stage| {
         // `web` is created again, so its counts start from zero.
         stage.is_counted = false;
@@ -407,7 +407,7 @@ fn a_client_that_gets_another_name_is_balanced_all_the_time() {
 }
 
 #[test]
-fn clients_that_change_places_are_balanced_all_the_time() {
+fn clients_that_swap_cgroups_are_always_balanced() {
     script("", |stage| {
         let places = [stage.place, stage.kernel.make_cgroup(&cgroup_path("b"))];
         stage.clients(&[("one", "web"), ("two", "b")]);
@@ -433,7 +433,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
 }
 
 #[test]
-fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
+fn a_client_that_moves_leaves_its_old_cgroup() {
     script("", |stage| {
         let (before, after) = (stage.place, stage.kernel.make_cgroup(&cgroup_path("b")));
         stage.clients(&[("web", "b")]);
@@ -447,7 +447,7 @@ fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
 
 /// While the client that takes over a cgroup cannot be started, the earlier client balances there.
 #[test]
-fn a_client_stays_until_the_one_that_takes_over_is_attached() {
+fn a_client_stays_until_its_successor_is_attached() {
     script("", |stage| {
         stage.stop_faults();
         stage.hangs = |work| matches!(work, BackgroundWork::Open(_));
@@ -472,7 +472,7 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
 
 /// The client is opened with the configuration and the list at the time when opening began.
 #[test]
-fn a_client_that_was_opened_late_follows_what_has_changed_meanwhile() {
+fn a_late_client_follows_changes_made_meanwhile() {
     script("", |stage| {
         let places = ["b", "c"].map(|cgroup| stage.kernel.make_cgroup(&cgroup_path(cgroup)));
         stage.stop_faults();
@@ -506,7 +506,7 @@ fn a_client_that_was_opened_late_follows_what_has_changed_meanwhile() {
 /// An earlier daemon has left a client attached, and the configuration did not contain it for some
 /// time.
 #[test]
-fn a_client_that_is_not_configured_is_named_and_taken_over_when_it_is_again() {
+fn an_unconfigured_client_is_named_and_adopted_when_configured_again() {
     script("", |stage| {
         stage.kernel.make_cgroup(&cgroup_path("b"));
         stage.stop_faults();
@@ -531,7 +531,7 @@ fn a_client_that_is_not_configured_is_named_and_taken_over_when_it_is_again() {
 }
 
 #[test]
-fn links_that_were_removed_by_hand_are_made_again() {
+fn links_removed_by_hand_are_created_again() {
     script("", |stage| {
         stage.kernel.unlink(&stage.pins());
         assert_eq!(stage.connect(), Err(0));
@@ -542,7 +542,7 @@ fn links_that_were_removed_by_hand_are_made_again() {
 }
 
 #[test]
-fn a_client_without_a_cgroup_waits_for_it_also_at_a_start_and_holds_no_other_up() {
+fn a_client_without_a_cgroup_waits_and_delays_no_other() {
     script("", |stage| {
         stage.stop_faults();
         stage.kernel.remove_cgroup(&cgroup_path("web"));
@@ -569,7 +569,7 @@ fn a_client_without_a_cgroup_waits_for_it_also_at_a_start_and_holds_no_other_up(
 
 /// A daemon starts after the list and the services have changed.
 #[test]
-fn what_changed_while_the_daemon_was_away_is_caught_up_with() {
+fn changes_made_without_a_daemon_are_applied_at_a_start() {
     script("", |stage| {
         stage.connect().expect("all are well");
         stage.stop_faults();
@@ -658,7 +658,7 @@ fn a_reload_settles_one_client_in_each_turn() {
 
 /// Each event comes twice, and for an object that is gone.
 #[test]
-fn events_that_come_again_or_too_late_change_nothing() {
+fn repeated_and_late_events_change_nothing() {
     script("", |stage| {
         for _ in 0..2 {
             stage.tell(Event::Watched);
@@ -694,7 +694,7 @@ fn events_that_come_again_or_too_late_change_nothing() {
 
 /// The log answers each SIGHUP, and reports when the fault has ended.
 #[test]
-fn the_log_answers_each_sighup_about_a_faulty_configuration_and_shows_its_end() {
+fn each_sighup_logs_a_faulty_configuration_and_its_correction() {
     let mut stage = Stage::new("");
     stage.start(&BACKENDS);
     let good = stage.disk.content(CONFIG).expect("the file exists");

@@ -46,7 +46,7 @@ impl Stage {
 }
 
 #[test]
-fn each_trial_that_fails_makes_the_next_ejection_twice_as_long() {
+fn each_failed_trial_doubles_the_next_ejection() {
     script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
@@ -64,7 +64,7 @@ fn each_trial_that_fails_makes_the_next_ejection_twice_as_long() {
 }
 
 #[test]
-fn all_that_are_dead_are_ejected_but_never_the_last() {
+fn all_dead_backends_are_ejected_but_never_the_last() {
     // The numbers of dead backends, healthy backends, and ejected backends.
     for (dead, alive, expected) in [(1, 0, 0), (3, 0, 2), (1, 1, 1), (2, 1, 2), (3, 2, 3)] {
         script(FOR_LONG, |stage| {
@@ -84,7 +84,7 @@ fn all_that_are_dead_are_ejected_but_never_the_last() {
 /// If no backend is healthy, the first one to recover is found within the shortest ejection time,
 /// however long its ejection was to last.
 #[test]
-fn where_nobody_is_well_trials_come_at_the_shortest_time() {
+fn trials_come_at_the_shortest_time_if_no_backend_is_healthy() {
     script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
         let backends = many(3);
         stage.leave_alone(&backends);
@@ -108,7 +108,7 @@ fn where_nobody_is_well_trials_come_at_the_shortest_time() {
 }
 
 #[test]
-fn half_of_a_hundred_dead_that_are_neighbours_cost_five_each_and_no_connect_more() {
+fn fifty_adjacent_dead_backends_cost_five_connects_each() {
     script(&format!("policy = \"round-robin\"\nsubset = \"all\"\n{FOR_LONG}"), |stage| {
         let backends = many(100);
         stage.leave_alone(&backends);
@@ -119,7 +119,7 @@ fn half_of_a_hundred_dead_that_are_neighbours_cost_five_each_and_no_connect_more
 }
 
 #[test]
-fn each_of_more_than_can_be_listed_is_ejected_and_found_again() {
+fn more_dead_backends_than_can_be_listed_are_ejected_and_readmitted() {
     let lines =
         "policy = \"random\"\nsubset = \"all\"\nejection = { failures = 1, base = \"1s\", max = \"1s\" }";
     script(lines, |stage| {
@@ -144,7 +144,7 @@ fn each_of_more_than_can_be_listed_is_ejected_and_found_again() {
 
 /// Resets that come later, or after an answer, come from the client or a middlebox.
 #[test]
-fn who_answers_and_resets_then_is_not_ejected() {
+fn a_reset_after_an_answer_does_not_eject() {
     script(FOR_LONG, |stage| {
         for _ in 0..60 {
             stage.connect().expect("all accept");
@@ -158,7 +158,7 @@ fn who_answers_and_resets_then_is_not_ejected() {
 }
 
 #[test]
-fn who_leaves_is_not_named_for_a_trial_any_more() {
+fn a_leaving_backend_is_no_longer_named_for_a_trial() {
     script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
@@ -179,7 +179,7 @@ fn who_leaves_is_not_named_for_a_trial_any_more() {
 /// A daemon was killed while it turned ejection off: it has stored the rules, but has not
 /// readmitted any backend yet.
 #[test]
-fn who_is_still_ejected_where_ejection_is_off_comes_back() {
+fn a_backend_still_ejected_after_ejection_was_turned_off_returns() {
     script(FOR_LONG, |stage| {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
@@ -228,7 +228,7 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
 /// A subset of four of ten endpoints. A member that stays ejected is replaced; it still has trials,
 /// and returns to its place.
 #[test]
-fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
+fn a_replaced_member_still_has_trials() {
     let lines = "subset = { size = 4 }\nejection = { failures = 2, base = \"1s\", max = \"1s\" }\n\
                  health = { replace_after = \"1s\" }";
     script(lines, |stage| {
@@ -282,7 +282,7 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
 
 /// An operator readmits the backend, at once and without any failures.
 #[test]
-fn an_ejection_is_lifted_before_its_time() {
+fn a_readmission_ends_an_ejection_early() {
     script(FOR_LONG, |stage| {
         let readmit = |stage: &mut Stage, backend: &str, client: Option<&str>| {
             let (answer, mut said) = Reply::new();
@@ -312,7 +312,7 @@ fn an_ejection_is_lifted_before_its_time() {
 
 /// If the connect of a trial never ends, other backends still have their trials.
 #[test]
-fn a_trial_that_is_not_decided_holds_nobody_else_up() {
+fn an_undecided_trial_delays_no_other_backend() {
     script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
         let backends = many(5);
         let listed: Vec<&str> = backends.iter().map(String::as_str).collect();
@@ -343,7 +343,7 @@ fn a_trial_that_is_not_decided_holds_nobody_else_up() {
 }
 
 #[test]
-fn a_later_daemon_does_not_log_again_that_a_backend_is_ejected() {
+fn a_later_daemon_does_not_log_an_old_ejection_again() {
     let mut stage = Stage::new(FOR_LONG);
     stage.start(&BACKENDS);
     stage.dead.insert(address(BACKENDS[0]));

@@ -17,7 +17,7 @@ fn health(stage: &Stage, backend: &str) -> Health {
 }
 
 #[test]
-fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
+fn probes_exclude_a_refusing_backend_before_any_connect_fails() {
     script(PROBED, |stage| {
         stage.find(&BACKENDS, true);
         stage.dead.insert(address(BACKENDS[0]));
@@ -34,7 +34,7 @@ fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
 
 /// Without ejection, every connect to the backend would fail until probes found the failure again.
 #[test]
-fn what_probes_have_found_holds_while_another_daemon_takes_over() {
+fn results_of_probes_outlive_the_daemon() {
     script(PROBED, |stage| {
         stage.find(&BACKENDS[1..], true);
         stage.dead.insert(address(BACKENDS[0]));
@@ -55,7 +55,7 @@ fn what_probes_have_found_holds_while_another_daemon_takes_over() {
 }
 
 #[test]
-fn a_new_endpoint_gets_no_connect_before_a_probe_has_found_it_well() {
+fn a_new_endpoint_gets_no_connect_before_a_probe_succeeds() {
     script(PROBED, |stage| {
         stage.find(&BACKENDS, true);
         stage.settle();
@@ -75,7 +75,7 @@ fn a_new_endpoint_gets_no_connect_before_a_probe_has_found_it_well() {
 
 /// This is the last resort, and better than having no backend.
 #[test]
-fn where_all_refuse_connections_all_serve() {
+fn all_backends_serve_if_all_refuse_connections() {
     script(PROBED, |stage| {
         stage.find(&BACKENDS, false);
         stage.settle();
@@ -87,7 +87,7 @@ fn where_all_refuse_connections_all_serve() {
 }
 
 #[test]
-fn members_and_the_next_in_line_are_probed_and_who_is_listed_no_more_is_not() {
+fn only_members_and_the_next_endpoints_are_probed() {
     script("health = { probe = \"tcp\" }\nsubset = { algorithm = \"rocksteadier\", size = 2 }", |stage| {
         let ten: Vec<String> = (1..=10).map(|n| format!("10.0.1.{n}:80")).collect();
         let ten: Vec<&str> = ten.iter().map(String::as_str).collect();
@@ -118,7 +118,7 @@ fn members_and_the_next_in_line_are_probed_and_who_is_listed_no_more_is_not() {
 /// If a client has no pins on this host, its backends are probed once before its connects are
 /// balanced.
 #[test]
-fn a_first_look_comes_before_the_first_connect_and_does_not_last() {
+fn a_first_look_precedes_the_first_connect_and_is_short() {
     for answers in [true, false] {
         let mut stage = Stage::new(PROBED);
         stage.write_list(&BACKENDS);

@@ -70,7 +70,7 @@ fn a_reweighted_endpoint_gets_its_new_share() {
 }
 
 #[test]
-fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
+fn a_lame_duck_gets_no_new_connects_and_retains_open_ones() {
     let lame = "state = \"lame-duck\"";
     script("", |stage| {
         for _ in 0..30 {
@@ -93,7 +93,7 @@ fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
 }
 
 #[test]
-fn who_is_a_lame_duck_or_down_serves_only_when_no_better_one_has_a_weight() {
+fn lame_ducks_and_down_backends_serve_only_if_no_better_one_has_a_weight() {
     let [lame, down, never] = ["state = \"lame-duck\"", "state = \"down\"", "weight = 0"];
     script("", |stage| {
         for (lines, expected) in [
@@ -112,7 +112,7 @@ fn who_is_a_lame_duck_or_down_serves_only_when_no_better_one_has_a_weight() {
 }
 
 #[test]
-fn a_list_may_change_its_shape_from_one_reading_to_the_next() {
+fn a_list_may_change_its_format_between_reads() {
     let slice = r#"{"kind":"EndpointSlice","apiVersion":"discovery.k8s.io/v1","addressType":"IPv4","endpoints":[
         {"addresses":["10.0.0.2"],"conditions":{"ready":true}}],"ports":[{"name":"","port":80}]}"#;
     let consul = r#"[{"Node":{"Address":"10.0.0.3"},"Service":{"Service":"users","Port":80},"Checks":[]}]"#;
@@ -131,7 +131,7 @@ fn a_list_may_change_its_shape_from_one_reading_to_the_next() {
 }
 
 #[test]
-fn a_file_that_cannot_be_used_changes_nothing_and_is_reported_once() {
+fn an_unusable_file_changes_nothing_and_is_reported_once() {
     let good = list_of(&BACKENDS);
     script("", |stage| {
         for (times, (text, message)) in (1..).zip([
@@ -155,7 +155,7 @@ fn a_file_that_cannot_be_used_changes_nothing_and_is_reported_once() {
 }
 
 #[test]
-fn a_file_that_is_missing_or_cannot_be_read_changes_nothing_and_is_seen_when_it_is_back() {
+fn a_missing_or_unreadable_file_changes_nothing_until_it_returns() {
     script("", |stage| {
         stage.disk.remove(LIST);
         stage.changed(LIST);
@@ -177,7 +177,7 @@ fn a_file_that_is_missing_or_cannot_be_read_changes_nothing_and_is_seen_when_it_
 }
 
 #[test]
-fn a_change_that_no_watch_tells_is_seen_within_two_seconds() {
+fn a_change_without_a_watch_event_is_found_within_two_seconds() {
     script("", |stage| {
         stage.write_list(&BACKENDS[..1]);
         stage.tick();
@@ -219,7 +219,7 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
 /// R13: a source that returned empty, or a daemon that started without its source, removed all
 /// backends.
 #[test]
-fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
+fn r13_only_a_valid_list_removes_backends() {
     let whole = list_of(&BACKENDS);
     script("", |stage| {
         stage.stop_faults();
@@ -240,7 +240,7 @@ fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
 }
 
 #[test]
-fn the_json_of_prometheus_is_read_and_what_is_another_programs_is_told() {
+fn prometheus_json_is_read_and_ignored_keys_are_noted() {
     let group = |labels: &str| {
         format!(r#"[{{"targets": ["{}", "{}"], "labels": {{{labels}}}}}]"#, BACKENDS[0], BACKENDS[2])
     };
@@ -268,7 +268,7 @@ fn the_json_of_prometheus_is_read_and_what_is_another_programs_is_told() {
 /// The shell stops waiting for the file, and then for the last good list. After that, the kernel's
 /// state serves.
 #[test]
-fn a_start_goes_on_without_a_file_system_that_does_not_answer() {
+fn a_start_continues_if_a_file_system_hangs() {
     script("", |stage| {
         stage.list(&BACKENDS[..2]);
         stage.stop_faults();
@@ -297,7 +297,7 @@ fn a_start_goes_on_without_a_file_system_that_does_not_answer() {
 
 /// Only other files of the directory change, and time passes.
 #[test]
-fn an_idle_daemon_reads_nothing_anew() {
+fn an_idle_daemon_reads_no_file_again() {
     script("", |stage| {
         stage.stop_faults();
         let readings = |stage: &Stage| stage.controller().sources.readings;
@@ -354,7 +354,7 @@ fn tables_of_many_lengths_always_find_room() {
 }
 
 #[test]
-fn a_static_list_that_finds_no_slot_keeps_no_daemon_from_starting() {
+fn a_static_list_without_free_slots_does_not_prevent_a_start() {
     let lines = |list: &[String]| format!("subset = \"all\"\nbackends = {{ static = {list:?} }}");
     let (old, new) = (many(1, 300), many(2, 300));
     script("", |stage| {
@@ -405,7 +405,7 @@ fn a_service_without_backends_refuses_connects_with_its_errno() {
 }
 
 #[test]
-fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
+fn a_list_without_free_slots_is_applied_once_slots_are_free() {
     script("subset = \"all\"", |stage| {
         let (old, new) = (many(1, 500), many(2, 500));
         stage.list_all(&old);
@@ -429,7 +429,7 @@ fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
 
 /// The file has not changed since it was refused, so it is not read again.
 #[test]
-fn a_list_that_found_no_slot_is_taken_when_flows_have_ended() {
+fn a_refused_list_is_applied_when_flows_have_ended() {
     script("subset = \"all\"", |stage| {
         let newest = many(3, 300);
         stage.list_all(&many(1, 300));
@@ -460,7 +460,7 @@ fn a_list_that_found_no_slot_is_taken_when_flows_have_ended() {
 /// If a list does not fit for one client task, this is not a fault of another task that has
 /// accepted it.
 #[test]
-fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
+fn a_list_without_free_slots_is_a_fault_of_one_client_only() {
     let mut stage = Stage::new("");
     let lists = ["big", "bigger"];
     for (number, name) in (1..).zip(lists) {
@@ -493,7 +493,7 @@ fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
 }
 
 #[test]
-fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
+fn a_full_or_hung_disk_delays_nothing() {
     script("", |stage| {
         // The disk does not answer.
         stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
@@ -523,7 +523,7 @@ fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
 }
 
 #[test]
-fn a_file_that_does_not_answer_holds_nothing_up_and_is_read_when_it_does() {
+fn a_hung_file_delays_nothing_and_is_read_when_it_answers() {
     script("", |stage| {
         stage.hangs = |work| matches!(work, BackgroundWork::Read { .. } | BackgroundWork::Look { .. });
         stage.list(&BACKENDS[..1]);
@@ -540,7 +540,7 @@ fn a_file_that_does_not_answer_holds_nothing_up_and_is_read_when_it_does() {
 
 /// The result of reading a file arrives after a reload has changed the service's file.
 #[test]
-fn what_was_read_of_another_file_is_not_taken() {
+fn the_late_result_of_a_former_file_is_dropped() {
     script("", |stage| {
         let other = "/lists/other.toml";
         stage.disk.write(other, list_of(&BACKENDS[1..2]));
@@ -566,7 +566,7 @@ fn what_was_read_of_another_file_is_not_taken() {
 }
 
 #[test]
-fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on() {
+fn a_reload_with_a_bad_file_retains_the_list_and_its_failure_count() {
     script("", |stage| {
         stage.list(&BACKENDS[1..2]);
         stage.settle();
@@ -596,7 +596,7 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on
 }
 
 #[test]
-fn files_that_are_not_watched_are_read_at_sighup_only() {
+fn unwatched_files_are_read_only_at_sighup() {
     script("", |stage| {
         let text = stage.config_text();
         stage.write_text(&(text + "[daemon]\nwatch = false\n"));
@@ -614,7 +614,7 @@ fn files_that_are_not_watched_are_read_at_sighup_only() {
 /// A list that waits for room gets the slots that the daemon frees. This includes slots that became
 /// idle while no daemon ran.
 #[test]
-fn slots_that_became_idle_while_no_daemon_ran_are_free_for_the_lists_of_a_start() {
+fn slots_that_became_idle_without_a_daemon_are_free_at_a_start() {
     for is_static in [false, true] {
         script("subset = \"all\"", |stage| {
             stage.list_all(&many(1, 300));

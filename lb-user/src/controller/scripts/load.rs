@@ -78,7 +78,7 @@ impl Stage {
 }
 
 #[test]
-fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() {
+fn a_busy_backend_loses_share_until_an_operator_switches() {
     script(&lines(FEEDBACK), |stage| {
         stage.utilize([900, 300, 300]);
         stage.use_for(60);
@@ -103,7 +103,7 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
 }
 
 #[test]
-fn what_is_observed_is_shown_and_changes_nothing() {
+fn observe_mode_shows_factors_and_changes_nothing() {
     script(&lines("load = { control = \"feedback\", mode = \"observe\" }"), |stage| {
         stage.utilize([900, 300, 300]);
         stage.use_for(60);
@@ -126,7 +126,7 @@ fn a58_weights_are_requests_over_utilization() {
 }
 
 #[test]
-fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
+fn weights_stay_and_a_fault_is_shown_if_fewer_than_half_report() {
     script(&lines(FEEDBACK), |stage| {
         stage.report(BACKENDS[0], |agent| agent.load = [100_000, 0, 900]);
         stage.pass(10 * SECOND);
@@ -146,7 +146,7 @@ fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
 /// The third backend receives no connects, because its weight is too small. Agents of an idle
 /// service would be polled only every ten minutes.
 #[test]
-fn of_a_service_that_is_used_members_that_get_nothing_are_asked_as_often() {
+fn all_members_of_an_active_service_are_polled_often() {
     let seldom = lines(FEEDBACK).replace("\"1s\"", "\"1s\", idle_interval = \"10m\"");
     script(&seldom, |stage| {
         stage.utilize([300; 3]);
@@ -170,7 +170,7 @@ fn of_a_service_that_is_used_members_that_get_nothing_are_asked_as_often() {
 /// An impossible utilization moves the backend's share to the clamp, as a possible one may, and
 /// moves no other share.
 #[test]
-fn what_is_absurd_moves_a_share_as_far_as_it_goes() {
+fn an_absurd_report_moves_only_its_own_share_and_no_further_than_the_clamp() {
     script(&lines(FEEDBACK), |stage| {
         stage.utilize([4_000_000_000, 300, 300]);
         // Bound: the clamp is reached within a minute or two.
@@ -189,7 +189,7 @@ fn what_is_absurd_moves_a_share_as_far_as_it_goes() {
 }
 
 #[test]
-fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() {
+fn weights_and_switches_outlive_kills_silence_and_reloads() {
     script(&lines(FEEDBACK), |stage| {
         stage.utilize([900, 300, 300]);
         stage.use_for(90);
@@ -230,7 +230,7 @@ fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() 
 }
 
 #[test]
-fn what_was_said_of_a_client_holds_while_that_cannot_be_started() {
+fn a_switch_outlives_a_client_that_cannot_be_started() {
     script(&lines(FEEDBACK), |stage| {
         let [web, batch] = ["web", "batch"].map(|name| (name, name));
         stage.kernel.make_cgroup(&cgroup_path("batch"));
@@ -265,7 +265,7 @@ fn what_was_said_of_a_client_holds_while_that_cannot_be_started() {
 
 /// The file with an operator's switch cannot be read, so it is not overwritten.
 #[test]
-fn what_is_said_while_the_file_cannot_be_read_holds_once_it_can_be() {
+fn a_switch_set_while_the_file_is_unreadable_stays_set() {
     script(&lines(FEEDBACK), |stage| {
         stage.utilize([300; 3]);
         stage.use_for(3);
@@ -302,7 +302,7 @@ fn what_is_said_while_the_file_cannot_be_read_holds_once_it_can_be() {
 }
 
 #[test]
-fn a_backend_that_is_new_or_available_again_starts_slowly_also_over_a_restart() {
+fn slow_start_covers_new_and_recovered_backends_and_restarts() {
     let new = "10.0.0.4:80";
     script(&lines("slow_start = \"1m\""), |stage| {
         stage.utilize([300; 3]);

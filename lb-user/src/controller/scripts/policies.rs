@@ -27,7 +27,7 @@ impl Stage {
 }
 
 #[test]
-fn least_loaded_fills_what_is_empty_and_goes_round_among_equals() {
+fn least_loaded_fills_empty_backends_and_rotates_among_equals() {
     script("policy = \"least-loaded\"", |stage| {
         stage.open_more(60);
         assert_eq!(stage.open_by_backend(), BACKENDS.map(|backend| (address(backend), 20)).into());
@@ -49,7 +49,7 @@ fn least_loaded_fills_what_is_empty_and_goes_round_among_equals() {
 }
 
 #[test]
-fn every_policy_may_be_switched_to_with_flows_open() {
+fn every_policy_may_be_selected_with_flows_open() {
     script("", |stage| {
         stage.open_more(24);
         let before = stage.open_by_backend();
@@ -63,7 +63,7 @@ fn every_policy_may_be_switched_to_with_flows_open() {
 }
 
 #[test]
-fn round_robin_ignores_weights_and_random_takes_each_backend_by_its_weight() {
+fn round_robin_ignores_weights_and_random_follows_them() {
     script("", |stage| {
         stage.connect().expect("all are well");
         let weights = ["weight = 1", "weight = 30", "weight = 0"].into_iter().zip(BACKENDS);
@@ -97,7 +97,7 @@ fn round_robin_ignores_weights_and_random_takes_each_backend_by_its_weight() {
 /// A cursor that started again with each table would send everything to the backends of the first
 /// entries.
 #[test]
-fn the_cursor_goes_on_over_a_new_table() {
+fn the_cursor_continues_in_a_new_table() {
     script("", |stage| {
         for weight in [2, 1, 2, 1, 2, 1] {
             let endpoint = |one| format!("{}weight = {weight}\n", list_of(&[one]));
@@ -110,7 +110,7 @@ fn the_cursor_goes_on_over_a_new_table() {
 }
 
 #[test]
-fn status_shows_the_shares_that_were_had() {
+fn status_shows_the_actual_shares() {
     script("", |stage| {
         stage.stop_faults();
         assert_eq!(stage.dial(1_024), 0);
@@ -128,7 +128,7 @@ fn status_shows_the_shares_that_were_had() {
 
 /// Ticks wrap after 52 days. Errors that had decayed to nothing would then count again.
 #[test]
-fn errors_that_are_long_past_are_taken_away_and_others_stay() {
+fn old_errors_are_removed_and_recent_ones_stay() {
     const DAY_NS: u64 = 86_400_000_000_000;
     script("policy = \"p2c\"", |stage| {
         stage.stop_faults();
@@ -149,7 +149,7 @@ fn errors_that_are_long_past_are_taken_away_and_others_stay() {
 }
 
 #[test]
-fn ejection_that_is_turned_off_takes_everybody_back() {
+fn turning_ejection_off_readmits_all_backends() {
     script(FOR_LONG, |stage| {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);

@@ -45,7 +45,7 @@ impl Stage {
 }
 
 #[test]
-fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
+fn a_lame_duck_gets_no_connects_until_it_is_ready_again() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.pass(3 * SECOND);
@@ -65,7 +65,7 @@ fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
 
 /// The kernel stores the report. The next daemon adopts it, even if the agent does not answer.
 #[test]
-fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_over() {
+fn a_lame_duck_outlives_agent_and_daemon_until_its_time_ends() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.announce_lame(BACKENDS[0]);
@@ -86,7 +86,7 @@ fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_o
 }
 
 #[test]
-fn nobody_at_the_limit_is_taken_instead_of_a_lame_duck() {
+fn a_lame_duck_is_chosen_before_backends_at_their_limit() {
     let lines = format!("active_limit = 2\n{REPORTS}");
     script(&lines, |stage| {
         stage.are_ready(&BACKENDS);
@@ -110,7 +110,7 @@ fn nobody_at_the_limit_is_taken_instead_of_a_lame_duck() {
 }
 
 #[test]
-fn a_lame_duck_that_is_ejected_is_not_tried_before_it_is_ready() {
+fn an_ejected_lame_duck_has_no_trial_before_it_is_ready() {
     let lines = format!("ejection = {{ base = \"1s\", max = \"2s\" }}\n{REPORTS}");
     script(&lines, |stage| {
         stage.are_ready(&BACKENDS);
@@ -129,7 +129,7 @@ fn a_lame_duck_that_is_ejected_is_not_tried_before_it_is_ready() {
 
 /// The programs of all clients read the same word.
 #[test]
-fn all_clients_of_a_host_heed_what_a_backend_says() {
+fn all_clients_of_a_host_obey_a_report() {
     script(REPORTS, |stage| {
         let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
         stage.write_clients(&[("web", "web"), ("batch", "batch")]);
@@ -146,7 +146,7 @@ fn all_clients_of_a_host_heed_what_a_backend_says() {
 
 /// If the backend's id went to another backend, the old rows would follow that backend's reports.
 #[test]
-fn who_is_named_by_a_client_that_is_kept_until_another_takes_over_stays_registered() {
+fn backends_of_a_leaving_client_stay_registered() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.stop_faults();
@@ -173,7 +173,7 @@ fn who_is_named_by_a_client_that_is_kept_until_another_takes_over_stays_register
 }
 
 #[test]
-fn where_all_are_lame_ducks_all_serve_and_who_is_not_heard_is_available() {
+fn all_lame_ducks_serve_if_there_is_no_better_backend() {
     script(REPORTS, |stage| {
         BACKENDS.iter().for_each(|backend| stage.announce_lame(backend));
         stage.pass(3 * SECOND);
@@ -190,7 +190,7 @@ fn where_all_are_lame_ducks_all_serve_and_who_is_not_heard_is_available() {
 }
 
 #[test]
-fn who_falls_silent_is_shown_as_that_and_stays_available() {
+fn a_silent_backend_is_shown_and_stays_available() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.pass(3 * SECOND);
@@ -203,7 +203,7 @@ fn who_falls_silent_is_shown_as_that_and_stays_available() {
 
 /// Unlike an ejection, a report of *down* is certain, so the backend is chosen last.
 #[test]
-fn who_says_that_it_is_down_is_chosen_last() {
+fn a_backend_that_reports_down_is_chosen_last() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.report(BACKENDS[0], |agent| agent.readiness = Readiness::Down);
@@ -251,7 +251,7 @@ fn a_key_is_replaced_without_a_gap() {
 /// Otherwise, anyone who has a key and can write a list could report for a backend of another
 /// service.
 #[test]
-fn a_service_hears_of_its_backends_by_its_own_key_alone() {
+fn a_service_believes_only_reports_with_its_own_key() {
     let (more, list) = ("10.96.0.11:80", "/lists/more.toml");
     script(REPORTS, |stage| {
         // The backend has a slot for each service, so counts by backend do not match.
@@ -288,7 +288,7 @@ fn a_service_hears_of_its_backends_by_its_own_key_alone() {
 }
 
 #[test]
-fn keys_that_cannot_be_read_and_a_port_that_is_taken_are_named_and_what_was_heard_holds() {
+fn missing_keys_and_a_port_in_use_are_faults_and_reports_stay_valid() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.stop_faults();
@@ -315,7 +315,7 @@ fn keys_that_cannot_be_read_and_a_port_that_is_taken_are_named_and_what_was_hear
 /// The agent has lost its disk, and its clock was ahead before. So its new numbers are lower than
 /// the believed ones.
 #[test]
-fn an_agent_that_starts_again_with_lower_numbers_is_believed() {
+fn a_restarted_agent_with_lower_numbers_is_believed() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.report(BACKENDS[0], |agent| (agent.incarnation, agent.counter) = (1_000_000, 50));
@@ -330,7 +330,7 @@ fn an_agent_that_starts_again_with_lower_numbers_is_believed() {
 }
 
 #[test]
-fn an_ejected_backend_whose_agent_starts_again_is_tried_by_the_next_connect() {
+fn a_restarted_agent_makes_the_next_connect_the_trial() {
     let lines = format!("ejection = {{ base = \"1h\", max = \"1h\" }}\n{REPORTS}");
     script(&lines, |stage| {
         stage.are_ready(&BACKENDS);

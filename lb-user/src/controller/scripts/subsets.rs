@@ -85,7 +85,7 @@ fn every_algorithm_sends_to_the_members_that_explain_shows() {
 }
 
 #[test]
-fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
+fn the_next_endpoint_replaces_a_lost_backend_and_open_flows_stay() {
     script("", |stage| {
         let seven = many(7);
         stage.task_of(2, 5, &seven, "subset = { size = 7 }");
@@ -112,7 +112,7 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
 /// Without a `subset` key, the subset is `rocksteadier` with size `auto`. Its size is larger than
 /// the largest fixed size.
 #[test]
-fn a_task_that_is_alone_uses_three_hundred_backends() {
+fn the_only_task_of_a_job_uses_300_backends() {
     script("", |stage| {
         let all = many(300);
         stage.list(&all.iter().map(String::as_str).collect::<Vec<_>>());
@@ -130,7 +130,7 @@ fn a_task_that_is_alone_uses_three_hundred_backends() {
 /// Tests a size that follows from the list, and one that has to be computed: two tasks that choose
 /// at random leave out some of 60 backends unless both use all.
 #[test]
-fn a_list_that_needs_too_many_entries_is_refused_with_both_numbers() {
+fn a_refused_list_names_the_needed_and_the_allowed_entries() {
     let both = "would have 2048 entries, limits.schedule_entries allows 1024";
     let of = |count: usize| many(count).iter().map(|one| list_of(&[one])).collect::<String>();
     for (list, subset) in [(33, "subset = \"all\""), (60, "subset = { algorithm = \"random\" }")] {
@@ -152,7 +152,7 @@ fn a_list_that_needs_too_many_entries_is_refused_with_both_numbers() {
 /// Assignments are computed beside the loop. A reload in between must not receive the result for
 /// another task.
 #[test]
-fn a_reload_while_a_list_is_computed_ends_with_both_new() {
+fn a_reload_during_a_computation_ends_with_both_changes() {
     let lines = "subset = { algorithm = \"random\", size = 8 }";
     script("", |stage| {
         stage.task_of(0, 400, &many(300), lines);
@@ -177,7 +177,7 @@ fn a_reload_while_a_list_is_computed_ends_with_both_new() {
 }
 
 #[test]
-fn a_subset_grows_and_shrinks_with_its_task_s_open_flows_and_a_new_daemon_goes_on_from_there() {
+fn a_subset_follows_open_flows_across_a_restart() {
     let lines = "subset = { algorithm = \"random\", size = { low = 0.875, high = 1.125, min = 1 } }";
     script(lines, |stage| {
         stage.stop_faults();

@@ -184,7 +184,7 @@ fn lines<'p>(page: &'p str, name: &str) -> Vec<&'p str> {
 }
 
 #[test]
-fn a_backend_that_fails_every_connect_is_told() {
+fn a_backend_that_fails_every_connect_is_marked() {
     for (failing, expected) in [(BTreeSet::from([at(1)]), 1), (BTreeSet::from([at(0)]), 0)] {
         let mut client = client();
         client.maps.as_mut().expect("the maps were read").failing = failing;
@@ -196,7 +196,7 @@ fn a_backend_that_fails_every_connect_is_told() {
 }
 
 #[test]
-fn what_a_reader_accepts_decides_the_form() {
+fn the_accept_header_selects_the_format() {
     let cases = [
         (None, ExpositionFormat::Text),
         (Some("*/*"), ExpositionFormat::Text),
@@ -215,7 +215,7 @@ fn what_a_reader_accepts_decides_the_form() {
 }
 
 #[test]
-fn the_daemon_alone_is_a_page_in_either_form() {
+fn a_daemon_without_clients_has_a_page_in_both_formats() {
     let described: String = page(ExpositionFormat::OpenMetrics, Vec::new())
         .lines()
         .filter(|line| !line.starts_with("# HELP"))
@@ -251,7 +251,7 @@ fn the_daemon_alone_is_a_page_in_either_form() {
 }
 
 #[test]
-fn a_page_has_every_metric_that_is_defined_and_each_has_a_series() {
+fn every_defined_metric_has_a_series_on_the_page() {
     for form in [ExpositionFormat::OpenMetrics, ExpositionFormat::Text] {
         let page = page(form, vec![client()]);
         let described = lines(&page, "# TYPE ");
@@ -305,7 +305,7 @@ fn a_backend_has_one_state_and_every_ending() {
 }
 
 #[test]
-fn what_load_makes_of_weights_is_told() {
+fn a_page_shows_weights_that_follow_load() {
     let page = page(ExpositionFormat::Text, vec![client()]);
     let of = r#"{client="web",service="users",backend="[2001:db8::1]:80"}"#;
     assert_eq!(lines(&page, "socklb_backend_load_factor{"), [format!("socklb_backend_load_factor{of} 1.25")]);
@@ -334,7 +334,7 @@ fn what_load_makes_of_weights_is_told() {
 }
 
 #[test]
-fn a_client_whose_maps_cannot_be_read_says_so_and_has_nothing_else() {
+fn a_client_with_unreadable_maps_has_no_other_series() {
     let client = ClientMetrics { maps: None, ..client() };
     let page = page(ExpositionFormat::Text, vec![client]);
     assert_eq!(lines(&page, "socklb_client_readable"), [r#"socklb_client_readable{client="web"} 0"#]);

@@ -47,7 +47,7 @@ fn report(cause: Cause, seconds: u64, unheard: Option<usize>, look: Option<Conne
 }
 
 #[test]
-fn it_is_announced_when_it_can_serve() {
+fn a_backend_is_ready_once_it_can_serve() {
     let (mut lifecycle, first) = Lifecycle::new(RULES);
     assert_eq!(first, [Action::Say(Readiness::LameDuck)]);
     assert!(lifecycle.is_starting());
@@ -56,7 +56,7 @@ fn it_is_announced_when_it_can_serve() {
 }
 
 #[test]
-fn it_is_prewarmed_before_it_is_announced_until_that_ends_well() {
+fn prewarming_is_retried_until_it_succeeds_and_then_the_backend_is_ready() {
     let (mut lifecycle, _) = Lifecycle::new(LifecycleOptions { prewarms: true, ..RULES });
     assert_eq!(lifecycle.handle(s(1), Input::Ready), [Action::Prewarm]);
     assert_eq!(lifecycle.handle(s(2), Input::Prewarmed(false)), []);
@@ -67,7 +67,7 @@ fn it_is_prewarmed_before_it_is_announced_until_that_ends_well() {
 }
 
 #[test]
-fn a_request_to_end_makes_a_lame_duck_and_the_application_hears_of_it() {
+fn a_request_to_end_makes_a_lame_duck_and_notifies_the_application() {
     let mut lifecycle = serving(LifecycleOptions { tells_application: true, ..RULES });
     let actions = lifecycle.handle(s(10), Input::Signal(Signal::INT));
     assert_eq!(actions, [Action::Say(Readiness::LameDuck), Action::TellApplication]);
@@ -75,7 +75,7 @@ fn a_request_to_end_makes_a_lame_duck_and_the_application_hears_of_it() {
 }
 
 #[test]
-fn it_ends_when_all_have_heard_and_a_later_look_shows_no_connection_in_use() {
+fn the_wait_ends_once_clients_have_acknowledged_and_a_later_look_is_quiet() {
     let mut lifecycle = waiting();
     let busy = ConnectionSnapshot { began: s(12), busy: 1, idle: 3 };
     assert_eq!(lifecycle.handle(s(12), Input::Looked(busy)), []);
@@ -88,7 +88,7 @@ fn it_ends_when_all_have_heard_and_a_later_look_shows_no_connection_in_use() {
 }
 
 #[test]
-fn clients_that_never_hear_are_waited_for_a_while() {
+fn clients_that_never_acknowledge_delay_the_end_for_a_bounded_time() {
     let mut lifecycle = serving(RULES);
     lifecycle.handle(s(10), Input::Signal(Signal::TERM));
     lifecycle.handle(s(11), Input::Unheard(2));
@@ -100,7 +100,7 @@ fn clients_that_never_hear_are_waited_for_a_while() {
 }
 
 #[test]
-fn a_grace_that_is_over_ends_it_with_what_is_open() {
+fn the_end_of_the_grace_ends_the_wait_despite_open_connections() {
     let mut lifecycle = waiting();
     let busy = ConnectionSnapshot { began: s(39), busy: 2, idle: 1 };
     lifecycle.handle(s(39), Input::Looked(busy));
@@ -111,7 +111,7 @@ fn a_grace_that_is_over_ends_it_with_what_is_open() {
 }
 
 #[test]
-fn connections_that_are_not_seen_are_given_the_whole_grace() {
+fn unreadable_connections_are_given_the_whole_grace() {
     let mut lifecycle = waiting();
     assert_eq!(lifecycle.handle(s(39), Input::Elapsed), []);
     let actions = lifecycle.handle(s(40), Input::Elapsed);
@@ -119,7 +119,7 @@ fn connections_that_are_not_seen_are_given_the_whole_grace() {
 }
 
 #[test]
-fn one_that_is_not_announced_yet_ends_in_the_same_way() {
+fn a_backend_that_is_not_ready_yet_ends_in_the_same_way() {
     for prewarms in [false, true] {
         let (mut lifecycle, _) = Lifecycle::new(LifecycleOptions { prewarms, ..RULES });
         if prewarms {
@@ -135,7 +135,7 @@ fn one_that_is_not_announced_yet_ends_in_the_same_way() {
 }
 
 #[test]
-fn a_second_request_is_passed_on_at_once_and_every_further_one() {
+fn every_further_request_to_end_is_passed_on_at_once() {
     let mut lifecycle = waiting();
     let actions = lifecycle.handle(s(11), Input::Signal(Signal::INT));
     assert_eq!(actions, [report(Cause::SecondSignal, 1, Some(0), None), Action::Stop(Signal::INT)]);
@@ -145,7 +145,7 @@ fn a_second_request_is_passed_on_at_once_and_every_further_one() {
 }
 
 #[test]
-fn what_does_not_end_is_killed_until_nobody_is_left() {
+fn processes_that_do_not_end_are_killed_until_none_is_left() {
     let mut lifecycle = waiting();
     lifecycle.handle(s(11), Input::Signal(Signal::TERM));
     assert_eq!(lifecycle.handle(s(21), Input::Elapsed), [Action::Kill]);
@@ -166,7 +166,7 @@ fn every_other_signal_is_passed_on() {
 }
 
 #[test]
-fn one_that_ends_by_itself_is_down() {
+fn a_command_that_ends_by_itself_is_down() {
     let say = Action::Say(Readiness::Down);
     let (mut lifecycle, _) = Lifecycle::new(RULES);
     assert_eq!(lifecycle.handle(s(1), ended(3)), [say, Action::End(ProcessStatus::Exited(3))]);
@@ -176,7 +176,7 @@ fn one_that_ends_by_itself_is_down() {
 }
 
 #[test]
-fn what_a_crash_leaves_behind_is_ended_with_the_crashs_status() {
+fn processes_left_by_a_crash_are_ended_and_the_run_has_the_crashs_status() {
     let mut lifecycle = serving(RULES);
     let crash = ProcessStatus::Killed(Signal::from_raw(11));
     let input = Input::Ended { is_command: true, status: crash, left: Left::Serving };
@@ -207,7 +207,7 @@ fn a_command_that_forks_away_is_followed() {
 }
 
 #[test]
-fn what_is_left_and_does_not_listen_is_not_the_application() {
+fn remaining_processes_that_do_not_listen_are_not_the_application() {
     let mut lifecycle = serving(RULES);
     let input = Input::Ended { is_command: true, status: ProcessStatus::Exited(0), left: Left::Others };
     let actions = lifecycle.handle(s(2), input);
@@ -218,7 +218,7 @@ fn what_is_left_and_does_not_listen_is_not_the_application() {
 }
 
 #[test]
-fn what_the_command_leaves_when_it_ends_as_asked_is_told_as_well() {
+fn processes_left_by_a_requested_end_receive_the_signal() {
     let mut lifecycle = waiting();
     lifecycle.handle(s(11), Input::Signal(Signal::TERM));
     let input = Input::Ended { is_command: true, status: ProcessStatus::Exited(0), left: Left::Others };
@@ -229,7 +229,7 @@ fn what_the_command_leaves_when_it_ends_as_asked_is_told_as_well() {
 }
 
 #[test]
-fn one_that_is_stopped_is_down_until_it_goes_on() {
+fn a_stopped_command_is_down_until_it_continues() {
     let mut lifecycle = serving(RULES);
     assert_eq!(lifecycle.handle(s(2), Input::Stopped), [Action::Say(Readiness::Down)]);
     assert_eq!(lifecycle.handle(s(3), Input::Continued), [Action::Say(Readiness::Ready)]);
@@ -259,7 +259,7 @@ fn inputs() -> impl Strategy<Value = Input> {
 
 proptest! {
     #[test]
-    fn whatever_happens_order_and_bounds_hold(
+    fn order_and_bounds_hold_for_all_inputs(
         prewarms: bool,
         steps in prop::collection::vec((0..20u64, inputs()), 1..60),
     ) {

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_comes_from_the_address_that_was_asked() {
+    fn an_answer_comes_from_the_requested_address() {
         for (listen, asked) in [("0.0.0.0:0", "127.0.0.9"), ("[::]:0", "127.0.0.9"), ("[::]:0", "::1")] {
             let Ok(socket) = UdpSocket::bind(listen) else { continue };
             tell_destinations(socket.as_fd(), listen.starts_with('[')).unwrap();
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn many_packets_come_at_once_and_a_long_one_shows() {
+    fn one_call_receives_many_packets_and_a_long_one_is_detected() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         for length in [0, 80, 81, 1000] {

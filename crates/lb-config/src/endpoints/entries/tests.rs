@@ -49,7 +49,7 @@ const GOOD: [&str; 6] = [
 ];
 
 #[test]
-fn what_is_kept_is_what_the_whole_tree_says() {
+fn entries_equal_those_of_the_whole_tree() {
     for text in GOOD {
         let [ours, whole] = both(text);
         assert_eq!(ours, whole, "{text}");
@@ -58,7 +58,7 @@ fn what_is_kept_is_what_the_whole_tree_says() {
 }
 
 #[test]
-fn a_table_that_is_there_twice_is_a_fault() {
+fn a_duplicate_key_or_table_is_a_fault() {
     for text in [
         "[[endpoint]]\na = 1\na = 2\n",
         "endpoint = [{ a = 1, a = 2 }]\n",
@@ -72,7 +72,7 @@ fn a_table_that_is_there_twice_is_a_fault() {
 }
 
 #[test]
-fn a_file_of_words_and_signs_without_end_is_refused_before_it_is_parsed() {
+fn a_file_with_too_many_tokens_is_refused_before_parsing() {
     let mut report = DiagnosticCollector::new(Path::new("e.toml"), "");
     read(&"[".repeat(MAX_TOKENS + 1), 7, &mut report);
     let faults = report.finish(Some(())).unwrap_err().to_string();
@@ -104,7 +104,7 @@ proptest! {
 
 /// The random mutations found this case: a duplicate key in a table that no entry can have.
 #[test]
-fn a_key_twice_in_a_table_that_no_entry_has_is_refused_for_the_table() {
+fn a_duplicate_key_in_an_invalid_table_is_refused_for_the_table() {
     for text in
         ["[[endpoint]]\nd.e = 1\nd.e = 2\n", "[y]\nz = 1\nz = 2\n", "[[endpoint]]\nb = {c = 1, c = 2}\n"]
     {

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn in_the_root_cgroup_nothing_can_be_told() {
+    fn the_root_cgroup_gives_no_result() {
         assert_eq!(theirs(&[1], 1), None);
         assert_eq!(theirs(&[7, 1], 7), Some(true));
         assert_eq!(theirs(&[7, 1], 1), Some(false));

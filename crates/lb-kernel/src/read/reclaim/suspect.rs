@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_passes_find_neither_seen_nor_in_use_is_gone() {
+    fn a_socket_missed_and_unused_in_two_passes_is_gone() {
         use InUse::{NeverTold, No, NotNow, Yes};
         use Verdict::{Gone, Open, Suspected};
         assert_eq!(verdicts([(true, false, No), (true, false, No)]), [Suspected, Gone]);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_list_can_be_had_no_process_may_have_used_it_for_ten_passes() {
+    fn without_a_list_a_socket_is_gone_after_ten_unused_passes() {
         use InUse::{NeverTold, No, NotNow, Yes};
         use Verdict::{Elsewhere, Gone, InUse as IsInUse};
         let mut expected = [Elsewhere; 11];
@@ -169,7 +169,7 @@ mod tests {
     /// Processes have the MPTCP socket open and none of its paths, so a path that no process has
     /// open may still be connected.
     #[test]
-    fn what_may_be_a_path_of_mptcp_is_given_back_by_lists_only() {
+    fn possible_mptcp_paths_are_reclaimed_only_by_lists() {
         let mut suspect =
             Suspect::<Duration> { version: Version::default(), missed_since: None, unused_since: None };
         let mut pass = |minute: u32, is_missed| {

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_to_another_backend_is_kept_only_if_it_is_still_open() {
+    fn a_flow_to_a_previous_backend_stays_only_while_open() {
         let at = BackendRef { slot: Slot::new(4).unwrap(), generation: Generation(1) };
         let slot = SlotView {
             at,
