@@ -15,7 +15,7 @@ use lb_report::agent::entry::{CheckRules, Rules};
 use lb_report::agent::load::Load;
 use lb_report::agent::name::Name;
 use lb_report::agent::streak::Outcome;
-use lb_report::agent::{Asker, Reports, Via};
+use lb_report::agent::{Reports, Requester, Via};
 use lb_report::fixtures::{Frame, Shape};
 use lb_report::keys::{BackendKey, Keys, Numbered};
 use lb_report::respond::{Found, Maps, Response, Workspace, respond};
@@ -28,7 +28,7 @@ use crate::shapes::{holds_udp, shape};
 const ASKERS: u8 = 8;
 
 /// The number of retained datagrams, which may be sent again.
-const KEPT: usize = 64;
+const RETAINED: usize = 64;
 
 /// The maximum number of pushes of one change to one address.
 const TIMES: u32 = 5;
@@ -62,13 +62,13 @@ pub fn agent(text: &[u8]) {
         match operation % 9 {
             0 => world.pass(&mut operations),
             1 => {
-                let from = asker(operations.byte());
+                let from = requester(operations.byte());
                 let bytes = operations.bytes(100);
                 world.answer(bytes, from);
             }
             2 | 3 => world.authentic(&mut operations),
             4 => {
-                let from = asker(operations.byte());
+                let from = requester(operations.byte());
                 if let Some(datagram) = operations.choice(&world.datagrams).copied() {
                     world.answer(datagram.bytes(), from);
                 }
@@ -76,7 +76,7 @@ pub fn agent(text: &[u8]) {
             5 => world.changed(&mut operations),
             6 => world.set(&mut operations),
             8 => world.odd(&mut operations),
-            _ => world.say(&mut operations),
+            _ => world.change_readiness(&mut operations),
         }
         world.check();
     }
@@ -93,13 +93,13 @@ fn key(name: Name, id: u16) -> Numbered<BackendKey> {
     Keys::parse(&text).expect("a key").current()
 }
 
-fn asker(number: u8) -> Asker {
+fn requester(number: u8) -> Requester {
     let number = number % ASKERS;
     let address = match number % 2 {
         0 => SocketAddr::from(([192, 0, 2, 1], 9_000 + u16::from(number))),
         _ => SocketAddr::new("2001:db8::7".parse().expect("an address"), 9_000 + u16::from(number)),
     };
-    Asker { address, via: Via { socket: 0, local: None } }
+    Requester { address, via: Via { socket: 0, local: None } }
 }
 
 /// The longest payload that fits into a frame here.
@@ -114,7 +114,7 @@ struct Kernel<'r> {
 }
 
 impl Maps for Kernel<'_> {
-    fn is_asked_at(&self, address: Address) -> bool {
+    fn is_served_at(&self, address: Address) -> bool {
         HERE.iter()
             .any(|here| Address::from(here.parse::<std::net::IpAddr>().expect("an address")) == address)
     }
@@ -125,7 +125,7 @@ impl Maps for Kernel<'_> {
 
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found {
         let Some(entry) = Name::of_sender(name).and_then(|name| self.reports.get(name)) else {
-            return Found::Nobody;
+            return Found::UnknownName;
         };
         let prepared = entry.prepared(self.now, 0).checked();
         let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(&prepared));
@@ -182,7 +182,7 @@ impl World {
         assert!(next.is_none_or(|next| next > self.now), "a completed step is not due again");
     }
 
-    fn pushed(&mut self, to: Asker, push: &Datagram) {
+    fn pushed(&mut self, to: Requester, push: &Datagram) {
         let name = Name::of(push).expect("a name");
         assert_eq!(push.kind(), Some(Kind::Push));
         assert!(self.returned.contains(&(to.address, name)), "it has returned a cookie");
@@ -194,7 +194,7 @@ impl World {
     }
 
     /// Checks and records a report that an address receives.
-    fn sent(&mut self, report: &Datagram, name: Name, to: Asker) {
+    fn sent(&mut self, report: &Datagram, name: Name, to: Requester) {
         let entry = self.reports.get(name).expect("it is here");
         let key = entry.key(report.key_id.to_host()).expect("a key of its own");
         assert!(report.is_authentic(key));
@@ -203,12 +203,12 @@ impl World {
         let before = self.numbers.insert(name, number);
         assert!(before.is_none_or(|before| before <= number), "{before:?} came before {number:?}");
         self.cookies.entry((to.address, name)).or_default().push(report.cookie);
-        self.keep(*report);
+        self.retain(*report);
     }
 
-    fn keep(&mut self, datagram: Datagram) {
+    fn retain(&mut self, datagram: Datagram) {
         self.datagrams.push(datagram);
-        if self.datagrams.len() > KEPT {
+        if self.datagrams.len() > RETAINED {
             self.datagrams.remove(0);
         }
     }
@@ -216,14 +216,14 @@ impl World {
     /// A datagram by a client with the key. Its cookie is one of this client's, one of another
     /// client's, or none.
     fn authentic(&mut self, operations: &mut Operations<'_>) {
-        let from = asker(operations.byte());
+        let from = requester(operations.byte());
         let names = names();
         let Some(name) = operations.choice(&names).copied() else { return };
         let [kind, key_id, cookie, other] = [(); 4].map(|()| operations.byte());
         let kind = [Kind::Request, Kind::Request, Kind::Answer, Kind::Push][usize::from(kind % 4)];
         let mut datagram = Datagram::about(kind, name.protocol().number(), name.address());
-        let of = |asker: Asker| self.cookies.get(&(asker.address, name));
-        let cookies = if other.is_multiple_of(4) { of(asker(other / 4)) } else { of(from) };
+        let of = |requester: Requester| self.cookies.get(&(requester.address, name));
+        let cookies = if other.is_multiple_of(4) { of(requester(other / 4)) } else { of(from) };
         datagram.cookie = match cookie {
             0 => 0,
             255 => operations.long(),
@@ -239,13 +239,13 @@ impl World {
         let key = key(name, 1 + u16::from(key_id % 3));
         datagram.key_id = Be16::from_host(key.id);
         let datagram = datagram.sealed(key.key.wire());
-        self.keep(datagram);
+        self.retain(datagram);
         self.answer(datagram.bytes(), from);
     }
 
     /// An earlier datagram with a changed byte.
     fn changed(&mut self, operations: &mut Operations<'_>) {
-        let from = asker(operations.byte());
+        let from = requester(operations.byte());
         let Some(datagram) = operations.choice(&self.datagrams) else { return };
         let mut bytes = datagram.bytes().to_vec();
         let at = usize::from(operations.byte()) % (bytes.len() + 1);
@@ -257,7 +257,7 @@ impl World {
     }
 
     /// Delivers a datagram and checks the answer.
-    fn answer(&mut self, bytes: &[u8], from: Asker) {
+    fn answer(&mut self, bytes: &[u8], from: Requester) {
         let total = |reports: &Reports| {
             let counts = reports.counts();
             counts.answered + counts.refused.iter().sum::<u64>()
@@ -297,7 +297,7 @@ impl World {
     /// The program's result for a datagram in a frame, or nothing if the datagram is longer than
     /// `LONGEST`. The program must not answer a datagram that the socket would not answer, and must
     /// not change a frame that it does not answer.
-    fn by_kernel(&self, shape: Shape, bytes: &[u8], from: Asker) -> Option<(Response, Vec<u8>)> {
+    fn by_kernel(&self, shape: Shape, bytes: &[u8], from: Requester) -> Option<(Response, Vec<u8>)> {
         if bytes.len() > LONGEST {
             return None;
         }
@@ -319,7 +319,7 @@ impl World {
     /// An earlier datagram in a frame of another shape. The program answers it only if the socket
     /// would answer it.
     fn odd(&mut self, operations: &mut Operations<'_>) {
-        let from = asker(operations.byte());
+        let from = requester(operations.byte());
         let [tags, options, fragment, protocol, off] = [(); 5].map(|()| operations.byte());
         let length_off = if off % 8 == 7 { i16::from(off) - 88 } else { 0 };
         let shape = shape([tags, options, fragment, protocol], length_off);
@@ -345,7 +345,7 @@ impl World {
     }
 
     /// Changes the reported state of a backend.
-    fn say(&mut self, operations: &mut Operations<'_>) {
+    fn change_readiness(&mut self, operations: &mut Operations<'_>) {
         let names = names();
         let Some(name) = operations.choice(&names).copied() else { return };
         let now = self.now;
@@ -356,7 +356,7 @@ impl World {
             2 => entry.checked(Outcome::Passed, now),
             3 => entry.checked(Outcome::Failed("it fails".to_owned()), now),
             4 => entry.checked(Outcome::Impossible("it cannot be run".to_owned()), now),
-            5 => entry.check_anew(now),
+            5 => entry.restart_check(now),
             6 => entry.runner(Some(Readiness::Ready), now),
             7 => entry.runner(Some(Readiness::LameDuck), now),
             8 => entry.runner(None, now),
@@ -373,7 +373,7 @@ impl World {
     fn check(&self) {
         for (_, entry) in self.reports.iter() {
             assert!(entry.subscribers() <= usize::from(ASKERS), "an address subscribes once");
-            assert!(entry.unheard(self.now) <= entry.subscribers());
+            assert!(entry.unacknowledged(self.now) <= entry.subscribers());
         }
     }
 }

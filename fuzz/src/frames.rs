@@ -54,7 +54,7 @@ pub fn frames(text: &[u8]) {
     while let Some(operation) = operations.next() {
         match operation % 6 {
             0 => world.now += Duration::from_millis(operations.short().into()),
-            1 => world.ask(),
+            1 => world.poll(),
             2 => world.raw(&mut operations),
             3 | 4 => {
                 let datagram = world.authentic(&mut operations);
@@ -85,7 +85,7 @@ impl World {
         Self { kernel, socket, name, is_v6, now, nonces: 0, outstanding: 0, datagram }
     }
 
-    fn ask(&mut self) {
+    fn poll(&mut self) {
         self.now += Duration::from_secs(3);
         let nonces = &mut self.nonces;
         let nonce = || {
@@ -160,10 +160,10 @@ impl World {
         }
         // The network stack gives the socket as many bytes as the header states, or nothing if
         // there are fewer.
-        let says =
+        let udp_length =
             u16::try_from(8 + payload.len()).expect("a short one").wrapping_add_signed(shape.length_off);
-        let said = usize::from(says).checked_sub(8).and_then(|length| payload.get(..length));
-        let Some(payload) = said else {
+        let body = usize::from(udp_length).checked_sub(8).and_then(|length| payload.get(..length));
+        let Some(payload) = body else {
             return assert_eq!((reception, goes_on), (Reception::Malformed, false));
         };
         let result = self.socket.take(payload, self.now);
@@ -190,11 +190,11 @@ impl World {
         self.outstanding = 0;
         let by_socket = reported.lame_until();
         let by_socket = by_socket.map_or(0, |until| u64::try_from(until.as_nanos()).expect("some years"));
-        let is_told = matches!(datagram.readiness(), Some(Readiness::Ready | Readiness::LameDuck));
+        let is_serving = matches!(datagram.readiness(), Some(Readiness::Ready | Readiness::LameDuck));
         // The kernel's program does not know why a backend is skipped, so it stores the later end.
         // The daemon corrects this afterwards.
         assert!(
-            if is_told { until == by_socket } else { until >= by_socket },
+            if is_serving { until == by_socket } else { until >= by_socket },
             "{until} {by_socket} {datagram:?}"
         );
         assert!(until <= self.now_ns() + u64::try_from(MAX_HOLD.as_nanos()).expect("an hour"), "bounded");

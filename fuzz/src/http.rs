@@ -21,12 +21,12 @@ pub fn requests(text: &[u8]) {
 }
 
 async fn exchange(text: &[u8]) -> Vec<u8> {
-    let (queries, mut asked) = mpsc::channel(8);
+    let (queries, mut inbox) = mpsc::channel(8);
     let router = api::router(&queries, None).merge(metrics::router(&queries));
     drop(queries);
     let (mut client, connection) = tokio::io::duplex(256 << 10);
     let daemon = async {
-        while let Some(question) = asked.recv().await {
+        while let Some(question) = inbox.recv().await {
             drop(question);
         }
         std::future::pending::<()>().await;

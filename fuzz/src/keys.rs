@@ -30,11 +30,11 @@ fn read<K: Secret + fmt::Debug>(text: &str) -> Option<Keys<K>> {
         Ok(keys) => keys,
         Err(error) => {
             assert!((1..=text.lines().count().max(1)).contains(&error.line), "line {}", error.line);
-            let said = error.to_string();
-            assert!(!said.contains(char::is_control), "{said:?}");
+            let message = error.to_string();
+            assert!(!message.contains(char::is_control), "{message:?}");
             // A key of the wrong kind is also a secret, and so is a truncated key.
             for word in text.split_whitespace().filter(|word| word.len() > 12) {
-                assert!(!said.contains(word), "{said:?} shows what may be a key");
+                assert!(!message.contains(word), "{message:?} shows what may be a key");
             }
             return None;
         }

@@ -23,7 +23,7 @@ use crate::operations::Operations;
 const BATCH: usize = 64;
 
 /// The number of retained datagrams, which may be sent again.
-const KEPT: usize = 64;
+const RETAINED: usize = 64;
 
 /// Everything that a datagram may change about a backend.
 #[derive(Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub fn senders(text: &[u8]) {
             6 => world.retarget(&mut operations),
             _ => {
                 world.now += Duration::from_millis(operations.byte().into());
-                world.ask();
+                world.poll();
             }
         }
     }
@@ -147,18 +147,18 @@ impl World {
         for change in self.senders.pass(self.now) {
             assert!(self.senders.get(change.name).is_some(), "it is a target");
         }
-        while self.ask() == BATCH {}
+        while self.poll() == BATCH {}
         let is_later = self.senders.next_due().is_none_or(|due| due > self.now);
         assert!(is_later || self.targets.is_empty(), "a completed step is not due again");
-        let said = |target: &Target| {
+        let health_of = |target: &Target| {
             let (_, reported) = self.senders.get(target.name).expect("it is a target");
-            Some((target.name, reported.said(self.now)?.health))
+            Some((target.name, reported.verdict(self.now)?.health))
         };
-        let expected: BTreeMap<Name, Health> = self.targets.iter().filter_map(said).collect();
+        let expected: BTreeMap<Name, Health> = self.targets.iter().filter_map(health_of).collect();
         assert_eq!(*self.senders.sick(), expected);
     }
 
-    fn ask(&mut self) -> usize {
+    fn poll(&mut self) -> usize {
         let nonces = &mut self.nonces;
         let nonce = || {
             *nonces += 1;
@@ -179,7 +179,7 @@ impl World {
     }
 
     fn trim(&mut self) {
-        let excess = self.datagrams.len().saturating_sub(KEPT);
+        let excess = self.datagrams.len().saturating_sub(RETAINED);
         self.datagrams.drain(..excess);
     }
 

@@ -223,8 +223,8 @@ impl End {
     /// end was reported before.
     #[inline(always)]
     pub fn is_plain(self) -> u32 {
-        // This uses fewer registers than `is_silent` would: functions of a kernel program that call
-        // each other share 512 bytes of stack.
+        // This uses fewer registers than `sent_nothing` would: functions of a kernel program that
+        // call each other share 512 bytes of stack.
         let has_received = is_below(self.bytes_received, 2) ^ 1;
         let had_nothing_to_answer = is_below(self.bytes_sent, 2) & (self.flag(Self::CLOSED_BY_PEER) ^ 1);
         self.is_one_of(IN_ORDER) & (has_received | had_nothing_to_answer | self.flag(Self::REPORTED))
@@ -235,7 +235,7 @@ impl End {
     #[inline(always)]
     pub fn is_load(self) -> u32 {
         let has_no_cause = self.is_one_of(Ending::Other.bit()) & (self.was_established() ^ 1);
-        self.is_error() | self.send_failed() | self.is_silent() | has_no_cause
+        self.is_error() | self.send_failed() | self.sent_nothing() | has_no_cause
     }
 
     /// 1 if the [`Ending`] counts against the backend ([`Ending::is_error`]), else 0.
@@ -248,7 +248,7 @@ impl End {
     /// data or the backend closed first; else 0. (A FIN counts as a byte, so a backend that answers
     /// with only one byte looks like one that only closes.)
     #[inline(always)]
-    fn is_silent(self) -> u32 {
+    fn sent_nothing(self) -> u32 {
         let spoke_first = self.flag(Self::CLOSED_BY_PEER);
         let has_sent = is_below(self.bytes_sent, 2) ^ 1;
         self.was_established()
@@ -261,7 +261,7 @@ impl End {
     /// anything, even a FIN; else 0.
     #[inline(always)]
     pub fn lacks_answer(self) -> u32 {
-        self.is_silent() & is_below(self.bytes_received, 1) & (is_below(self.bytes_sent, 2) ^ 1)
+        self.sent_nothing() & is_below(self.bytes_received, 1) & (is_below(self.bytes_sent, 2) ^ 1)
     }
 
     /// 1 if the connection was established, the backend sent data, and the ending is no error, else
@@ -377,7 +377,7 @@ pub struct SocketSnapshot {
 /// Whether every socket in this TCP state has been established. (Closed sockets may or may not have
 /// been.)
 #[inline(always)]
-pub fn tells_established(state: u32) -> bool {
+pub fn implies_established(state: u32) -> bool {
     // The kernel's states fit in 32 bits.
     const NOT: u32 = 1 << TCP_CLOSE | 1 << TCP_SYN_SENT | 1 << TCP_SYN_RECV | 1 << TCP_LISTEN;
     NOT >> (state & 31) & 1 == 0

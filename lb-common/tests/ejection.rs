@@ -534,14 +534,14 @@ proptest! {
     #[test]
     fn no_sequence_of_events_breaks_the_ejection_word(kinds in prop::collection::vec((0u32..7, any::<bool>(), 0u32..20_000, any::<bool>(), any::<bool>(), any::<u32>()), 0..200)) {
         let mut backend = Backend::new(5);
-        for (kind, is_trial, later, overruled, says, random) in kinds {
+        for (kind, is_trial, later, overruled, was_ejected, random) in kinds {
             backend.now = backend.now.wrapping_add(later);
             if backend.phase() != EjectionPhase::Counting && is_over(backend.state.at, RULES, backend.now) {
                 backend.state = on_trial(backend.state, RULES, backend.now);
             }
             let evidence = Evidence { is_trial, ..Evidence::from_word(kind) };
             let usable = if overruled { Usable::EvenEjected } else { Usable::UnlessEjected };
-            let word = StateWord { ejected: u8::from(says), ..StateWord::new(usable, BackendState::Member) };
+            let word = StateWord { ejected: u8::from(was_ejected), ..StateWord::new(usable, BackendState::Member) };
             let (state, verdict) = next(backend.state, RULES, evidence, word, backend.now, random);
             prop_assert!(state.run <= RULES.failures);
             prop_assert!(verdict != Verdict::Unchanged || state == backend.state);

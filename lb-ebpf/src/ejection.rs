@@ -352,7 +352,7 @@ extern "C" fn name_for_trial(index: u32, slot: u32, now: u32) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_service(index: u32, now: u32) -> u64 {
-    let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
+    let Some(service) = rows::service(index) else { return Survey::EMPTY.to_word() };
     let tables = KernelTables::<Linux5_10>::new(index, service);
     pick::survey(&tables, rules(service), |group| survey_some(index, group, now)).to_word()
 }
@@ -361,7 +361,7 @@ extern "C" fn survey_service(index: u32, now: u32) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_some(index: u32, group: u32, now: u32) -> u64 {
-    let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
+    let Some(service) = rows::service(index) else { return Survey::EMPTY.to_word() };
     if table_of(service).members == NO_MEMBERS {
         pick::survey_group(group, |part| survey_entries(index, part, now))
     } else {
@@ -373,9 +373,9 @@ extern "C" fn survey_some(index: u32, group: u32, now: u32) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_members(index: u32, part: u32, now: u32) -> u64 {
-    let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
+    let Some(service) = rows::service(index) else { return Survey::EMPTY.to_word() };
     let tables = KernelTables::<Linux5_10>::new(index, service);
-    let Some(members) = tables.members(table_of(service)) else { return Survey::NOBODY.to_word() };
+    let Some(members) = tables.members(table_of(service)) else { return Survey::EMPTY.to_word() };
     pick::survey_members(&tables, members, part, rules(service), now)
 }
 
@@ -383,7 +383,7 @@ extern "C" fn survey_members(index: u32, part: u32, now: u32) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_entries(index: u32, part: u32, now: u32) -> u64 {
-    let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
+    let Some(service) = rows::service(index) else { return Survey::EMPTY.to_word() };
     let tables = KernelTables::<Linux5_10>::new(index, service);
     pick::survey_entries(&tables, table_of(service), part, rules(service), now)
 }

@@ -149,7 +149,7 @@ pub fn socklb_release_5_10(ctx: SockContext) -> i32 {
 #[unsafe(link_section = "iter/task_file")]
 #[unsafe(no_mangle)]
 pub extern "C" fn socklb_holders(context: holders::OpenFile) -> i32 {
-    holders::tell_socket(context);
+    holders::write_socket(context);
     0
 }
 

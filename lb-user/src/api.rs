@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tracing::warn;
 
-pub use client::{Answer, ask_daemon, fetch, quoted, silent, tell_daemon};
+pub use client::{Answer, fetch, not_responding, post_to_daemon, query_daemon, quoted};
 pub use lb_host::socket::Bound;
 pub use rounds::Rounds;
 
@@ -168,14 +168,14 @@ fn json(value: &impl Serialize) -> std::io::Result<CompressedDocument> {
 /// second to make the status; without this early beginning, a command would conclude that the
 /// daemon hangs.
 async fn status(State(desk): State<Queries>, headers: HeaderMap) -> Response {
-    match ask(&desk.queries, ControllerQuery::Clients).await {
+    match query(&desk.queries, ControllerQuery::Clients).await {
         Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
         None => stopping(),
     }
 }
 
 async fn configuration(State(desk): State<Queries>) -> Response {
-    match ask(&desk.queries, ControllerQuery::Configured).await {
+    match query(&desk.queries, ControllerQuery::Configured).await {
         Some(configured) => Json(configured).into_response(),
         None => stopping(),
     }
@@ -210,14 +210,14 @@ async fn explanations(
 ) -> Option<Vec<Explanation>> {
     let clients = match client {
         Some(client) => vec![client],
-        None => ask(queries, ControllerQuery::Clients).await?,
+        None => query(queries, ControllerQuery::Clients).await?,
     };
     let mut explanations = Vec::new();
     // Bound: the clients of a host.
     for client in clients {
         let service = service.to_owned();
         explanations
-            .extend(ask(queries, |answer| ControllerQuery::Explain { service, client, answer }).await?);
+            .extend(query(queries, |answer| ControllerQuery::Explain { service, client, answer }).await?);
     }
     Some(explanations)
 }
@@ -241,7 +241,7 @@ async fn readmit(
         Ok(who) => who,
         Err(refused) => return refused.into_response(),
     };
-    match ask(&desk.queries, |answer| ControllerQuery::Readmit { service, backend, client, who, answer })
+    match query(&desk.queries, |answer| ControllerQuery::Readmit { service, backend, client, who, answer })
         .await
     {
         Some(readmission) => Json(readmission).into_response(),
@@ -270,7 +270,7 @@ async fn switch_load(
         let names = Switch::ALL.map(Switch::name).join(", ");
         return (StatusCode::BAD_REQUEST, format!("switch: must be one of {names}")).into_response();
     };
-    match ask(&desk.queries, |answer| ControllerQuery::SwitchLoad { service, switch, client, who, answer })
+    match query(&desk.queries, |answer| ControllerQuery::SwitchLoad { service, switch, client, who, answer })
         .await
     {
         Some(switched) => Json(switched).into_response(),
@@ -338,8 +338,8 @@ async fn cover(
         let text = format!("{WAITERS} other requests are waiting for cgroups to be covered; retry");
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
-    let asked = ask(&desk.queries, |answer| ControllerQuery::Cover { client, cgroups, answer });
-    match tokio::time::timeout(LONGEST_WAIT, asked).await {
+    let reply = query(&desk.queries, |answer| ControllerQuery::Cover { client, cgroups, answer });
+    match tokio::time::timeout(LONGEST_WAIT, reply).await {
         Ok(Some(coverage)) => Json(coverage).into_response(),
         Ok(None) => stopping(),
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "not covered yet; retry").into_response(),
@@ -347,7 +347,7 @@ async fn cover(
 }
 
 /// Queries the event loop; `None` if the daemon is stopping.
-pub async fn ask<T>(
+pub async fn query<T>(
     queries: &mpsc::Sender<ControllerQuery>,
     query: impl FnOnce(Reply<T>) -> ControllerQuery,
 ) -> Option<T> {

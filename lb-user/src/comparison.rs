@@ -28,8 +28,8 @@ struct RunningState {
 
 impl RunningState {
     fn find(paths: &Paths) -> Result<Self, CommandFailure> {
-        let why = match api::ask_daemon::<StatusDocument>(paths, "/v1/status")? {
-            Answer::Given(status) => match api::ask_daemon(paths, "/v1/configuration")? {
+        let why = match api::query_daemon::<StatusDocument>(paths, "/v1/status")? {
+            Answer::Given(status) => match api::query_daemon(paths, "/v1/configuration")? {
                 Answer::Given(configured @ Configured { schema: KEYS_SCHEMA, .. }) => {
                     return Ok(Self { configured, is_whole: true, status });
                 }
@@ -37,10 +37,10 @@ impl RunningState {
                 Answer::Given(_) => {
                     return Ok(Self { configured: from_pins(&paths.pins)?, is_whole: false, status });
                 }
-                Answer::NotRunning | Answer::Silent => api::silent(&paths.run),
+                Answer::NotRunning | Answer::NotResponding => api::not_responding(&paths.run),
             },
             Answer::NotRunning => format!("no daemon answers at {}", api::socket(&paths.run).display()),
-            Answer::Silent => api::silent(&paths.run),
+            Answer::NotResponding => api::not_responding(&paths.run),
         };
         let status = status::from_pins(&paths.pins, String::new())?;
         if status.clients.is_empty() {
@@ -136,9 +136,9 @@ fn shares(
     by_service: &AssignmentsByService,
 ) -> Result<Vec<ShareChanges>, CommandFailure> {
     let mut changes = Vec::new();
-    let mut told = BTreeSet::new();
-    let mut tell = |client: &str, service: &str, after: &BackendShares| {
-        if told.insert((client.to_owned(), service.to_owned())) {
+    let mut reported = BTreeSet::new();
+    let mut report = |client: &str, service: &str, after: &BackendShares| {
+        if reported.insert((client.to_owned(), service.to_owned())) {
             let (backends, unchanged) = comparison::backends(&running.parts(client, service), after);
             if !backends.is_empty() {
                 let (client, service) = (client.to_owned(), service.to_owned());
@@ -148,13 +148,13 @@ fn shares(
     };
     for client in &config.clients {
         for (service, after) in parts(config, client, by_service)? {
-            tell(&client.name, &service, &after);
+            report(&client.name, &service, &after);
         }
     }
     // Services that exist only in the running configuration.
     for client in &running.status.clients {
         for service in &client.services {
-            tell(&client.name, &service.name, &BackendShares::default());
+            report(&client.name, &service.name, &BackendShares::default());
         }
     }
     Ok(changes)

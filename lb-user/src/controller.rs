@@ -43,7 +43,7 @@ mod clock;
 
 mod control;
 
-mod learnt;
+mod load_store;
 
 mod clients;
 
@@ -86,9 +86,11 @@ pub use self::clock::Clock;
 use self::files::Sources;
 pub use self::files::{FirstRead, ListPurpose, Reading, complete, sources};
 use self::flow_records::ReclaimPasses;
-use self::learnt::Learnings;
-pub use self::learnt::{LearntFile, MAX_BYTES as MAX_LEARNT_BYTES, StoredLoads, path as learnt_path};
 pub use self::leaving::{Leaving, lock_other_versions};
+use self::load_store::LoadStore;
+pub use self::load_store::{
+    MAX_BYTES as MAX_STORED_LOADS_BYTES, StoredLoads, StoredLoadsRead, path as stored_loads_path,
+};
 pub use self::namespaces::NamespaceSearch as NamespaceFound;
 pub use self::network::{LookAtReports, Network, ReceiveAt, ReportListener};
 use self::probing::Probing;
@@ -133,7 +135,7 @@ pub enum Event {
     },
     /// The loads that an earlier daemon had learnt were read by a retry; the read at the start had
     /// failed.
-    LearntRead(LearntFile),
+    LoadsRead(StoredLoadsRead),
     /// An attempt to store files for later starts has ended.
     Stored(StoreFailures),
     /// The assignments of the service's list are computed, for each client task.
@@ -150,9 +152,9 @@ pub enum Event {
     /// A search for the network namespaces of clients has ended.
     NamespacesFound(Vec<NamespaceFound>),
     /// A process has sent a query, through the socket or the metrics port.
-    Asked(ControllerQuery),
+    Query(ControllerQuery),
     /// Probes or reports have changed the health of a backend.
-    Heard,
+    HealthChanged,
     /// An operator has requested a reload by SIGHUP.
     Hangup,
 }
@@ -187,7 +189,7 @@ pub enum BackgroundWork {
         purpose: ListPurpose,
     },
     /// Read the loads that an earlier daemon had learnt.
-    ReadLearnt,
+    ReadStoredLoads,
     /// Store files for later starts.
     Store(StateFiles),
     /// Compute the assignments of a list for these client tasks.
@@ -265,7 +267,7 @@ pub struct Controller {
     reload: Reload,
     passes: ReclaimPasses,
     probing: Probing,
-    learnt: Learnings,
+    load_store: LoadStore,
     waiters: Vec<Waiter>,
     ticks: u32,
     next_tick: Option<Instant>,
@@ -295,7 +297,7 @@ impl Controller {
             reload: Reload::new(&config.path, version, wall),
             passes: ReclaimPasses::new(),
             probing: Probing::new(network),
-            learnt: Learnings::default(),
+            load_store: LoadStore::default(),
             waiters: Vec::new(),
             ticks: 0,
             next_tick: None,
@@ -317,7 +319,7 @@ impl Controller {
             Event::Wakeup => self.wake_up(now),
             Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
             Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
-            Event::LearntRead(read) => self.take_learnt(read, now),
+            Event::LoadsRead(read) => self.apply_stored_loads(read, now),
             Event::Stored(stored) => self.stored(stored, now),
             Event::Read { service, source, begun, version, result } => {
                 // A reload may have changed the source of the service's endpoints in the meantime.
@@ -349,15 +351,15 @@ impl Controller {
             Event::Reclaimed(pass, suspects) => self.reclaimed(pass, suspects, now),
             Event::NamespacesFound(found) => {
                 self.namespaces_found(found, now);
-                self.hear_probes(now);
+                self.apply_probes(now);
             }
-            Event::Asked(query) => self.answer(query, now),
-            Event::Heard => {
+            Event::Query(query) => self.answer(query, now),
+            Event::HealthChanged => {
                 // If a backend returns while it is ejected, the next connect is its trial. The
                 // programs' verdicts are read first, because the backend may have been ejected
                 // after the last tick.
-                self.clients.tasks.iter_mut().for_each(|client_task| client_task.hear_kernel(now));
-                self.hear_probes(now);
+                self.clients.tasks.iter_mut().for_each(|client_task| client_task.apply_kernel_verdicts(now));
+                self.apply_probes(now);
                 self.end_first_looks(now);
             }
             Event::Hangup => self.reload_now(now),
@@ -450,7 +452,7 @@ impl Controller {
         let mut freed = false;
         let mut unsettled = false;
         for client_task in &mut self.clients.tasks {
-            client_task.hear_kernel(now);
+            client_task.apply_kernel_verdicts(now);
             unsettled |= !client_task.is_settled();
             if let Err(error) = client_task.log_kernel() {
                 warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read the programs' counters; retrying");

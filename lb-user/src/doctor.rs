@@ -102,7 +102,7 @@ fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option
 }
 
 fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
-    match api::ask_daemon::<StatusDocument>(paths, "/v1/status") {
+    match api::query_daemon::<StatusDocument>(paths, "/v1/status") {
         Ok(Answer::Given(status)) => {
             let pid = status.daemon.as_ref().map_or(0, |daemon| daemon.pid);
             diagnosis.ok("daemon", format!("running (pid {pid})"));
@@ -123,9 +123,11 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
             }
             Some(status)
         }
-        Ok(Answer::Silent) => {
-            let text =
-                format!("{}: it is stopped or hangs; tables stay as they are", api::silent(&paths.run));
+        Ok(Answer::NotResponding) => {
+            let text = format!(
+                "{}: it is stopped or hangs; tables stay as they are",
+                api::not_responding(&paths.run)
+            );
             diagnosis.add(
                 "daemon",
                 Severity::Warning,

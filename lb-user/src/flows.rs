@@ -72,7 +72,7 @@ pub fn find(directory: &Path, filter: &Filter) -> Result<FlowReport, FlowsError>
     }
     names::check(filter, || backends_by_service(&clients)).map_err(FlowsError::Unknown)?;
     for client in &mut clients {
-        keep(client, filter);
+        apply_filter(client, filter);
     }
     Ok(FlowReport { leaving, unreadable, ..FlowReport::of(clients, lb_kernel::monotonic_ns()) })
 }
@@ -89,7 +89,7 @@ fn backends_by_service(clients: &[FlowSnapshot]) -> BackendsByService<'_> {
 }
 
 /// Removes the flows that the filter excludes.
-fn keep(client: &mut FlowSnapshot, filter: &Filter) {
+fn apply_filter(client: &mut FlowSnapshot, filter: &Filter) {
     let mut flows = std::mem::take(&mut client.flows);
     // A flow without a known service or backend passes only filters without a service or backend.
     let service = |open: &OpenFlow| client.services.get(&ServiceIndex(open.flow.service));

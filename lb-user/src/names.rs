@@ -64,7 +64,7 @@ pub fn check<'a>(filter: &Filter, services: impl FnOnce() -> BackendsByService<'
 /// The error for a name that does not exist. It lists names that do.
 fn unknown<'a>(
     what: &str,
-    asked: Option<&str>,
+    given: Option<&str>,
     kind: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> String {
@@ -72,7 +72,7 @@ fn unknown<'a>(
     const NAMED: usize = 20;
     let known: Vec<&str> = known.into_iter().collect();
     // Addresses get no suggestion, because they all look alike.
-    let near = asked.map_or_else(String::new, |asked| did_you_mean(asked, &known));
+    let near = given.map_or_else(String::new, |given| did_you_mean(given, &known));
     let names = if known.is_empty() { "none".to_owned() } else { known[..known.len().min(NAMED)].join(", ") };
     let more = known.len().saturating_sub(NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -99,7 +99,7 @@ mod tests {
             [("users", [([10, 0, 0, 1], 80).into(), ([10, 0, 0, 2], 80).into()].into()), ("mail", [].into())]
                 .into();
         #[track_caller]
-        fn told(
+        fn message(
             known: &BackendsByService<'_>,
             client: Option<&str>,
             service: Option<&str>,
@@ -112,14 +112,14 @@ mod tests {
             };
             check(&filter, || known.clone()).err().unwrap_or_default()
         }
-        assert_eq!(told(&known, None, Some("users"), Some("10.0.0.2:80")), "");
+        assert_eq!(message(&known, None, Some("users"), Some("10.0.0.2:80")), "");
         assert_eq!(
-            told(&known, None, Some("user"), None),
+            message(&known, None, Some("user"), None),
             "no client here dials a service user; did you mean users? services here are: mail, users"
         );
         let expected = "client web does not dial service queue; services here are: mail, users";
-        assert_eq!(told(&known, Some("web"), Some("queue"), None), expected);
+        assert_eq!(message(&known, Some("web"), Some("queue"), None), expected);
         let expected = "there is no backend 10.0.0.9:80 of service mail; backends here are: none";
-        assert_eq!(told(&known, None, Some("mail"), Some("10.0.0.9:80")), expected);
+        assert_eq!(message(&known, None, Some("mail"), Some("10.0.0.9:80")), expected);
     }
 }

@@ -325,7 +325,7 @@ enum ProbeFailure {
 /// Makes one probe.
 async fn probe(target: &ConnectTarget) -> Result<(), ProbeFailure> {
     let is_connected = AtomicBool::new(false);
-    let result = tokio::time::timeout(target.timeout, ask(target, &is_connected)).await;
+    let result = tokio::time::timeout(target.timeout, attempt(target, &is_connected)).await;
     result.unwrap_or_else(|_| {
         let late = format!("no answer in {} ms", target.timeout.as_millis());
         Err(if is_connected.into_inner() { ProbeFailure::Answer(late) } else { ProbeFailure::Connect(late) })
@@ -333,7 +333,7 @@ async fn probe(target: &ConnectTarget) -> Result<(), ProbeFailure> {
 }
 
 /// Makes a probe without a timeout. Sets `is_connected` as soon as the probe is connected.
-async fn ask(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<(), ProbeFailure> {
+async fn attempt(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<(), ProbeFailure> {
     let socket = if target.at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = socket.map_err(|error| ProbeFailure::Host(error.to_string()))?;
     let stream = socket.connect(target.at).await.map_err(|error| unconnected(&error))?;
@@ -459,9 +459,9 @@ mod tests {
         let mut probes = Probes::new(Arc::default());
         let at = silent.local_addr().unwrap();
         // One server with several names.
-        let silent_ones = (0..2 * MAX_UNDER_WAY).map(|number| target(at, Some(&format!("/{number}"))));
+        let unanswered = (0..2 * MAX_UNDER_WAY).map(|number| target(at, Some(&format!("/{number}"))));
         let mut targets: BTreeMap<ConnectTarget, String> =
-            silent_ones.map(|target| (target, "silent".to_owned())).collect();
+            unanswered.map(|target| (target, "silent".to_owned())).collect();
         let dead = target("127.0.0.1:1".parse().unwrap(), None);
         targets.insert(dead.clone(), "other".to_owned());
         probes.set_targets(&targets);

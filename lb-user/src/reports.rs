@@ -36,7 +36,7 @@ pub trait ReportStore: Send {
 
     /// Stores the nonce of the open request to the backend with this report id; 0 once the backend
     /// has answered.
-    fn asked(&mut self, id: u32, nonce: u64);
+    fn store_nonce(&mut self, id: u32, nonce: u64);
 }
 
 /// Counts of sent and received datagrams.
@@ -85,7 +85,7 @@ impl Exchange {
         let requests = self.senders.requests(BATCH, &mut self.nonce, now);
         // The nonces are stored before the requests are sent, because an answer may arrive at once.
         for request in requests.iter().filter(|request| !request.is_again) {
-            self.kernel.asked(request.id, request.datagram.nonce);
+            self.kernel.store_nonce(request.id, request.datagram.nonce);
         }
         let next = self.senders.next_due().map_or(LONGEST, |due| due.saturating_sub(now).min(LONGEST));
         let bytes = |request: &Request| request.datagram.bytes().try_into().expect("a datagram's bytes");
@@ -101,7 +101,7 @@ impl Exchange {
                 let is_news = change.is_some() || self.senders.has_restarted();
                 self.counts.believed += 1;
                 if let Some((target, reported)) = self.senders.get(name) {
-                    self.kernel.asked(target.id, reported.nonce());
+                    self.kernel.store_nonce(target.id, reported.nonce());
                 }
                 if let Some(what) = self.senders.to_store(name) {
                     self.kernel.store(&what);
@@ -233,7 +233,7 @@ impl ReportThread {
         // Bound: the life of the daemon.
         loop {
             let has_rested = self.rest(pace.turn(now()));
-            let Some(next) = self.ask() else { return };
+            let Some(next) = self.poll_agents() else { return };
             // If requests are due in each turn, datagrams have arrived during the rest, so waiting
             // for one is not necessary.
             let is_busy = has_rested && next < APART && !has_failed;
@@ -250,7 +250,7 @@ impl ReportThread {
 
     /// Polls the agents that are due. Returns the time until the next agent is due; `None` if the
     /// daemon is stopping.
-    fn ask(&mut self) -> Option<Duration> {
+    fn poll_agents(&mut self) -> Option<Duration> {
         let Turn { requests, next, is_news } = {
             let mut shared = lock(&self.shared);
             if shared.is_stopping {
@@ -340,22 +340,25 @@ mod tests {
 
     use super::*;
 
-    struct Told(Sender<(Name, Option<Duration>)>);
+    struct StoredReports(Sender<(Name, Option<Duration>)>);
 
-    impl ReportStore for Told {
+    impl ReportStore for StoredReports {
         fn store(&mut self, what: &ToStore<'_, Duration>) {
             self.0.send((what.target.name, what.lame_until)).expect("the test listens");
         }
 
-        fn asked(&mut self, id: u32, _: u64) {
+        fn store_nonce(&mut self, id: u32, _: u64) {
             assert_eq!(id, 5);
         }
     }
 
     fn start() -> (ReportExchanger, Receiver<(Name, Option<Duration>)>) {
-        let (told, stored) = channel();
+        let (sender, stored) = channel();
         let socket = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        (ReportExchanger::start(socket, Arc::default(), Told(told)).expect("the thread starts"), stored)
+        (
+            ReportExchanger::start(socket, Arc::default(), StoredReports(sender)).expect("the thread starts"),
+            stored,
+        )
     }
 
     fn target(agent: &UdpSocket) -> Target {

@@ -39,7 +39,7 @@ pub const MAX_THREADS: usize = 320;
 pub enum NoAnswer {
     /// The file system of this file holds a thread.
     #[error("{} does not answer: its file system hangs or is very slow; retrying as soon as it answers", .0.display())]
-    Silent(PathBuf),
+    Hung(PathBuf),
     /// Calls on other files hold all threads.
     #[error("{} is not checked: {MAX_THREADS} other files do not answer", .0.display())]
     NoThread(PathBuf),
@@ -57,7 +57,7 @@ pub enum SourceError {
     #[error("{} is larger than {} MiB, the largest size that is valid for this file", .0.display(), .1 >> 20)]
     TooLarge(PathBuf, u64),
     #[error("{} changed during each read: write the file under another name and rename it into place", .0.display())]
-    KeptChanging(PathBuf),
+    AlwaysChanging(PathBuf),
     #[error("{} is truncated: it does not have the end of a complete stored list", .0.display())]
     CutOff(PathBuf),
     #[error(transparent)]
@@ -74,13 +74,13 @@ impl SourceError {
     pub fn into_failure(self) -> ReadFailure {
         let text = crate::error::chain(&self);
         match self {
-            Self::NoAnswer(silent) => ReadFailure::Silent(silent.to_string()),
+            Self::NoAnswer(no_answer) => ReadFailure::Hung(no_answer.to_string()),
             Self::Read { source, .. } if source.kind() != io::ErrorKind::NotFound => {
                 ReadFailure::Unread(text)
             }
             Self::Read { .. }
             | Self::TooLarge(..)
-            | Self::KeptChanging(_)
+            | Self::AlwaysChanging(_)
             | Self::CutOff(_)
             | Self::Untrusted(_)
             | Self::Invalid(_) => ReadFailure::Faulty(text),
@@ -170,8 +170,8 @@ impl FileSource {
     pub fn new(service: &Service, file: ListFile, services: &[SocketAddr], state: &Path) -> Self {
         // The ending says in which format the stored list is; JSON and YAML are usually recognized
         // by their text.
-        let kept = format!("{}.{}", service.name, endpoints::format_of(&file.path));
-        let last_good = state.join("last-good").join(kept);
+        let file_name = format!("{}.{}", service.name, endpoints::format_of(&file.path));
+        let last_good = state.join("last-good").join(file_name);
         Self {
             file,
             service: service.address,
@@ -224,7 +224,7 @@ pub struct Contents {
 }
 
 impl List for Contents {
-    fn says_the_same(&self, other: &Self) -> bool {
+    fn has_same_contents(&self, other: &Self) -> bool {
         self.assignments.list() == other.assignments.list()
     }
 
@@ -278,7 +278,7 @@ fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
             return Ok(text);
         }
     }
-    Err(SourceError::KeptChanging(path.to_owned()))
+    Err(SourceError::AlwaysChanging(path.to_owned()))
 }
 
 /// The directory to watch for changes of a file.

@@ -14,7 +14,7 @@ use lb_common::ejection::{self, name_of_failure};
 use lb_common::ending::Ending;
 use lb_common::ticks::{self, TICK_LOG2};
 use lb_core::endpoint::EndpointList;
-use lb_core::health::{Health, Who, meaning, said_of, stated_reason};
+use lb_core::health::{Health, Who, list_verdict, meaning, stated_reason};
 use lb_core::service::Protocol;
 use lb_kernel::receiver;
 use lb_kernel::xdp::Attachment;
@@ -107,7 +107,7 @@ fn not_chosen(all: Option<&Arc<EndpointList>>, backends: &[BackendStatus]) -> Ve
     let endpoints = all.into_iter().flat_map(|list| list.as_slice());
     let hidden = endpoints.filter(|endpoint| !shown.contains(&endpoint.address));
     let not_chosen = hidden.filter_map(|endpoint| {
-        let health = said_of::<()>(endpoint)?.health;
+        let health = list_verdict::<()>(endpoint)?.health;
         Some(NotChosen {
             address: endpoint.address,
             state: health.name().to_owned(),

@@ -168,7 +168,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
                 chosen.insert(sample.backend);
             }
         }
-        self.keep(now, samples.into(), chosen, limited);
+        self.append(now, samples.into(), chosen, limited);
     }
 
     /// Like [`Window::push`], for backends sorted by slot. For backends that are not in `counted`,
@@ -182,7 +182,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     ) {
         let last = self.samples.back().map_or_else(Arc::default, |(_, last)| Arc::clone(last));
         if counted.is_empty() && last.len() == backends.len() {
-            return self.keep(now, last, BTreeSet::new(), limited);
+            return self.append(now, last, BTreeSet::new(), limited);
         }
         let mut counted = counted.into_iter().peekable();
         let mut sample = |backend: &BackendRef| {
@@ -192,7 +192,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.push(now, samples, limited);
     }
 
-    fn keep(
+    fn append(
         &mut self,
         now: T,
         samples: Arc<[Sample]>,

@@ -48,7 +48,7 @@ fn run() -> Result<bool> {
     load_modules()?;
     stage::namespace::loopback_up();
     dump_tcp_sockets().context("list TCP sockets with sock_diag")?;
-    keep_hooks_in_use()?;
+    hold_hooks()?;
     let mut passed = true;
     for line in fs::read_to_string("/plan").context("read /plan")?.lines() {
         let phase = Phase::of_line(line).with_context(|| format!("/plan: not a phase: {line}"))?;
@@ -156,7 +156,7 @@ fn count_tcp_sockets(family: u8) -> Result<u32> {
 /// the hook loses its last program. Tests would cause such patches thousands of times. Under
 /// emulation each patch takes 58 ms, and with two CPUs patches have killed guests: one CPU met the
 /// breakpoint of a patch that the other CPU had already completed.
-fn keep_hooks_in_use() -> Result<()> {
+fn hold_hooks() -> Result<()> {
     let cgroup = Path::new("/sys/fs/cgroup/idle");
     fs::create_dir(cgroup).context("create the cgroup that keeps hooks in use")?;
     stage::sys::attach_idle(cgroup, kind::BPF_PROG_TYPE_CGROUP_SOCK, hook::BPF_CGROUP_INET_SOCK_RELEASE);

@@ -22,9 +22,9 @@ fn records(fixture: &Fixture) -> (usize, usize) {
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let taken = buckets.iter().filter(|bucket| bucket.cookie != 0).count();
     let promised: u64 = buckets.iter().map(|bucket| bucket.elsewhere).sum();
-    let kept = overflow.keys().filter(Result::is_ok).count();
-    assert_eq!(promised, kept as u64, "each bucket counts its own overflow records");
-    (taken, kept)
+    let recorded = overflow.keys().filter(Result::is_ok).count();
+    assert_eq!(promised, recorded as u64, "each bucket counts its own overflow records");
+    (taken, recorded)
 }
 
 #[test]

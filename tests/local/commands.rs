@@ -89,7 +89,8 @@ fn every_command_reads_its_directories_from_the_configuration() {
     let run = |arguments: &[&str]| stage::daemon::finish(socklb(arguments).args(["--config", file]));
     let by_variable =
         |arguments: &[&str]| stage::daemon::finish(socklb(arguments).env("SOCKLB_CONFIG", file));
-    let _daemon = stage::daemon::Kept::of(socklb(&["run", "-c", file]).spawn().expect("start the daemon"));
+    let _daemon =
+        stage::daemon::ChildGuard::of(socklb(&["run", "-c", file]).spawn().expect("start the daemon"));
     let socket = setup.folder.join("run/socklb.sock");
     stage::eventually("it answers", || socket.exists(), |answers| *answers);
     // Commands that only read use a configuration that has a fault elsewhere.
@@ -271,9 +272,9 @@ fn the_pins_option_overrides_the_pins_of_the_daemon() {
     let output = stage::daemon::finish(&mut command);
     let status: StatusDocument = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((output.status.code(), status.clients.len()), (Some(3), 0));
-    let said = stage::faults_of(&status).join("\n");
-    assert!(said.contains(&format!("has its pins in {}", fixture.setup.pins.display())), "{said}");
-    assert!(said.contains(&format!("showing the pins in {}", elsewhere.display())), "{said}");
+    let message = stage::faults_of(&status).join("\n");
+    assert!(message.contains(&format!("has its pins in {}", fixture.setup.pins.display())), "{message}");
+    assert!(message.contains(&format!("showing the pins in {}", elsewhere.display())), "{message}");
 }
 
 #[test]
@@ -383,11 +384,14 @@ fn status_filters_and_sorts_backends() {
         ),
         (&["nobody", "--failing"], "there is no client nobody here; clients here are: web"),
     ] {
-        let (code, said) = failure(&fixture.setup.run(&[&["status"][..], arguments].concat()));
-        assert!(code == Some(1) && said.contains(expected), "{said}");
+        let (code, message) = failure(&fixture.setup.run(&[&["status"][..], arguments].concat()));
+        assert!(code == Some(1) && message.contains(expected), "{message}");
     }
-    let (code, said) = failure(&fixture.setup.run(&["status", "--sort", "size"]));
-    assert!(code == Some(2) && said.contains("address, share, flows, active, failed, latency"), "{said}");
+    let (code, message) = failure(&fixture.setup.run(&["status", "--sort", "size"]));
+    assert!(
+        code == Some(2) && message.contains("address, share, flows, active, failed, latency"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn compared(fixture: &Fixture, file: &str) -> Comparison {
 }
 
 /// A comparison as lines: clients, services and their keys, backends with their open flows.
-fn told(comparison: &Comparison) -> Vec<String> {
+fn shown(comparison: &Comparison) -> Vec<String> {
     let mut lines = Vec::new();
     for change in comparison.clients.iter().chain(&comparison.services) {
         let keys: Vec<&str> = change.keys.iter().map(|change| change.key.as_str()).collect();
@@ -56,12 +56,12 @@ fn the_predicted_changes_of_a_file_are_its_real_changes() {
         "127.0.0.1:8003 removed 1",
         "127.0.0.1:8004 added 0",
     ];
-    let mut seen = told(&comparison);
+    let mut seen = shown(&comparison);
     // The weight of this backend stays, but its share changes.
     seen.retain(|line| !line.starts_with("127.0.0.1:8002 changed"));
     assert_eq!(seen, expected);
     // Once the file is in force, the shares are the predicted ones.
-    let foretold: BTreeMap<_, _> = comparison
+    let predicted: BTreeMap<_, _> = comparison
         .shares
         .iter()
         .filter(|shares| shares.client == "web")
@@ -74,7 +74,7 @@ fn the_predicted_changes_of_a_file_are_its_real_changes() {
         let backends = fixture.setup.backends("web", "users").into_iter();
         backends.filter(|b| !b.is_leaving()).map(|b| (b.address, b.share_wanted)).collect()
     };
-    stage::eventually("the file is in force", shares, |shares| *shares == foretold);
+    stage::eventually("the file is in force", shares, |shares| *shares == predicted);
     let log = || fixture.daemon().log();
     let line = "changed=\"clients added: batch; services changed: users (backends.file, policy)\"";
     stage::eventually("the log names the changes", log, |log| log.contains(line));
@@ -139,7 +139,7 @@ fn without_a_daemon_a_file_is_compared_with_the_maps() {
     let comparison = compared(&fixture, "new.toml");
     assert!(!comparison.from_daemon);
     let expected = ["batch added", "users changed policy", "127.0.0.1:8001 changed 0"];
-    assert_eq!(told(&comparison)[..3], expected);
+    assert_eq!(shown(&comparison)[..3], expected);
     let same = compared(&fixture, "socklb.toml");
     assert!(same.is_empty(), "{same:#?}");
     // Other limits would need new maps.

@@ -163,8 +163,8 @@ fn counts_that_do_not_add_up_are_a_fault() {
     let mut probe = fixture.probe();
     probe.dial_many(SERVICE, 30);
     fixture.stop();
-    let said = |fixture: &Fixture| stage::faults_of(&fixture.setup.status()).join("\n");
-    assert!(!said(&fixture).contains("add up"), "{}", said(&fixture));
+    let faults = |fixture: &Fixture| stage::faults_of(&fixture.setup.status()).join("\n");
+    assert!(!faults(&fixture).contains("add up"), "{}", faults(&fixture));
     let slot = backend(&fixture, "127.0.0.1:8002").slot;
     let mut active = array::<abi::Backend>(&fixture.setup.map("web", map::BACKENDS));
     let Raw(mut row) = active.get(&slot, 0).expect("a slot");
@@ -172,14 +172,14 @@ fn counts_that_do_not_add_up_are_a_fault() {
     active.set(slot, Raw(row), 0).expect("two flows that never were");
     let expected =
         "service users, backend 127.0.0.1:8002: the counts do not add up: 2 flows too many ended or active";
-    assert!(said(&fixture).contains(expected), "{}", said(&fixture));
+    assert!(faults(&fixture).contains(expected), "{}", faults(&fixture));
     look(|| backend(&fixture, "127.0.0.1:8002").unaccounted).becomes(-2);
     // Calls that are under way at any moment are no fault.
     row.flows -= 2;
     active.set(slot, Raw(row), 0).expect("as it was");
     probe.start_dialling(SERVICE);
     for _ in 0..10 {
-        assert!(!said(&fixture).contains("add up"), "{}", said(&fixture));
+        assert!(!faults(&fixture).contains("add up"), "{}", faults(&fixture));
     }
     probe.stop_dialling();
 }

@@ -150,7 +150,7 @@ fn two_daemons_on_one_cgroup_report_each_other() {
     second.write("socklb.toml", &text);
     let mut command = crate::faults::as_nobody(&stage, &second, &["bpf", "net_admin", "perfmon"]);
     command.args(["run", "--config"]).arg(second.folder.join("socklb.toml"));
-    let _second = stage::daemon::Kept::of(command.spawn().expect("start it"));
+    let _second = stage::daemon::ChildGuard::of(command.spawn().expect("start it"));
     let faults = |setup: &Setup| {
         let status = setup.status();
         let neighbours = status.clients[0].neighbours.as_ref().map_or(0, Vec::len);
@@ -213,7 +213,7 @@ fn the_coverage_of_a_process_is_reported() {
     let sleep_in = |cgroup: &Cgroup| {
         let mut command = std::process::Command::new("/usr/bin/sleep");
         cgroup.enter(&mut command);
-        stage::daemon::Kept::of(command.arg("60").spawn().expect("start a process"))
+        stage::daemon::ChildGuard::of(command.arg("60").spawn().expect("start a process"))
     };
     let here = fixture.cgroup.path().display().to_string();
     let below = fixture.cgroup.child("below");
@@ -267,16 +267,16 @@ fn inherited_uncovered_sockets_are_reported() {
     inherit(datagrams.as_fd());
     let mut command = std::process::Command::new("/usr/bin/sleep");
     fixture.cgroup.enter(&mut command);
-    let process = stage::daemon::Kept::of(command.arg("60").spawn().expect("start a process"));
+    let process = stage::daemon::ChildGuard::of(command.arg("60").spawn().expect("start a process"));
     let (code, findings) = doctor_of(&fixture.setup, process.id());
     assert_eq!((code, of(&findings, "coverage")[0].0), (Some(3), Severity::Ok));
     let sockets = of(&findings, "sockets");
     let peer = listener.local_addr().expect("its address");
     for what in [format!("it is connected to {peer}"), "it sends datagrams".to_owned()] {
-        let told = |(state, text, help): &&(Severity, &str, Option<&str>)| {
+        let is_expected = |(state, text, help): &&(Severity, &str, Option<&str>)| {
             *state == Severity::Warning && text.ends_with(&what) && help.is_some()
         };
-        assert_eq!(sockets.iter().filter(told).count(), 1, "{what}: {sockets:#?}");
+        assert_eq!(sockets.iter().filter(is_expected).count(), 1, "{what}: {sockets:#?}");
     }
 }
 
@@ -293,7 +293,7 @@ fn control_characters_in_process_names_are_escaped() {
     std::os::unix::fs::symlink("/usr/bin/sleep", &program).expect("name it");
     let mut command = std::process::Command::new(program);
     fixture.cgroup.enter(&mut command);
-    let _process = stage::daemon::Kept::of(command.arg("60").spawn().expect("start a process"));
+    let _process = stage::daemon::ChildGuard::of(command.arg("60").spawn().expect("start a process"));
     let output = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("of \\u{1b}[2J\\nok  x (pid"), "{text}");

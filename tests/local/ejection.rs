@@ -182,8 +182,8 @@ fn two_dead_backends_of_three_cost_five_connects_each() {
     let fixture = start(&[DEAD[0], DEAD[1], THREE[0]], "ejection = { base = \"1h\", max = \"1h\" }");
     let mut probe = fixture.probe();
     assert_eq!(failed(&dial(&mut probe, 100)), 10);
-    let told = || (dial(&mut probe, 3), fixture.daemon().log().matches("backend health changed").count());
-    let (counts, _) = eventually("the daemon has seen it", told, |(_, told)| *told == 2);
+    let logged = || (dial(&mut probe, 3), fixture.daemon().log().matches("backend health changed").count());
+    let (counts, _) = eventually("the daemon has seen it", logged, |(_, logged)| *logged == 2);
     assert_eq!(failed(&counts), 0);
     assert_eq!(failed(&dial(&mut probe, 100)), 0);
     assert!(!look(|| fixture.setup.service().is_panic).now("one serves"));
@@ -352,8 +352,8 @@ fn status_shows_the_same_states_and_reasons_with_and_without_a_daemon() {
     );
     look(|| fixture.daemon().log().contains(&line)).becomes(true);
     let text = String::from_utf8_lossy(&fixture.setup.run(&["status"]).stdout).into_owned();
-    let told = format!("not chosen: {} drained (list), {} refusing (list)", DEAD[1], DEAD[2]);
-    assert!(text.contains(&told), "{text}");
+    let logged = format!("not chosen: {} drained (list), {} refusing (list)", DEAD[1], DEAD[2]);
+    assert!(text.contains(&logged), "{text}");
     let chosen_by_none = not_chosen();
     fixture.daemon.take().expect("a daemon runs").kill();
     assert_eq!(not_chosen(), chosen_by_none, "without a daemon");

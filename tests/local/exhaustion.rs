@@ -171,7 +171,7 @@ fn limit(command: &mut Command, resource: Resource, amount: u64) {
 /// Starts a daemon over attached programs with this much of a resource: either it works, or it ends
 /// and names the resource that it lacks.
 #[track_caller]
-fn starts_or_says(fixture: &Fixture, resource: Resource, amount: u64, words: &[&str]) -> bool {
+fn starts_or_reports(fixture: &Fixture, resource: Resource, amount: u64, words: &[&str]) -> bool {
     let before = std::fs::read_to_string(fixture.setup.folder.join("log")).map_or(0, |log| log.len());
     let mut daemon = Daemon::spawn_with(&fixture.setup, |command| {
         limit(command, resource, amount);
@@ -215,7 +215,7 @@ fn a_start_with_too_few_descriptors_reports_it_and_changes_nothing() {
     let words = ["open files", "out of memory or file descriptors"];
     let amounts = (6..64).step_by(3).chain([96, 128, 256, 1024]);
     let ran: Vec<u64> =
-        amounts.filter(|amount| starts_or_says(&fixture, Resource::Nofile, *amount, &words)).collect();
+        amounts.filter(|amount| starts_or_reports(&fixture, Resource::Nofile, *amount, &words)).collect();
     assert!(ran.contains(&1024), "{ran:?}");
     assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
     fixture.start();
@@ -239,7 +239,7 @@ fn a_start_with_too_little_memory_reports_it_and_changes_nothing() {
     let enough: Vec<u64> = amounts.iter().skip_while(|amount| !starts(amount)).copied().collect();
     assert!(!enough.is_empty(), "{amounts:?}");
     for amount in enough {
-        starts_or_says(&fixture, Resource::As, amount, &["emory", "temporarily unavailable"]);
+        starts_or_reports(&fixture, Resource::As, amount, &["emory", "temporarily unavailable"]);
     }
     assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
     fixture.start();

@@ -107,7 +107,7 @@ pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command
     let socklb = stage.folder().join("socklb");
     if !socklb.exists() {
         fs::copy(stage::program("socklb"), &socklb).expect("copy the program");
-        stage::until_nobody_writes(&socklb);
+        stage::wait_until_not_written(&socklb);
     }
     let list = |prefix: &str| {
         let plus: String = capabilities.iter().map(|capability| format!(",+{capability}")).collect();
@@ -168,7 +168,7 @@ pub fn start_as_nobody(
     stage: &Stage,
     setup: &Setup,
     prepare: impl FnOnce(&mut Command),
-) -> stage::daemon::Kept {
+) -> stage::daemon::ChildGuard {
     let capabilities: &[&str] = if kernel::SPECULATION_BARRIERS.is_here() {
         &["bpf", "net_admin"]
     } else {
@@ -179,7 +179,7 @@ pub fn start_as_nobody(
     let log = fs::File::create(setup.folder.join("log")).expect("open the log");
     command.args(["run", "--config"]).arg(setup.folder.join("socklb.toml")).stderr(log);
     // A change of user clears the parent-death signal of `die_with_us`.
-    let daemon = stage::daemon::Kept::of(command.spawn().expect("start socklb"));
+    let daemon = stage::daemon::ChildGuard::of(command.spawn().expect("start socklb"));
     stage::eventually(
         "the daemon answers",
         || (setup.status().daemon.is_some(), stage::daemon::read(&setup.folder.join("log"))),
@@ -227,7 +227,7 @@ fn flows_in_an_inaccessible_namespace_are_retained_and_counted() {
     assert!(elsewhere.try_dial(SERVICE).is_err(), "nothing listens in this namespace");
     // If the kernel reports that a process holds the socket, the daemon does not need to enter the
     // namespace.
-    let is_told = !kernel::SPECULATION_BARRIERS.is_here();
+    let is_reported = !kernel::SPECULATION_BARRIERS.is_here();
     let fault = "client web: 1 active flows are in network namespaces that cannot be inspected";
     look(|| setup.status()).has(
         |status| {
@@ -235,7 +235,7 @@ fn flows_in_an_inaccessible_namespace_are_retained_and_counted() {
             let is_fault = stage::faults_of(status).join("\n").contains(fault);
             (reclaim.passes >= 3, reclaim.kept_elsewhere, is_fault)
         },
-        (true, u64::from(!is_told), !is_told),
+        (true, u64::from(!is_reported), !is_reported),
     );
     setup.active_becomes(1);
     drop(elsewhere);

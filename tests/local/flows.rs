@@ -192,8 +192,8 @@ fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
     let leaver = open.iter().find(|dialled| dialled.name == "b3").expect("one each");
     probe.close(leaver.socket);
     // With its last flow the backend is gone, and requests for it fail.
-    let ask = || fixture.setup.run(&["flows", "--backend", "127.0.0.1:8003"]).status.code();
-    eventually("its slot is freed", ask, |code| *code == Some(1));
+    let status_code = || fixture.setup.run(&["flows", "--backend", "127.0.0.1:8003"]).status.code();
+    eventually("its slot is freed", status_code, |code| *code == Some(1));
 }
 
 /// `flows` counts the flows that another version leaves, and does not read that version's maps
@@ -209,10 +209,10 @@ fn clients_of_another_version_are_shown_with_their_number_of_flows() {
         .expect("rename in bpffs");
     let output = fixture.setup.run(&["flows"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let told = |how: &str| {
+    let row_text = |how: &str| {
         format!("client web of another version (ABI {}) is {how}: 1 active flows", ABI_VERSION + 1)
     };
-    assert!(output.status.code() == Some(0) && text.contains(&told("balancing connects")), "{text}");
+    assert!(output.status.code() == Some(0) && text.contains(&row_text("balancing connects")), "{text}");
     // A daemon of another version first detaches the programs that start flows.
     for link in std::fs::read_dir(fixture.setup.pins.join(&theirs).join("web/links")).expect("links") {
         let link = link.expect("a link").path();
@@ -223,7 +223,7 @@ fn clients_of_another_version_are_shown_with_their_number_of_flows() {
     }
     let output = fixture.setup.run(&["flows"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(text.contains(&told("leaving")), "{text}");
+    assert!(text.contains(&row_text("leaving")), "{text}");
 }
 
 /// Two clients, each with a process that dials.

@@ -33,12 +33,13 @@ fn links_that_cannot_be_inspected_are_not_replaced() {
     let fixture = Fixture::new();
     let before = links(&fixture);
     assert_eq!(before.len(), 10);
-    let said = |daemon: &stage::Daemon| daemon.log().matches("cannot attach to the cgroup").count();
+    let attach_failures =
+        |daemon: &stage::Daemon| daemon.log().matches("cannot attach to the cgroup").count();
     // Descriptors that another thread had open when they were counted are free a moment later, so
     // the limit is set again at each look.
     let starve = || {
         fixture.daemon().leave_descriptors(Some(0));
-        said(fixture.daemon())
+        attach_failures(fixture.daemon())
     };
     eventually("the fault is logged", starve, |times| *times > 0);
     assert_eq!(links(&fixture), before);
@@ -47,7 +48,7 @@ fn links_that_cannot_be_inspected_are_not_replaced() {
     eventually("all is well again", || fixture.setup.faults(), Vec::is_empty);
     assert_eq!(links(&fixture), before);
     // The daemon retries, and reports it once.
-    assert_eq!(said(fixture.daemon()), 1, "{}", fixture.daemon().log());
+    assert_eq!(attach_failures(fixture.daemon()), 1, "{}", fixture.daemon().log());
 }
 
 /// A link with a foreign program is no attachment of the daemon: an attachment that an error
@@ -109,8 +110,8 @@ fn a_leaving_client_is_not_removed_while_its_flows_cannot_be_counted() {
     let other = config(&elsewhere, r#"{ file = "users.toml" }"#, "")
         .replace("job = \"web\"", "job = \"web\"\nname = \"other\"");
     replace(&fixture.setup.folder.join("socklb.toml"), &other);
-    let told = |faults: &Vec<String>| faults.iter().any(|fault| fault.contains("`socklb detach web "));
-    eventually("the fault names the command that removes it", || fixture.setup.faults(), told);
+    let is_named = |faults: &Vec<String>| faults.iter().any(|fault| fault.contains("`socklb detach web "));
+    eventually("the fault names the command that removes it", || fixture.setup.faults(), is_named);
     assert_eq!(probe.peer(open.socket), address(SERVICE));
     fixture.stop();
     assert!(fixture.setup.run(&["detach", "web"]).status.success());

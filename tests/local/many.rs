@@ -78,7 +78,7 @@ fn the_kernel_memory_of_a_client_task_is_as_documented() {
     let kib: u64 = memory.text.split(' ').next().and_then(|text| text.parse().ok()).expect("KiB");
     let (documented, what) =
         (kib << 10, format!("doctor shows {kib} KiB, the kernel accounts {bytes} bytes"));
-    if stage::kernel::MAPS_TELL_THEIR_MEMORY.is_here() {
+    if stage::kernel::MAPS_REPORT_THEIR_MEMORY.is_here() {
         assert!(documented.abs_diff(bytes) * 50 < bytes, "{what}");
     } else {
         // Older kernels report for a hash the size with all entries that it may ever have.

@@ -66,7 +66,7 @@ fn the_main_loop_feeds_the_watchdog() {
     // A hung daemon does not feed the watchdog.
     daemon.signal(Signal::STOP);
     manager.drain();
-    assert!(!manager.hears_within("WATCHDOG=1", Duration::from_millis(500)));
+    assert!(!manager.receives_within("WATCHDOG=1", Duration::from_millis(500)));
     daemon.signal(Signal::CONT);
     manager.expect("WATCHDOG=1");
 }

@@ -27,7 +27,7 @@ fn sockets_opened_by_the_kernel_are_not_balanced() {
     let file_systems = std::fs::read_to_string("/proc/filesystems").expect("what can be mounted");
     let has_cifs = file_systems.lines().any(|line| line.trim() == "nodev\tcifs");
     if !has_cifs && !stage::in_a_guest() {
-        kernel::say(
+        kernel::print_line(
             "this host's kernel has no CIFS to mount: only those of the guests show whose sockets are left alone",
         );
         return;
@@ -111,18 +111,18 @@ fn a_deferred_connect_counts_from_the_choice_until_its_socket_is_closed() {
         probe.close(socket);
     }
     eventually("they end", || fixture.setup.active(), |active| *active == 0);
-    let spoken = probe.dial_deferred(SERVICE);
+    let with_data = probe.dial_deferred(SERVICE);
     let silent = probe.dial_deferred(SERVICE);
     // Both flows are active, although neither socket has sent a SYN.
     fixture.setup.active_becomes(2);
     look(|| sum(&fixture, |backend| backend.connecting)).becomes(3);
-    probe.write(spoken);
-    assert!(probe.read_name(spoken).starts_with('b'));
+    probe.write(with_data);
+    assert!(probe.read_name(with_data).starts_with('b'));
     look(|| sum(&fixture, |backend| backend.established)).becomes(4);
     probe.close(silent);
     fixture.setup.active_becomes(1);
     look(|| ended(&fixture, "not-sent")).becomes(1);
-    probe.close(spoken);
+    probe.close(with_data);
     eventually("both ended", || fixture.setup.active(), |active| *active == 0);
 }
 

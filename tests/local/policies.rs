@@ -78,9 +78,9 @@ fn p2c_spreads_open_flows_in_proportion_to_weights() {
     fixture.setup.active_becomes(80 - u64::from(counts["b2"]));
     // Its share is 55 of the 220 flows that are open then. By chance alone it would get 40 of the
     // new flows.
-    let kept = 80 - counts["b2"];
+    let remaining = 80 - counts["b2"];
     let sockets = open(&mut probe, 140 + counts["b2"] as usize);
-    let (new, part) = (by_name(&sockets)["b2"], (kept + 140 + counts["b2"]) / 4);
+    let (new, part) = (by_name(&sockets)["b2"], (remaining + 140 + counts["b2"]) / 4);
     assert!(u32::abs_diff(new, part) <= 9, "{new} of {part}");
 }
 

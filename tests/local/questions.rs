@@ -20,7 +20,7 @@ fn socket(setup: &Setup) -> PathBuf {
 }
 
 /// Sends a request.
-fn ask(setup: &Setup, path: &str) -> UnixStream {
+fn request(setup: &Setup, path: &str) -> UnixStream {
     let mut stream = UnixStream::connect(socket(setup)).expect("reach the socket");
     stream.set_read_timeout(Some(6 * stage::patience())).expect("set the limit of time");
     write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n").expect("send the request");
@@ -81,18 +81,18 @@ fn building_a_large_status_does_not_block_the_loop() {
 /// The longest time that the loop took to answer while a status was built, and how long the status
 /// took.
 fn held_up_by_a_status(setup: &Setup) -> (Duration, Duration) {
-    let status = ask(setup, "/v1/status");
-    let asked = Instant::now();
+    let status = request(setup, "/v1/status");
+    let began = Instant::now();
     let took = std::thread::spawn(move || {
         assert_eq!(answer(status).0, 200);
-        asked.elapsed()
+        began.elapsed()
     });
     let mut longest = Duration::ZERO;
     while !took.is_finished() {
         // The loop itself answers that there is no such client.
-        let asked = Instant::now();
-        assert_eq!(answer(ask(setup, "/v1/cover/nobody?cgroups=1")).0, 200);
-        longest = longest.max(asked.elapsed());
+        let began = Instant::now();
+        assert_eq!(answer(request(setup, "/v1/cover/nobody?cgroups=1")).0, 200);
+        longest = longest.max(began.elapsed());
     }
     (longest, took.join().expect("the status"))
 }
@@ -101,8 +101,8 @@ fn held_up_by_a_status(setup: &Setup) -> (Duration, Duration) {
 fn a_coverage_request_for_more_than_64_cgroups_is_refused() {
     let fixture = Fixture::new();
     let of = |count: usize| format!("/v1/cover/nobody?cgroups={}", vec!["1"; count].join(","));
-    assert_eq!(answer(ask(&fixture.setup, &of(64))).0, 200);
-    let (code, text) = answer(ask(&fixture.setup, &of(65)));
+    assert_eq!(answer(request(&fixture.setup, &of(64))).0, 200);
+    let (code, text) = answer(request(&fixture.setup, &of(65)));
     assert_eq!((code, text.as_str()), (400, "cgroups: at most 64 ids, not 65"));
 }
 
@@ -118,20 +118,21 @@ fn at_most_half_of_the_connections_may_wait() {
         files.expect("its descriptors").count()
     };
     let before = eventually("its cgroup is gone", files, |_| !fixture.cgroup.path().exists());
-    let waiting: Vec<UnixStream> = (0..33).map(|_| ask(&fixture.setup, "/v1/cover/web?cgroups=1")).collect();
+    let waiting: Vec<UnixStream> =
+        (0..33).map(|_| request(&fixture.setup, "/v1/cover/web?cgroups=1")).collect();
     for stream in &waiting {
         stream.set_nonblocking(true).expect("look, not wait");
     }
     let mut begins = [0; 12];
-    let told = || waiting.iter().filter_map(|mut stream| stream.read(&mut begins).ok()).count();
-    eventually("one request too many is refused", told, |told| *told == 1);
+    let answered = || waiting.iter().filter_map(|mut stream| stream.read(&mut begins).ok()).count();
+    eventually("one request too many is refused", answered, |answered| *answered == 1);
     assert_eq!(&begins, b"HTTP/1.0 503");
-    assert_eq!(answer(ask(&fixture.setup, "/v1/status")).0, 200, "others are answered");
+    assert_eq!(answer(request(&fixture.setup, "/v1/status")).0, 200, "others are answered");
     // A closed connection makes room for another.
     drop(waiting);
     eventually("the closed connections are released", files, |now| *now <= before);
     fixture.cgroup.create();
-    let (code, body) = answer(ask(&fixture.setup, "/v1/cover/web?cgroups=1"));
+    let (code, body) = answer(request(&fixture.setup, "/v1/cover/web?cgroups=1"));
     assert!(code == 200 && body.contains("elsewhere"), "{code} {body}");
 }
 

@@ -114,8 +114,8 @@ fn flows_between_two_passes_are_reclaimed_and_their_number_is_a_fault() {
     fixture.start();
     look(|| (fixture.setup.active(), reclaimed(&fixture))).becomes((0, 30));
     let degraded = || stage::faults_of(&fixture.setup.status()).join("\n");
-    let told = |text: &String| text.contains("client web: no program saw the end of 30 of 30 flows");
-    eventually("it is a fault", degraded, told);
+    let is_degraded = |text: &String| text.contains("client web: no program saw the end of 30 of 30 flows");
+    eventually("it is a fault", degraded, is_degraded);
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
 }
 
@@ -189,14 +189,14 @@ fn the_flow_of_an_open_unconnected_socket_is_not_reclaimed() {
     assert_eq!(probe.try_redial(socket, SERVICE), Err(libc::ECONNREFUSED));
     // If namespaces do not have cookies, the daemon does not know which list would have to show the
     // socket, only that a process holds it.
-    let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, 1, 0] } else { [0; 4] };
+    let expected = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, 1, 0] } else { [0; 4] };
     let passes = |fixture: &Fixture| fixture.setup.client().reclaim.map(|reclaim| reclaim.passes);
     eventually("passes have seen it", || passes(&fixture), |passes| *passes >= Some(4));
     let seen = || (passes_found(&fixture), fixture.setup.active());
-    assert_eq!(look(seen).now("four passes have seen it"), (kept, 1));
+    assert_eq!(look(seen).now("four passes have seen it"), (expected, 1));
     let doctor = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
-    assert!(text.contains(&format!("retained: {} with an open socket", kept[2])), "{text}");
+    assert!(text.contains(&format!("retained: {} with an open socket", expected[2])), "{text}");
     probe.close(socket);
     fixture.setup.active_becomes(0);
 }
@@ -237,8 +237,8 @@ fn sockets_are_searched_in_each_of_many_namespaces() {
     look(|| fixture.setup.active()).becomes(NAMESPACES as u64);
     // A pass needs some descriptors for the client's maps and for the iteration over open files.
     fixture.daemon().leave_descriptors(Some(30));
-    let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, NAMESPACES as u64, 0] } else { [0; 4] };
-    eventually("all were looked into", || passes_found(&fixture), |found| *found == kept);
+    let expected = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, NAMESPACES as u64, 0] } else { [0; 4] };
+    eventually("all were looked into", || passes_found(&fixture), |found| *found == expected);
     drop(elsewhere);
     fixture.setup.active_becomes(0);
 }

@@ -28,13 +28,13 @@ pub fn text(fixture: &Fixture, policy: &str, health: &str) -> String {
 }
 
 /// Three backends, an agent for these, and a daemon that sends requests to it.
-fn start(policy: &str, spoken_for: &[&str]) -> (Fixture, Agent) {
+fn start(policy: &str, reporting: &[&str]) -> (Fixture, Agent) {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
-    let agent = Agent::start(&fixture.setup, &key, spoken_for);
+    let agent = Agent::start(&fixture.setup, &key, reporting);
     fixture.setup.write("socklb.toml", &text(&fixture, policy, ""));
     fixture.start();
-    for backend in spoken_for {
+    for backend in reporting {
         eventually("the daemon shows the report", || reported(&fixture, backend), |state| state == "ready");
     }
     (fixture, agent)
@@ -60,7 +60,7 @@ fn an_existing_lame_duck_gets_no_connect_from_a_new_host() {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
     let agent = Agent::start(&fixture.setup, &key, &ALL);
-    agent.tell(&["lame-duck", ALL[0]]);
+    agent.run_checked(&["lame-duck", ALL[0]]);
     let text = text(&fixture, "round-robin", "").replace("100ms", "30s");
     fixture.setup.write("socklb.toml", &text);
     fixture.start();
@@ -78,12 +78,12 @@ fn a_lame_duck_gets_no_connects_until_it_is_ready_again() {
         let (fixture, agent) = start(policy, &ALL);
         let mut probe = fixture.probe();
         assert_eq!(probe.dial_many(SERVICE, 60).values().sum::<u32>(), 60);
-        agent.tell(&["lame-duck", ALL[0]]);
+        agent.run_checked(&["lame-duck", ALL[0]]);
         eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
         let counts = probe.dial_many(SERVICE, 300);
         assert!(!counts.contains_key("b1"), "{policy}: {counts:?}");
         assert_eq!(counts.values().sum::<u32>(), 300);
-        agent.tell(&["ready", ALL[0]]);
+        agent.run_checked(&["ready", ALL[0]]);
         eventually("it is back", || is_lame(&fixture, ALL[0]), |is_lame| !*is_lame);
         let counts = probe.dial_many(SERVICE, 300);
         assert!(counts.contains_key("b1"), "{policy}: {counts:?}");
@@ -102,7 +102,7 @@ fn a_key_is_replaced_without_a_gap() {
     };
     // The ids of the daemon's keys, which sends under the first of them, and those of the agent's
     // keys.
-    let asks = || {
+    let polled = || {
         let map = hash::<SenderName, Sender>(&fixture.setup.host_map(host::map::SENDERS));
         let entries = map.iter().map(|entry| entry.expect("an entry").1.0.keys.map(|key| key.id));
         entries.collect::<Vec<_>>()
@@ -117,7 +117,7 @@ fn a_key_is_replaced_without_a_gap() {
     for (keys, ids) in [(old.clone() + &new, [1, 2]), (new.clone() + &old, [2, 1]), (new, [2, 0])] {
         std::fs::write(fixture.setup.folder.join("service.key"), &keys).expect("write the keys");
         fixture.daemon().signal(Signal::HUP);
-        eventually("the daemon uses these keys", asks, |all| {
+        eventually("the daemon uses these keys", polled, |all| {
             all.len() == 3 && all.iter().all(|of| *of == ids)
         });
         let service = fixture.setup.folder.join("service.key");
@@ -162,10 +162,10 @@ fn agent_run_without_an_agent_answers_requests_and_announces_its_end() {
         // Another process serves the port, so the backend is ready at once.
         command.args(more).args(["--", "/usr/bin/sleep", "120"]);
         command.stderr(std::fs::File::create(fixture.setup.folder.join("run.log")).expect("open the log"));
-        stage::daemon::Kept::of(command.spawn().expect("start it"))
+        stage::daemon::ChildGuard::of(command.spawn().expect("start it"))
     };
     let log = || std::fs::read_to_string(fixture.setup.folder.join("run.log")).unwrap_or_default();
-    let end = |child: &mut stage::daemon::Kept| {
+    let end = |child: &mut stage::daemon::ChildGuard| {
         let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process");
         rustix::process::kill_process(pid, Signal::TERM).expect("send the signal");
     };

@@ -46,13 +46,13 @@ pub fn request(key_id: u16, key: Key, cookie: u64) -> Datagram {
 }
 
 /// A client that sends its own requests.
-struct Asker {
+struct UdpRequester {
     socket: UdpSocket,
     key_id: u16,
     key: Key,
 }
 
-impl Asker {
+impl UdpRequester {
     fn new(from: &str, agent: &str, key: Key) -> Self {
         let socket =
             UdpSocket::bind(SocketAddr::new(from.parse().expect("an address"), 0)).expect("a socket");
@@ -63,7 +63,7 @@ impl Asker {
 
     /// The next report that arrives.
     #[track_caller]
-    fn hear(&self) -> Datagram {
+    fn receive(&self) -> Datagram {
         let mut bytes = [0; 2 * BYTES];
         let length = self.socket.recv(&mut bytes).expect("a datagram");
         let report = Datagram::parse(&bytes[..length]).expect("a report");
@@ -73,16 +73,16 @@ impl Asker {
 
     /// The answer to a request. Skips pushes that arrive before it.
     #[track_caller]
-    fn ask(&self, cookie: u64) -> Datagram {
+    fn exchange(&self, cookie: u64) -> Datagram {
         self.socket.send(request(self.key_id, self.key, cookie).bytes()).expect("send");
-        let mut heard = std::iter::repeat_with(|| self.hear()).take(100);
-        heard.find(|report| report.kind() == Some(Kind::Answer)).expect("an answer")
+        let mut received = std::iter::repeat_with(|| self.receive()).take(100);
+        received.find(|report| report.kind() == Some(Kind::Answer)).expect("an answer")
     }
 
     /// The backend's reported readiness.
     #[track_caller]
     fn readiness(&self) -> Option<Readiness> {
-        self.ask(0).readiness()
+        self.exchange(0).readiness()
     }
 }
 
@@ -106,11 +106,11 @@ fn answered(agent: &Agent) -> (u64, u64) {
 }
 
 /// An agent behind a link, and an asker on this side of it.
-fn behind_a_link(setup: &Setup, router: &Router) -> (Agent, Asker) {
+fn behind_a_link(setup: &Setup, router: &Router) -> (Agent, UdpRequester) {
     let key = Key::from_bytes(configure(setup, BEHIND, "far", &format!("{{ tcp = \"{BEHIND}\" }}")));
     let agent = Agent::start_with(setup, |command| router.place(command));
     eventually("the kernel answers", || mode(&agent), |mode| mode == "native");
-    (agent, Asker::new("10.77.0.1", BEHIND, key))
+    (agent, UdpRequester::new("10.77.0.1", BEHIND, key))
 }
 
 #[test]
@@ -120,51 +120,55 @@ fn the_kernel_answers_for_a_stopped_agent_until_its_readiness_expires() {
     // Kernel fact: a virtual Ethernet device receives frames that its peer's program sends back
     // only if the device has a program, too.
     let _peer = stage::sys::attach_xdp("near", XdpMode::Native);
-    let (agent, asker) = behind_a_link(&fixture.setup, &router);
+    let (agent, requester) = behind_a_link(&fixture.setup, &router);
     fixture.write_endpoints(&[(ALL[0], "agent = \"10.77.0.2:9465\"")]);
     fixture
         .setup
         .write("socklb.toml", &text(&fixture, "round-robin", "").replace("127.0.0.1:0", "10.77.0.1:0"));
     fixture.start();
     eventually("the daemon shows the report", || reported(&fixture, ALL[0]), |state| state == "ready");
-    eventually("it is ready", || asker.readiness(), |readiness| *readiness == Some(Readiness::Ready));
+    eventually("it is ready", || requester.readiness(), |readiness| *readiness == Some(Readiness::Ready));
     // A client that returns a cookie is a subscriber, though the agent has not seen its requests.
-    let before = asker.ask(0);
-    let cookie = asker.ask(before.cookie).cookie;
+    let before = requester.exchange(0);
+    let cookie = requester.exchange(before.cookie).cookie;
     let subscribers = || agent.status()["backends"][0]["subscribers"].as_u64();
     eventually("the daemon and this client are subscribers", subscribers, |count| *count == Some(2));
     let (all, by_socket) = answered(&agent);
     assert!(all >= 4 && by_socket == 0, "its socket has answered {by_socket} of {all}");
 
     agent.signal(Signal::STOP);
-    assert_eq!(asker.readiness(), Some(Readiness::Ready), "a prepared answer is valid for a while");
+    assert_eq!(requester.readiness(), Some(Readiness::Ready), "a prepared answer is valid for a while");
     eventually(
         "the state is unknown",
-        || asker.readiness(),
+        || requester.readiness(),
         |readiness| *readiness == Some(Readiness::Unknown),
     );
-    let answer = asker.ask(cookie);
+    let answer = requester.exchange(cookie);
     assert_eq!((answer.readiness(), answer.cookie), (Some(Readiness::Unknown), cookie));
     eventually("the daemon hears it", || reported(&fixture, ALL[0]), |state| state == "unknown");
     agent.signal(Signal::CONT);
-    eventually("it is ready again", || asker.readiness(), |readiness| *readiness == Some(Readiness::Ready));
+    eventually(
+        "it is ready again",
+        || requester.readiness(),
+        |readiness| *readiness == Some(Readiness::Ready),
+    );
 
-    let answer = asker.ask(0);
-    asker.ask(answer.cookie);
+    let answer = requester.exchange(0);
+    requester.exchange(answer.cookie);
     eventually(
         "all subscribers have acknowledged the change",
         || agent.status()["backends"][0]["unheard"].as_u64(),
         |unheard| *unheard == Some(0),
     );
-    agent.tell(&["lame-duck"]);
+    agent.run_checked(&["lame-duck"]);
     // A push with the previous state may have been under way.
-    let mut heard = std::iter::repeat_with(|| asker.hear()).take(100);
+    let mut received = std::iter::repeat_with(|| requester.receive()).take(100);
     let push =
-        heard.find(|push| push.readiness() == Some(Readiness::LameDuck)).expect("the change is pushed");
+        received.find(|push| push.readiness() == Some(Readiness::LameDuck)).expect("the change is pushed");
     assert_eq!(push.kind(), Some(Kind::Push));
     let unheard = || agent.status()["backends"][0]["unheard"].as_u64();
     eventually("the daemon has acknowledged it, and we have not", unheard, |unheard| *unheard == Some(1));
-    let answer = asker.ask(push.cookie);
+    let answer = requester.exchange(push.cookie);
     assert_eq!((answer.readiness(), answer.cookie), (Some(Readiness::LameDuck), push.cookie));
     eventually("we have", unheard, |unheard| *unheard == Some(0));
     assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
@@ -178,11 +182,11 @@ fn requests_of_both_families_are_answered_on_loopback_and_invalid_ones_are_count
     let agent = Agent::start_again(&fixture.setup);
     eventually("the kernel answers", || mode(&agent), |mode| mode == "generic");
     for (from, to) in [("127.0.0.1", "127.0.0.1:9465"), ("::1", "[::1]:9465")] {
-        let asker = Asker::new(from, to, key);
+        let requester = UdpRequester::new(from, to, key);
         let before = datagrams(&agent, "answered_by_kernel");
-        let answer = asker.ask(0);
+        let answer = requester.exchange(0);
         assert_eq!((answer.nonce, answer.readiness()), (0x1234, Some(Readiness::Unknown)));
-        asker.ask(answer.cookie);
+        requester.exchange(answer.cookie);
         look(|| datagrams(&agent, "answered_by_kernel")).becomes(before + 2);
     }
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
@@ -221,24 +225,24 @@ fn the_kernel_answers_for_the_backends_of_a_reloaded_configuration() {
     let key = Key::from_bytes(configure(&fixture.setup, "127.0.0.1:9465", "lo", "\"off\""));
     let agent = Agent::start_again(&fixture.setup);
     eventually("the kernel answers", || mode(&agent), |mode| mode == "generic");
-    let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
-    asker.ask(0);
+    let requester = UdpRequester::new("127.0.0.1", "127.0.0.1:9465", key);
+    requester.exchange(0);
     let path = fixture.setup.folder.join("agent.toml");
     let configured = std::fs::read_to_string(&path).expect("read it");
     let (head, _) = configured.split_once("[[backend]]").expect("a backend");
     stage::replace(&path, head);
     agent.signal(Signal::HUP);
-    let of_nobody = || {
-        asker.socket.send(request(1, key, 0).bytes()).expect("send");
+    let of_unknown = || {
+        requester.socket.send(request(1, key, 0).bytes()).expect("send");
         datagrams(&agent, "unknown-name") > 0
     };
-    eventually("the name is unknown", of_nobody, |unknown| *unknown);
+    eventually("the name is unknown", of_unknown, |unknown| *unknown);
     stage::replace(&path, &configured);
     agent.signal(Signal::HUP);
     let backends = || agent.status()["backends"].as_array().map(Vec::len);
     eventually("it is there again", backends, |count| *count == Some(1));
-    let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
-    asker.ask(0);
+    let requester = UdpRequester::new("127.0.0.1", "127.0.0.1:9465", key);
+    requester.exchange(0);
     assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
     stage::replace(&path, &configured.replace("[\"lo\"]", "[]"));
     agent.signal(Signal::HUP);
@@ -268,21 +272,21 @@ fn a_key_is_replaced_while_the_kernel_answers() {
     let line = of_both.lines().find(|line| line.starts_with("2 ")).expect("a line of the new key");
     let file = fixture.setup.write("2.key", line);
     let new = Key::from_bytes(key_in(&file).1.try_into().expect("sixteen bytes"));
-    let first = Asker::new("127.0.0.1", "127.0.0.1:9465", old);
-    let second = Asker { key_id: 2, ..Asker::new("127.0.0.1", "127.0.0.1:9465", new) };
-    for asker in [&first, &second] {
-        let answer = asker.ask(0);
+    let first = UdpRequester::new("127.0.0.1", "127.0.0.1:9465", old);
+    let second = UdpRequester { key_id: 2, ..UdpRequester::new("127.0.0.1", "127.0.0.1:9465", new) };
+    for requester in [&first, &second] {
+        let answer = requester.exchange(0);
         assert_eq!(
             answer.key_id,
-            Be16::from_host(asker.key_id),
+            Be16::from_host(requester.key_id),
             "the answer is under the key of its request"
         );
-        asker.ask(answer.cookie);
+        requester.exchange(answer.cookie);
     }
     let subscribers = || agent.status()["backends"][0]["subscribers"].as_u64();
     eventually("both are known", subscribers, |count| *count == Some(2));
     reread(&new_line, "[2]");
-    second.ask(0);
+    second.exchange(0);
     assert_eq!(
         look(|| datagrams(&agent, "unknown-key")).now("requests are counted before they are answered"),
         0
@@ -290,9 +294,9 @@ fn a_key_is_replaced_while_the_kernel_answers() {
     first.socket.send(request(1, old, 0).bytes()).expect("send");
     // The agent has dropped the old key.
     look(|| datagrams(&agent, "unknown-key")).becomes(1);
-    agent.tell(&["lame-duck"]);
+    agent.run_checked(&["lame-duck"]);
     assert_eq!(
-        second.hear().readiness(),
+        second.receive().readiness(),
         Some(Readiness::LameDuck),
         "a subscriber under this key receives the push"
     );
@@ -311,8 +315,8 @@ fn the_socket_answers_if_the_kernel_cannot_and_the_reason_is_reported() {
         || faults(&agent),
         |faults| faults.contains("lo: the kernel does") && faults.contains("another program is attached, "),
     );
-    let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
-    asker.ask(0);
+    let requester = UdpRequester::new("127.0.0.1", "127.0.0.1:9465", key);
+    requester.exchange(0);
     look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
     assert!(agent.log().contains("only the agent's socket answers requests"), "{}", agent.log());
     drop(other);
@@ -322,8 +326,8 @@ fn the_socket_answers_if_the_kernel_cannot_and_the_reason_is_reported() {
         without(command, CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYS_ADMIN);
     });
     eventually("the fault names the capability", || faults(&agent), |faults| faults.contains("CAP_PERFMON"));
-    let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
-    asker.ask(0);
+    let requester = UdpRequester::new("127.0.0.1", "127.0.0.1:9465", key);
+    requester.exchange(0);
     look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
 }
 
@@ -366,12 +370,12 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     let key = Key::from_bytes(configure(&fixture.setup, "0.0.0.0:9465", "far", "\"off\""));
     let agent = Agent::start_with(&fixture.setup, |command| router.place(command));
     eventually("the kernel answers", || mode(&agent), |mode| mode == "native");
-    Asker::new("10.77.0.1", BEHIND, key).ask(0);
+    UdpRequester::new("10.77.0.1", BEHIND, key).exchange(0);
     look(|| datagrams(&agent, "answered_by_kernel")).becomes(1);
     router.run("ip address add 10.77.0.7/24 dev far");
-    let at_other = Asker::new("10.77.0.1", "10.77.0.7:9465", key);
+    let at_other = UdpRequester::new("10.77.0.1", "10.77.0.7:9465", key);
     let by_kernel = || {
-        at_other.ask(0);
+        at_other.exchange(0);
         datagrams(&agent, "answered_by_kernel")
     };
     eventually("the kernel answers", by_kernel, |count| *count > 1);
@@ -382,10 +386,10 @@ fn changes_of_interfaces_and_addresses_are_applied() {
         .args("neigh replace 10.77.0.2 lladdr 02:00:00:00:00:03 dev near nud permanent".split(' '))
         .status();
     assert!(replaced.expect("ip runs").success());
-    let at_first = Asker::new("10.77.0.1", BEHIND, key);
+    let at_first = UdpRequester::new("10.77.0.1", BEHIND, key);
     let before = datagrams(&agent, "answered_by_kernel");
     let by_kernel = || {
-        at_first.ask(0);
+        at_first.exchange(0);
         datagrams(&agent, "answered_by_kernel")
     };
     eventually("the kernel answers", by_kernel, |count| *count > before);
@@ -395,7 +399,7 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     router.run("ip link set elsewhere up");
     let count = datagrams(&agent, "answered_by_kernel");
     router.run("ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:01 dev elsewhere nud permanent");
-    Asker::new("10.77.0.1", BEHIND, key).ask(0);
+    UdpRequester::new("10.77.0.1", BEHIND, key).exchange(0);
     // The agent's socket answers.
     assert_eq!(
         look(|| datagrams(&agent, "answered_by_kernel")).now("requests are counted before they are answered"),

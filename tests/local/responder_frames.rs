@@ -73,10 +73,11 @@ impl Twins {
         payload: &[u8],
         cut: usize,
     ) -> Option<(Response, Vec<u8>)> {
-        let [asker, here]: [IpAddr; 2] =
+        let [requester, here]: [IpAddr; 2] =
             if is_v6 { ["2001:db8::7", "::1"] } else { ["192.0.2.7", "127.0.0.1"] }
                 .map(|text| text.parse().expect("an address"));
-        let mut frame = Frame::new(shape, SocketAddr::new(asker, 9467), SocketAddr::new(here, 9465), payload);
+        let mut frame =
+            Frame::new(shape, SocketAddr::new(requester, 9467), SocketAddr::new(here, 9465), payload);
         frame.bytes_mut()[..6].copy_from_slice(&station);
         let before = &frame.bytes()[..cut.min(frame.bytes().len())];
         let mut expected = before.to_vec();

@@ -141,7 +141,7 @@ fn as_user(groups: &[&str], fixture: &Fixture, arguments: &[&str]) -> Output {
     let program = stage.join("socklb");
     if !program.exists() {
         fs::copy(stage::program("socklb"), &program).expect("copy the program");
-        stage::until_nobody_writes(&program);
+        stage::wait_until_not_written(&program);
     }
     let mut command = std::process::Command::new("setpriv");
     command.args(["--reuid", "65533"]).args(groups).args(["--bounding-set", "-all"]);
@@ -264,7 +264,7 @@ fn start(setup: &Setup) -> (Option<i32>, String) {
 }
 
 /// Runs the command between the first two backquotes of a message.
-fn do_as_told(text: &str) {
+fn run_instructions(text: &str) {
     let command = text.split('`').nth(1).unwrap_or_else(|| panic!("no command in {text}"));
     let words: Vec<&str> = command.split(' ').collect();
     let done = std::process::Command::new(words[0]).args(&words[1..]).status().expect("start it");
@@ -297,12 +297,12 @@ fn unsafe_directories_are_refused_with_their_remedy() {
         let (code, text) = start(&setup);
         let expected = format!("{} belongs to user {NOBODY}", path.display());
         assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
-        do_as_told(&text);
+        run_instructions(&text);
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("open it to everybody");
         let (code, text) = start(&setup);
         let expected = format!("{} is writable by other users (mode 0777)", path.display());
         assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
-        do_as_told(&text);
+        run_instructions(&text);
     }
     // All pins are still there, and everything works as soon as the directories are ours.
     let daemon = Daemon::start_again(&setup);

@@ -82,11 +82,11 @@ fn one_socket_can_use_several_services() {
     for service in 0..8 {
         assert_eq!(probe.send_datagram(socket, &address_of(service)), Ok(()));
     }
-    let mut heard: Vec<Received> = (0..8).map(|_| probe.receive_datagram(socket)).collect();
-    heard.sort_by(|one, other| one.name.cmp(&other.name));
+    let mut received: Vec<Received> = (0..8).map(|_| probe.receive_datagram(socket)).collect();
+    received.sort_by(|one, other| one.name.cmp(&other.name));
     let expected = (0..8)
         .map(|service| Received { name: format!("s{service}b1"), source: address(&address_of(service)) });
-    assert_eq!(heard, expected.collect::<Vec<_>>());
+    assert_eq!(received, expected.collect::<Vec<_>>());
     probe.close(socket);
     scene.all_gone();
 }
@@ -175,7 +175,7 @@ impl Concerned {
         Self { scene, probe, socket, local, other, bystander, backends: [own, beside, 6 - own - beside] }
     }
 
-    /// Delays the next answer of the socket's backend until [`Concerned::hears_late_answer`].
+    /// Delays the next answer of the socket's backend until [`Concerned::receives_late_answer`].
     fn hold_answer(&mut self) {
         self.scene.backends[usize::from(self.backends[0]) - 1].hold();
         assert_eq!(self.probe.send_datagram(self.socket, SERVICE), Ok(()));
@@ -184,7 +184,7 @@ impl Concerned {
     /// Asserts that the late answer comes from the service's address, whatever has happened to the
     /// backend.
     #[track_caller]
-    fn hears_late_answer(&mut self) {
+    fn receives_late_answer(&mut self) {
         let own = self.backends[0];
         self.scene.backends[usize::from(own) - 1].give();
         let late = Received { name: format!("s0b{own}"), source: address(SERVICE) };
@@ -227,18 +227,18 @@ fn r2_a_flow_moves_when_its_backend_becomes_unusable() {
     let [own, beside, third] = concerned.backends;
     // One more flow of its backend, so that its slot, from which the counts are read, is not free
     // as soon as this flow leaves it. Backends are chosen in turn.
-    let [passed, keeper] =
+    let [passed, holder] =
         [concerned.probe.open_datagram(Family::V4), concerned.probe.open_datagram(Family::V4)];
     concerned.probe.query(passed, SERVICE);
     concerned.probe.close(passed);
-    assert_eq!(concerned.probe.query(keeper, SERVICE), format!("s0b{own}"));
+    assert_eq!(concerned.probe.query(holder, SERVICE), format!("s0b{own}"));
     concerned.hold_answer();
     let list = [(own, "state = \"lame-duck\""), (beside, "weight = 0"), (third, "")];
     concerned.list(&list, &[(own, "lame-duck"), (beside, "drained")]);
     assert_eq!(concerned.probe.query(concerned.socket, SERVICE), format!("s0b{third}"));
     look(|| concerned.scene.backend(0, own)).has(|left| (left.endings["closed"], left.active), (1, 1));
-    concerned.hears_late_answer();
-    concerned.probe.close(keeper);
+    concerned.receives_late_answer();
+    concerned.probe.close(holder);
     // The bystander has sent nothing meanwhile.
     concerned.list(&[(own, "weight = 0"), (beside, ""), (third, "")], &[(beside, "healthy")]);
     concerned.nothing_else_has_changed();
@@ -256,7 +256,7 @@ fn r2_a_flow_moves_when_its_backend_has_left() {
     concerned.until_slot_is_free(third);
     assert_eq!(concerned.probe.query(concerned.socket, SERVICE), format!("s0b{beside}"));
     concerned.until_slot_is_free(own);
-    concerned.hears_late_answer();
+    concerned.receives_late_answer();
     concerned.nothing_else_has_changed();
     concerned.scene.setup.active_becomes(3);
     concerned.probe.kill();

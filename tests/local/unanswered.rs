@@ -22,7 +22,7 @@ fn start(accounting: &str, backend: &str, lines: &str) -> Fixture {
 }
 
 /// A listener that drops all received packets.
-fn silent() -> std::net::TcpListener {
+fn unanswering() -> std::net::TcpListener {
     let listener = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");
     stage::filter::drop_all(&listener).expect("drop what comes");
     listener
@@ -45,7 +45,7 @@ fn age(fixture: &Fixture) -> f64 {
 fn a_connect_cancelled_after_an_answer_was_due_counts_against_the_backend() {
     in_both_accountings(|accounting| {
         let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"10ms\"");
-        let _listener = silent();
+        let _listener = unanswering();
         let mut probe = fixture.probe();
         let socket = probe.start_connect(SERVICE);
         // Longer than the 10 ms, by two ticks of the slowest clock.
@@ -62,7 +62,7 @@ fn a_connect_cancelled_after_an_answer_was_due_counts_against_the_backend() {
 fn a_connect_cancelled_before_an_answer_is_due_does_not_count_against_the_backend() {
     in_both_accountings(|accounting| {
         let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"60s\"");
-        let _listener = silent();
+        let _listener = unanswering();
         let mut probe = fixture.probe();
         // On a busy machine the SYN may be retransmitted before the socket is closed, which is
         // another case.
@@ -80,7 +80,7 @@ fn a_connect_cancelled_before_an_answer_is_due_does_not_count_against_the_backen
 fn a_cancelled_connect_with_a_retransmitted_syn_is_unanswered() {
     in_both_accountings(|accounting| {
         let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"60s\"");
-        let _listener = silent();
+        let _listener = unanswering();
         let mut probe = fixture.probe();
         let socket = probe.start_connect(SERVICE);
         let retransmissions = || probe.retransmissions(socket);
@@ -113,7 +113,7 @@ fn a_cancelled_connect_is_unreachable_while_an_icmp_error_is_stored() {
             Some(is_queued)
         };
         let has_queue = eventually("one has taken the error off", look, Option::is_some) == Some(true);
-        let told = || {
+        let matches_logged = || {
             if has_queue {
                 ended(&fixture, "unreachable")
             } else {
@@ -121,10 +121,10 @@ fn a_cancelled_connect_is_unreachable_while_an_icmp_error_is_stored() {
             }
         };
         let give_up = || {
-            let before = told();
+            let before = matches_logged();
             let Some(socket) = take_error_of_new(&mut probe) else { return false };
             probe.close(socket);
-            told() > before
+            matches_logged() > before
         };
         eventually("one has taken the error off and gives up", give_up, |gave_up| *gave_up);
         fixture.setup.active_becomes(0);

@@ -15,7 +15,7 @@ use aya_obj::{Function, Object, ProgramSection};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 use lb_common::constants::{self, MOVE, OF_KERNEL, Placeholder, placeholder};
 use stage::fixture::Fixture;
-use stage::kernel::{FETCHING_ATOMICS, Version, say};
+use stage::kernel::{FETCHING_ATOMICS, Version, print_line};
 use stage::record::{Compared, Count, RECORDING, Record};
 use stage::sys::{attributes, bpf};
 
@@ -68,13 +68,13 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
     count("responder", verified(RESPONDER_OBJECT, &[], &[PORT], NO_CASTS));
     if std::env::var_os(RECORDING).is_some() {
         for count in &counts {
-            say(&count.to_string());
+            print_line(&count.to_string());
         }
         return;
     }
     let mut faults = Vec::new();
     for count in &counts {
-        let told = match record.compare(count) {
+        let result = match record.compare(count) {
             Compared::UnknownKernel => "(nothing is recorded of this kernel)".to_owned(),
             Compared::Fine(recorded) => format!("(recorded {recorded})"),
             Compared::Fewer(recorded) => format!("(recorded {recorded}: it shrank)"),
@@ -87,7 +87,7 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
                 continue;
             }
         };
-        say(&format!("{count} {told}"));
+        print_line(&format!("{count} {result}"));
     }
     faults.extend(record.stale(&kernel, &counts).iter().map(|what| format!("{what}: recorded, but gone")));
     assert!(

@@ -106,18 +106,18 @@ fn a_lame_duck_is_skipped_without_a_running_daemon_until_it_is_ready() {
         let mut probe = fixture.probe();
         assert!(is_chosen(&mut probe, "b1"));
         fixture.daemon().signal(Signal::STOP);
-        agent.tell(&["lame-duck", ALL[0]]);
+        agent.run_checked(&["lame-duck", ALL[0]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
-        agent.tell(&["ready", ALL[0]]);
+        agent.run_checked(&["ready", ALL[0]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
         fixture.daemon.take().expect("a daemon").kill();
-        agent.tell(&["lame-duck", ALL[1]]);
+        agent.run_checked(&["lame-duck", ALL[1]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
         assert!(is_lame(&fixture, ALL[1]), "status shows it without a daemon");
         assert_eq!(modes(&fixture)["lo"], "generic", "and how reports come in");
         fixture.start();
         eventually("it is taken over", || reported(&fixture, ALL[1]), |state| state == "lame-duck");
-        agent.tell(&["ready", ALL[1]]);
+        agent.run_checked(&["ready", ALL[1]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b2"), |chosen| *chosen);
     }
 }
@@ -133,8 +133,8 @@ fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
     let program = || stage::sys::link(link).program;
     eventually("its program is another", program, |program| *program != before.program);
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
-    let told = told_by_doctor(&fixture);
-    assert!(told.contains("lo: loopback, MTU 65536; the kernel receives reports, generic"), "{told}");
+    let shown = doctor_output(&fixture);
+    assert!(shown.contains("lo: loopback, MTU 65536; the kernel receives reports, generic"), "{shown}");
     // The link is now where another version would have left it.
     fixture.stop();
     let other = fixture.setup.pins.join("host-v1");
@@ -172,7 +172,7 @@ fn a_daemon_without_its_port_leaves_the_receiver_attached() {
     eventually("it cannot", faults, |faults| faults.contains("reports cannot be received at 127.0.0.1:9467"));
     assert_eq!(links(&fixture).len(), 1);
     let mut probe = fixture.probe();
-    agent.tell(&["lame-duck", ALL[0]]);
+    agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     drop(taken);
     eventually("it can", || reported(&fixture, ALL[0]), |state| state == "lame-duck");
@@ -180,7 +180,7 @@ fn a_daemon_without_its_port_leaves_the_receiver_attached() {
 }
 
 /// The doctor's findings about interfaces.
-fn told_by_doctor(fixture: &Fixture) -> String {
+fn doctor_output(fixture: &Fixture) -> String {
     let file = fixture.setup.folder.join("socklb.toml").display().to_string();
     let diagnosis: Diagnosis = fixture.setup.document(&["doctor", "--config", &file]);
     let findings = diagnosis.findings.into_iter().filter(|finding| finding.check == "interfaces");
@@ -209,14 +209,14 @@ fn a_foreign_program_is_reported_and_never_replaced() {
     eventually("it is named", faults, |faults| {
         faults.contains("interface lo") && faults.contains("another program is attached, ")
     });
-    let told = told_by_doctor(&fixture);
-    assert!(told.contains("is accepted") && told.contains("another program is attached, "), "{told}");
+    let shown = doctor_output(&fixture);
+    assert!(shown.contains("is accepted") && shown.contains("another program is attached, "), "{shown}");
     fixture.stop();
-    let told = told_by_doctor(&fixture);
-    assert!(told.contains("and an interface accepts only one"), "also before a start: {told}");
+    let shown = doctor_output(&fixture);
+    assert!(shown.contains("and an interface accepts only one"), "also before a start: {shown}");
     fixture.start();
     // The daemon's socket receives the reports.
-    agent.tell(&["lame-duck", ALL[0]]);
+    agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
     eventually(
         "status shows that the socket receives reports",
@@ -233,18 +233,18 @@ fn datagrams_of_strangers_are_dropped_and_counted() {
     let (fixture, _agent) = start("round-robin");
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let forged = forged_push();
-    let (mut replayed, mut unasked, mut unknown, mut asking) = (forged, forged, forged, forged);
+    let (mut replayed, mut unrequested, mut unknown, mut request_frame) = (forged, forged, forged, forged);
     replayed[24..28].copy_from_slice(&1_u32.to_be_bytes());
-    unasked[1] = 2;
+    unrequested[1] = 2;
     unknown[7] = 0;
-    asking[1] = 1;
+    request_frame[1] = 1;
     let kinds: [(&str, &[u8]); 6] = [
         ("forged", &forged),
         ("malformed", &forged[..79]),
         ("replayed", &replayed),
-        ("unasked", &unasked),
+        ("unasked", &unrequested),
         ("unknown-name", &unknown),
-        ("not-a-report", &asking),
+        ("not-a-report", &request_frame),
     ];
     let (before, by_daemon) = (taken_in(&fixture), not_believed_by_the_daemon(&fixture));
     for (_, datagram) in kinds {
@@ -303,10 +303,10 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     assert!(listens_at(&fixture).contains(&near));
     let mut probe = fixture.probe();
     fixture.daemon().signal(Signal::STOP);
-    agent.tell(&["lame-duck"]);
+    agent.run_checked(&["lame-duck"]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     fixture.daemon().signal(Signal::CONT);
-    agent.tell(&["ready"]);
+    agent.run_checked(&["ready"]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
     assert!(taken_in(&fixture)["believed"] >= 3);
 
@@ -347,7 +347,7 @@ fn changes_of_interfaces_and_addresses_are_applied() {
 fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
         // No daemon starts here without it: `faults` tests that.
-        return stage::kernel::say("below Linux 6.17 no program is accepted without CAP_PERFMON");
+        return stage::kernel::print_line("below Linux 6.17 no program is accepted without CAP_PERFMON");
     }
     let stage = stage::Stage::new();
     let setup = stage::Setup::new(&stage, "a");
@@ -373,7 +373,7 @@ fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
 #[test]
 fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
-        return stage::kernel::say("below Linux 6.17 no program is accepted without CAP_PERFMON");
+        return stage::kernel::print_line("below Linux 6.17 no program is accepted without CAP_PERFMON");
     }
     let (mut fixture, agent) = start("round-robin");
     fixture.stop();
@@ -389,7 +389,7 @@ fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
     eventually("the socket does it", mode, |mode| mode.as_deref() == Some("socket"));
     eventually("the other version is gone", || other.exists(), |exists| !*exists);
     assert!(links(&fixture).is_empty() && stage::sys::xdp_programs("lo").is_empty());
-    agent.tell(&["lame-duck", ALL[0]]);
+    agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
 }
 
@@ -412,16 +412,17 @@ fn an_interrupted_upgrade_delays_no_verdict() {
             );
         }
         daemon.signal(Signal::STOP);
-        agent.tell(&["lame-duck", ALL[0]]);
+        agent.run_checked(&["lame-duck", ALL[0]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
-        agent.tell(&["ready", ALL[0]]);
+        agent.run_checked(&["ready", ALL[0]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
-        agent.tell(&["lame-duck", ALL[1]]);
+        agent.run_checked(&["lame-duck", ALL[1]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
         daemon.signal(Signal::CONT);
         fixture.daemon = Some(daemon);
-        let heard = || fixture.setup.status().daemon.is_some() && reported(&fixture, ALL[1]) == "lame-duck";
-        eventually("the daemon continues", heard, |heard| *heard);
+        let is_current =
+            || fixture.setup.status().daemon.is_some() && reported(&fixture, ALL[1]) == "lame-duck";
+        eventually("the daemon continues", is_current, |is_current| *is_current);
         assert!(!is_chosen(&mut probe, "b2"), "and the report that arrived meanwhile is in force");
     }
 }
@@ -445,7 +446,7 @@ fn a_silent_lame_duck_remains_one_until_its_hold_ends() {
     eventually("the daemon is a subscriber of the agent", || subscribers(&agent), |all| *all == [1, 1, 1]);
     let mut probe = fixture.probe();
     fixture.daemon.take().expect("a daemon").kill();
-    agent.tell(&["lame-duck", ALL[0]]);
+    agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     agent.signal(Signal::KILL);
     assert!(!is_chosen(&mut probe, "b1"), "its silence changes nothing");
@@ -468,8 +469,8 @@ fn a_host_map_of_another_size_is_reported_and_not_replaced() {
     assert!(made.expect("run bpftool").success());
     fixture.setup.write("socklb.toml", &with_interfaces(&fixture, "round-robin", "\"lo\""));
     let daemon = Daemon::spawn(&fixture.setup);
-    let says = || daemon.log();
-    eventually("it is named", says, |log| log.contains("host-v2/listeners") && log.contains("7 entries"));
+    let log = || daemon.log();
+    eventually("it is named", log, |log| log.contains("host-v2/listeners") && log.contains("7 entries"));
     drop(daemon);
     assert!(pin.exists(), "it is left alone");
     std::fs::remove_file(&pin).expect("remove it");
@@ -505,12 +506,12 @@ fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {
     });
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
     let mut probe = fixture.probe();
-    agent.tell(&["lame-duck", ALL[2]]);
+    agent.run_checked(&["lame-duck", ALL[2]]);
     eventually("the daemon shows the report", || reported(&fixture, ALL[2]), |state| state == "lame-duck");
     assert!(is_chosen(&mut probe, "b3"), "as the fault states");
     fixture.daemon().signal(Signal::STOP);
-    agent.tell(&["lame-duck", ALL[0]]);
+    agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
-    agent.tell(&["ready", ALL[0]]);
+    agent.run_checked(&["ready", ALL[0]]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }

@@ -21,12 +21,12 @@ pub const TEXT: &str = "text/plain;version=0.0.4";
 
 /// Requests over a Unix socket.
 pub fn get_unix(socket: &Path, path: &str, accept: &str) -> Answer {
-    ask(UnixStream::connect(socket).expect("reach the socket"), "GET", path, accept)
+    exchange(UnixStream::connect(socket).expect("reach the socket"), "GET", path, accept)
 }
 
 /// Requests over TCP.
 pub fn get(address: &str, path: &str, accept: &str) -> Answer {
-    ask(TcpStream::connect(address).expect("reach the port"), "GET", path, accept)
+    exchange(TcpStream::connect(address).expect("reach the port"), "GET", path, accept)
 }
 
 pub fn request(stream: &mut impl Write, method: &str, path: &str, accept: &str) {
@@ -35,7 +35,7 @@ pub fn request(stream: &mut impl Write, method: &str, path: &str, accept: &str) 
 }
 
 /// Sends a request and reads the answer to its end.
-pub fn ask(mut stream: impl Read + Write, method: &str, path: &str, accept: &str) -> Answer {
+pub fn exchange(mut stream: impl Read + Write, method: &str, path: &str, accept: &str) -> Answer {
     request(&mut stream, method, path, accept);
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("read the answer");

@@ -65,7 +65,7 @@ fn the_port_serves_only_metrics() {
     }
     for method in ["POST", "PUT", "DELETE"] {
         let stream = TcpStream::connect(LISTEN).expect("reach the port");
-        assert_eq!(http::ask(stream, method, "/metrics", "*/*").code, 405, "{method}");
+        assert_eq!(http::exchange(stream, method, "/metrics", "*/*").code, 405, "{method}");
     }
     drop(fixture);
 }
@@ -130,9 +130,9 @@ fn promtool_accepts_the_page() {
     let page = fixture.setup.write("page", &http::get(LISTEN, "/metrics", TEXT).body);
     let file = std::fs::File::open(page).expect("open the page");
     let output = promtool(&["check", "metrics"], file.into());
-    let said =
+    let error_text =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.is_empty(), "{}: {said}", output.status);
+    assert!(output.status.success() && error_text.is_empty(), "{}: {error_text}", output.status);
 }
 
 #[test]

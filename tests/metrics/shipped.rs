@@ -160,7 +160,7 @@ pub fn check(arguments: &[&str]) {
 
 #[track_caller]
 fn succeeded(output: &Output) {
-    let said =
+    let error_text =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{}: {said}", output.status);
+    assert!(output.status.success(), "{}: {error_text}", output.status);
 }

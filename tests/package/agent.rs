@@ -132,7 +132,7 @@ fn a_service_with_the_drop_in_is_a_lame_duck_before_it_ends_and_ready_after_a_re
     machine.good(&["systemctl", "stop", "users.service"]);
     assert_eq!(property(&machine, "users.service", "Result"), "success");
     let journal = machine.good(&["journalctl", "--no-pager", "--output=cat", "--unit=users.service"]);
-    for said in ["sent a signal to the application to end it signal=SIGTERM", "LameDuck", "Ready"] {
-        assert!(journal.contains(said), "{said:?} is not in {journal}");
+    for text in ["sent a signal to the application to end it signal=SIGTERM", "LameDuck", "Ready"] {
+        assert!(journal.contains(text), "{text:?} is not in {journal}");
     }
 }

@@ -138,11 +138,11 @@ fn the_example_passes_the_check() {
     for name in ["socklb.toml", "users.toml"] {
         machine.good(&["cp", &format!("/usr/share/doc/socklb/examples/{name}"), "/etc/socklb/"]);
     }
-    let said = machine.good(&["socklb", "check"]);
+    let message = machine.good(&["socklb", "check"]);
     // The example's service runs on no test machine.
     let note = "note: client frontend: there is no cgroup system.slice/frontend.service now; it is attached when it \
                 appears\n";
-    assert_eq!(said, format!("{note}/etc/socklb/socklb.toml: ok"));
+    assert_eq!(message, format!("{note}/etc/socklb/socklb.toml: ok"));
 }
 
 #[test]
@@ -166,8 +166,8 @@ fn units_and_drop_ins_pass_systemd_analyze() {
         // systemd-analyze reports unknown keys and values, missing programs, and missing manual
         // pages. Without a finding it prints nothing.
         let output = machine.run(&["systemd-analyze", "verify", "--recursive-errors=one", "--man=yes", unit]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.is_empty(), "{unit}: {}: {said}", output.status);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && message.is_empty(), "{unit}: {}: {message}", output.status);
     }
     // The threshold is in tenths of the scale from 0 to 10, and the unit scores 2.0. The end of the
     // unit lists each open item with its reason.
@@ -184,8 +184,8 @@ fn manual_pages_are_formatted_without_a_warning() {
     for page in files(&machine).iter().filter(|file| file.starts_with("/usr/share/man/")) {
         let set = format!("zcat {page} | groff -man -ww -Tutf8 -P-cbou");
         let output = machine.run(&["bash", "-o", "pipefail", "-c", &set]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.is_empty(), "{page}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && message.is_empty(), "{page}: {message}");
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(text.contains("SEE ALSO"), "{page}: {text}");
     }

@@ -217,9 +217,12 @@ fn an_upgrade_restarts_the_daemon_and_retains_the_programs() {
     // The installed version refuses the configuration, so the running daemon is not restarted.
     machine.write("/etc/socklb/socklb.toml", "[[client]]\n");
     let upgrade = machine.run(&["dpkg", "--install", PACKAGE]);
-    let told = String::from_utf8_lossy(&upgrade.stderr).into_owned();
-    assert!(upgrade.status.success() && told.contains("socklb.service is not restarted"), "{told}");
-    assert!(told.contains("/etc/socklb/socklb.toml:1"), "it names the fault: {told}");
+    let error_text = String::from_utf8_lossy(&upgrade.stderr).into_owned();
+    assert!(
+        upgrade.status.success() && error_text.contains("socklb.service is not restarted"),
+        "{error_text}"
+    );
+    assert!(error_text.contains("/etc/socklb/socklb.toml:1"), "it names the fault: {error_text}");
     assert_eq!(property(&machine, "MainPID"), pid);
     assert_eq!(dial(&machine), "b1");
     machine.write("/etc/socklb/socklb.toml", CONFIG);

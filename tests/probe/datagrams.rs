@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 impl Probe {
     pub fn open_datagram(&mut self, family: Family) -> Outcome<SocketId> {
         let socket = open(family)?;
-        Ok(self.keep(socket))
+        Ok(self.register(socket))
     }
 
     pub fn connect_datagram(&self, socket: SocketId, address: SocketAddr) -> Outcome<SocketAddr> {

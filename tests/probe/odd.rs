@@ -23,27 +23,27 @@ impl Probe {
     pub fn dial_by_ring(&mut self, address: SocketAddr) -> Outcome<SocketId> {
         let socket = streams::socket(Family::of(address), SocketFlags::CLOEXEC)?;
         connect_by_ring(&socket, address)?;
-        Ok(self.keep(socket))
+        Ok(self.register(socket))
     }
 
     pub fn dial_fast_open(&mut self, address: SocketAddr) -> Outcome<SocketId> {
         let socket = streams::socket(Family::of(address), SocketFlags::CLOEXEC)?;
         rustix::net::sendto(&socket, b"!", FASTOPEN, &address)?;
-        Ok(self.keep(socket))
+        Ok(self.register(socket))
     }
 
     pub fn dial_deferred(&mut self, address: SocketAddr) -> Outcome<SocketId> {
         let socket = streams::socket(Family::of(address), SocketFlags::CLOEXEC)?;
         set(&socket, libc::TCP_FASTOPEN_CONNECT, 1)?;
         rustix::net::connect(&socket, &address)?;
-        Ok(self.keep(socket))
+        Ok(self.register(socket))
     }
 
     pub fn start_connect_with_retries(&mut self, address: SocketAddr, retries: u32) -> Outcome<SocketId> {
         let socket = streams::socket(Family::of(address), SocketFlags::NONBLOCK)?;
         set(&socket, libc::TCP_SYNCNT, i32::try_from(retries).map_err(|_| Errno::INVAL)?)?;
         start(&socket, address)?;
-        Ok(self.keep(socket))
+        Ok(self.register(socket))
     }
 
     pub fn connect_oddly(&mut self, address: SocketAddr, oddity: Oddity) -> Outcome<SocketId> {
@@ -61,14 +61,14 @@ impl Probe {
             Oddity::Ttl => set_at(&socket, libc::IPPROTO_IP, libc::IP_TTL, &64i32.to_ne_bytes())?,
         }
         rustix::net::connect(&socket, &address)?;
-        Ok(self.keep(socket))
+        Ok(self.register(socket))
     }
 
     pub fn connect_from(&mut self, source: SocketAddr, address: SocketAddr) -> Outcome<SocketId> {
         let socket = streams::socket(Family::of(address), SocketFlags::CLOEXEC)?;
         rustix::net::bind(&socket, &source)?;
         rustix::net::connect(&socket, &address)?;
-        Ok(self.keep(socket))
+        Ok(self.register(socket))
     }
 
     pub fn write(&self, socket: SocketId) -> Outcome<()> {

@@ -63,20 +63,20 @@ impl Clients {
 impl Shared {
     /// One client. Ends when `is_over` is set.
     fn request(&self, address: SocketAddr, resends: bool) {
-        let mut kept: Option<BufReader<TcpStream>> = None;
+        let mut connection: Option<BufReader<TcpStream>> = None;
         while !self.is_over.load(Ordering::Relaxed) {
-            let reused = kept.take().filter(is_open);
+            let reused = connection.take().filter(is_open);
             let is_reused = reused.is_some();
             let answer = reused.map_or_else(|| connect(address), Ok).and_then(|mut stream| {
                 let answer = exchange(&mut stream)?;
-                kept = answer.keeps.then_some(stream);
+                connection = answer.keeps_alive.then_some(stream);
                 Ok(answer)
             });
             let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
             match answer {
                 Ok(answer) => {
                     *served.answered.entry(answer.name).or_default() += 1;
-                    served.announced += u64::from(!answer.keeps);
+                    served.announced += u64::from(!answer.keeps_alive);
                 }
                 Err(error) if resends && is_reused && is_close(&error) => served.resent += 1,
                 Err(error) => {
@@ -111,7 +111,7 @@ struct Answer {
     /// The server's name, which is the body.
     name: String,
     /// Whether the connection may be reused.
-    keeps: bool,
+    keeps_alive: bool,
 }
 
 /// Sends a request and reads its answer.
@@ -134,6 +134,6 @@ fn exchange(stream: &mut BufReader<TcpStream>) -> io::Result<Answer> {
     stream.read_exact(&mut body).map_err(|error| io::Error::new(ErrorKind::UnexpectedEof, error))?;
     Ok(Answer {
         name: String::from_utf8_lossy(&body).into_owned(),
-        keeps: field("connection:") != Some("close"),
+        keeps_alive: field("connection:") != Some("close"),
     })
 }

@@ -11,7 +11,7 @@ use crate::{Outcome, Probe, errno};
 
 impl Probe {
     /// Holds a socket until it is closed or the probe ends.
-    pub fn keep(&mut self, socket: OwnedFd) -> SocketId {
+    pub fn register(&mut self, socket: OwnedFd) -> SocketId {
         let id = SocketId(self.next);
         self.next += 1;
         self.sockets.insert(id, socket);
@@ -29,7 +29,7 @@ impl Probe {
 
     pub fn duplicate(&mut self, id: SocketId) -> Outcome<SocketId> {
         let copy = self.socket(id)?.try_clone().map_err(errno)?;
-        Ok(self.keep(copy))
+        Ok(self.register(copy))
     }
 }
 

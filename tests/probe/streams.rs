@@ -19,7 +19,7 @@ const BACKLOG: i32 = 16;
 impl Probe {
     pub fn open_stream(&mut self, family: Family) -> Outcome<SocketId> {
         let socket = socket(family, SocketFlags::CLOEXEC)?;
-        Ok(self.keep(socket))
+        Ok(self.register(socket))
     }
 
     pub fn dial(&mut self, address: SocketAddr) -> Outcome<Dialled> {
@@ -30,7 +30,7 @@ impl Probe {
     pub fn dial_mptcp(&mut self, address: SocketAddr) -> Outcome<Dialled> {
         let mptcp = Some(rustix::net::ipproto::MPTCP);
         let socket = rustix::net::socket(address_family(Family::of(address)), SocketType::STREAM, mptcp)?;
-        let socket = self.keep(socket);
+        let socket = self.register(socket);
         self.redial(socket, address)
     }
 
@@ -44,7 +44,7 @@ impl Probe {
     pub fn start_connect(&mut self, address: SocketAddr) -> Outcome<SocketId> {
         let socket = socket(Family::of(address), SocketFlags::NONBLOCK)?;
         start(&socket, address)?;
-        Ok(self.keep(socket))
+        Ok(self.register(socket))
     }
 
     /// Dials until another request comes.
@@ -113,7 +113,7 @@ impl Probe {
     pub fn accept(&mut self, listener: SocketId) -> Outcome<SocketAddr> {
         let accepted = rustix::net::accept(self.socket(listener)?)?;
         let peer = peer(&accepted);
-        self.keep(accepted);
+        self.register(accepted);
         peer
     }
 }

@@ -15,7 +15,7 @@ const ALL: u64 = CROWDS * EACH as u64;
 #[track_caller]
 fn all_do(crowds: &mut [Crowd], change: Change) -> u64 {
     for crowd in &mut *crowds {
-        crowd.tell(change);
+        crowd.start_change(change);
     }
     crowds.iter_mut().map(Crowd::done).sum()
 }

@@ -13,6 +13,6 @@ fn a_failed_system_call_loses_no_link_no_connect_and_no_count() {
         .args(["--seed", "1", "--seconds", amount("30", "90")])
         .output()
         .expect("start it");
-    let [told, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    assert!(output.status.success(), "{}\n{told}{errors}", output.status);
+    let [shown, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{}\n{shown}{errors}", output.status);
 }

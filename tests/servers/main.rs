@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use stage::agent::{Agent, make_key};
-use stage::daemon::{Kept, signal};
+use stage::daemon::{ChildGuard, signal};
 use stage::fixture::{SERVICE, config, endpoints};
 use stage::probe::die_with_us;
 use stage::protocol::Served;
@@ -46,7 +46,7 @@ struct Scene {
     // Fields are dropped in this order: users before the things that they use. A killed run leaves
     // its server, which ends with the cgroup.
     clients: Probe,
-    runs: Vec<Kept>,
+    runs: Vec<ChildGuard>,
     _servers: Cgroup,
     _agent: Agent,
     _daemon: Daemon,
@@ -96,7 +96,7 @@ impl Drop for Scene {
 }
 
 /// Starts a server by its recipe.
-fn run(recipe: &Recipe, backend: &str, setup: &Setup, agent: &Agent, cgroup: &Cgroup) -> Kept {
+fn run(recipe: &Recipe, backend: &str, setup: &Setup, agent: &Agent, cgroup: &Cgroup) -> ChildGuard {
     let port = &backend[backend.len() - 4..];
     let of_port = |text: &str| text.replace("PORT", port);
     let file = setup.write(&format!("server-{port}.py"), &of_port(&recipe.file));
@@ -109,7 +109,7 @@ fn run(recipe: &Recipe, backend: &str, setup: &Setup, agent: &Agent, cgroup: &Cg
     command.stdout(log.try_clone().expect("a second handle of the log")).stderr(log);
     die_with_us(&mut command);
     cgroup.enter(&mut command);
-    Kept::of(command.spawn().expect("run the server"))
+    ChildGuard::of(command.spawn().expect("run the server"))
 }
 
 fn answers(served: &Served, backend: usize) -> u64 {

@@ -27,8 +27,9 @@ fn compare(
     let client = setup.client();
     let of_service = |(name, flows): (&String, &Flows)| {
         let service = client.service(name).unwrap_or_else(|| panic!("no service {name}"));
-        let told = imbalances_of(service).into_iter().chain(differences(&Sums::of_service(service), flows));
-        told.map(|difference| format!("{name}: {difference}")).collect::<Vec<_>>()
+        let described =
+            imbalances_of(service).into_iter().chain(differences(&Sums::of_service(service), flows));
+        described.map(|difference| format!("{name}: {difference}")).collect::<Vec<_>>()
     };
     ledger.services.iter().flat_map(of_service).collect()
 }
@@ -146,22 +147,22 @@ impl Sums {
             ("diverted".to_owned(), self.diverted, 0),
         ];
         rows.extend(self.endings(flows));
-        let told = rows.into_iter().filter(|(_, counted, seen)| counted != seen);
-        told.map(|(what, counted, seen)| format!("{what}: counted {counted}, seen {seen}")).collect()
+        let described = rows.into_iter().filter(|(_, counted, seen)| counted != seen);
+        described.map(|(what, counted, seen)| format!("{what}: counted {counted}, seen {seen}")).collect()
     }
 
     fn differences_of_full_tables(&self, flows: &Flows) -> Vec<String> {
-        let mut told = Vec::new();
+        let mut described = Vec::new();
         if self.chosen != flows.chosen {
-            told.push(format!("started: counted {}, seen {}", self.chosen, flows.chosen));
+            described.push(format!("started: counted {}, seen {}", self.chosen, flows.chosen));
         }
         let mut rows = vec![("active".to_owned(), self.active, flows.held)];
         rows.extend(self.endings(flows));
         let more = rows.into_iter().filter(|(_, counted, seen)| counted > seen);
-        told.extend(
+        described.extend(
             more.map(|(what, counted, seen)| format!("{what}: counted {counted}, seen {seen} at most")),
         );
-        told
+        described
     }
 
     /// The compared endings, each with the counted and the seen number.
@@ -196,8 +197,8 @@ mod tests {
     #[test]
     fn a_backend_with_an_imbalance_is_reported() {
         assert_eq!(one().imbalance(), None);
-        let told = Sums { chosen: 6, ..one() }.imbalance().unwrap();
-        assert_eq!(told, "started 6 != ended 3 + active 1 + reclaimed 0 + untracked 1");
+        let described = Sums { chosen: 6, ..one() }.imbalance().unwrap();
+        assert_eq!(described, "started 6 != ended 3 + active 1 + reclaimed 0 + untracked 1");
     }
 
     #[test]
@@ -214,18 +215,18 @@ mod tests {
         sums.add(&one());
         sums.add(&one());
         // Only the flows without a record differ.
-        let told = [
+        let described = [
             "started: counted 10, seen 8",
             "calls without a record: counted 2, seen 0",
             "untracked: counted 2, seen 0",
         ];
-        assert_eq!(sums.differences(seen), told);
+        assert_eq!(sums.differences(seen), described);
         (sums.chosen, sums.untracked, sums.without_record) = (8, 0, 0);
         assert_eq!(sums.differences(seen), Vec::<String>::new());
         // Two wrong causes with a correct sum.
         sums.flows.endings.extend([(Ending::Refused, 1), (Ending::Unreachable, 1)]);
-        let told = ["refused: counted 1, seen 2", "unreachable: counted 1, seen 0"];
-        assert_eq!(sums.differences(seen), told);
+        let described = ["refused: counted 1, seen 2", "unreachable: counted 1, seen 0"];
+        assert_eq!(sums.differences(seen), described);
     }
 
     #[test]
@@ -239,7 +240,7 @@ mod tests {
         let mut sums = Sums { chosen: 5, flows: Flows { endings, ..Flows::default() }, ..Sums::default() };
         assert_eq!(sums.differences_of_full_tables(seen), Vec::<String>::new());
         (sums.chosen, sums.active) = (4, 1);
-        let told = ["started: counted 4, seen 5", "active: counted 1, seen 0 at most"];
-        assert_eq!(sums.differences_of_full_tables(seen), told);
+        let described = ["started: counted 4, seen 5", "active: counted 1, seen 0 at most"];
+        assert_eq!(sums.differences_of_full_tables(seen), described);
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use crate::daemon::{Kept, finish};
+use crate::daemon::{ChildGuard, finish};
 use crate::probe::die_with_us;
 use crate::{Setup, eventually, patience, program, socket, window};
 
@@ -54,7 +54,7 @@ pub fn key_in(file: &Path) -> (u16, Vec<u8>) {
 
 /// Killed on drop.
 pub struct Agent {
-    child: Kept,
+    child: ChildGuard,
     folder: PathBuf,
     build: PathBuf,
 }
@@ -93,7 +93,7 @@ impl Agent {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         prepare(&mut command);
         die_with_us(&mut command);
-        let child = Kept::of(command.spawn().expect("start the agent"));
+        let child = ChildGuard::of(command.spawn().expect("start the agent"));
         let agent = Self { child, folder, build: setup.build.clone() };
         let answers = || socket::get(&agent.socket(), "/v1/status", socket::OF_COMMANDS).is_ok();
         eventually("the agent answers", answers, |answers| *answers);
@@ -125,7 +125,7 @@ impl Agent {
 
     /// Runs a command that must succeed.
     #[track_caller]
-    pub fn tell(&self, arguments: &[&str]) {
+    pub fn run_checked(&self, arguments: &[&str]) {
         let output = self.run(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
@@ -134,7 +134,7 @@ impl Agent {
     #[track_caller]
     pub fn report(&self, backend: &str, utilization: &str) {
         let load = ["--utilization", utilization, "--qps", "100", "--valid-for", "300000"];
-        self.tell(&[&["report", "--backend", backend], &load[..]].concat());
+        self.run_checked(&[&["report", "--backend", backend], &load[..]].concat());
     }
 
     /// The metrics page, from the agent's socket.

@@ -75,20 +75,20 @@ impl Backend {
             TcpListener::bind(address).unwrap_or_else(|error| panic!("listen on {address}: {error}"));
         let handle = listener.as_fd().try_clone_to_owned().expect("a second handle of the listener");
         let accepted = Arc::new(AtomicU64::new(0));
-        let (said, counter) = (name.to_owned(), Arc::clone(&accepted));
+        let (word, counter) = (name.to_owned(), Arc::clone(&accepted));
         let thread = std::thread::spawn(move || {
             // Ends when `drop` shuts the listener down.
             while let Ok((stream, _)) = listener.accept() {
                 counter.fetch_add(1, Ordering::Relaxed);
-                let said = said.clone();
+                let word = word.clone();
                 match manner {
                     // These manners do not wait for the client, so they need no thread of their
                     // own.
-                    Manner::ClosesFirst | Manner::ResetsAtOnce => serve(stream, &said, manner),
+                    Manner::ClosesFirst | Manner::ResetsAtOnce => serve(stream, &word, manner),
                     Manner::Quiet | Manner::Resets => {
                         std::thread::Builder::new()
                             .stack_size(64 << 10)
-                            .spawn(move || serve(stream, &said, manner))
+                            .spawn(move || serve(stream, &word, manner))
                             .expect("a thread for the connection");
                     }
                 }

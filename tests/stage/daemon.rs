@@ -339,15 +339,15 @@ impl Drop for Daemon {
 }
 
 /// A child that is killed when its owner is dropped, also when a test panics.
-pub struct Kept(Child);
+pub struct ChildGuard(Child);
 
-impl Kept {
+impl ChildGuard {
     pub fn of(child: Child) -> Self {
         Self(child)
     }
 }
 
-impl std::ops::Deref for Kept {
+impl std::ops::Deref for ChildGuard {
     type Target = Child;
 
     fn deref(&self) -> &Child {
@@ -355,13 +355,13 @@ impl std::ops::Deref for Kept {
     }
 }
 
-impl std::ops::DerefMut for Kept {
+impl std::ops::DerefMut for ChildGuard {
     fn deref_mut(&mut self) -> &mut Child {
         &mut self.0
     }
 }
 
-impl Drop for Kept {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         // The child may have ended already.
         let _ = self.0.kill();

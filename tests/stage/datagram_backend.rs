@@ -39,7 +39,7 @@ impl DatagramBackend {
         let address: SocketAddr = address.parse().expect("an address");
         let socket = UdpSocket::bind(address).unwrap_or_else(|error| panic!("bind {address}: {error}"));
         let gate = Arc::new(Gate::default());
-        let (said, passed) = (name.to_owned(), Arc::clone(&gate));
+        let (answer, passed) = (name.to_owned(), Arc::clone(&gate));
         let thread = std::thread::spawn(move || {
             let mut buffer = [0; 64];
             // Ends when `drop` sends `STOP`.
@@ -49,7 +49,7 @@ impl DatagramBackend {
                 }
                 passed.pass();
                 // The requester may be gone.
-                let _ = socket.send_to(said.as_bytes(), source);
+                let _ = socket.send_to(answer.as_bytes(), source);
             }
         });
         Self { address, gate, thread: Some(thread) }
@@ -70,8 +70,8 @@ impl Drop for DatagramBackend {
     fn drop(&mut self) {
         self.give();
         let any = if self.address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let told = UdpSocket::bind(any).and_then(|socket| socket.send_to(STOP, self.address));
-        if let (Ok(_), Some(thread)) = (told, self.thread.take()) {
+        let sent = UdpSocket::bind(any).and_then(|socket| socket.send_to(STOP, self.address));
+        if let (Ok(_), Some(thread)) = (sent, self.thread.take()) {
             let _ = thread.join();
         }
     }

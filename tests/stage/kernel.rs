@@ -49,7 +49,7 @@ pub const MAPS_ARE_NOT_LOCKED_MEMORY: Feature =
     Feature { name: "memory of maps in memory cgroups", since: Version(5, 11) };
 /// Without it, the reported memory of a map is computed from its size instead of read from the
 /// kernel.
-pub const MAPS_TELL_THEIR_MEMORY: Feature = Feature { name: "map_mem_usage", since: Version(6, 4) };
+pub const MAPS_REPORT_THEIR_MEMORY: Feature = Feature { name: "map_mem_usage", since: Version(6, 4) };
 /// Sockets report the cookie of their network namespace. Without it, flow records are not compared
 /// with lists of sockets.
 pub const NAMESPACE_COOKIES: Feature = Feature { name: "SO_NETNS_COOKIE", since: Version(5, 14) };
@@ -77,7 +77,7 @@ impl Feature {
         }
         let thread = std::thread::current();
         let test = thread.name().unwrap_or("a test");
-        say(&format!("skipped: {test}: needs Linux {} ({})", self.since, self.name));
+        print_line(&format!("skipped: {test}: needs Linux {} ({})", self.since, self.name));
         true
     }
 }
@@ -89,7 +89,7 @@ pub fn refusal(errno: i32) -> i32 {
 
 /// Prints a line past the capture of a test's output, so that the tests' driver sees it even if the
 /// test passes.
-pub fn say(line: &str) {
+pub fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).expect("print a line");
 }

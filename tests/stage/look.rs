@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_value_that_changes_does_not_stay() {
         let panic = std::panic::catch_unwind(|| growing().stays(1, Duration::from_mins(1)));
-        let said = panic.unwrap_err().downcast::<String>().unwrap();
-        assert_eq!(*said, "1 did not stay for 60s; seen: 2");
+        let message = panic.unwrap_err().downcast::<String>().unwrap();
+        assert_eq!(*message, "1 did not stay for 60s; seen: 2");
     }
 }

@@ -70,12 +70,12 @@ impl Manager {
     }
 
     /// Whether a notification with a line beginning with `prefix` arrives within `time`.
-    pub fn hears_within(&self, prefix: &str, time: Duration) -> bool {
+    pub fn receives_within(&self, prefix: &str, time: Duration) -> bool {
         self.socket.set_read_timeout(Some(time)).expect("set the limit of time");
         let mut buffer = [0; 4096];
-        let heard = self.socket.recv(&mut buffer);
+        let received = self.socket.recv(&mut buffer);
         self.socket.set_read_timeout(Some(patience())).expect("set the limit of time");
-        heard.is_ok_and(|length| {
+        received.is_ok_and(|length| {
             String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line.starts_with(prefix))
         })
     }

@@ -45,14 +45,14 @@ impl Probe {
     }
 
     #[track_caller]
-    fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Answer<T> {
-        self.process.ask(request)
+    fn call<T: DeserializeOwned>(&mut self, request: &Request) -> Answer<T> {
+        self.process.call(request)
     }
 
-    /// As `ask`, for a request that must succeed.
+    /// As `call`, for a request that must succeed.
     #[track_caller]
     fn must<T: DeserializeOwned>(&mut self, request: &Request) -> T {
-        let answer = self.ask(request);
+        let answer = self.call(request);
         succeeded(request, answer)
     }
 
@@ -71,7 +71,7 @@ impl Probe {
     /// Dials; returns the errno on failure. The socket stays open in both cases.
     #[track_caller]
     pub fn try_dial(&mut self, to: &str) -> Answer<Dialled> {
-        self.ask(&Request::Dial(address(to)))
+        self.call(&Request::Dial(address(to)))
     }
 
     /// Dials with an MPTCP socket.
@@ -83,7 +83,7 @@ impl Probe {
     /// Dials again on an existing socket.
     #[track_caller]
     pub fn try_redial(&mut self, socket: SocketId, to: &str) -> Answer<Dialled> {
-        self.ask(&Request::Redial(socket, address(to)))
+        self.call(&Request::Redial(socket, address(to)))
     }
 
     /// Dials `count` times, closing each socket at once; counts answers by name.
@@ -140,7 +140,7 @@ impl Probe {
     /// Ends the running loop, and returns its answer.
     #[track_caller]
     fn stop<T: DeserializeOwned>(&mut self) -> T {
-        succeeded(&Request::Stop, self.ask(&Request::Stop))
+        succeeded(&Request::Stop, self.call(&Request::Stop))
     }
 
     /// Opens a TCP socket and does nothing with it.
@@ -158,7 +158,7 @@ impl Probe {
     /// Begins to connect a new socket; the errno if that fails at once.
     #[track_caller]
     pub fn try_start_connect(&mut self, to: &str) -> Answer<SocketId> {
-        self.ask(&Request::StartConnect(address(to)))
+        self.call(&Request::StartConnect(address(to)))
     }
 
     /// Disconnects a socket: connect(2) to `AF_UNSPEC`.
@@ -176,13 +176,13 @@ impl Probe {
     /// Writes a byte to a socket and reads one.
     #[track_caller]
     pub fn provoke(&mut self, socket: SocketId) -> Answer<()> {
-        self.ask(&Request::Provoke(socket))
+        self.call(&Request::Provoke(socket))
     }
 
     /// Shuts a socket down in both directions.
     #[track_caller]
     pub fn shut_down(&mut self, socket: SocketId) -> Answer<()> {
-        self.ask(&Request::Shutdown(socket))
+        self.call(&Request::Shutdown(socket))
     }
 
     /// Listens on a new socket.

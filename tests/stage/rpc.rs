@@ -18,7 +18,7 @@ pub struct Process {
     requests: ChildStdin,
     answers: BufReader<ChildStdout>,
     /// The last request, for the message if there is no answer.
-    asked: String,
+    last_request: String,
 }
 
 impl Process {
@@ -29,13 +29,13 @@ impl Process {
         let mut child = spawned.unwrap_or_else(|error| panic!("start {command:?}: {error}"));
         let requests = child.stdin.take().expect("piped");
         let answers = BufReader::new(child.stdout.take().expect("piped"));
-        let mut process = Self { child, requests, answers, asked: format!("start {command:?}") };
+        let mut process = Self { child, requests, answers, last_request: format!("start {command:?}") };
         process.receive::<()>();
         process
     }
 
     #[track_caller]
-    pub fn ask<T: DeserializeOwned>(&mut self, request: &(impl Serialize + Debug)) -> T {
+    pub fn call<T: DeserializeOwned>(&mut self, request: &(impl Serialize + Debug)) -> T {
         self.send(request);
         self.receive()
     }
@@ -43,11 +43,11 @@ impl Process {
     /// Sends a request without waiting for its answer.
     #[track_caller]
     pub fn send(&mut self, request: &(impl Serialize + Debug)) {
-        self.asked = format!("{request:?}");
+        self.last_request = format!("{request:?}");
         let line = serde_json::to_string(request).expect("a request is plain data");
-        writeln!(self.requests, "{line}")
-            .and_then(|()| self.requests.flush())
-            .unwrap_or_else(|error| panic!("the process ended before the request {}: {error}", self.asked));
+        writeln!(self.requests, "{line}").and_then(|()| self.requests.flush()).unwrap_or_else(|error| {
+            panic!("the process ended before the request {}: {error}", self.last_request)
+        });
     }
 
     /// Waits for an answer.
@@ -55,9 +55,10 @@ impl Process {
     pub fn receive<T: DeserializeOwned>(&mut self) -> T {
         let mut line = String::new();
         self.answers.read_line(&mut line).expect("read the answer");
-        assert!(!line.is_empty(), "the process ended without an answer to the request {}", self.asked);
-        serde_json::from_str(&line)
-            .unwrap_or_else(|error| panic!("request {}: cannot parse the answer {line}: {error}", self.asked))
+        assert!(!line.is_empty(), "the process ended without an answer to the request {}", self.last_request);
+        serde_json::from_str(&line).unwrap_or_else(|error| {
+            panic!("request {}: cannot parse the answer {line}: {error}", self.last_request)
+        })
     }
 
     pub fn pid(&self) -> u32 {

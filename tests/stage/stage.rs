@@ -172,7 +172,7 @@ pub fn program(name: &str) -> PathBuf {
 /// Waits until no process has a file open for writing. A child that another test starts at this
 /// moment may have inherited this process's descriptor; until the child executes another program,
 /// the kernel refuses to execute the file (ETXTBSY).
-pub fn until_nobody_writes(path: &Path) {
+pub fn wait_until_not_written(path: &Path) {
     let file = std::fs::File::open(path).expect("open the file");
     let lease = |kind: libc::c_int| {
         // SAFETY: the call takes no pointers.

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::pty::OpenptFlags;
 use rustix::termios::{LocalModes, Winsize};
 
-use crate::daemon::Kept;
+use crate::daemon::ChildGuard;
 use crate::eventually;
 use crate::probe::die_with_us;
 
 pub struct Terminal {
-    program: Kept,
+    program: ChildGuard,
     /// The operator's end.
     keyboard: File,
     /// The program's end, open so that tests can read its modes.
@@ -61,7 +61,7 @@ impl Terminal {
             });
         }
         die_with_us(&mut command);
-        let program = Kept::of(command.spawn().expect("start the program"));
+        let program = ChildGuard::of(command.spawn().expect("start the program"));
         // Closes the clones of the program's end.
         drop(command);
         let written = Arc::new(Mutex::new(Vec::new()));

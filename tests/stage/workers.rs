@@ -61,7 +61,7 @@ impl Crowd {
 
     /// Requests a change, and does not wait.
     #[track_caller]
-    pub fn tell(&mut self, change: Change) {
+    pub fn start_change(&mut self, change: Change) {
         self.0.send(&change);
     }
 
@@ -100,7 +100,7 @@ impl Hammer {
 
     /// Requests this many connects, and does not wait.
     #[track_caller]
-    pub fn tell(&mut self, connects: u64) {
+    pub fn start_connects(&mut self, connects: u64) {
         self.0.send(&Connects(connects));
     }
 
@@ -155,12 +155,12 @@ impl Worker {
     /// counts of all flows so far; only held ones are open.
     #[track_caller]
     pub fn play(&mut self, flows: u64) -> Ledger {
-        self.0.ask(&Task::Play { flows })
+        self.0.call(&Task::Play { flows })
     }
 
     /// Closes the held connections.
     #[track_caller]
     pub fn rest(&mut self) -> Ledger {
-        self.0.ask(&Task::Rest)
+        self.0.call(&Task::Rest)
     }
 }

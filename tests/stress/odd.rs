@@ -114,9 +114,9 @@ fn killed(player: &mut Player) -> Result<()> {
     let mut command = itself()?;
     command.arg("child").arg("--sockets").arg(player.batch.div_ceil(4).to_string());
     let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn().context("start a child")?;
-    let mut said = String::new();
-    BufReader::new(child.stdout.take().context("piped")?).read_line(&mut said)?;
-    let ledger = serde_json::from_str(&said).with_context(|| format!("the child prints {said:?}"))?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().context("piped")?).read_line(&mut line)?;
+    let ledger = serde_json::from_str(&line).with_context(|| format!("the child prints {line:?}"))?;
     end(child)?;
     player.ledger.merge(ledger);
     Ok(())

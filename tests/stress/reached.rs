@@ -13,7 +13,7 @@ use crate::netlink;
 use crate::play::{Player, Scenario};
 use crate::serve::{CLOSE, ECHO, MUTE, RESET};
 use crate::socket::{
-    dial, exchange, fails, has_failed, hear_the_end, impatient, linger_not, reach, say, tcp, wait,
+    dial, exchange, fails, has_failed, impatient, linger_not, reach, read_end, send_word, tcp, wait,
 };
 
 /// All scenarios of this file. Those that wait for the kernel's timers are rare.
@@ -36,7 +36,7 @@ fn closed(player: &mut Player, service: &str) -> Result<()> {
     let socket = dial(Service::of(service))?;
     match player.random.u32(..3) {
         0 => {}
-        1 => say(&socket, 0)?,
+        1 => send_word(&socket, 0)?,
         _ => exchange(&socket, ECHO)?,
     }
     player.ledger.ended(service, Seen::Closed);
@@ -48,7 +48,7 @@ fn closed_by_server(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("closed-by-server"))?;
     exchange(&socket, CLOSE)?;
     if player.random.u32(..4) > 0 {
-        hear_the_end(&socket)?;
+        read_end(&socket)?;
     }
     player.ledger.ended("closed-by-server", Seen::Closed);
     Ok(())
@@ -57,7 +57,7 @@ fn closed_by_server(player: &mut Player) -> Result<()> {
 /// The server resets. The client reads the error, clears it, or leaves it unread.
 fn reset(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("reset"))?;
-    say(&socket, RESET)?;
+    send_word(&socket, RESET)?;
     match player.random.u32(..3) {
         0 => fails(rustix::io::read(&socket, &mut [0; 1]).map(drop), &[Errno::CONNRESET])?,
         1 => {
@@ -92,7 +92,7 @@ fn unread(player: &mut Player) -> Result<()> {
 /// A connection with a byte that the client has not read.
 pub fn with_unread_data(service: &str) -> Result<OwnedFd> {
     let socket = dial(Service::of(service))?;
-    say(&socket, ECHO)?;
+    send_word(&socket, ECHO)?;
     wait(&socket, PollFlags::IN)?;
     Ok(socket)
 }
@@ -110,7 +110,7 @@ fn shut(player: &mut Player) -> Result<()> {
         }
         _ => {
             shutdown(&socket, Shutdown::Write)?;
-            hear_the_end(&socket)?;
+            read_end(&socket)?;
         }
     }
     player.ledger.ended("shut", Seen::Closed);
@@ -171,7 +171,7 @@ fn data_timeout(player: &mut Player) -> Result<()> {
         let socket = dial(service)?;
         exchange(&socket, MUTE)?;
         impatient(&socket)?;
-        say(&socket, 0)?;
+        send_word(&socket, 0)?;
         sockets.push(socket);
     }
     for socket in sockets {

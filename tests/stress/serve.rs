@@ -155,10 +155,10 @@ impl Server {
 
     fn serve(&mut self, at: usize) {
         let Some(socket) = &self.connections[at] else { return };
-        let mut said = [0; 64];
-        let goes_on = match rustix::io::read(socket, &mut said) {
+        let mut words = [0; 64];
+        let goes_on = match rustix::io::read(socket, &mut words) {
             Ok(0) => false,
-            Ok(length) => said[..length].iter().all(|word| obey(socket, *word)),
+            Ok(length) => words[..length].iter().all(|word| obey(socket, *word)),
             Err(Errno::AGAIN | Errno::INTR) => true,
             Err(_) => false,
         };

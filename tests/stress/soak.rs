@@ -62,18 +62,18 @@ fn hammer(options: &Options, cgroup: &Cgroup) -> Ledger {
     let end = options.minutes.map(|minutes| begin + Duration::from_secs(60 * minutes));
     let mut hammers: Vec<Hammer> = (0..HAMMERS).map(|seed| Hammer::start(cgroup, seed)).collect();
     let mut ledger = Ledger::default();
-    let mut told = 0;
+    let mut printed = 0;
     while ledger.chosen() < options.connects && end.is_none_or(|end| Instant::now() < end) {
         let round = ROUND.min((options.connects - ledger.chosen()).div_ceil(HAMMERS));
         for hammer in &mut hammers {
-            hammer.tell(round);
+            hammer.start_connects(round);
         }
         for hammer in &mut hammers {
             ledger.merge(hammer.done());
         }
         let million = ledger.chosen() / 1_000_000;
-        if million > told {
-            told = million;
+        if million > printed {
+            printed = million;
             println!("soak: {} connects in {} s", ledger.chosen(), begin.elapsed().as_secs());
         }
     }

@@ -53,22 +53,22 @@ pub fn fails(result: rustix::io::Result<()>, with: &[Errno]) -> Result<()> {
 }
 
 /// Sends a byte to the server.
-pub fn say(socket: impl AsFd, word: u8) -> Result<()> {
+pub fn send_word(socket: impl AsFd, word: u8) -> Result<()> {
     ensure!(rustix::io::write(socket, &[word])? == 1, "one byte is written whole");
     Ok(())
 }
 
 /// Sends a byte and receives it back. From now on the server has the connection too.
 pub fn exchange(socket: impl AsFd, word: u8) -> Result<()> {
-    say(&socket, word)?;
+    send_word(&socket, word)?;
     wait(&socket, PollFlags::IN)?;
-    let mut heard = [0];
-    ensure!(rustix::io::read(&socket, &mut heard)? == 1 && heard == [word], "received {heard:?}");
+    let mut received = [0];
+    ensure!(rustix::io::read(&socket, &mut received)? == 1 && received == [word], "received {received:?}");
     Ok(())
 }
 
 /// Reads until the server's end of the stream.
-pub fn hear_the_end(socket: impl AsFd) -> Result<()> {
+pub fn read_end(socket: impl AsFd) -> Result<()> {
     wait(&socket, PollFlags::IN)?;
     ensure!(rustix::io::read(&socket, &mut [0; 1])? == 0, "the server sends more");
     Ok(())

@@ -86,8 +86,9 @@ impl Driver {
         if report.is_lost(&booted.ended) {
             println!("[{}] the emulator lost the guest ({}); booting it once more", guest.name, booted.ended);
             print_tail(&booted.lines);
-            let kept = guest.log.with_extension("lost.log");
-            fs::rename(&guest.log, &kept).with_context(|| format!("rename the log to {}", kept.display()))?;
+            let saved = guest.log.with_extension("lost.log");
+            fs::rename(&guest.log, &saved)
+                .with_context(|| format!("rename the log to {}", saved.display()))?;
             *lost += 1;
             booted = guest.run()?;
             report = Report::read(&booted, &planned);

@@ -185,10 +185,10 @@ mod tests {
         let features = features_that_differ();
         assert!(features.contains(&"kernel::SPECULATION_BARRIERS".to_owned()), "{features:?}");
         assert!(!features.contains(&"kernel::SET_RETVAL".to_owned()), "{features:?}");
-        let asks = |body: &str| features.iter().any(|feature| body.contains(feature));
+        let requires = |body: &str| features.iter().any(|feature| body.contains(feature));
         let missing: Vec<String> = local_tests()
             .into_iter()
-            .filter(|(test, body)| asks(body) && !Selection::Usual.has(&modules, test, 1))
+            .filter(|(test, body)| requires(body) && !Selection::Usual.has(&modules, test, 1))
             .map(|(test, _)| test)
             .collect();
         assert_eq!(missing, Vec::<String>::new(), "add them to `smoke` in tests/local/modules.toml");

@@ -252,13 +252,13 @@ impl Demo {
 /// Sends SIGTERM to a child and waits for its end; kills a child that does not end.
 fn end(child: &mut Child) -> io::Result<ExitStatus> {
     const PATIENCE: Duration = Duration::from_secs(5);
-    let asked = Instant::now();
+    let began = Instant::now();
     if child.try_wait()?.is_none()
         && let Some(pid) = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap_or(0))
     {
         rustix::process::kill_process(pid, Signal::TERM)?;
         while child.try_wait()?.is_none() {
-            if asked.elapsed() > PATIENCE {
+            if began.elapsed() > PATIENCE {
                 child.kill()?;
                 break;
             }

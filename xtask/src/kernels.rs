@@ -58,7 +58,7 @@ struct Kernels {
 
 /// The description of a cached kernel, stored beside it.
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct CachedKernel {
     package: String,
     version: String,
     sha256: String,
@@ -129,27 +129,27 @@ fn folder(kernel: &Kernel) -> PathBuf {
 
 /// Ensures that a kernel is in the cache.
 fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
-    let kept = match kept(folder) {
-        Ok(kept) => kept,
+    let cached_kernel = match cached_kernel(folder) {
+        Ok(cached_kernel) => cached_kernel,
         Err(error) => {
             println!("kernels: {error:#}; fetching {}", kernel.name);
             return fetch(kernel, folder, &reach(kernel)?);
         }
     };
     let Some(pin) = &kernel.pin else {
-        let age = fs::metadata(folder.join(KEPT))?.modified()?.elapsed().unwrap_or_default();
-        return if age > FRESH { renew(kernel, folder, &kept) } else { Ok(()) };
+        let age = fs::metadata(folder.join(RECORD_FILE))?.modified()?.elapsed().unwrap_or_default();
+        return if age > FRESH { renew(kernel, folder, &cached_kernel) } else { Ok(()) };
     };
-    if kept.version != pin.version {
+    if cached_kernel.version != pin.version {
         // Either the record has changed since then, or the mirror no longer has the recorded
         // package and this one replaces it.
-        return renew(kernel, folder, &kept);
+        return renew(kernel, folder, &cached_kernel);
     }
-    if kept.sha256 != pin.sha256 {
+    if cached_kernel.sha256 != pin.sha256 {
         bail!(
             "the cached {} {} has another hash than the recorded one; remove {}",
-            kept.package,
-            kept.version,
+            cached_kernel.package,
+            cached_kernel.version,
             folder.display()
         );
     }
@@ -158,13 +158,13 @@ fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
 
 /// Replaces the cached kernel with the expected one. If no mirror can be reached, the cached kernel
 /// stays in use.
-fn renew(kernel: &Kernel, folder: &Path, kept: &Kept) -> Result<()> {
+fn renew(kernel: &Kernel, folder: &Path, cached_kernel: &CachedKernel) -> Result<()> {
     match reach(kernel) {
         Ok(apt) => fetch(kernel, folder, &apt),
         Err(error) => {
             println!(
                 "kernels: {}: no mirror can be reached; using the cached {}: {error:#}",
-                kernel.name, kept.version
+                kernel.name, cached_kernel.version
             );
             Ok(())
         }
@@ -175,25 +175,26 @@ fn reach(kernel: &Kernel) -> Result<Apt> {
     Apt::of_suite(&kernel.suite, "amd64", &cache().join("apt").join(&kernel.suite))
 }
 
-const KEPT: &str = "kept.toml";
+const RECORD_FILE: &str = "kept.toml";
 
 /// The description of a cached kernel, if all its files are unchanged.
-fn kept(folder: &Path) -> Result<Kept> {
+fn cached_kernel(folder: &Path) -> Result<CachedKernel> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let text = fs::read_to_string(folder.join(KEPT)).map_err(|_| anyhow::anyhow!("{name} is not cached"))?;
-    let kept: Kept =
+    let text =
+        fs::read_to_string(folder.join(RECORD_FILE)).map_err(|_| anyhow::anyhow!("{name} is not cached"))?;
+    let cached_kernel: CachedKernel =
         toml::from_str(&text).with_context(|| format!("{name} is cached without a valid description"))?;
-    if kept.modules != MODULES {
-        bail!("{name}: the modules {MODULES:?} are needed, {:?} are cached", kept.modules);
+    if cached_kernel.modules != MODULES {
+        bail!("{name}: the modules {MODULES:?} are needed, {:?} are cached", cached_kernel.modules);
     }
-    for (file, sha256) in &kept.files {
+    for (file, sha256) in &cached_kernel.files {
         let bytes =
             fs::read(folder.join(file)).with_context(|| format!("{name}: {file} is missing in the cache"))?;
         if hex(&bytes) != *sha256 {
             bail!("{name}: {file} has changed in the cache");
         }
     }
-    Ok(kept)
+    Ok(cached_kernel)
 }
 
 /// Downloads a kernel and extracts the needed files.
@@ -205,13 +206,15 @@ fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
              `cargo xtask kernels --record` updates tests/vm/kernels.toml",
             kernel.name, package.name, package.version
         );
-        if kept(folder).is_ok_and(|kept| kept.sha256 == package.sha256) {
+        if cached_kernel(folder).is_ok_and(|cached_kernel| cached_kernel.sha256 == package.sha256) {
             return Ok(());
         }
     }
-    if kernel.pin.is_none() && kept(folder).is_ok_and(|kept| kept.sha256 == package.sha256) {
+    if kernel.pin.is_none()
+        && cached_kernel(folder).is_ok_and(|cached_kernel| cached_kernel.sha256 == package.sha256)
+    {
         // The cached kernel is still the newest: do not check again today.
-        let touched = File::options().append(true).open(folder.join(KEPT));
+        let touched = File::options().append(true).open(folder.join(RECORD_FILE));
         return touched
             .and_then(|file| file.set_modified(SystemTime::now()))
             .context("store the time of this check");
@@ -234,7 +237,7 @@ fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
         run_command(Command::new("dpkg").arg("-x").arg(&archive).arg(&unpacked))?;
         fs::remove_file(&archive)?;
     }
-    keep(&new, &unpacked, &package)?;
+    store(&new, &unpacked, &package)?;
     fs::remove_dir_all(&unpacked)?;
     let _ = fs::remove_dir_all(folder);
     fs::rename(&new, folder).with_context(|| format!("move {} into place", folder.display()))?;
@@ -278,7 +281,7 @@ fn between<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
 }
 
 /// Copies image and modules from unpacked packages into the cache, and records their hashes.
-fn keep(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
+fn store(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
     let files = files(unpacked)?;
     let named = |wanted: &str| -> Option<&PathBuf> {
         files
@@ -318,15 +321,15 @@ fn keep(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
     }
     let Package { name, version, sha256 } = package.clone();
     let modules = MODULES.map(str::to_owned).to_vec();
-    let kept = Kept { package: name, version, sha256, modules, files: hashes };
+    let cached_kernel = CachedKernel { package: name, version, sha256, modules, files: hashes };
     let mut text = format!(
         "package = \"{}\"\nversion = \"{}\"\nsha256 = \"{}\"\nmodules = {MODULES:?}\n\n[files]\n",
-        kept.package, kept.version, kept.sha256
+        cached_kernel.package, cached_kernel.version, cached_kernel.sha256
     );
-    for (file, sha256) in &kept.files {
+    for (file, sha256) in &cached_kernel.files {
         text += &format!("\"{file}\" = \"{sha256}\"\n");
     }
-    fs::write(folder.join(KEPT), text).context("write the description of a cached kernel")
+    fs::write(folder.join(RECORD_FILE), text).context("write the description of a cached kernel")
 }
 
 fn decompressed(module: &Path) -> Result<Vec<u8>> {
@@ -429,12 +432,12 @@ mod tests {
         fs::write(unpacked.join("boot/vmlinuz-6.1"), "kernel").unwrap();
         fs::write(unpacked.join("tcp_diag.ko"), "\0depends=inet_diag\0").unwrap();
         fs::write(unpacked.join("inet_diag.ko"), "\0depends=\0").unwrap();
-        keep(&folder, &unpacked, &package("6.1.9-1", "aa")).unwrap();
-        let good = kept(&folder).unwrap();
+        store(&folder, &unpacked, &package("6.1.9-1", "aa")).unwrap();
+        let good = cached_kernel(&folder).unwrap();
         let names: Vec<&str> = good.files.keys().map(String::as_str).collect();
         assert_eq!(names, ["modules/00-inet_diag.ko", "modules/01-tcp_diag.ko", "vmlinuz"]);
         fs::write(folder.join("vmlinuz"), "other").unwrap();
-        let error = kept(&folder).unwrap_err().to_string();
+        let error = cached_kernel(&folder).unwrap_err().to_string();
         assert!(error.contains("vmlinuz has changed in the cache"), "{error}");
         fs::remove_dir_all(&folder).unwrap();
     }

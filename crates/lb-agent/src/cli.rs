@@ -200,7 +200,7 @@ pub fn run(agent: AgentOptions, directories: &Directories) -> Result<Ended> {
             operator("/v1/ready", "lame-duck undone", backend, json, directories)
         }
         AgentCommand::Status { backend, json } => status(backend, json, directories),
-        AgentCommand::Report(report) => say(&report, directories),
+        AgentCommand::Report(report) => report_load(&report, directories),
         AgentCommand::Key { id, of: None, .. } => keys::new_line(id).map(Ended::well),
         AgentCommand::Key { of: Some(service), backend, .. } => {
             let backend = backend.context("the backend is missing: write `key --of FILE BACKEND`")?;
@@ -243,14 +243,14 @@ fn operator(
     json: bool,
     directories: &Directories,
 ) -> Result<Ended> {
-    let said: Vec<_> = backend.map(|backend| ("backend", backend.to_string())).into_iter().collect();
+    let parameters: Vec<_> = backend.map(|backend| ("backend", backend.to_string())).into_iter().collect();
     let client = client(directories)?;
-    let told: AcceptedReport = wait(client.tell(path, &said))??;
+    let accepted: AcceptedReport = wait(client.post(path, &parameters))??;
     if json {
-        return Ok(Ended::well(serde_json::to_string_pretty(&told)? + "\n"));
+        return Ok(Ended::well(serde_json::to_string_pretty(&accepted)? + "\n"));
     }
-    let waiting = match told.unheard {
-        0 if told.is_new => {
+    let waiting = match accepted.unheard {
+        0 if accepted.is_new => {
             "; the agent has just begun to report it, and some clients may not have sent a request yet"
                 .to_owned()
         }
@@ -258,12 +258,12 @@ fn operator(
         1 => "; 1 client has not acknowledged it yet".to_owned(),
         count => format!("; {count} clients have not acknowledged it yet"),
     };
-    Ok(Ended::well(format!("{}: {what}{waiting}\n", told.backends.join(", "))))
+    Ok(Ended::well(format!("{}: {what}{waiting}\n", accepted.backends.join(", "))))
 }
 
 fn status(backend: Option<Name>, json: bool, directories: &Directories) -> Result<Ended> {
     let client = client(directories)?;
-    let mut status: status::AgentStatus = wait(client.ask("/v1/status"))??;
+    let mut status: status::AgentStatus = wait(client.get("/v1/status"))??;
     if let Some(name) = backend.map(|name| name.to_string()) {
         let all: Vec<String> = status.backends.iter().map(|backend| backend.backend.clone()).collect();
         status.backends.retain(|backend| backend.backend == name);
@@ -276,15 +276,15 @@ fn status(backend: Option<Name>, json: bool, directories: &Directories) -> Resul
     Ok(Ended { code: if status.is_good() { 0 } else { DEGRADED }, ..Ended::well(text) })
 }
 
-fn say(report: &LoadReportOptions, directories: &Directories) -> Result<Ended> {
-    let mut said =
+fn report_load(report: &LoadReportOptions, directories: &Directories) -> Result<Ended> {
+    let mut parameters =
         vec![("valid_for_ms", report.valid_for.to_string()), ("window_ms", report.window.to_string())];
-    said.extend(report.utilization.map(|number| ("utilization", number.to_string())));
-    said.extend(report.qps.map(|number| ("qps", number.to_string())));
-    said.extend(report.eps.map(|number| ("eps", number.to_string())));
-    said.extend(report.backend.map(|backend| ("backend", backend.to_string())));
+    parameters.extend(report.utilization.map(|number| ("utilization", number.to_string())));
+    parameters.extend(report.qps.map(|number| ("qps", number.to_string())));
+    parameters.extend(report.eps.map(|number| ("eps", number.to_string())));
+    parameters.extend(report.backend.map(|backend| ("backend", backend.to_string())));
     let client = client(directories)?;
-    let _: AcceptedReport = wait(client.tell("/v1/report", &said))??;
+    let _: AcceptedReport = wait(client.post("/v1/report", &parameters))??;
     Ok(Ended::well(""))
 }
 

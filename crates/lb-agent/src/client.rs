@@ -37,7 +37,7 @@ pub enum ClientError {
     Untrusted(#[from] Untrusted),
     /// The agent did not answer in time.
     #[error("the agent at {} does not answer", .0.display())]
-    Silent(PathBuf),
+    TimedOut(PathBuf),
     /// The connection broke off, or the answer does not parse.
     #[error("the agent's answer cannot be read: {0}")]
     Unreadable(String),
@@ -69,7 +69,7 @@ pub struct Client {
 }
 
 /// Parameters of a request, by name.
-pub type Said<'s> = [(&'s str, String)];
+pub type QueryParameters<'s> = [(&'s str, String)];
 
 impl Client {
     /// `run` is the directory of the agent's control socket.
@@ -88,7 +88,7 @@ impl Client {
     ///
     /// # Errors
     /// If the agent does not answer, or refuses.
-    pub async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.within(Method::GET, path.to_owned()).await
     }
 
@@ -96,17 +96,21 @@ impl Client {
     ///
     /// # Errors
     /// If the agent does not answer, or refuses.
-    pub async fn tell<T: DeserializeOwned>(&self, path: &str, said: &Said<'_>) -> Result<T, ClientError> {
-        let said: Vec<String> = said
+    pub async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        parameters: &QueryParameters<'_>,
+    ) -> Result<T, ClientError> {
+        let parameters: Vec<String> = parameters
             .iter()
             .map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, NON_ALPHANUMERIC)))
             .collect();
-        self.within(Method::POST, format!("{path}?{}", said.join("&"))).await
+        self.within(Method::POST, format!("{path}?{}", parameters.join("&"))).await
     }
 
     async fn within<T: DeserializeOwned>(&self, method: Method, uri: String) -> Result<T, ClientError> {
         let answer = tokio::time::timeout(PATIENCE, self.request(method, uri));
-        answer.await.unwrap_or_else(|_| Err(ClientError::Silent(self.socket.clone())))
+        answer.await.unwrap_or_else(|_| Err(ClientError::TimedOut(self.socket.clone())))
     }
 
     async fn request<T: DeserializeOwned>(&self, method: Method, uri: String) -> Result<T, ClientError> {
@@ -116,7 +120,9 @@ impl Client {
             Err(error) if matches!(error.kind(), NotFound | ConnectionRefused) => {
                 return Err(ClientError::NotRunning(self.socket.clone()));
             }
-            Err(error) if error.kind() == WouldBlock => return Err(ClientError::Silent(self.socket.clone())),
+            Err(error) if error.kind() == WouldBlock => {
+                return Err(ClientError::TimedOut(self.socket.clone()));
+            }
             Err(source) => return Err(ClientError::Connect { socket: self.socket.clone(), source }),
         };
         let cannot = |source| ClientError::Connect { socket: self.socket.clone(), source };

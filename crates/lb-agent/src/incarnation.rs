@@ -23,19 +23,19 @@ const MAX_BYTES: u64 = 64;
 /// leaves room for a million further starts.
 const LATEST: u32 = u32::MAX - 1_000_000;
 
-/// Returns the number of this start. `kept` is the last stored number.
-pub fn next(kept: Option<u32>, wall: SystemTime) -> u32 {
+/// Returns the number of this start. `stored` is the last stored number.
+pub fn next(stored: Option<u32>, wall: SystemTime) -> u32 {
     let seconds = wall.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let seconds = u32::try_from(seconds).unwrap_or(u32::MAX).min(LATEST);
     // At the maximum the number does not grow: clients accept answers of any incarnation.
-    kept.map_or(seconds, |kept| kept.saturating_add(1).max(seconds))
+    stored.map_or(seconds, |stored| stored.saturating_add(1).max(seconds))
 }
 
 /// Chooses the number of this start and stores it. If the directory cannot be used, the agent logs
 /// that and starts nevertheless, because reports matter more.
 pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
-    let kept = match kept(store) {
-        Ok(kept) => kept,
+    let stored = match stored(store) {
+        Ok(stored) => stored,
         Err(error) => {
             warn!(
                 error = format!("{error:#}"),
@@ -44,7 +44,7 @@ pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
             None
         }
     };
-    let number = next(kept, wall);
+    let number = next(stored, wall);
     if let Err(error) = store.write(FILE, &[format!("{number}\n").as_bytes()]) {
         let error = chain(&error);
         warn!(
@@ -55,7 +55,7 @@ pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
     number
 }
 
-fn kept(store: &StateDirectory) -> Result<Option<u32>> {
+fn stored(store: &StateDirectory) -> Result<Option<u32>> {
     let Some(text) = store.read(FILE, MAX_BYTES)? else { return Ok(None) };
     let number = String::from_utf8_lossy(&text).trim().parse();
     number.map(Some).with_context(|| format!("{} does not contain a number", store.path(FILE).display()))

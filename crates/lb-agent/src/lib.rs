@@ -6,7 +6,7 @@
 //! measurement of load ([`utilization`]); the configuration ([`config`]), the number of this start
 //! ([`incarnation`]), the running agent ([`serve`]), its state ([`status`], [`metrics`]) and the
 //! client of its control socket ([`client`]); how a program reports a backend's readiness
-//! ([`voice`]), the run of a backend's command from its start to its end ([`run`]), and the
+//! ([`reporter`]), the run of a backend's command from its start to its end ([`run`]), and the
 //! commands ([`cli`]).
 
 pub mod name;
@@ -29,7 +29,7 @@ pub mod metrics;
 
 pub mod client;
 
-pub mod voice;
+pub mod reporter;
 
 pub mod run;
 

@@ -26,12 +26,12 @@ mod readiness_check;
 
 mod events;
 
-mod speaker;
+mod report_task;
 
 mod driver;
 
 pub use events::Signals;
-pub use options::{Args, ReadinessMethod, Telling};
+pub use options::{Args, LameDuckHook, ReadinessMethod};
 pub use status::ProcessStatus;
 
 use std::io;
@@ -43,17 +43,17 @@ use self::connections::BackendListener;
 use self::driver::RunDriver;
 use self::processes::Processes;
 use self::terminal::Terminal;
-use crate::voice::Voice;
+use crate::reporter::ReadinessReporter;
 
 /// Runs a command as the backend at this address, and reports its readiness to the agent through
-/// `voice`. Signals that arrived earlier are handled first. Returns how the command ended, for
+/// `reporter`. Signals that arrived earlier are handled first. Returns how the command ended, for
 /// [`ProcessStatus::end`].
-pub async fn run<V: Voice + 'static>(
+pub async fn run<V: ReadinessReporter + 'static>(
     args: Args,
     protocol: Protocol,
     address: SocketAddr,
     signals: Signals,
-    voice: V,
+    reporter: V,
 ) -> ProcessStatus {
     let port = args.port.unwrap_or(address.port());
     let address = SocketAddr::new(address.ip(), port);
@@ -68,7 +68,7 @@ pub async fn run<V: Voice + 'static>(
             return if is_there { ProcessStatus::NOT_STARTED } else { ProcessStatus::NOT_FOUND };
         }
     };
-    RunDriver::new(args, listener, processes, terminal, events.sender, voice)
+    RunDriver::new(args, listener, processes, terminal, events.sender, reporter)
         .run(events.receiver, tasks)
         .await
 }

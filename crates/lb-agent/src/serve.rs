@@ -3,10 +3,10 @@
 //!
 //! In reading order: the queries to the loop (`query`) and the programs that send them
 //! (`registrations`); the sources of facts (`checks`, `measuring`, `udp`); the kernel's answers in
-//! the agent's place (`responding`); the stored state (`kept`); the loop (`event_loop`), how it
-//! applies queries (`verbs`) and a changed configuration (`reload`), and its status (`showing`);
-//! and HTTP (`pages`, `control`). An agent is started here, by the command `socklb agent serve` or
-//! within a program that runs a backend.
+//! the agent's place (`responding`); the stored state (`lame_duck_store`); the loop (`event_loop`),
+//! how it applies queries (`verbs`) and a changed configuration (`reload`), and its status
+//! (`showing`); and HTTP (`pages`, `control`). An agent is started here, by the command `socklb
+//! agent serve` or within a program that runs a backend.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ mod udp;
 
 mod responding;
 
-mod kept;
+mod lame_duck_store;
 
 mod event_loop;
 
@@ -60,7 +60,7 @@ pub mod control;
 
 use checks::Checks;
 use event_loop::Server;
-use kept::{Keeper, Kept};
+use lame_duck_store::{LameDuckLists, LameDuckStore};
 use measuring::Measuring;
 use query::Query;
 use registrations::Registrations;
@@ -117,7 +117,7 @@ pub async fn start(config: AgentConfig, role: Role, reread: Option<Reread>) -> R
     let is_host = role == Role::Host;
     let (sockets, ports) = udp::listen_at(config.listen.as_deref())?;
     let addresses = sockets.addresses()?;
-    let (queries, asked) = mpsc::channel(WAITING);
+    let (queries, query_receiver) = mpsc::channel(WAITING);
     let (events, inbox) = mpsc::channel(WAITING);
     let group = config.group.as_deref().map(group_number).transpose()?;
     let control = is_host.then(|| {
@@ -126,7 +126,7 @@ pub async fn start(config: AgentConfig, role: Role, reread: Option<Reread>) -> R
     });
     let control = control.transpose()?;
     let wall = SystemTime::now();
-    let StoredState { incarnation, kept, keeper } =
+    let StoredState { incarnation, lame_duck_lists, lame_duck_store } =
         if is_host { StoredState::of(&config.state, wall).await } else { StoredState::nothing(wall, None) };
     let (now, secret) = (Instant::now(), secret()?);
     let mut server = Server {
@@ -137,20 +137,20 @@ pub async fn start(config: AgentConfig, role: Role, reread: Option<Reread>) -> R
         checks: Checks::new(events.clone()),
         measuring: Measuring::new(events.clone()),
         responding: None,
-        lame_ducks: kept.lame_ducks.clone(),
-        keeper,
+        lame_ducks: lame_duck_lists.lame_ducks.clone(),
+        lame_duck_store,
         reload: ConfigReload::new(config.path.clone().filter(|_| reread.is_some()), reread, events),
         watch: if is_host { watch(&config) } else { Watch::none() },
         notifier: is_host.then(Notifier::new),
         config: AgentConfig { backends: Vec::new(), ..config.clone() },
     };
     server.take_on(config.clone(), now);
-    server.remember(&kept.by_run, now);
+    server.remember(&lame_duck_lists.by_run, now);
     let place = config.xdp.clone().filter(|_| is_host);
     server.responding = place.map(|place| Responding::start(place, &addresses, secret, &server.reports, now));
     server.follow_files();
     server.notify_ready();
-    let event_loop = tokio::spawn(server.run(asked, inbox));
+    let event_loop = tokio::spawn(server.run(query_receiver, inbox));
     let mut agent = Agent { queries, addresses, event_loop, servers: Vec::new(), socket: None };
     for port in ports {
         agent.servers.push(tokio::spawn(lb_http::serve(port, pages::router(&agent.queries), CONNECTIONS)));
@@ -171,9 +171,9 @@ pub async fn start(config: AgentConfig, role: Role, reread: Option<Reread>) -> R
 /// The state that earlier agents have stored.
 struct StoredState {
     incarnation: u32,
-    kept: Kept,
+    lame_duck_lists: LameDuckLists,
     /// Stores changes. Stores nothing if the earlier state cannot be read.
-    keeper: Keeper,
+    lame_duck_store: LameDuckStore,
 }
 
 impl StoredState {
@@ -205,17 +205,25 @@ impl StoredState {
 
     fn read(store: &StateDirectory, wall: SystemTime) -> Self {
         // The lame ducks are read first, because the write of the incarnation waits for the disk.
-        let kept = Kept::read(store);
+        let lame_duck_lists = LameDuckLists::read(store);
         let incarnation = incarnation::draw(store, wall);
-        match kept {
-            Ok(kept) => Self { incarnation, keeper: Keeper::new(store, kept.clone()), kept },
+        match lame_duck_lists {
+            Ok(lame_duck_lists) => Self {
+                incarnation,
+                lame_duck_store: LameDuckStore::new(store, lame_duck_lists.clone()),
+                lame_duck_lists,
+            },
             Err(error) => {
                 let error = chain(&error);
                 warn!(
                     error,
                     "cannot read the lame-duck list; no change is saved until a restart can read it"
                 );
-                Self { incarnation, kept: Kept::default(), keeper: Keeper::none(Some(error)) }
+                Self {
+                    incarnation,
+                    lame_duck_lists: LameDuckLists::default(),
+                    lame_duck_store: LameDuckStore::none(Some(error)),
+                }
             }
         }
     }
@@ -225,8 +233,8 @@ impl StoredState {
     fn nothing(wall: SystemTime, fault: Option<String>) -> Self {
         Self {
             incarnation: incarnation::next(None, wall),
-            kept: Kept::default(),
-            keeper: Keeper::none(fault),
+            lame_duck_lists: LameDuckLists::default(),
+            lame_duck_store: LameDuckStore::none(fault),
         }
     }
 }
@@ -273,7 +281,7 @@ impl Agent {
     }
 
     /// Waits until all clients have acknowledged the last change, but at most for `within`.
-    pub async fn heard(&self, within: Duration) {
+    pub async fn wait_acknowledged(&self, within: Duration) {
         let all_have = async {
             let mut looks = tokio::time::interval(Duration::from_millis(10));
             // Runs until there is no client to wait for; the caller's time limit bounds it.

@@ -12,8 +12,8 @@ use std::thread;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use lb_agent::reporter::ReadinessReporter;
 use lb_agent::run::{Args, Signals};
-use lb_agent::voice::Voice;
 use lb_core::service::Protocol;
 use lb_report::wire::Readiness;
 use tokio::signal::unix::{SignalKind, signal};
@@ -75,18 +75,18 @@ fn write(log: &Path, line: &str) -> anyhow::Result<()> {
 }
 
 /// Records the reports that it receives. Fails while a file `broken` exists beside the log. While a
-/// file `unheard` exists there, one client has not acknowledged.
+/// file `unacknowledged` exists there, one client has not acknowledged.
 struct Diary {
     log: PathBuf,
 }
 
-impl Voice for Diary {
-    async fn say(&mut self, readiness: Readiness) -> anyhow::Result<()> {
+impl ReadinessReporter for Diary {
+    async fn report(&mut self, readiness: Readiness) -> anyhow::Result<()> {
         anyhow::ensure!(!self.log.with_file_name("broken").exists(), "the agent is broken");
         write(&self.log, &format!("said {readiness:?}"))
     }
 
-    async fn unheard(&mut self) -> anyhow::Result<usize> {
+    async fn unacknowledged(&mut self) -> anyhow::Result<usize> {
         Ok(usize::from(self.log.with_file_name("unheard").exists()))
     }
 }

@@ -11,10 +11,10 @@ use std::time::Duration;
 use lb_agent::check::CheckMethod;
 use lb_agent::client::ClientError;
 use lb_agent::config::{self, BackendConfig, HealthCheck};
+use lb_agent::reporter::{CLAIM, LocalReporter, ReadinessReporter as _, RemoteReporter};
 use lb_agent::serve::{Role, start};
-use lb_agent::voice::{CLAIM, LocalVoice, RemoteVoice, Voice as _};
 use lb_report::wire::{Kind, Readiness};
-use stage::{Asker, Stage, backend, keys, name};
+use stage::{Stage, UdpRequester, backend, keys, name};
 
 fn refused(status: &lb_agent::status::AgentStatus) -> u64 {
     status.datagrams.refused.values().sum()
@@ -22,10 +22,10 @@ fn refused(status: &lb_agent::status::AgentStatus) -> u64 {
 
 /// Waits until all clients have acknowledged. A new agent also waits for clients that may not have
 /// sent a request yet.
-async fn all_have_heard(voice: &mut LocalVoice) {
+async fn wait_all_acknowledged(reporter: &mut LocalReporter) {
     let look = async {
         let mut looks = tokio::time::interval(Duration::from_millis(10));
-        while voice.unheard().await.expect("the agent answers") > 0 {
+        while reporter.unacknowledged().await.expect("the agent answers") > 0 {
             looks.tick().await;
         }
     };
@@ -35,37 +35,37 @@ async fn all_have_heard(voice: &mut LocalVoice) {
 #[tokio::test]
 async fn a_change_is_pushed_to_a_subscriber_and_its_next_request_acknowledges() {
     let stage = Stage::with(vec![backend()]).await;
-    let mut voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
-    let mut asker = Asker::of(&stage.agent).await;
-    let first = asker.ask(0).await;
+    let mut reporter = LocalReporter::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
+    let mut requester = UdpRequester::of(&stage.agent).await;
+    let first = requester.exchange(0).await;
     assert_eq!(first.readiness(), Some(Readiness::Ready));
     assert_eq!((first.valid_for.to_host(), first.hold.to_host()), (45_000, 600_000));
-    asker.ask(first.cookie).await;
-    all_have_heard(&mut voice).await;
-    voice.say(Readiness::LameDuck).await.unwrap();
-    assert_eq!(voice.unheard().await.unwrap(), 1);
-    let push = asker.hear().await;
+    requester.exchange(first.cookie).await;
+    wait_all_acknowledged(&mut reporter).await;
+    reporter.report(Readiness::LameDuck).await.unwrap();
+    assert_eq!(reporter.unacknowledged().await.unwrap(), 1);
+    let push = requester.receive().await;
     assert_eq!((push.kind(), push.readiness()), (Some(Kind::Push), Some(Readiness::LameDuck)));
     let newer = |push: u32, base: u32| push > base;
     assert!(newer(push.counter.to_host(), first.counter.to_host()));
-    asker.ask(push.cookie).await;
-    all_have_heard(&mut voice).await;
+    requester.exchange(push.cookie).await;
+    wait_all_acknowledged(&mut reporter).await;
 }
 
 #[tokio::test]
 async fn invalid_requests_are_counted_and_change_nothing() {
     let stage = Stage::with(vec![backend()]).await;
-    let mut asker = Asker::of(&stage.agent).await;
-    let answer = asker.ask(0).await;
-    let mut forged = asker.request(0);
+    let mut requester = UdpRequester::of(&stage.agent).await;
+    let answer = requester.exchange(0).await;
+    let mut forged = requester.request(0);
     forged.nonce ^= 1;
-    let mut elsewhere = asker.request(0);
+    let mut elsewhere = requester.request(0);
     elsewhere.port = lb_common::net::Be16::from_host(81);
-    asker.send(forged.bytes()).await;
-    asker.send(elsewhere.bytes()).await;
-    asker.send(answer.bytes()).await;
-    asker.send(&[0; 79]).await;
-    asker.send(&[0; 1000]).await;
+    requester.send(forged.bytes()).await;
+    requester.send(elsewhere.bytes()).await;
+    requester.send(answer.bytes()).await;
+    requester.send(&[0; 79]).await;
+    requester.send(&[0; 1000]).await;
     let status = stage.until(|status| refused(status) == 5).await;
     let count = |why: &str| status.datagrams.refused[why];
     let kinds = ["forged", "unknown-name", "not-a-request", "malformed-length"];
@@ -76,21 +76,24 @@ async fn invalid_requests_are_counted_and_change_nothing() {
 #[tokio::test]
 async fn pages_show_whether_a_backend_is_ready_and_why() {
     let stage = Stage::with(vec![backend()]).await;
-    let mut voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
+    let mut reporter = LocalReporter::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
     for (readiness, ready, live) in [
         (Readiness::Ready, 200, 200),
         (Readiness::LameDuck, 503, 200),
         (Readiness::Down, 503, 503),
         (Readiness::Unknown, 503, 200),
     ] {
-        voice.say(readiness).await.unwrap();
+        reporter.report(readiness).await.unwrap();
         assert_eq!(stage.page("/readyz").await.0, ready, "{readiness:?}");
         assert_eq!(stage.page("/healthz").await.0, ready, "{readiness:?}");
         assert_eq!(stage.page("/livez").await.0, live, "{readiness:?}");
     }
     // No backend has registered yet: the host is not ready, and nothing is dead.
-    let nobody = Stage::with(vec![]).await;
-    assert_eq!((nobody.page("/readyz").await.0, nobody.page("/livez").await.0), (503, 200));
+    let without_backends = Stage::with(vec![]).await;
+    assert_eq!(
+        (without_backends.page("/readyz").await.0, without_backends.page("/livez").await.0),
+        (503, 200)
+    );
     let (code, text) = stage.page("/readyz?backend=10.0.0.1:80").await;
     assert_eq!((code, text.as_str()), (503, "10.0.0.1:80: unknown: reported by the program that runs it\n"));
     assert_eq!(stage.page("/readyz?backend=10.0.0.1:81").await.0, 404);
@@ -106,17 +109,17 @@ async fn pages_show_whether_a_backend_is_ready_and_why() {
 #[tokio::test]
 async fn an_operators_lame_duck_survives_an_agent_restart() {
     let stage = Stage::with(vec![backend()]).await;
-    let _voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
-    let told = stage.tell("/v1/lame-duck", &[]).await.unwrap();
-    assert_eq!(told.backends, ["10.0.0.1:80"]);
+    let _reporter = LocalReporter::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
+    let accepted = stage.post("/v1/lame-duck", &[]).await.unwrap();
+    assert_eq!(accepted.backends, ["10.0.0.1:80"]);
     let before = stage.until(|status| status.backends[0].readiness == "lame-duck").await;
     assert_eq!(before.backends[0].why, "set by the operator");
-    let error = stage.tell("/v1/ready", &[("backend", "10.0.0.1:81")]).await.unwrap_err();
+    let error = stage.post("/v1/ready", &[("backend", "10.0.0.1:81")]).await.unwrap_err();
     assert_eq!(error, "there is no backend 10.0.0.1:81 here, only 10.0.0.1:80");
     // A separate thread stores the lame ducks.
-    let kept = stage.folder.path().join("state/lame-ducks");
+    let stored = stage.folder.path().join("state/lame-ducks");
     let waited = tokio::time::timeout(stage::DEADLINE, async {
-        while fs::read_to_string(&kept).unwrap_or_default() != "10.0.0.1:80\n" {
+        while fs::read_to_string(&stored).unwrap_or_default() != "10.0.0.1:80\n" {
             tokio::task::yield_now().await;
         }
     });
@@ -128,26 +131,26 @@ async fn an_operators_lame_duck_survives_an_agent_restart() {
     let after = stage.status().await;
     assert_eq!(after.backends[0].readiness, "lame-duck");
     assert!(after.incarnation > before.incarnation);
-    stage.tell("/v1/ready", &[("backend", "10.0.0.1:80")]).await.unwrap();
+    stage.post("/v1/ready", &[("backend", "10.0.0.1:80")]).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "unknown", "nobody says more of it");
     // An operator can also undo the lame duck of a backend that is gone.
     let run = stage.folder.path().join("run");
     let other = lb_agent::name::parse("10.0.0.2:80").unwrap();
-    let voice =
-        RemoteVoice::register(&run, other, Some(keys()), Readiness::Ready, Duration::ZERO).await.unwrap();
-    stage.tell("/v1/lame-duck", &[("backend", "10.0.0.2:80")]).await.unwrap();
-    voice.leave().await.unwrap();
-    stage.tell("/v1/ready", &[("backend", "10.0.0.2:80")]).await.unwrap();
-    let error = stage.tell("/v1/ready", &[("backend", "10.0.0.2:80")]).await.unwrap_err();
+    let reporter =
+        RemoteReporter::register(&run, other, Some(keys()), Readiness::Ready, Duration::ZERO).await.unwrap();
+    stage.post("/v1/lame-duck", &[("backend", "10.0.0.2:80")]).await.unwrap();
+    reporter.leave().await.unwrap();
+    stage.post("/v1/ready", &[("backend", "10.0.0.2:80")]).await.unwrap();
+    let error = stage.post("/v1/ready", &[("backend", "10.0.0.2:80")]).await.unwrap_err();
     assert!(error.contains("there is no backend 10.0.0.2:80 here"), "{error}");
 }
 
 #[tokio::test]
 async fn an_applications_load_report_is_used_or_refused_with_the_valid_range() {
     let stage = Stage::with(vec![backend()]).await;
-    let said = [("utilization", "0.6"), ("qps", "100"), ("eps", "0")];
-    stage.tell("/v1/report", &said).await.unwrap();
-    let report = Asker::of(&stage.agent).await.ask(0).await;
+    let parameters = [("utilization", "0.6"), ("qps", "100"), ("eps", "0")];
+    stage.post("/v1/report", &parameters).await.unwrap();
+    let report = UdpRequester::of(&stage.agent).await.exchange(0).await;
     assert_eq!(
         [report.utilization, report.qps, report.eps].map(lb_common::net::Be32::to_host),
         [600, 100_000, 0]
@@ -159,7 +162,7 @@ async fn an_applications_load_report_is_used_or_refused_with_the_valid_range() {
         ("valid_for_ms", "0", "valid-for is out of range: write 1ms to 1h"),
         ("window_ms", "1", "the report is empty: write utilization, qps or eps"),
     ] {
-        let error = stage.tell("/v1/report", &[(what, value)]).await.unwrap_err();
+        let error = stage.post("/v1/report", &[(what, value)]).await.unwrap_err();
         assert!(error.ends_with(expected), "{error}");
     }
 }
@@ -168,10 +171,10 @@ async fn an_applications_load_report_is_used_or_refused_with_the_valid_range() {
 async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
     let stage = Stage::with(vec![]).await;
     let run = stage.folder.path().join("run");
-    let register = |keys| RemoteVoice::register(&run, name(), keys, Readiness::LameDuck, Duration::ZERO);
-    let said =
+    let register = |keys| RemoteReporter::register(&run, name(), keys, Readiness::LameDuck, Duration::ZERO);
+    let parameters =
         [("backend", "10.0.0.1:80"), ("registration", "6"), ("readiness", "ready"), ("cgroup", "/../there")];
-    let error = stage.tell("/v1/register", &said).await.unwrap_err();
+    let error = stage.post("/v1/register", &parameters).await.unwrap_err();
     assert!(error.contains("\"/../there\" is not the path of a cgroup"), "{error}");
     let error = register(None).await.err().unwrap().to_string();
     assert!(error.contains("backend 10.0.0.1:80 is not configured here, and no key was given"), "{error}");
@@ -180,14 +183,14 @@ async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
     assert!(matches!(&error, ClientError::Taken(why) if why.contains("already runs 10.0.0.1:80")), "{error}");
     let status = stage.status().await;
     assert!(status.faults[0].contains("other programs claimed it 1 times"), "{:?}", status.faults);
-    first.say(Readiness::Ready).await.unwrap();
-    assert_eq!(Asker::of(&stage.agent).await.ask(0).await.readiness(), Some(Readiness::Ready));
+    first.report(Readiness::Ready).await.unwrap();
+    assert_eq!(UdpRequester::of(&stage.agent).await.exchange(0).await.readiness(), Some(Readiness::Ready));
     first.leave().await.unwrap();
     assert_eq!(stage.status().await.backends, []);
     // A program that is killed has the backend for a while, and the next program waits for that
     // time.
     drop(register(Some(keys())).await.unwrap());
-    let next = RemoteVoice::register(&run, name(), Some(keys()), Readiness::LameDuck, CLAIM).await;
+    let next = RemoteReporter::register(&run, name(), Some(keys()), Readiness::LameDuck, CLAIM).await;
     next.unwrap().leave().await.unwrap();
 }
 
@@ -196,12 +199,13 @@ async fn a_backend_that_ended_by_itself_is_down_until_the_next_program() {
     for (configured, keys) in [(vec![backend()], None), (vec![], Some(keys()))] {
         let stage = Stage::with(configured).await;
         let run = stage.folder.path().join("run");
-        let register = || RemoteVoice::register(&run, name(), keys.clone(), Readiness::Ready, Duration::ZERO);
-        let mut voice = register().await.unwrap();
-        voice.say(Readiness::Down).await.unwrap();
-        voice.leave().await.unwrap();
+        let register =
+            || RemoteReporter::register(&run, name(), keys.clone(), Readiness::Ready, Duration::ZERO);
+        let mut reporter = register().await.unwrap();
+        reporter.report(Readiness::Down).await.unwrap();
+        reporter.leave().await.unwrap();
         assert_eq!(stage.status().await.backends[0].readiness, "down");
-        assert_eq!(Asker::of(&stage.agent).await.ask(0).await.readiness(), Some(Readiness::Down));
+        assert_eq!(UdpRequester::of(&stage.agent).await.exchange(0).await.readiness(), Some(Readiness::Down));
         let _next = register().await.unwrap();
         assert_eq!(stage.status().await.backends[0].readiness, "ready");
     }
@@ -216,14 +220,14 @@ async fn the_agent_receives_changed_keys_of_a_program() {
         fs::write(&file, format!("{id} {}\n", "0e".repeat(16))).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     };
-    let mut voice =
-        RemoteVoice::register(&run, name(), Some(keys()), Readiness::Ready, Duration::ZERO).await.unwrap();
+    let mut reporter =
+        RemoteReporter::register(&run, name(), Some(keys()), Readiness::Ready, Duration::ZERO).await.unwrap();
     write(8);
-    voice.follow(file.clone()).await;
+    reporter.follow(file.clone()).await;
     stage.until(|status| status.backends[0].keys == [8]).await;
     // A fault changes nothing; the next good file is used.
     fs::write(&file, "8 x\n").unwrap();
-    voice.follow(file.clone()).await;
+    reporter.follow(file.clone()).await;
     assert_eq!(stage.status().await.backends[0].keys, [8]);
     write(9);
     stage.until(|status| status.backends[0].keys == [9]).await;
@@ -237,7 +241,7 @@ async fn a_program_registers_while_only_one_file_has_the_new_key() {
     let run = stage.folder.path().join("run");
     let register = |text: String| {
         let keys = lb_report::keys::Keys::parse(&text).unwrap();
-        RemoteVoice::register(&run, name(), Some(keys), Readiness::Ready, Duration::ZERO)
+        RemoteReporter::register(&run, name(), Some(keys), Readiness::Ready, Duration::ZERO)
     };
     let (same, other) = ("0f".repeat(16), "0e".repeat(16));
     for text in [format!("6 {other}\n7 {same}\n"), format!("6 {other}\n")] {
@@ -246,12 +250,12 @@ async fn a_program_registers_while_only_one_file_has_the_new_key() {
     let error = register(format!("7 {other}\n")).await.err().unwrap().to_string();
     assert!(error.contains("the configuration has other keys for 10.0.0.1:80"), "{error}");
     // If the agent refuses the keys of a file, the registration of the program stays.
-    let mut voice = register(format!("7 {same}\n")).await.unwrap();
+    let mut reporter = register(format!("7 {same}\n")).await.unwrap();
     let file = stage.folder.path().join("key");
     fs::write(&file, format!("7 {other}\n")).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-    voice.follow(file).await;
-    voice.say(Readiness::LameDuck).await.unwrap();
+    reporter.follow(file).await;
+    reporter.report(Readiness::LameDuck).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "lame-duck");
 }
 
@@ -261,7 +265,7 @@ async fn a_program_without_keys_waits_for_the_agent() {
     let run = folder.path().join("run");
     let register = |keys| {
         let registered =
-            RemoteVoice::register(&run, name(), keys, Readiness::LameDuck, Duration::from_hours(1));
+            RemoteReporter::register(&run, name(), keys, Readiness::LameDuck, Duration::from_hours(1));
         tokio::time::timeout(stage::DEADLINE, registered)
     };
     // A program that has the keys can be an agent itself, so it does not wait.
@@ -272,8 +276,8 @@ async fn a_program_without_keys_waits_for_the_agent() {
         tokio::task::yield_now().await;
         start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap()
     };
-    let (voice, agent) = tokio::join!(register(None), agent);
-    voice.expect("it is waited for").unwrap().leave().await.unwrap();
+    let (reporter, agent) = tokio::join!(register(None), agent);
+    reporter.expect("it is waited for").unwrap().leave().await.unwrap();
     agent.stop().await;
 }
 
@@ -284,10 +288,11 @@ async fn an_earlier_passed_check_does_not_make_an_ended_backend_ready() {
     let stage = Stage::with(vec![BackendConfig { check, ..backend() }]).await;
     stage.until(|status| status.backends[0].readiness == "ready").await;
     let run = stage.folder.path().join("run");
-    let voice = RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
+    let reporter =
+        RemoteReporter::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "lame-duck");
     drop(listener);
-    voice.leave().await.unwrap();
+    reporter.leave().await.unwrap();
     let after = stage.status().await.backends[0].readiness.clone();
     assert!(after == "unknown" || after == "down", "{after}");
     stage.until(|status| status.backends[0].readiness == "down").await;
@@ -300,14 +305,14 @@ async fn a_lame_duck_stays_one_after_its_program_dies() {
     let stage = Stage::with(vec![BackendConfig { check, ..backend() }]).await;
     stage.until(|status| status.backends[0].readiness == "ready").await;
     let run = stage.folder.path().join("run");
-    drop(RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap());
+    drop(RemoteReporter::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap());
     let is_dead = |status: &lb_agent::status::AgentStatus| {
         status.backends[0].runner.as_ref().is_some_and(|runner| !runner.alive)
     };
     // The check passes all the time.
     assert_eq!(stage.until(is_dead).await.backends[0].readiness, "lame-duck");
     // The next program reports the readiness.
-    let _next = RemoteVoice::register(&run, name(), None, Readiness::Ready, Duration::ZERO).await.unwrap();
+    let _next = RemoteReporter::register(&run, name(), None, Readiness::Ready, Duration::ZERO).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "ready");
 }
 
@@ -318,9 +323,10 @@ async fn a_lame_duck_stays_one_after_an_agent_restart() {
     let backend = || BackendConfig { check: check.clone(), ..backend() };
     let stage = Stage::with(vec![backend()]).await;
     let run = stage.folder.path().join("run");
-    let voice = RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
+    let reporter =
+        RemoteReporter::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
     // The program is killed as well, so that only the agent has the state.
-    drop(voice);
+    drop(reporter);
     let Stage { folder, agent } = stage;
     agent.stop().await;
     let agent = start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap();
@@ -335,13 +341,13 @@ async fn a_lame_duck_stays_one_after_an_agent_restart() {
     assert_eq!((runner.alive, runner.process), (false, None));
     // The next program reports the readiness. If it reported ready before it died, the check
     // decides.
-    let mut voice =
-        RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
-    voice.say(Readiness::Ready).await.unwrap();
+    let mut reporter =
+        RemoteReporter::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
+    reporter.report(Readiness::Ready).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "ready");
     let Stage { folder, agent } = stage;
     agent.stop().await;
-    drop(voice);
+    drop(reporter);
     let agent = start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap();
     let stage = Stage { folder, agent };
     let status = stage.until(has_passed).await;
@@ -352,17 +358,19 @@ async fn a_lame_duck_stays_one_after_an_agent_restart() {
 async fn a_program_registers_again_after_an_agent_restart() {
     let stage = Stage::with(vec![]).await;
     let run = stage.folder.path().join("run");
-    let mut voice =
-        RemoteVoice::register(&run, name(), Some(keys()), Readiness::LameDuck, Duration::ZERO).await.unwrap();
-    voice.say(Readiness::Ready).await.unwrap();
+    let mut reporter =
+        RemoteReporter::register(&run, name(), Some(keys()), Readiness::LameDuck, Duration::ZERO)
+            .await
+            .unwrap();
+    reporter.report(Readiness::Ready).await.unwrap();
     let Stage { folder, agent } = stage;
     agent.stop().await;
-    assert!(voice.say(Readiness::Ready).await.is_err());
+    assert!(reporter.report(Readiness::Ready).await.is_err());
     let agent = start(stage::config(folder.path(), vec![]), Role::Host, None).await.unwrap();
     let stage = Stage { folder, agent };
     // The registration is repeated without another report.
     stage.until(|status| status.backends.first().is_some_and(|backend| backend.readiness == "ready")).await;
-    drop(voice);
+    drop(reporter);
     let dead =
         stage.until(|status| status.backends[0].runner.as_ref().is_some_and(|runner| !runner.alive)).await;
     assert_eq!(dead.backends[0].readiness, "unknown", "it may still serve");
@@ -417,19 +425,19 @@ async fn a_changed_configuration_is_applied_as_a_whole_or_not_at_all() {
 #[tokio::test]
 async fn many_clients_receive_a_push_and_each_acknowledges() {
     let stage = Stage::with(vec![backend()]).await;
-    let mut voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
-    let mut askers = Vec::new();
+    let mut reporter = LocalReporter::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
+    let mut requesters = Vec::new();
     for _ in 0..200 {
-        let mut asker = Asker::of(&stage.agent).await;
-        let cookie = asker.ask(0).await.cookie;
-        asker.ask(cookie).await;
-        askers.push(asker);
+        let mut requester = UdpRequester::of(&stage.agent).await;
+        let cookie = requester.exchange(0).await.cookie;
+        requester.exchange(cookie).await;
+        requesters.push(requester);
     }
-    voice.say(Readiness::LameDuck).await.unwrap();
-    for asker in &mut askers {
-        let push = asker.hear().await;
+    reporter.report(Readiness::LameDuck).await.unwrap();
+    for requester in &mut requesters {
+        let push = requester.receive().await;
         assert_eq!(push.readiness(), Some(Readiness::LameDuck));
-        asker.ask(push.cookie).await;
+        requester.exchange(push.cookie).await;
     }
-    all_have_heard(&mut voice).await;
+    wait_all_acknowledged(&mut reporter).await;
 }

@@ -114,20 +114,23 @@ mod tests {
 
     #[test]
     fn a_wrong_value_is_reported_with_the_valid_ones() {
-        let asks = |line: &str| with_line(&format!("{line}\n{REPORT}"));
+        let with_load = |line: &str| with_line(&format!("{line}\n{REPORT}"));
         let cases = [
-            (asks("load = {}"), "8:8: control is missing in load (write control = \"feedback\" or \"a58\")"),
             (
-                asks("load = { control = 'feedbak' }"),
+                with_load("load = {}"),
+                "8:8: control is missing in load (write control = \"feedback\" or \"a58\")",
+            ),
+            (
+                with_load("load = { control = 'feedbak' }"),
                 "8:20: unknown control \"feedbak\" (did you mean feedback? write \"feedback\" or \"a58\")",
             ),
             (
-                asks("load = { control = 'a58', mode = 'dry' }"),
+                with_load("load = { control = 'a58', mode = 'dry' }"),
                 "8:34: unknown mode \"dry\" (write \"enforce\" or \"observe\")",
             ),
-            (asks("load = 'feedback'"), "8:8: load must be a table, not a string"),
+            (with_load("load = 'feedback'"), "8:8: load must be a table, not a string"),
             (
-                asks("load = { control = 'a58', gain = 1 }"),
+                with_load("load = { control = 'a58', gain = 1 }"),
                 "8:27: unknown key \"gain\" in load (known keys: control, mode)",
             ),
             (
@@ -149,7 +152,7 @@ mod tests {
                 "8:8: load follows reports, but they are requested only every 21s (write interval = \"20s\" in health, or less)",
             ),
             (
-                asks("policy = 'round-robin'\nload = { control = 'feedback' }"),
+                with_load("policy = 'round-robin'\nload = { control = 'feedback' }"),
                 "9:8: load has no effect: policy \"round-robin\" ignores weights (leave load out, or write policy = \
                  \"weighted-round-robin\" or \"p2c\")",
             ),

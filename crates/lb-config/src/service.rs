@@ -163,7 +163,7 @@ fn read_template(
         seed: 0,
         errno: errno?,
     };
-    let ejection = choice.ejection.map(|asked| asked.ejection);
+    let ejection = choice.ejection.map(|configured| configured.ejection);
     Some(ServiceTemplate { service, seed, ejection, source: source?, probe })
 }
 

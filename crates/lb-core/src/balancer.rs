@@ -22,7 +22,7 @@ use thiserror::Error;
 use crate::control::by_address::Next;
 use crate::control::factor::Factors;
 use crate::endpoint::EndpointList;
-use crate::health::{self, BackendEvidence, Health, Said, Who, Why};
+use crate::health::{self, BackendEvidence, Health, ReportedVerdict, Who, Why};
 use crate::ids::{BackendRef, ServiceIndex, Slot};
 use crate::limits::Limits;
 use crate::membership::Membership;
@@ -62,7 +62,7 @@ pub enum Fact {
     /// this witness. For probes, the map contains every backend that has a result, and the other
     /// backends do not change. The map may contain backends without a slot, because these may
     /// become substitutes.
-    Said(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
+    Verdicts(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
     /// The factors by which the structural weights of the members of the service at this position
     /// are multiplied. Replaces the earlier factors.
     Factors(usize, Factors),
@@ -226,12 +226,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 self.take(now, position, endpoints, membership)
             }
             Fact::Kernel(verdicts) => {
-                let concerned = self.hear_kernel(verdicts, now);
+                let concerned = self.apply_kernel_verdicts(verdicts, now);
                 Ok(self.arrange_all(now, |state, _| concerned.contains(&state.index)))
             }
-            Fact::Said(position, who, said) => {
+            Fact::Verdicts(position, who, reported) => {
                 let index = self.services[position].index;
-                let is_news = self.hear(index, who, &said, now);
+                let is_news = self.apply_verdicts(index, who, &reported, now);
                 if is_news {
                     self.arrange(position, now);
                 }
@@ -265,16 +265,16 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         membership: Arc<Membership>,
     ) -> Result<bool, UnusableList> {
         let state = &self.services[position];
-        if state.list.as_ref().is_some_and(|in_use| in_use.says(&endpoints, &membership)) {
+        if state.list.as_ref().is_some_and(|in_use| in_use.matches(&endpoints, &membership)) {
             return Ok(false);
         }
         let state = &self.services[position];
         let index = state.index;
-        let heard = self.heard(index, &endpoints, now);
+        let evidence = self.evidence_with_list(index, &endpoints, now);
         let mut members = membership.members.iter().map(|member| member.endpoint.address);
         let is_known = members.any(|address| {
             let identity = Identity { service: index, address };
-            newest(&heard, &self.standings, identity).is_some_and(BackendEvidence::is_proven)
+            newest(&evidence, &self.standings, identity).is_some_and(BackendEvidence::is_proven)
         });
         let fresh_until = match state.service.health.first_look {
             Some(look) if !is_known => Some(now + look),
@@ -286,7 +286,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             ..self.circumstances(state, self.replaced(state, now), now)
         };
         let row_of = |this: &Self, membership: &Membership, circumstances: &Circumstances<T>| {
-            let standing = |address| newest(&heard, &this.standings, Identity { service: index, address });
+            let standing = |address| newest(&evidence, &this.standings, Identity { service: index, address });
             row::row(membership, circumstances, standing, now)
         };
         let mut row = row_of(self, &membership, &circumstances);
@@ -312,7 +312,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].fresh_until = fresh_until;
         // From now on the list decides, instead of the adopted contents of the maps.
         self.adopted.services.remove(&index);
-        self.hear_source(position, now);
+        self.apply_list_verdicts(position, now);
         self.forget_unlisted(position);
         Ok(true)
     }
@@ -458,7 +458,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let in_use = in_use.clone();
         let Ok(built) = self.build(position, &mut row) else { return false };
         self.use_row(position, built, |schedule, fallback| ListInUse { row, schedule, fallback, ..in_use });
-        self.hear_source(position, now);
+        self.apply_list_verdicts(position, now);
         true
     }
 
@@ -531,7 +531,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             // Evidence of probes and reports remains, because the backend may become a substitute
             // later.
             if let Entry::Occupied(mut standing) = self.standings.entry(*identity)
-                && !standing.get_mut().keep_words()
+                && !standing.get_mut().drop_slot_verdicts()
             {
                 standing.remove();
             }
@@ -626,11 +626,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     /// Applies the list's verdicts to all backends of the service at this position that have slots.
-    fn hear_source(&mut self, position: usize, now: T) {
+    fn apply_list_verdicts(&mut self, position: usize, now: T) {
         let ServiceState { index, list, .. } = &self.services[position];
         if let Some(in_use) = list {
-            let heard = self.heard(*index, &in_use.endpoints, now);
-            self.standings.extend(heard);
+            let evidence = self.evidence_with_list(*index, &in_use.endpoints, now);
+            self.standings.extend(evidence);
         }
         for (identity, _) in self.slots.of(*index) {
             self.standings.entry(identity).or_insert_with(|| BackendEvidence::new(now));
@@ -639,40 +639,43 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 
     /// The evidence on all backends of a service that have slots, updated with this list's
     /// verdicts.
-    fn heard(
+    fn evidence_with_list(
         &self,
         service: ServiceIndex,
         list: &EndpointList,
         now: T,
     ) -> BTreeMap<Identity, BackendEvidence<T>> {
-        let said: BTreeMap<SocketAddr, Option<Said<T>>> =
-            list.as_slice().iter().map(|endpoint| (endpoint.address, health::said_of(endpoint))).collect();
-        let hear = |(identity, _): (Identity, BackendRef)| {
+        let reported: BTreeMap<SocketAddr, Option<ReportedVerdict<T>>> = list
+            .as_slice()
+            .iter()
+            .map(|endpoint| (endpoint.address, health::list_verdict(endpoint)))
+            .collect();
+        let with_verdict = |(identity, _): (Identity, BackendRef)| {
             let known = self.standings.get(&identity).cloned();
             let mut standing = known.unwrap_or_else(|| BackendEvidence::new(now));
-            standing.hear(Who::Source, said.get(&identity.address).copied().flatten(), now);
+            standing.set_verdict(Who::Source, reported.get(&identity.address).copied().flatten(), now);
             (identity, standing)
         };
-        self.slots.of(service).map(hear).collect()
+        self.slots.of(service).map(with_verdict).collect()
     }
 
-    /// Applies the verdicts of one witness on a service's backends ([`Fact::Said`]). Returns
+    /// Applies the verdicts of one witness on a service's backends ([`Fact::Verdicts`]). Returns
     /// whether anything changed.
-    fn hear(
+    fn apply_verdicts(
         &mut self,
         service: ServiceIndex,
         who: Who,
-        said: &BTreeMap<SocketAddr, (Health, Why)>,
+        reported: &BTreeMap<SocketAddr, (Health, Why)>,
         now: T,
     ) -> bool {
         let mut is_news = false;
         let identity = |address: &SocketAddr| Identity { service, address: *address };
-        for (address, (health, why)) in said {
+        for (address, (health, why)) in reported {
             let standing =
                 self.standings.entry(identity(address)).or_insert_with(|| BackendEvidence::new(now));
-            let said = Said { health: *health, why: *why, until: None };
+            let verdict = ReportedVerdict { health: *health, why: *why, until: None };
             let is_well = *health == Health::Healthy;
-            let has_changed = standing.hear(who, (!is_well).then_some(said), now);
+            let has_changed = standing.set_verdict(who, (!is_well).then_some(verdict), now);
             if has_changed && is_well {
                 self.returned.extend(standing.is_ejected().then(|| identity(address)));
             }
@@ -684,8 +687,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
         let slots = &self.slots;
         self.standings.retain(|known, standing| {
-            if known.service == service && who != Who::Probe && !said.contains_key(&known.address) {
-                let has_changed = standing.hear(who, None, now);
+            if known.service == service && who != Who::Probe && !reported.contains_key(&known.address) {
+                let has_changed = standing.set_verdict(who, None, now);
                 self.returned.extend((has_changed && standing.is_ejected()).then_some(*known));
                 is_news |= has_changed;
             }
@@ -711,7 +714,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 
     /// Applies the kernel programs' verdicts. Returns the services that have a backend with a
     /// changed verdict.
-    fn hear_kernel(&mut self, verdicts: BTreeMap<Slot, KernelVerdict>, now: T) -> BTreeSet<ServiceIndex> {
+    fn apply_kernel_verdicts(
+        &mut self,
+        verdicts: BTreeMap<Slot, KernelVerdict>,
+        now: T,
+    ) -> BTreeSet<ServiceIndex> {
         if verdicts == self.verdicts {
             return BTreeSet::new();
         }
@@ -730,7 +737,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             services.map(|state| (state.index, (limit(state), self.available(state, &verdicts)))).collect();
         for (identity, before, after) in changed {
             let standing = self.standings.entry(identity).or_insert_with(|| BackendEvidence::new(now));
-            let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
+            let verdict =
+                ReportedVerdict { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
             // A backend that has reached the limit of failures counts as ejected even if its
             // ejection is withheld because it is the last available backend. The programs double
             // the limit for a backend that probes have found healthy, unless it is the last.
@@ -739,7 +747,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 doubled_if(*failures, (standing.is_probed_healthy() && has_others).into())
             });
             let is_ejected = after.is_ejected || after.failures >= limit;
-            standing.hear(Who::Kernel, is_ejected.then_some(said), now);
+            standing.set_verdict(Who::Kernel, is_ejected.then_some(verdict), now);
             if after.failures > before.failures {
                 standing.note_failure(now);
             }
@@ -913,11 +921,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 /// The evidence on a backend: from `heard`, the evidence that is updated with an incoming list, or
 /// else from `before`.
 fn newest<'s, T>(
-    heard: &'s BTreeMap<Identity, BackendEvidence<T>>,
+    evidence: &'s BTreeMap<Identity, BackendEvidence<T>>,
     before: &'s BTreeMap<Identity, BackendEvidence<T>>,
     identity: Identity,
 ) -> Option<&'s BackendEvidence<T>> {
-    heard.get(&identity).or_else(|| before.get(&identity))
+    evidence.get(&identity).or_else(|| before.get(&identity))
 }
 
 /// The result of [`Balancer::members`].
@@ -952,7 +960,7 @@ struct Built {
 }
 
 impl<T> ListInUse<T> {
-    fn says(&self, endpoints: &Arc<EndpointList>, membership: &Arc<Membership>) -> bool {
+    fn matches(&self, endpoints: &Arc<EndpointList>, membership: &Arc<Membership>) -> bool {
         fn same<V: PartialEq>(a: &Arc<V>, b: &Arc<V>) -> bool {
             Arc::ptr_eq(a, b) || a == b
         }
@@ -1000,10 +1008,10 @@ fn adopted_standings<T: Copy + Ord>(
             match (reason, health::meaning(reason)) {
                 (_, (health, Some((who @ Who::Probe, why)))) if is_probed => {
                     standing.take_over();
-                    standing.hear(who, Some(Said { health, why, until: None }), now);
+                    standing.set_verdict(who, Some(ReportedVerdict { health, why, until: None }), now);
                 }
                 (_, (health, Some((who @ Who::Report, why)))) if heeds_reports => {
-                    standing.hear(who, Some(Said { health, why, until: None }), now);
+                    standing.set_verdict(who, Some(ReportedVerdict { health, why, until: None }), now);
                 }
                 (HealthReason::Healthy, _) if is_probed => standing.take_over(),
                 _ => continue,

@@ -137,7 +137,7 @@ impl Switch {
 
 /// A backend's report, and the time at which this host received it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heard {
+pub struct ReceivedReport {
     /// The reported load.
     pub load: ReportedLoad,
     /// The time at which the report arrived, by the caller's clock.
@@ -146,7 +146,7 @@ pub struct Heard {
     pub interval: Duration,
 }
 
-impl Heard {
+impl ReceivedReport {
     /// The age of the measurement that the report contains.
     pub fn age(&self, now: Duration) -> Duration {
         now.saturating_sub(self.at) + self.load.age
@@ -163,7 +163,7 @@ impl Heard {
         self.load.window.max(self.interval)
     }
 
-    /// Whether the report contains a utilization and is recent ([`Heard::is_recent`]).
+    /// Whether the report contains a utilization and is recent ([`ReceivedReport::is_recent`]).
     pub fn is_fresh(&self, now: Duration) -> bool {
         self.load.utilization.is_some() && self.is_recent(now)
     }
@@ -189,7 +189,7 @@ pub struct MemberObservation {
     /// Its structural weight: the weight without any control.
     pub weight: u64,
     /// Its newest report, if there is one.
-    pub heard: Option<Heard>,
+    pub report: Option<ReceivedReport>,
     /// The part of this task's recent flows to the member that failed, 0 to 1; `None` if there were
     /// too few flows.
     pub errors: Option<f64>,
@@ -283,7 +283,7 @@ impl Reporting {
 
 /// The state of a law, as the daemon stores it for the next daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct LearntWeights {
+pub struct ControlSnapshot {
     /// The operator's override.
     pub switch: Switch,
     /// Whether tables followed the law.
@@ -334,22 +334,22 @@ impl Control {
     /// Adopts an earlier daemon's state that is `age` old. The factors of A58 are adopted only if
     /// they are frozen; otherwise A58 recomputes them after its blackout. Returns the factors for
     /// the first table.
-    pub fn adopt(&mut self, learnt: &LearntWeights, age: Duration) -> Factors {
+    pub fn adopt(&mut self, snapshot: &ControlSnapshot, age: Duration) -> Factors {
         // Without a law, the operator's override of the law is dropped.
         if self.rules.law.is_none() {
             return self.in_force.clone();
         }
-        self.switch = learnt.switch;
+        self.switch = snapshot.switch;
         // The earlier daemon only showed its factors. Enforcing them at once would be a sudden
         // change, so the law starts again, as it does if a reload changes the mode.
-        if (learnt.mode, self.rules.mode) == (Mode::Observe, Mode::Enforce) {
+        if (snapshot.mode, self.rules.mode) == (Mode::Observe, Mode::Enforce) {
             return self.in_force.clone();
         }
         self.wanted = match (&mut self.law, self.switch) {
             (LawState::None, _) | (_, Switch::Off) | (LawState::A58(_), Switch::On) => Factors::default(),
-            (LawState::A58(_), Switch::Frozen) => learnt.factors.clone(),
-            (LawState::Feedback(feedback), Switch::Frozen) => feedback.adopt_frozen(&learnt.factors),
-            (LawState::Feedback(feedback), Switch::On) => feedback.adopt(&learnt.factors, age),
+            (LawState::A58(_), Switch::Frozen) => snapshot.factors.clone(),
+            (LawState::Feedback(feedback), Switch::Frozen) => feedback.adopt_frozen(&snapshot.factors),
+            (LawState::Feedback(feedback), Switch::On) => feedback.adopt(&snapshot.factors, age),
         };
         if self.rules.mode == Mode::Enforce {
             self.in_force = self.wanted.clone();
@@ -363,7 +363,7 @@ impl Control {
         self.readiness.take_changed() && self.rules.slow_start.is_some()
     }
 
-    /// Resumes the slow starts of an earlier daemon ([`LearntWeights::starting`]). Returns the
+    /// Resumes the slow starts of an earlier daemon ([`ControlSnapshot::starting`]). Returns the
     /// factors that are in force from now on.
     pub fn resume_slow_starts(
         &mut self,
@@ -398,21 +398,25 @@ impl Control {
         if is_another && self.switch == Switch::Frozen {
             // The operator has frozen the weights, so the new law must not change them.
             let factors = self.wanted.clone();
-            let learnt =
-                LearntWeights { switch: self.switch, mode: rules.mode, factors, ..LearntWeights::default() };
-            self.adopt(&learnt, Duration::ZERO);
+            let snapshot = ControlSnapshot {
+                switch: self.switch,
+                mode: rules.mode,
+                factors,
+                ..ControlSnapshot::default()
+            };
+            self.adopt(&snapshot, Duration::ZERO);
         }
     }
 
     /// The state to store for the next daemon.
-    pub fn learnt(&self, now: Duration) -> LearntWeights {
+    pub fn snapshot(&self, now: Duration) -> ControlSnapshot {
         let factors = match &self.law {
-            LawState::Feedback(feedback) if self.switch != Switch::Off => feedback.learnt(),
+            LawState::Feedback(feedback) if self.switch != Switch::Off => feedback.snapshot(),
             _ if self.switch == Switch::Frozen => self.wanted.clone(),
             LawState::None | LawState::A58(_) | LawState::Feedback(_) => Factors::default(),
         };
         let starting = self.rules.slow_start.map(|window| self.readiness.starting(window, now));
-        LearntWeights {
+        ControlSnapshot {
             switch: self.switch,
             mode: self.rules.mode,
             factors,
@@ -463,8 +467,8 @@ impl Control {
         self.holds = holds;
         if let LawState::Feedback(feedback) = &self.law {
             for (address, hold) in feedback.holds() {
-                let is_silent = matches!(hold, Hold::NoReport | Hold::FewReports);
-                let hold = if look.is_idle && is_silent { Hold::Idle } else { hold };
+                let has_no_report = matches!(hold, Hold::NoReport | Hold::FewReports);
+                let hold = if look.is_idle && has_no_report { Hold::Idle } else { hold };
                 self.holds.entry(address).or_insert(hold);
             }
         }
@@ -611,7 +615,7 @@ fn reporting(now: Duration, row: &SeenRow) -> Reporting {
     let count = |is: &dyn Fn(&MemberObservation) -> bool| {
         u32::try_from(row.values().filter(counts).filter(|seen| is(seen)).count()).unwrap_or(u32::MAX / 2)
     };
-    let is_fresh = |seen: &MemberObservation| seen.heard.is_some_and(|heard| heard.is_fresh(now));
+    let is_fresh = |seen: &MemberObservation| seen.report.is_some_and(|report| report.is_fresh(now));
     Reporting { fresh: count(&is_fresh), members: count(&|_| true) }
 }
 

@@ -24,13 +24,13 @@ pub enum ReadFailure {
     /// if the file does not change.
     Unread(String),
     /// The file system does not answer.
-    Silent(String),
+    Hung(String),
 }
 
 /// The operations on a list that a feed needs.
 pub trait List: Clone {
     /// Whether the two lists have the same contents.
-    fn says_the_same(&self, other: &Self) -> bool;
+    fn has_same_contents(&self, other: &Self) -> bool;
 
     /// Whether the two lists come from the same reading.
     fn is_of_the_same_reading(&self, other: &Self) -> bool;
@@ -67,7 +67,7 @@ pub enum ListDecision<L> {
     /// [`Feed::computed`].
     Compute(L),
     /// The list is in force, and may be stored for later starts.
-    Keep {
+    InForce {
         /// Whether to log that it had been refused before.
         was_refused: bool,
         /// A newer list that was refused, to be delivered again.
@@ -83,7 +83,7 @@ pub struct Reloaded<L> {
     /// The effect of the reading.
     pub effect: Option<Effect<L>>,
     /// The newest list so far, to be delivered again, because the reading failed or is older.
-    pub kept: Option<L>,
+    pub retained: Option<L>,
     /// Whether to deliver the list that an earlier daemon has stored, if there is one, because no
     /// other list exists.
     pub wants_last_good: bool,
@@ -151,7 +151,8 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         match result? {
             Ok(list) => {
                 let was_bad = self.good(now, is_another);
-                let is_in_force = self.in_force.as_ref().is_some_and(|before| before.says_the_same(&list));
+                let is_in_force =
+                    self.in_force.as_ref().is_some_and(|before| before.has_same_contents(&list));
                 // If another list is waiting, this list is delivered even if it equals the list in
                 // force, to replace the waiting list.
                 let is_awaited = self.computing.take().is_some() | self.refused.take().is_some();
@@ -173,8 +174,8 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
 
     /// Notes that the file system does not answer. Only the first call is reported and counted,
     /// until the file system answers again.
-    pub fn fell_silent(&mut self, fault: String) -> Option<Effect<L>> {
-        let is_new = self.progress.fell_silent();
+    pub fn mark_hung(&mut self, fault: String) -> Option<Effect<L>> {
+        let is_new = self.progress.mark_hung();
         is_new.then(|| {
             self.failures += 1;
             self.refused_by.clear();
@@ -187,7 +188,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
     /// the file.
     fn fail(&mut self, fault: ReadFailure, is_another: bool) -> Option<Effect<L>> {
         let (fault, is_another) = match fault {
-            ReadFailure::Silent(fault) => return self.fell_silent(fault),
+            ReadFailure::Hung(fault) => return self.mark_hung(fault),
             // Repeated attempts count as one fault.
             ReadFailure::Unread(fault) => {
                 self.progress.found_nothing();
@@ -224,7 +225,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
             self.refused_by.clear();
         }
         self.in_force = Some(list);
-        ListDecision::Keep { was_refused, refused: self.room_appeared() }
+        ListDecision::InForce { was_refused, refused: self.room_appeared() }
     }
 
     /// Notes that the computation for a list has ended. Returns the list for another delivery,
@@ -259,7 +260,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         let newest = feed.newest().cloned();
         // A newer reading of the same file may have ended in the meantime.
         if is_same_file && feed.reading > number {
-            return (feed, Reloaded { effect: None, kept: newest, wants_last_good: false });
+            return (feed, Reloaded { effect: None, retained: newest, wants_last_good: false });
         }
         feed.reading = number;
         if !is_same_file {
@@ -271,11 +272,11 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
             Ok(list) => {
                 feed.good(now, is_another);
                 (feed.computing, feed.refused) = (None, None);
-                Reloaded { effect: Some(Effect::Deliver(list)), kept: None, wants_last_good: false }
+                Reloaded { effect: Some(Effect::Deliver(list)), retained: None, wants_last_good: false }
             }
             Err(fault) => {
                 let effect = feed.fail(fault, is_another);
-                Reloaded { effect, wants_last_good: newest.is_none(), kept: newest }
+                Reloaded { effect, wants_last_good: newest.is_none(), retained: newest }
             }
         };
         (feed, reloaded)

@@ -112,7 +112,7 @@ pub struct Verdict<T> {
 
 /// A verdict as its witness reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Said<T> {
+pub struct ReportedVerdict<T> {
     /// The backend's health.
     pub health: Health,
     /// The reason.
@@ -163,11 +163,15 @@ const fn reason(health: Health, who: Who, why: Why) -> Option<HealthReason> {
 }
 
 /// The list's verdict on an endpoint; `None` if the list reports it as healthy.
-pub fn said_of<T>(endpoint: &Endpoint) -> Option<Said<T>> {
+pub fn list_verdict<T>(endpoint: &Endpoint) -> Option<ReportedVerdict<T>> {
     match (endpoint.weight, endpoint.state) {
-        (0, _) => Some(Said { health: Health::Drained, why: Why::Weight, until: None }),
-        (_, EndpointState::LameDuck) => Some(Said { health: Health::LameDuck, why: Why::State, until: None }),
-        (_, EndpointState::Down) => Some(Said { health: Health::Refusing, why: Why::State, until: None }),
+        (0, _) => Some(ReportedVerdict { health: Health::Drained, why: Why::Weight, until: None }),
+        (_, EndpointState::LameDuck) => {
+            Some(ReportedVerdict { health: Health::LameDuck, why: Why::State, until: None })
+        }
+        (_, EndpointState::Down) => {
+            Some(ReportedVerdict { health: Health::Refusing, why: Why::State, until: None })
+        }
         (_, EndpointState::Healthy) => None,
     }
 }
@@ -202,11 +206,11 @@ impl<T: Copy + Ord> BackendEvidence<T> {
 
     /// Replaces the verdict of one witness; `None` removes it. If the health does not change, the
     /// verdict retains its start time. Returns whether anything has changed.
-    pub fn hear(&mut self, who: Who, said: Option<Said<T>>, now: T) -> bool {
+    pub fn set_verdict(&mut self, who: Who, verdict: Option<ReportedVerdict<T>>, now: T) -> bool {
         let before = self.verdicts.clone();
         let at = self.verdicts.iter().position(|verdict| verdict.who == who);
         let known = at.map(|at| self.verdicts.remove(at));
-        if let Some(Said { health, why, until }) = said {
+        if let Some(ReportedVerdict { health, why, until }) = verdict {
             let since = match known {
                 Some(known) if known.health == health && !is_over(known.until, now) => known.since,
                 _ => now,
@@ -321,7 +325,7 @@ impl<T: Copy + Ord> BackendEvidence<T> {
 
     /// Removes all verdicts except those of probes and of the backend's own reports, because the
     /// backend has no slot. Returns whether it [is known](Self::is_known) after that.
-    pub fn keep_words(&mut self) -> bool {
+    pub fn drop_slot_verdicts(&mut self) -> bool {
         self.verdicts.retain(|verdict| matches!(verdict.who, Who::Probe | Who::Report));
         self.is_known()
     }
@@ -360,16 +364,16 @@ fn is_over<T: Copy + Ord>(until: Option<T>, now: T) -> bool {
 mod tests {
     use super::*;
 
-    fn said(health: Health) -> Option<Said<u32>> {
-        Some(Said { health, why: Why::Probe, until: None })
+    fn verdict(health: Health) -> Option<ReportedVerdict<u32>> {
+        Some(ReportedVerdict { health, why: Why::Probe, until: None })
     }
 
     #[test]
     fn the_worst_verdict_counts_from_any_witness() {
         for (a, b) in Health::ALL.into_iter().flat_map(|a| Health::ALL.map(|b| (a, b))) {
             let mut standing = BackendEvidence::new(0);
-            standing.hear(Who::Source, said(a), 1);
-            standing.hear(Who::Kernel, said(b), 2);
+            standing.set_verdict(Who::Source, verdict(a), 1);
+            standing.set_verdict(Who::Kernel, verdict(b), 2);
             assert_eq!(standing.health(), a.max(b));
             assert_eq!(standing.is_lame_duck(), a == Health::LameDuck || b == Health::LameDuck);
         }
@@ -378,16 +382,16 @@ mod tests {
     #[test]
     fn a_repeated_verdict_retains_its_start_time() {
         let mut standing = BackendEvidence::new(0);
-        assert!(standing.hear(Who::Source, said(Health::LameDuck), 5));
-        assert!(!standing.hear(Who::Source, said(Health::LameDuck), 9));
+        assert!(standing.set_verdict(Who::Source, verdict(Health::LameDuck), 5));
+        assert!(!standing.set_verdict(Who::Source, verdict(Health::LameDuck), 9));
         assert_eq!(standing.worst().map(|verdict| verdict.since), Some(5));
-        assert!(standing.hear(Who::Source, said(Health::Drained), 11));
+        assert!(standing.set_verdict(Who::Source, verdict(Health::Drained), 11));
         assert_eq!(standing.worst().map(|verdict| verdict.since), Some(11));
         // The backend has been unavailable since the first verdict.
         assert_eq!((standing.unavailable_since(), standing.available_since()), (Some(5), None));
-        assert!(standing.hear(Who::Source, None, 13));
+        assert!(standing.set_verdict(Who::Source, None, 13));
         assert_eq!((standing.unavailable_since(), standing.available_since()), (None, Some(13)));
-        assert!(!standing.hear(Who::Source, None, 15));
+        assert!(!standing.set_verdict(Who::Source, None, 15));
         standing.note_failure(17);
         assert_eq!(standing.available_since(), Some(17));
     }
@@ -395,8 +399,8 @@ mod tests {
     #[test]
     fn a_verdict_expires_at_its_time() {
         let mut standing = BackendEvidence::new(0);
-        let ejected = Said { health: Health::Ejected, why: Why::Failures(5), until: Some(8) };
-        standing.hear(Who::Kernel, Some(ejected), 2);
+        let ejected = ReportedVerdict { health: Health::Ejected, why: Why::Failures(5), until: Some(8) };
+        standing.set_verdict(Who::Kernel, Some(ejected), 2);
         assert_eq!(standing.next_end(), Some(8));
         standing.pass(7);
         assert_eq!(standing.health(), Health::Ejected);

@@ -546,8 +546,8 @@ mod tests {
                 let pattern: String = pattern.into_iter().collect();
                 let after = Membership::of(&service(subset), task, &endpoints(&pattern)).members;
                 let still = |member: &&Member| after.iter().any(|now| now.endpoint == member.endpoint);
-                let kept = before.iter().filter(still).count();
-                assert_eq!((after.len(), kept), (4, 3), "{pattern}");
+                let retained = before.iter().filter(still).count();
+                assert_eq!((after.len(), retained), (4, 3), "{pattern}");
             }
         }
     }

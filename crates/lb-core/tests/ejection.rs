@@ -246,7 +246,7 @@ const SEND_FAILED: Evidence = Evidence {
     failure_source: ONE,
 };
 /// Data from several processes of the client had no answer.
-const UNHEARD: Evidence = Evidence {
+const UNANSWERED: Evidence = Evidence {
     kind: EvidenceKind::NO_ANSWER,
     ending: NO_ANSWER,
     failure_source: FailureSource::SEVERAL,
@@ -285,20 +285,20 @@ fn send_failures_to_all_backends_eject_none() {
 fn no_answer_counts_only_while_other_backends_answer() {
     let service = service(RULES, 3);
     for _ in 0..10 {
-        assert_eq!(service.report(1, UNHEARD, 0, NO_JITTER), Judgement::Unchanged);
+        assert_eq!(service.report(1, UNANSWERED, 0, NO_JITTER), Judgement::Unchanged);
         service.answered(1, 0);
     }
     assert_eq!(
-        service.report(1, UNHEARD, 0, NO_JITTER),
+        service.report(1, UNANSWERED, 0, NO_JITTER),
         Judgement::Unchanged,
         "its own answers show nothing"
     );
     for _ in 0..2 {
         service.answered(2, 0);
-        assert_eq!(service.report(1, UNHEARD, 0, NO_JITTER), Judgement::Remembered);
+        assert_eq!(service.report(1, UNANSWERED, 0, NO_JITTER), Judgement::Remembered);
     }
     service.answered(0, 0);
-    assert_eq!(service.report(1, UNHEARD, 0, NO_JITTER), Judgement::Ejected);
+    assert_eq!(service.report(1, UNANSWERED, 0, NO_JITTER), Judgement::Ejected);
 }
 
 /// A backend hangs, and clients send it bursts of three requests every 100 ms, which they give up
@@ -310,7 +310,8 @@ fn simultaneous_missing_answers_all_count() {
     for burst in 0..15 {
         let now = burst * 100;
         if burst >= 10 {
-            judgements.extend((0..3).map(|_| service.report_since(0, UNHEARD, now - 1000, now, NO_JITTER)));
+            judgements
+                .extend((0..3).map(|_| service.report_since(0, UNANSWERED, now - 1000, now, NO_JITTER)));
         }
         for _ in 0..3 {
             service.report(0, Evidence::established(false), now, NO_JITTER);
@@ -326,10 +327,10 @@ fn simultaneous_missing_answers_all_count() {
 #[test]
 fn missing_answers_of_all_backends_eject_none() {
     let service = service(RULES, 3);
-    service.report_since(0, UNHEARD, 0, 600, NO_JITTER);
+    service.report_since(0, UNANSWERED, 0, 600, NO_JITTER);
     service.answered(1, 700);
     for slot in [0, 1, 2].into_iter().cycle().take(60) {
-        service.report_since(slot, UNHEARD, 701, 1_500, NO_JITTER);
+        service.report_since(slot, UNANSWERED, 701, 1_500, NO_JITTER);
     }
     assert_eq!(ejected(&service, 3), 0);
     assert_eq!([0, 1, 2].map(|slot| service.standing(slot).run), [2, 0, 0]);

@@ -13,14 +13,14 @@ use proptest::prelude::*;
 /// A list: its contents, its reading, and whether the client's membership has been computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
-    says: u32,
+    contents: u32,
     reading: u64,
     is_known: bool,
 }
 
 impl List for Listed {
-    fn says_the_same(&self, other: &Self) -> bool {
-        self.says == other.says
+    fn has_same_contents(&self, other: &Self) -> bool {
+        self.contents == other.contents
     }
 
     fn is_of_the_same_reading(&self, other: &Self) -> bool {
@@ -34,8 +34,8 @@ impl List for Listed {
 
 type Tested = Feed<u32, Listed, Duration>;
 
-const fn list(says: u32, reading: u64) -> Listed {
-    Listed { says, reading, is_known: true }
+const fn list(contents: u32, reading: u64) -> Listed {
+    Listed { contents, reading, is_known: true }
 }
 
 fn version(stamp: u32) -> Version<u32> {
@@ -59,7 +59,7 @@ fn in_force() -> Tested {
     let effect = feed.read(at(1), 1, version(1), Some(Ok(list(1, 1))));
     assert_eq!(effect, Some(Effect::Deliver(list(1, 1))));
     let next = feed.delivered(list(1, 1), Delivered::default());
-    assert_eq!(next, ListDecision::Keep { was_refused: false, refused: None });
+    assert_eq!(next, ListDecision::InForce { was_refused: false, refused: None });
     feed
 }
 
@@ -79,8 +79,8 @@ fn each_result_of_a_reading_has_its_effect() {
         (4, Some(Err(faulty("line 1"))), None, 2),
         (4, Some(Err(ReadFailure::Unread("EMFILE".to_owned()))), failed("EMFILE"), 3),
         (4, Some(Err(ReadFailure::Unread("EMFILE".to_owned()))), None, 3),
-        (5, Some(Err(ReadFailure::Silent("hangs".to_owned()))), failed("hangs"), 4),
-        (5, Some(Err(ReadFailure::Silent("hangs".to_owned()))), None, 4),
+        (5, Some(Err(ReadFailure::Hung("hangs".to_owned()))), failed("hangs"), 4),
+        (5, Some(Err(ReadFailure::Hung("hangs".to_owned()))), None, 4),
         (6, Some(Ok(list(1, 10))), Some(Effect::GoodAgain), 4),
         (7, Some(Ok(list(2, 11))), Some(Effect::Deliver(list(2, 11))), 4),
     ];
@@ -99,7 +99,7 @@ fn a_reading_that_ends_late_changes_nothing() {
     assert_eq!(feed.read(at(3), 2, version(1), Some(Ok(list(9, 2)))), None);
     assert_eq!((feed.error().as_deref(), feed.newest()), (Some("cut off"), Some(&list(1, 1))));
     let (feed, reloaded) = Tested::reload(Some(feed), true, at(4), 2, version(1), Ok(list(9, 2)));
-    assert_eq!((reloaded.effect, reloaded.kept), (None, Some(list(1, 1))), "delivered anew");
+    assert_eq!((reloaded.effect, reloaded.retained), (None, Some(list(1, 1))), "delivered anew");
     assert_eq!((feed.error().as_deref(), feed.failures()), (Some("cut off"), 1));
 }
 
@@ -116,7 +116,7 @@ fn a_refused_list_waits_for_room_and_counts_once() {
     // A later fault of the file does not keep the good list from coming into force.
     feed.read(at(3), 3, version(3), Some(Err(faulty("line 1"))));
     let next = feed.delivered(list(2, 2), Delivered::default());
-    assert_eq!(next, ListDecision::Keep { was_refused: true, refused: None });
+    assert_eq!(next, ListDecision::InForce { was_refused: true, refused: None });
     assert_eq!((feed.error().as_deref(), feed.failures()), (Some("line 1"), 2));
     assert_eq!((feed.room_appeared(), feed.newest()), (None, Some(&list(2, 2))));
 }
@@ -127,9 +127,9 @@ fn a_list_refused_during_a_reload_is_delivered_again() {
     feed.read(at(3), 3, version(2), Some(Ok(list(2, 3))));
     assert_eq!(feed.delivered(list(2, 3), refused()), ListDecision::Wait);
     let (mut feed, reloaded) = Tested::reload(Some(feed), true, at(4), 2, version(1), Ok(list(1, 2)));
-    assert_eq!((reloaded.effect, reloaded.kept), (None, Some(list(1, 1))));
+    assert_eq!((reloaded.effect, reloaded.retained), (None, Some(list(1, 1))));
     let next = feed.delivered(list(1, 1), Delivered::default());
-    assert_eq!(next, ListDecision::Keep { was_refused: false, refused: Some(list(2, 3)) });
+    assert_eq!(next, ListDecision::InForce { was_refused: false, refused: Some(list(2, 3)) });
 }
 
 #[test]
@@ -137,18 +137,18 @@ fn a_reload_delivers_the_file_or_else_the_list_in_force() {
     let (feed, reloaded) = Tested::reload(Some(in_force()), true, at(2), 2, version(1), Ok(list(1, 2)));
     assert_eq!(reloaded.effect, Some(Effect::Deliver(list(1, 2))));
     let (feed, reloaded) = Tested::reload(Some(feed), true, at(3), 3, version(2), Err(faulty("gone")));
-    assert_eq!((reloaded.kept, reloaded.wants_last_good), (Some(list(1, 1)), false));
+    assert_eq!((reloaded.retained, reloaded.wants_last_good), (Some(list(1, 1)), false));
     // One failure, however often the configuration is read.
     let (feed, reloaded) = Tested::reload(Some(feed), true, at(4), 4, version(2), Err(faulty("gone")));
     assert_eq!((reloaded.effect, feed.failures()), (None, 1));
     let (_, reloaded) = Tested::reload(None, false, at(5), 5, version(2), Err(faulty("gone")));
-    assert_eq!((reloaded.kept, reloaded.wants_last_good), (None, true));
+    assert_eq!((reloaded.retained, reloaded.wants_last_good), (None, true));
 }
 
 #[test]
 fn a_computation_for_a_replaced_list_is_dropped() {
     let mut feed = in_force();
-    let unknown = |says, reading| Listed { is_known: false, ..list(says, reading) };
+    let unknown = |contents, reading| Listed { is_known: false, ..list(contents, reading) };
     let incomplete = Delivered { is_incomplete: true, ..Delivered::default() };
     feed.read(at(2), 2, version(2), Some(Ok(unknown(2, 2))));
     assert_eq!(feed.delivered(unknown(2, 2), incomplete.clone()), ListDecision::Compute(unknown(2, 2)));
@@ -245,7 +245,7 @@ impl World {
     fn result(&mut self, (number, stamp, content): Reading) -> Result<Listed, ReadFailure> {
         self.versions.insert(number, stamp);
         match content {
-            Content::Endpoints(says) => Ok(Listed { says, reading: number, is_known: self.is_known }),
+            Content::Endpoints(contents) => Ok(Listed { contents, reading: number, is_known: self.is_known }),
             Content::Faulty => Err(faulty(&format!("version {stamp}"))),
         }
     }
@@ -304,7 +304,7 @@ impl World {
         let (feed, reloaded) = Tested::reload(before, true, self.now, reading.0, version(reading.1), result);
         self.feed = feed;
         self.carry_out(reading, reloaded.effect);
-        if let Some(list) = reloaded.kept {
+        if let Some(list) = reloaded.retained {
             self.deliver(list);
         }
     }
@@ -323,7 +323,7 @@ impl World {
         let mut next = Some(list);
         while let Some(list) = next.take() {
             // A list that the client already uses needs no further room.
-            let fits = list.says <= self.room || self.taken == Some(list.reading);
+            let fits = list.contents <= self.room || self.taken == Some(list.reading);
             let delivered = match (list.is_known, fits) {
                 (false, _) => Delivered { is_incomplete: true, ..Delivered::default() },
                 (true, true) => Delivered::default(),
@@ -335,7 +335,7 @@ impl World {
                 ListDecision::Wait => {
                     self.bad.insert(self.versions[&number]);
                 }
-                ListDecision::Keep { refused, .. } => {
+                ListDecision::InForce { refused, .. } => {
                     self.taken = Some(number);
                     next = refused;
                 }
@@ -384,14 +384,14 @@ proptest! {
         let mut good = (1, 1);
         for act in acts {
             world.step(&act);
-            if let Content::Endpoints(says) = world.content {
-                good = (world.stamp, says);
+            if let Content::Endpoints(contents) = world.content {
+                good = (world.stamp, contents);
             }
         }
         world.settle();
-        let in_force = world.feed.in_force().map(|list| list.says);
-        if let Content::Endpoints(says) = world.content {
-            prop_assert_eq!(in_force, Some(says));
+        let in_force = world.feed.in_force().map(|list| list.contents);
+        if let Content::Endpoints(contents) = world.content {
+            prop_assert_eq!(in_force, Some(contents));
             prop_assert_eq!(world.feed.error(), None);
         } else {
             prop_assert!(in_force.is_some() && world.feed.error().is_some(), "{:?}", good);
@@ -420,19 +420,19 @@ proptest! {
         let (mut began, mut waiting) = (None, Vec::new());
         let end = (0..4).map(|_| None);
         for (now, act) in acts.into_iter().chain(end).enumerate() {
-            if let Some(is_asked) = act {
-                if is_asked {
+            if let Some(is_requested) = act {
+                if is_requested {
                     waiting.push(now);
                 }
-                if turn.request(is_asked) {
+                if turn.request(is_requested) {
                     prop_assert_eq!(began.replace(now), None, "one reading at a time");
                 }
             } else if let Some(start) = began.take() {
                 let (is_answer, next) = turn.ended();
-                prop_assert_eq!(is_answer, waiting.iter().any(|asked| *asked <= start));
-                waiting.retain(|asked| *asked > start);
-                if let Some(is_asked) = next {
-                    prop_assert!(turn.request(is_asked));
+                prop_assert_eq!(is_answer, waiting.iter().any(|requested_at| *requested_at <= start));
+                waiting.retain(|requested_at| *requested_at > start);
+                if let Some(is_requested) = next {
+                    prop_assert!(turn.request(is_requested));
                     began = Some(now);
                 }
             }

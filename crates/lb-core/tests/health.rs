@@ -33,8 +33,8 @@ fn the_first_tier_that_is_not_empty_serves() {
         (&[REFUSING, UNWELL, DRAINED], Tier::Answering, Tier::Answering),
         (&[EJECTED, UNWELL], Tier::Ejected, Tier::Ejected),
         (&[REFUSING, DRAINED], Tier::Refusing, Tier::Refusing),
-        (&[DRAINED, DRAINED], Tier::Nobody, Tier::Nobody),
-        (&[], Tier::Nobody, Tier::Nobody),
+        (&[DRAINED, DRAINED], Tier::NoBackend, Tier::NoBackend),
+        (&[], Tier::NoBackend, Tier::NoBackend),
     ];
     for (candidates, normal, in_panic) in cases {
         for turned in [candidates.to_vec(), candidates.iter().rev().copied().collect()] {
@@ -67,7 +67,7 @@ fn usability_follows_every_cell_of_the_table() {
     ];
     for (name, candidate, expected) in table {
         assert_eq!(tiers.map(|tier| usable(candidate, tier)), expected, "{name}");
-        assert_eq!(usable(candidate, Tier::Nobody), No, "{name}");
+        assert_eq!(usable(candidate, Tier::NoBackend), No, "{name}");
     }
 }
 
@@ -88,7 +88,7 @@ fn a_backend_that_cannot_accept_is_chosen_last() {
                 Usable::EvenEjected => true,
             };
             let chosen: Vec<&TierCandidate> = candidates.iter().filter(is_chosen).collect();
-            assert_eq!(chosen.is_empty(), serves == Tier::Nobody, "{candidates:?}, panic {is_panic}");
+            assert_eq!(chosen.is_empty(), serves == Tier::NoBackend, "{candidates:?}, panic {is_panic}");
             let worst = chosen.iter().map(|one| one.health).max();
             assert_ne!(worst, Some(Health::Drained));
             if worst == Some(Health::Refusing) && chosen.contains(&&REFUSING) {

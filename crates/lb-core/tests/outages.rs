@@ -123,11 +123,11 @@ impl Host {
         });
         let list = EndpointList::new(endpoints.collect(), self.service.address, &[]).expect("it fits");
         let membership = Membership::of(&self.service, TASK, &list);
-        self.hear(Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
+        self.apply(Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         self.publish();
     }
 
-    fn hear(&mut self, fact: Fact) {
+    fn apply(&mut self, fact: Fact) {
         self.balancer.handle(self.now, fact).expect("it fits");
     }
 
@@ -156,8 +156,8 @@ impl Host {
         let serves = self.established.iter().any(|(slot, at)| !is_ejected(slot) && self.now - *at <= base);
         let services = self.balancer.services().map(|(_, index, _)| index);
         let serving: BTreeSet<_> = services.filter(|_| serves).collect();
-        self.hear(Fact::Serving(serving));
-        self.hear(Fact::Kernel(verdicts));
+        self.apply(Fact::Serving(serving));
+        self.apply(Fact::Kernel(verdicts));
         if self.probes {
             let (_, _, in_use) = self.balancer.services().next().expect("the service");
             let membership = in_use.expect("a list").1;
@@ -165,18 +165,18 @@ impl Host {
             let next = membership.next.iter().map(|member| member.endpoint.address);
             let unused: Vec<SocketAddr> = next.filter(|address| !row.contains_key(address)).take(4).collect();
             let lame_ducks = membership.lame_ducks.iter().map(|member| member.endpoint.address);
-            let asked = row.keys().copied().chain(unused).chain(lame_ducks.take(4));
+            let probed = row.keys().copied().chain(unused).chain(lame_ducks.take(4));
             let found = |address| match self.is_alive[index(address)] || self.probes_find_all_well {
                 true => (address, (Health::Healthy, Why::Probe)),
                 false => (address, (Health::Refusing, self.why)),
             };
-            let said = asked.map(found).collect();
-            self.hear(Fact::Said(0, Who::Probe, said));
+            let results = probed.map(found).collect();
+            self.apply(Fact::Verdicts(0, Who::Probe, results));
         }
-        self.hear(Fact::Time);
+        self.apply(Fact::Time);
         let idle: BTreeSet<Slot> = self.balancer.unneeded();
         idle.iter().for_each(|slot| self.ejector.clear(slot.number()));
-        self.hear(Fact::Idle(idle));
+        self.apply(Fact::Idle(idle));
         self.publish();
         let now = self.ticks();
         for slot in self.balancer.take_returned() {
@@ -583,14 +583,14 @@ fn backends_are_used_equally_until_the_first_probes_end() {
         Balancer::new(vec![host.service.clone()], LIMITS, Adopted::default(), host.now).expect("it fits");
     host.deliver(4);
     let first = (address(0), (Health::Healthy, Why::Probe));
-    host.hear(Fact::Said(0, Who::Probe, [first].into()));
+    host.apply(Fact::Verdicts(0, Who::Probe, [first].into()));
     host.publish();
     host.sent.fill(0);
     host.connects(40);
     assert_eq!(host.sent, [10; 4]);
     // After the time for the first probes, connects choose only proven backends.
     host.now += SECOND;
-    host.hear(Fact::Time);
+    host.apply(Fact::Time);
     host.publish();
     host.sent.fill(0);
     host.connects(40);

@@ -48,10 +48,10 @@ fn balancer() -> (Balancer, Arc<Membership>) {
     (balancer, membership)
 }
 
-fn say(balancer: &mut Balancer, seconds: u64, who: Who, said: &[(SocketAddr, Health)]) -> bool {
+fn report(balancer: &mut Balancer, seconds: u64, who: Who, verdicts: &[(SocketAddr, Health)]) -> bool {
     let why = if who == Who::Report { Why::Report } else { Why::Probe };
-    let said = said.iter().map(|(address, health)| (*address, (*health, why))).collect();
-    balancer.handle(at(seconds), Fact::Said(0, who, said)).expect("it takes no room")
+    let verdicts = verdicts.iter().map(|(address, health)| (*address, (*health, why))).collect();
+    balancer.handle(at(seconds), Fact::Verdicts(0, who, verdicts)).expect("it takes no room")
 }
 
 fn pass(balancer: &mut Balancer, seconds: u64) {
@@ -71,14 +71,14 @@ fn a_self_reported_lame_duck_is_replaced_without_a_state_word() {
     let (mut balancer, membership) = balancer();
     let members = in_table(&balancer);
     let lame = membership.members[0].endpoint.address;
-    assert!(say(&mut balancer, 100, Who::Report, &[(lame, Health::LameDuck)]));
+    assert!(report(&mut balancer, 100, Who::Report, &[(lame, Health::LameDuck)]));
     assert_eq!(usable(&balancer.plan(), lame), Usable::UnlessEjected, "no word of it is left behind");
     let row = balancer.row(0).expect("a row");
     assert_eq!((row.available, row.tier), ((3, 4), Tier::Healthy));
     assert_eq!(row.usable[&lame].1, Health::LameDuck);
     pass(&mut balancer, 111);
     assert_ne!(in_table(&balancer), members, "another stands in");
-    assert!(say(&mut balancer, 120, Who::Report, &[]));
+    assert!(report(&mut balancer, 120, Who::Report, &[]));
     pass(&mut balancer, 149);
     assert_ne!(in_table(&balancer), members);
     pass(&mut balancer, 150);
@@ -90,7 +90,7 @@ fn self_reported_lame_ducks_serve_if_all_members_are_lame() {
     let (mut balancer, membership) = balancer();
     let all: Vec<_> =
         membership.members.iter().map(|member| (member.endpoint.address, Health::LameDuck)).collect();
-    say(&mut balancer, 1, Who::Report, &all);
+    report(&mut balancer, 1, Who::Report, &all);
     let plan = balancer.plan();
     assert!(all.iter().all(|(address, _)| usable(&plan, *address) == Usable::UnlessEjected));
     assert_eq!(balancer.row(0).expect("a row").tier, Tier::LameDucks);
@@ -102,16 +102,16 @@ fn a_refusing_backend_is_not_chosen_for_any_witness() {
     for who in [Who::Probe, Who::Report] {
         let (mut balancer, membership) = balancer();
         let down = membership.members[1].endpoint.address;
-        assert!(say(&mut balancer, 100, who, &[(down, Health::Refusing)]));
-        assert!(!say(&mut balancer, 101, who, &[(down, Health::Refusing)]), "it is no news");
+        assert!(report(&mut balancer, 100, who, &[(down, Health::Refusing)]));
+        assert!(!report(&mut balancer, 101, who, &[(down, Health::Refusing)]), "it is no news");
         assert_eq!(usable(&balancer.plan(), down), Usable::No);
         let other = if who == Who::Probe { Who::Report } else { Who::Probe };
-        say(&mut balancer, 102, other, &[]);
+        report(&mut balancer, 102, other, &[]);
         assert_eq!(usable(&balancer.plan(), down), Usable::No, "who says nothing takes nothing back");
         // A fact from probes does not change backends that it does not contain, while a fact from
         // reports is complete.
         let well = if who == Who::Probe { &[(down, Health::Healthy)][..] } else { &[] };
-        assert!(say(&mut balancer, 103, who, well));
+        assert!(report(&mut balancer, 103, who, well));
         assert_eq!(usable(&balancer.plan(), down), Usable::UnlessEjected);
     }
 }
@@ -121,7 +121,7 @@ fn a_refusing_substitute_is_skipped() {
     let (mut balancer, membership) = balancer();
     let lost = membership.members[0].endpoint.address;
     let [first, second] = [0, 1].map(|at: usize| membership.next[at].endpoint.address);
-    say(&mut balancer, 100, Who::Probe, &[(first, Health::Refusing), (lost, Health::Refusing)]);
+    report(&mut balancer, 100, Who::Probe, &[(first, Health::Refusing), (lost, Health::Refusing)]);
     pass(&mut balancer, 111);
     let table = in_table(&balancer);
     assert!(table.contains(&second) && !table.contains(&first) && !table.contains(&lost), "{table:?}");
@@ -136,16 +136,16 @@ fn verdicts_on_backends_without_a_slot_remain_until_withdrawn() {
         lb_core::slots::Identity { service: index, address: next }
     };
     let known = identity(&balancer);
-    say(&mut balancer, 1, Who::Probe, &[(next, Health::Refusing)]);
+    report(&mut balancer, 1, Who::Probe, &[(next, Health::Refusing)]);
     pass(&mut balancer, 2);
     assert_eq!(
         balancer.standing(known).map(lb_core::health::BackendEvidence::health),
         Some(Health::Refusing)
     );
-    say(&mut balancer, 3, Who::Probe, &[(next, Health::Healthy)]);
+    report(&mut balancer, 3, Who::Probe, &[(next, Health::Healthy)]);
     assert_eq!(balancer.standing(known).map(lb_core::health::BackendEvidence::is_proven), Some(true));
-    assert!(!say(&mut balancer, 4, Who::Probe, &[(next, Health::Healthy)]), "it is no news");
-    say(&mut balancer, 5, Who::Report, &[(next, Health::LameDuck)]);
-    say(&mut balancer, 6, Who::Report, &[]);
+    assert!(!report(&mut balancer, 4, Who::Probe, &[(next, Health::Healthy)]), "it is no news");
+    report(&mut balancer, 5, Who::Report, &[(next, Health::LameDuck)]);
+    report(&mut balancer, 6, Who::Report, &[]);
     assert_eq!(balancer.standing(known).map(lb_core::health::BackendEvidence::health), Some(Health::Healthy));
 }

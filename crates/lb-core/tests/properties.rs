@@ -232,20 +232,20 @@ proptest! {
     fn shares_sum_to_one_and_loads_to_the_clients(algorithm in algorithms(), job in jobs()) {
         let (position, weights) = job;
         let mut loads: HashMap<u32, f64> = HashMap::new();
-        let mut said: HashMap<u32, f64> = HashMap::new();
+        let mut first_loads: HashMap<u32, f64> = HashMap::new();
         for client in 0..position.clients {
             let used = members(algorithm, Position { client, ..position }, &weights).members;
             let sum: f64 = used.iter().map(|member| member.share).sum();
             prop_assert!((sum - 1.0).abs() < 1e-9, "client {} has {}", client, sum);
             for member in used {
                 *loads.entry(member.endpoint.index).or_default() += member.share;
-                let before = *said.entry(member.endpoint.index).or_insert(member.load);
+                let before = *first_loads.entry(member.endpoint.index).or_insert(member.load);
                 prop_assert!((before - member.load).abs() < 1e-12, "all clients say the same");
             }
         }
         // Each client's own computation of all loads equals the loads from all clients' shares.
         for (index, load) in loads {
-            prop_assert!((load - said[&index]).abs() < 1e-6, "backend {}: {} and {}", index, load, said[&index]);
+            prop_assert!((load - first_loads[&index]).abs() < 1e-6, "backend {}: {} and {}", index, load, first_loads[&index]);
         }
     }
 

@@ -227,8 +227,8 @@ fn a_backend_with_passing_probes_needs_twice_as_many_failures() {
     let mut balancer = ejecting(2, "hh");
     let members: Vec<SocketAddr> = balancer.weights(0).iter().map(|(address, _)| *address).collect();
     let probed = |balancer: &mut Balancer, health| {
-        let said = members.iter().map(|address| (*address, (health, Why::Probe))).collect();
-        balancer.handle(at(100), Fact::Said(0, Who::Probe, said)).expect("it takes no room");
+        let found = members.iter().map(|address| (*address, (health, Why::Probe))).collect();
+        balancer.handle(at(100), Fact::Verdicts(0, Who::Probe, found)).expect("it takes no room");
         let plan = balancer.plan();
         in_table(&plan).iter().map(|slot| backend(&plan, *slot).is_probed_healthy).collect::<Vec<_>>()
     };
@@ -248,12 +248,16 @@ fn suspicion_by_probes_counts_as_ejected_without_a_trial() {
     let mut balancer = balancer(2, "hh");
     let members: Vec<SocketAddr> = balancer.weights(0).iter().map(|(address, _)| *address).collect();
     let guess = |health| members.iter().map(|address| (*address, (health, Why::Probe))).collect();
-    balancer.handle(at(100), Fact::Said(0, Who::Probe, guess(Health::Ejected))).expect("it takes no room");
+    balancer
+        .handle(at(100), Fact::Verdicts(0, Who::Probe, guess(Health::Ejected)))
+        .expect("it takes no room");
     let look = |balancer: &Balancer| balancer.row(0).map(|row| (row.tier, row.available));
     assert_eq!(look(&balancer), Some((Tier::Ejected, (0, 2))));
     let plan = balancer.plan();
     assert!(in_table(&plan).iter().all(|slot| backend(&plan, *slot).usable == Usable::EvenEjected));
-    balancer.handle(at(101), Fact::Said(0, Who::Probe, guess(Health::Healthy))).expect("it takes no room");
+    balancer
+        .handle(at(101), Fact::Verdicts(0, Who::Probe, guess(Health::Healthy)))
+        .expect("it takes no room");
     assert_eq!(look(&balancer), Some((Tier::Healthy, (2, 2))));
     assert_eq!(balancer.take_returned(), [], "the programs have ejected none, so they need not try any");
 }
@@ -336,7 +340,7 @@ fn maps(reasons: &[(Usable, HealthReason)]) -> (Service, Plan) {
     let mut before = balancing(service.clone(), 4, "hhhh");
     let all =
         list("hhhh").as_slice().iter().map(|one| (one.address, (Health::Healthy, Why::Probe))).collect();
-    before.handle(at(0), Fact::Said(0, Who::Probe, all)).expect("it takes no room");
+    before.handle(at(0), Fact::Verdicts(0, Who::Probe, all)).expect("it takes no room");
     let mut plan = before.plan();
     for (backend, (usable, reason)) in plan.backends.values_mut().zip(reasons) {
         (backend.usable, backend.reason) = (*usable, *reason);
@@ -405,8 +409,8 @@ fn a_state_word_follows_its_reason() {
     let address = list("hhhh").as_slice()[0].address;
     for (why, reason) in [(Why::Probe, HealthReason::ProbeConnect), (Why::Answer, HealthReason::ProbeAnswer)]
     {
-        let said = BTreeMap::from([(address, (Health::Refusing, why))]);
-        assert!(balancer.handle(at(11), Fact::Said(0, Who::Probe, said)).expect("it takes no room"));
+        let found = BTreeMap::from([(address, (Health::Refusing, why))]);
+        assert!(balancer.handle(at(11), Fact::Verdicts(0, Who::Probe, found)).expect("it takes no room"));
         let plan = balancer.plan();
         let backend = plan.backends.values().find(|backend| backend.address == address).expect("it is there");
         assert_eq!((backend.reason, backend.usable), (reason, Usable::No));

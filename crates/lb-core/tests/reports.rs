@@ -48,7 +48,7 @@ fn delivered(position: usize, backends: &[u8]) -> Fact {
 }
 
 /// Passes these ids to each of the services. Returns whether any service changed.
-fn tell(balancer: &mut Balancer, services: usize, ids: &[(Protocol, u8, u32)]) -> bool {
+fn set_ids(balancer: &mut Balancer, services: usize, ids: &[(Protocol, u8, u32)]) -> bool {
     let ids: BTreeMap<Name, u32> = ids
         .iter()
         .map(|(protocol, last, id)| (Name { protocol: *protocol, address: backend(*last) }, *id))
@@ -89,7 +89,7 @@ fn a_report_id_needs_only_one_step() {
     let mut balancer = balancer(&Plan::default(), &[1, 2]);
     let before = balancer.plan();
     assert_eq!(ids(&before), [(0, 1, 0), (0, 2, 0), (1, 1, 0), (1, 2, 0)]);
-    assert!(tell(&mut balancer, 2, &BOTH));
+    assert!(set_ids(&mut balancer, 2, &BOTH));
     let plan = balancer.plan();
     assert_eq!(ids(&plan), [(0, 1, 5), (0, 2, 7), (1, 1, 6), (1, 2, 0)]);
     let steps = diff(&before, &plan);
@@ -105,9 +105,9 @@ fn a_report_id_needs_only_one_step() {
     steps.iter().for_each(|step| recorded.record(step));
     assert_eq!(recorded, plan);
     // The same ids again change nothing.
-    assert!(!tell(&mut balancer, 2, &BOTH));
+    assert!(!set_ids(&mut balancer, 2, &BOTH));
     // A new backend is written with its id.
-    tell(&mut balancer, 2, &[&BOTH[..], &[(Protocol::Udp, 3, 9)]].concat());
+    set_ids(&mut balancer, 2, &[&BOTH[..], &[(Protocol::Udp, 3, 9)]].concat());
     balancer.handle(NOW, delivered(1, &[1, 2, 3])).expect("it fits");
     let written = diff(&plan, &balancer.plan());
     assert!(written.iter().any(|step| matches!(step, Step::WriteBackend(_, row) if row.report == 9)));
@@ -117,13 +117,13 @@ fn a_report_id_needs_only_one_step() {
 #[test]
 fn a_restart_adopts_the_ids_until_new_ids_arrive() {
     let mut first = balancer(&Plan::default(), &[1, 2]);
-    tell(&mut first, 2, &BOTH);
+    set_ids(&mut first, 2, &BOTH);
     let held = first.plan();
     let mut second = balancer(&held, &[1, 2]);
     assert_eq!(diff(&held, &second.plan()), []);
-    tell(&mut second, 2, &BOTH);
+    set_ids(&mut second, 2, &BOTH);
     assert_eq!(diff(&held, &second.plan()), []);
-    tell(&mut second, 2, &[]);
+    set_ids(&mut second, 2, &[]);
     let steps = diff(&held, &second.plan());
     assert!(steps.len() == 3 && steps.iter().all(|step| matches!(step, Step::SetReport(_, 0))), "{steps:?}");
 }
@@ -131,12 +131,12 @@ fn a_restart_adopts_the_ids_until_new_ids_arrive() {
 #[test]
 fn backends_of_a_removed_service_have_no_ids() {
     let mut before = balancer(&Plan::default(), &[1]);
-    tell(&mut before, 2, &BOTH);
+    set_ids(&mut before, 2, &BOTH);
     let adopted = Adopted { plan: before.plan(), ..Adopted::default() };
     let only = services().into_iter().take(1).collect();
     let mut after = Balancer::new(only, LIMITS, adopted, NOW).expect("few services");
     assert_eq!(ids(&after.plan()), [(0, 1, 5), (1, 1, 0)]);
-    tell(&mut after, 1, &[]);
+    set_ids(&mut after, 1, &[]);
     assert_eq!(ids(&after.plan()), [(0, 1, 0), (1, 1, 0)]);
 }
 
@@ -148,6 +148,6 @@ fn a_service_without_reports_has_no_ids_of_another_service() {
     for position in 0..2 {
         balancer.handle(NOW, delivered(position, &[1])).expect("it fits");
     }
-    assert!(tell(&mut balancer, 1, &BOTH));
+    assert!(set_ids(&mut balancer, 1, &BOTH));
     assert_eq!(ids(&balancer.plan()), [(0, 1, 5), (1, 1, 0)]);
 }

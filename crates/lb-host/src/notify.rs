@@ -13,7 +13,7 @@ use tracing::warn;
 pub struct Notifier {
     messages: Option<mpsc::SyncSender<String>>,
     /// Closed when the thread has sent everything.
-    said: mpsc::Receiver<()>,
+    finished: mpsc::Receiver<()>,
     status: String,
 }
 
@@ -23,16 +23,16 @@ impl Notifier {
         /// Maximum number of waiting messages. Further ones are dropped: a later message reports
         /// the state at its time.
         const WAITING: usize = 16;
-        let (ended, said) = mpsc::channel();
+        let (ended, finished) = mpsc::channel();
         let messages = std::env::var_os("NOTIFY_SOCKET").and_then(|_| {
             let (messages, inbox) = mpsc::sync_channel(WAITING);
-            let speak = move || {
-                speak(&inbox);
+            let send_all = move || {
+                send_all(&inbox);
                 drop(ended);
             };
-            std::thread::Builder::new().name("notify".to_owned()).spawn(speak).ok().map(|_| messages)
+            std::thread::Builder::new().name("notify".to_owned()).spawn(send_all).ok().map(|_| messages)
         });
-        Self { messages, said, status: String::new() }
+        Self { messages, finished, status: String::new() }
     }
 
     /// Interval between watchdog messages: half of the manager's limit. `None` if the manager
@@ -43,19 +43,19 @@ impl Notifier {
 
     /// Sends a watchdog message, the sign of life that the manager demands.
     pub fn watchdog_fed(&self) {
-        self.tell(&[NotifyState::Watchdog]);
+        self.send(&[NotifyState::Watchdog]);
     }
 
     /// Reports that everything requested is in place, after a start and after a reload.
     pub fn ready(&mut self, status: String) {
-        self.tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
+        self.send(&[NotifyState::Ready, NotifyState::Status(&status)]);
         self.status = status;
     }
 
     /// Reports the state in one line, if that line has changed.
     pub fn status(&mut self, status: String) {
         if status != self.status {
-            self.tell(&[NotifyState::Status(&status)]);
+            self.send(&[NotifyState::Status(&status)]);
             self.status = status;
         }
     }
@@ -64,25 +64,25 @@ impl Notifier {
     pub fn reloading(&self) {
         // The protocol requires the monotonic clock's time in the same message.
         match NotifyState::monotonic_usec_now() {
-            Ok(now) => self.tell(&[NotifyState::Reloading, now]),
-            Err(_) => self.tell(&[NotifyState::Reloading]),
+            Ok(now) => self.send(&[NotifyState::Reloading, now]),
+            Err(_) => self.send(&[NotifyState::Reloading]),
         }
     }
 
     /// Reports that shutdown has begun.
     pub fn stopping(&self) {
-        self.tell(&[NotifyState::Stopping]);
+        self.send(&[NotifyState::Stopping]);
     }
 
     /// Waits until everything is sent, but at most a second, because the manager may not read.
     pub fn finish(mut self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         if self.messages.take().is_some() {
-            let _ = self.said.recv_timeout(PATIENCE);
+            let _ = self.finished.recv_timeout(PATIENCE);
         }
     }
 
-    fn tell(&self, state: &[NotifyState<'_>]) {
+    fn send(&self, state: &[NotifyState<'_>]) {
         if let Some(messages) = &self.messages {
             let lines: Vec<String> = state.iter().map(ToString::to_string).collect();
             let _ = messages.try_send(lines.join("\n"));
@@ -97,7 +97,7 @@ impl Default for Notifier {
 }
 
 /// Sends the messages until the channel is closed.
-fn speak(inbox: &mpsc::Receiver<String>) {
+fn send_all(inbox: &mpsc::Receiver<String>) {
     let mut before = None;
     for message in inbox {
         let error = sd_notify::notify(&[NotifyState::Custom(&message)]).err().map(|error| error.to_string());

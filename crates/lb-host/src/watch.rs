@@ -125,7 +125,7 @@ impl Watcher {
     }
 
     /// Removes the watches of all other directories.
-    pub fn keep_only(&self, wanted: &BTreeSet<PathBuf>) {
+    pub fn retain_only(&self, wanted: &BTreeSet<PathBuf>) {
         let unwanted: Vec<i32> = self
             .watched()
             .directories
@@ -222,10 +222,10 @@ mod tests {
         watcher.add(&one).unwrap();
         watcher.add(&link).unwrap();
         // Both paths share one watch, which stays as long as one of the paths is wanted.
-        watcher.keep_only(&[link.clone()].into());
+        watcher.retain_only(&[link.clone()].into());
         fs::write(one.join("a"), "x").unwrap();
         assert_eq!(watch.changed().await, [link.join("a")].into());
-        watcher.keep_only(&[folder.path().to_owned()].into());
+        watcher.retain_only(&[folder.path().to_owned()].into());
         assert_eq!(watched(&watcher), [""; 0].map(PathBuf::from));
         // The kernel reports when a watch is gone (IN_IGNORED).
         watcher.add(folder.path()).unwrap();

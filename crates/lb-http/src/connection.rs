@@ -28,7 +28,7 @@ use tokio::sync::{Notify, watch};
 /// requests of our commands and of Prometheus take a tenth of it.
 const HEAD_BYTES: usize = 8 << 10;
 /// Time for the request to arrive.
-const ASKING: Duration = Duration::from_secs(5);
+const REQUEST_WITHIN: Duration = Duration::from_secs(5);
 /// Time for the server to produce the answer. A request that waits for a cgroup to be covered is
 /// answered after at most half of this time; all other requests take seconds.
 const ANSWERING: Duration = Duration::from_secs(60);
@@ -38,7 +38,7 @@ const READING: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ConnectionPhase {
     /// The peer has to send the request.
-    Asking,
+    AwaitingRequest,
     /// The server has to produce the answer.
     Answering,
     /// The peer has to read the answer.
@@ -48,7 +48,7 @@ enum ConnectionPhase {
 impl ConnectionPhase {
     const fn limit(self) -> Duration {
         match self {
-            Self::Asking => ASKING,
+            Self::AwaitingRequest => REQUEST_WITHIN,
             Self::Answering => ANSWERING,
             Self::Reading => READING,
         }
@@ -72,7 +72,11 @@ fn now() -> u64 {
 
 impl ConnectionActivity {
     pub fn new(moved: Arc<Notify>) -> Self {
-        Self { phase: watch::Sender::new(ConnectionPhase::Asking), progress: AtomicU64::new(now()), moved }
+        Self {
+            phase: watch::Sender::new(ConnectionPhase::AwaitingRequest),
+            progress: AtomicU64::new(now()),
+            moved,
+        }
     }
 
     /// Sort key: connections that have not sent a request come first, and among equals the one that

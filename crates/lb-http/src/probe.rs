@@ -113,10 +113,10 @@ pub async fn probe(
         .header(CONNECTION, "close")
         .body(Empty::<Bytes>::new())?;
     let (informational, too_many) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-    let (counted, told) = (Arc::clone(&informational), Arc::clone(&too_many));
+    let (counted, exceeded) = (Arc::clone(&informational), Arc::clone(&too_many));
     hyper::ext::on_informational(&mut request, move |_| {
         if counted.fetch_add(1, Ordering::Relaxed) == MAX_INFORMATIONAL {
-            told.notify_one();
+            exceeded.notify_one();
         }
     });
     let answer = sender.send_request(request);

@@ -37,7 +37,7 @@ mod tests;
 use entry::{Entry, Rules};
 use name::Name;
 use pushes::Pace;
-pub use subscribers::{Asker, MAX_SUBSCRIBERS, Via};
+pub use subscribers::{MAX_SUBSCRIBERS, Requester, Via};
 
 /// Maximum number of backends of an agent. Together with [`MAX_SUBSCRIBERS`] it limits the agent's
 /// memory.
@@ -133,8 +133,8 @@ impl Reports {
 
     /// The answer to the bytes of a packet, with the same length. Counts the packet. `None` if it
     /// is refused.
-    pub fn answer(&mut self, bytes: &[u8], asker: Asker, now: Instant) -> Option<Datagram> {
-        match self.answer_to(bytes, asker, now) {
+    pub fn answer(&mut self, bytes: &[u8], requester: Requester, now: Instant) -> Option<Datagram> {
+        match self.answer_to(bytes, requester, now) {
             Ok(answer) => {
                 self.counts.answered += 1;
                 Some(answer)
@@ -146,26 +146,34 @@ impl Reports {
         }
     }
 
-    fn answer_to(&mut self, bytes: &[u8], asker: Asker, now: Instant) -> Result<Datagram, Refused> {
+    fn answer_to(&mut self, bytes: &[u8], requester: Requester, now: Instant) -> Result<Datagram, Refused> {
         let request = Datagram::parse(bytes).map_err(Refused::Malformed)?;
         let name = Name::of(&request).ok_or(Refused::Malformed(Malformed::Name))?;
         let cookies = self.cookies(now);
         let entry = self.entries.get_mut(&name).ok_or(Refused::UnknownName)?;
         entry.expire(now);
         let mut prepared = entry.prepared(now, 0);
-        let heard = answer(&request, &asker.on_wire(), &mut prepared, &cookies, 0)?;
-        if let Some(heard) = heard {
+        let acknowledged = answer(&request, &requester.on_wire(), &mut prepared, &cookies, 0)?;
+        if let Some(acknowledged) = acknowledged {
             let key_id = request.key_id.to_host();
-            self.counts.replaced += u64::from(entry.subscribe(asker, key_id, heard, now));
+            self.counts.replaced += u64::from(entry.subscribe(requester, key_id, acknowledged, now));
         }
         Ok(*Datagram::in_words(&prepared.report))
     }
 
-    /// Records a subscriber that the responder has answered. `heard` is the number of the change
-    /// that the client acknowledged with its cookie.
-    pub fn subscribe(&mut self, name: Name, asker: Asker, key_id: u16, heard: u16, asked: Instant) {
+    /// Records a subscriber that the responder has answered. `acknowledged` is the number of the
+    /// change that the client acknowledged with its cookie.
+    pub fn subscribe(
+        &mut self,
+        name: Name,
+        requester: Requester,
+        key_id: u16,
+        acknowledged: u16,
+        requested_at: Instant,
+    ) {
         if let Some(entry) = self.entries.get_mut(&name) {
-            self.counts.replaced += u64::from(entry.subscribe_late(asker, key_id, heard, asked));
+            self.counts.replaced +=
+                u64::from(entry.subscribe_late(requester, key_id, acknowledged, requested_at));
         }
     }
 
@@ -185,7 +193,7 @@ impl Reports {
 
     /// Calls `send` with the pushes that are due, as many as the pace allows. The backends take
     /// turns, so that no backend delays another.
-    pub fn push(&mut self, now: Instant, mut send: impl FnMut(Asker, &Datagram)) {
+    pub fn push(&mut self, now: Instant, mut send: impl FnMut(Requester, &Datagram)) {
         let mut left = self.pace.allowed(now);
         let mut pushed = 0;
         let cookies = self.cookies(now);
@@ -193,13 +201,13 @@ impl Reports {
         while left > 0 {
             let before = left;
             for (name, entry) in &mut self.entries {
-                let Some((asker, key_id)) = (if left > 0 { entry.next_push(now) } else { None }) else {
+                let Some((requester, key_id)) = (if left > 0 { entry.next_push(now) } else { None }) else {
                     continue;
                 };
-                let cookie = cookies.cookie(&name.to_sender(), &asker.on_wire(), entry.change());
+                let cookie = cookies.cookie(&name.to_sender(), &requester.on_wire(), entry.change());
                 let mut push = entry.report(Kind::Push, now);
                 push.cookie = cookie;
-                send(asker, &entry.sealed(push, key_id));
+                send(requester, &entry.sealed(push, key_id));
                 left -= 1;
                 pushed += 1;
             }
@@ -226,10 +234,10 @@ impl Reports {
     }
 }
 
-impl Asker {
+impl Requester {
     /// The asker in the form that cookies use.
-    fn on_wire(self) -> wire::Asker {
-        wire::Asker { address: self.address.ip().into(), port: Be16::from_host(self.address.port()) }
+    fn on_wire(self) -> wire::RequestSource {
+        wire::RequestSource { address: self.address.ip().into(), port: Be16::from_host(self.address.port()) }
     }
 }
 

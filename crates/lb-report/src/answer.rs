@@ -4,7 +4,7 @@
 use lb_common::abi::responder::{PreparedAnswer, REFUSALS};
 use lb_common::net::Be16;
 
-use crate::wire::{Asker, Cookies, Datagram, Key, Kind, Malformed, Readiness};
+use crate::wire::{Cookies, Datagram, Key, Kind, Malformed, Readiness, RequestSource};
 
 /// Why a datagram is not answered. Every datagram that arrives is either answered or counted by its
 /// reason.
@@ -73,7 +73,7 @@ impl Refused {
 #[inline(always)]
 pub fn answer(
     request: &Datagram,
-    asker: &Asker,
+    source: &RequestSource,
     prepared: &mut PreparedAnswer,
     cookies: &Cookies,
     now_ns: u64,
@@ -91,13 +91,13 @@ pub fn answer(
     answer.kind = Kind::Answer as u8;
     answer.key_id = request.key_id;
     answer.nonce = request.nonce;
-    answer.cookie = cookies.cookie(&name, asker, prepared.change);
+    answer.cookie = cookies.cookie(&name, source, prepared.change);
     if now_ns > prepared.deadline_ns {
         answer.readiness = Readiness::Unknown as u8;
     }
     answer.age = later(answer.age, now_ns.saturating_sub(prepared.written_ns));
     answer.seal(&key);
-    Ok(cookies.heard(request.cookie, &name, asker))
+    Ok(cookies.acknowledged(request.cookie, &name, source))
 }
 
 #[inline(always)]
@@ -163,8 +163,8 @@ mod tests {
         request.sealed(Key::from_bytes(KEYS[usize::from(request.key_id.to_host() - 1)]))
     }
 
-    fn asker() -> Asker {
-        Asker { address: Ipv4Addr::new(192, 0, 2, 7).into(), port: Be16::from_host(9467) }
+    fn source() -> RequestSource {
+        RequestSource { address: Ipv4Addr::new(192, 0, 2, 7).into(), port: Be16::from_host(9467) }
     }
 
     fn cookies() -> Cookies {
@@ -173,18 +173,18 @@ mod tests {
 
     fn at(request: &Datagram, ms: u64) -> Result<(Datagram, Option<u16>), Refused> {
         let mut prepared = prepared();
-        let heard = answer(request, &asker(), &mut prepared, &cookies(), ms * MS)?;
-        Ok((*Datagram::in_words(&prepared.report), heard))
+        let acknowledged = answer(request, &source(), &mut prepared, &cookies(), ms * MS)?;
+        Ok((*Datagram::in_words(&prepared.report), acknowledged))
     }
 
     #[test]
     fn an_answer_is_authentic_and_has_the_prepared_content() {
         for key_id in [1, 2] {
-            let (answer, heard) = at(&sealed(request(key_id)), 1_000).expect("an answer");
+            let (answer, acknowledged) = at(&sealed(request(key_id)), 1_000).expect("an answer");
             assert!(answer.is_authentic(Key::from_bytes(KEYS[usize::from(key_id - 1)])));
             assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 99));
             assert_eq!((answer.key_id.to_host(), answer.age.to_host()), (key_id, 700));
-            assert_eq!((answer.readiness(), heard), (Some(Readiness::Ready), None));
+            assert_eq!((answer.readiness(), acknowledged), (Some(Readiness::Ready), None));
             let mut again = request(key_id);
             again.cookie = answer.cookie;
             assert_eq!(at(&sealed(again), 1_000).expect("an answer").1, Some(3));
@@ -193,15 +193,15 @@ mod tests {
 
     #[test]
     fn after_its_deadline_a_prepared_answer_reports_unknown() {
-        let said = |ms| {
+        let answered = |ms| {
             let (answer, _) = at(&sealed(request(1)), ms).expect("an answer");
             (answer.readiness().expect("one"), answer.age.to_host())
         };
-        assert_eq!(said(999), (Readiness::Ready, 700), "a clock that goes back makes nothing younger");
-        assert_eq!(said(1_300), (Readiness::Ready, 1_000));
-        assert_eq!(said(6_000), (Readiness::Ready, 5_700));
-        assert_eq!(said(6_001), (Readiness::Unknown, 5_701));
-        assert_eq!(said(1_000_000), (Readiness::Unknown, u16::MAX));
+        assert_eq!(answered(999), (Readiness::Ready, 700), "a clock that goes back makes nothing younger");
+        assert_eq!(answered(1_300), (Readiness::Ready, 1_000));
+        assert_eq!(answered(6_000), (Readiness::Ready, 5_700));
+        assert_eq!(answered(6_001), (Readiness::Unknown, 5_701));
+        assert_eq!(answered(1_000_000), (Readiness::Unknown, u16::MAX));
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(at(&sealed(push), 1_000), Err(Refused::NotARequest));
         assert_eq!(at(&push, 1_000), Err(Refused::Forged), "and nothing else is told to who has no key");
         let mut without = PreparedAnswer { keys: [SenderKey::default(); 2], ..prepared() };
-        let of_zero = answer(&request(0), &asker(), &mut without, &cookies(), 0);
+        let of_zero = answer(&request(0), &source(), &mut without, &cookies(), 0);
         assert_eq!(of_zero, Err(Refused::UnknownKey));
     }
 

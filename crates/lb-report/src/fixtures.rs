@@ -226,7 +226,7 @@ impl Words for OneBackend {
 #[derive(Clone, Debug)]
 pub struct OneAnswer {
     /// The address at which the answer may be requested.
-    pub asked_at: Address,
+    pub served_at: Address,
     /// The backend.
     pub name: SenderName,
     /// The prepared answer.
@@ -240,7 +240,7 @@ pub struct OneAnswer {
 impl OneAnswer {
     /// A backend with this address over TCP. Its key has number 1, and its last change number 3.
     /// The prepared answer is valid until the deadline.
-    pub fn new(asked_at: IpAddr, backend: SocketAddr, key: [u8; 16], deadline_ns: u64) -> Self {
+    pub fn new(served_at: IpAddr, backend: SocketAddr, key: [u8; 16], deadline_ns: u64) -> Self {
         let mut report = Datagram::about(Kind::Answer, 6, backend);
         report.readiness = Readiness::Ready as u8;
         let first = SenderKey { id: 1, key, ..SenderKey::default() };
@@ -252,7 +252,7 @@ impl OneAnswer {
             ..PreparedAnswer::zeroed()
         };
         Self {
-            asked_at: asked_at.into(),
+            served_at: served_at.into(),
             name: report.name(),
             prepared: prepared.checked(),
             secret: [7; 16],
@@ -262,8 +262,8 @@ impl OneAnswer {
 }
 
 impl respond::Maps for OneAnswer {
-    fn is_asked_at(&self, address: Address) -> bool {
-        address == self.asked_at
+    fn is_served_at(&self, address: Address) -> bool {
+        address == self.served_at
     }
 
     fn is_own(&self, station: Station) -> bool {
@@ -272,7 +272,7 @@ impl respond::Maps for OneAnswer {
 
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found {
         *into = self.prepared;
-        if *name == self.name { Found::Prepared } else { Found::Nobody }
+        if *name == self.name { Found::Prepared } else { Found::UnknownName }
     }
 
     fn subscribe(&self, name: &SubscriberName, subscriber: &Subscriber) {

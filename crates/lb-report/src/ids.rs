@@ -113,9 +113,9 @@ impl ReportIds {
         self.in_use.iter().map(|(name, id)| (*name, *id))
     }
 
-    /// Stops counting the uncovered names for which `is_asked` returns false.
-    pub fn retain_uncovered(&mut self, is_asked: impl Fn(&Name) -> bool) {
-        self.uncovered.retain(is_asked);
+    /// Stops counting the uncovered names for which `is_wanted` returns false.
+    pub fn retain_uncovered(&mut self, is_wanted: impl Fn(&Name) -> bool) {
+        self.uncovered.retain(is_wanted);
     }
 
     /// How many names have no id because no id was free.
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(ids.uncovered(), 2);
         ids.release(name(2));
         assert_eq!((ids.uncovered(), ids.wants_wait()), (1, false));
-        ids.retain_uncovered(|asked| *asked != name(1));
+        ids.retain_uncovered(|wanted| *wanted != name(1));
         assert_eq!(ids.uncovered(), 0);
     }
 

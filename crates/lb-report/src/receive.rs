@@ -368,7 +368,7 @@ mod tests {
             (UnknownKey, change(&|datagram| datagram.key_id = Be16::from_host(0))),
             (Forged, forged),
             (NotAReport, change(&|datagram| datagram.kind = Kind::Request as u8)),
-            (Unasked, change(&|datagram| (datagram.kind, datagram.nonce) = (Kind::Answer as u8, 98))),
+            (Unrequested, change(&|datagram| (datagram.kind, datagram.nonce) = (Kind::Answer as u8, 98))),
             (Replayed, sealed(push(4))),
         ];
         for (why, bytes) in cases {
@@ -398,9 +398,9 @@ mod tests {
         answer.valid_for = Be32::from_host(1_000);
         assert_eq!(take(&maps, Shape::PLAIN, false, &sealed(answer)), BELIEVED);
         assert_eq!(maps.lame_until_ns.get(), NOW + 1_000_000_000);
-        let unasked = Reception::Disbelieved(Disbelieved::Unasked);
+        let unrequested = Reception::Disbelieved(Disbelieved::Unrequested);
         let again = take(&maps, Shape::PLAIN, false, &sealed(answer));
-        assert_eq!(again, Some(Received { reception: unasked, goes_on: false }));
+        assert_eq!(again, Some(Received { reception: unrequested, goes_on: false }));
     }
 
     #[test]

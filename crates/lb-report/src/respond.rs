@@ -10,12 +10,12 @@ use network_types::eth::EthHdr;
 
 use crate::answer::{Refused, answer};
 use crate::frame::{FrameMut, Udp, can_turn, turn, udp_to};
-use crate::wire::{Asker, Cookies, Datagram, Malformed, Readiness};
+use crate::wire::{Cookies, Datagram, Malformed, Readiness, RequestSource};
 
 /// The maps that the agent and the program share, as the program uses them.
 pub trait Maps {
     /// Whether requests to this address of the host are answered.
-    fn is_asked_at(&self, address: Address) -> bool;
+    fn is_served_at(&self, address: Address) -> bool;
     /// Whether an interface of this host has this hardware address.
     fn is_own(&self, station: Station) -> bool;
     /// Looks up the prepared answer of a backend and copies it to `into` if it is found.
@@ -32,7 +32,7 @@ pub enum Found {
     /// The answer was found.
     Prepared,
     /// This host has no backend with this name.
-    Nobody,
+    UnknownName,
     /// The agent is writing the answer now.
     BeingWritten,
 }
@@ -67,7 +67,7 @@ pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
     now_ns: impl FnOnce() -> u64,
 ) -> Option<Response> {
     let udp = request_in(frame, port)?;
-    if !maps.is_asked_at(udp.to) || !is_to_this_host(frame, maps) {
+    if !maps.is_served_at(udp.to) || !is_to_this_host(frame, maps) {
         return None;
     }
     let workspace = workspace()?;
@@ -109,7 +109,7 @@ fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) 
     let backend = request.name();
     match maps.prepared(&backend, prepared) {
         Found::Prepared => {}
-        Found::Nobody => return refused(Refused::UnknownName),
+        Found::UnknownName => return refused(Refused::UnknownName),
         Found::BeingWritten => return None,
     }
     // The map value's memory may have been reused for another backend.
@@ -123,10 +123,10 @@ fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) 
     if now_ns > prepared.deadline_ns && report.readiness == Readiness::Down as u8 {
         return None;
     }
-    let asker = Asker { address: udp.from, port: udp.from_port };
-    match answer(request, &asker, prepared, &maps.cookies(now_ns), now_ns) {
+    let requester = RequestSource { address: udp.from, port: udp.from_port };
+    match answer(request, &requester, prepared, &maps.cookies(now_ns), now_ns) {
         Ok(None) => {}
-        Ok(Some(heard)) => write_down(maps, request, udp, heard, now_ns),
+        Ok(Some(acknowledged)) => write_down(maps, request, udp, acknowledged, now_ns),
         Err(why) => return refused(why),
     }
     Some(Response::Answered)
@@ -134,11 +134,14 @@ fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) 
 
 /// Records the sender of a request as a subscriber.
 #[cfg_attr(target_arch = "bpf", inline(never))]
-fn write_down<M: Maps>(maps: &M, request: &Datagram, udp: &Udp, heard: u16, now_ns: u64) {
+fn write_down<M: Maps>(maps: &M, request: &Datagram, udp: &Udp, acknowledged: u16, now_ns: u64) {
     let backend = request.name();
     let name = SubscriberName { backend, address: udp.from, port: udp.from_port, _reserved: 0 };
     let key_id = request.key_id.to_host();
-    maps.subscribe(&name, &Subscriber { asked_ns: now_ns, local: udp.to, key_id, heard, _reserved: 0 });
+    maps.subscribe(
+        &name,
+        &Subscriber { asked_ns: now_ns, local: udp.to, key_id, heard: acknowledged, _reserved: 0 },
+    );
 }
 
 #[inline(always)]
@@ -189,21 +192,26 @@ mod tests {
         respond(frame, maps, Be16::from_host(9465), || Some(&mut workspace), || now_ns)
     }
 
-    fn ask(maps: &OneAnswer, shape: Shape, is_v6: bool, payload: &[u8]) -> (Option<Response>, Vec<u8>) {
-        let [asker, agent] = ends(is_v6);
-        let mut frame = Frame::new(shape, asker, agent, payload);
+    fn respond_to(
+        maps: &OneAnswer,
+        shape: Shape,
+        is_v6: bool,
+        payload: &[u8],
+    ) -> (Option<Response>, Vec<u8>) {
+        let [requester, agent] = ends(is_v6);
+        let mut frame = Frame::new(shape, requester, agent, payload);
         let response = run(maps, frame.bytes_mut(), SECOND);
         (response, frame.bytes().to_vec())
     }
 
     /// The datagram in an answer. Checks the headers of the answer.
     fn answer_in(frame: &[u8], is_v6: bool, tags: usize) -> Datagram {
-        let [asker, agent] = ends(is_v6);
+        let [requester, agent] = ends(is_v6);
         let bytes = |ip: IpAddr| match ip {
             IpAddr::V4(v4) => v4.octets().to_vec(),
             IpAddr::V6(v6) => v6.octets().to_vec(),
         };
-        let (from, to) = (bytes(agent.ip()), bytes(asker.ip()));
+        let (from, to) = (bytes(agent.ip()), bytes(requester.ip()));
         assert_eq!(frame[..12], [2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0]);
         let ip = 14 + 4 * tags;
         let udp = if is_v6 {
@@ -215,7 +223,7 @@ mod tests {
             assert_eq!((&frame[ip + 12..ip + 16], &frame[ip + 16..ip + 20]), (&from[..], &to[..]));
             ip + 20
         };
-        let ports = [agent.port().to_be_bytes(), asker.port().to_be_bytes()].concat();
+        let ports = [agent.port().to_be_bytes(), requester.port().to_be_bytes()].concat();
         assert_eq!(frame[udp..udp + 4], ports);
         let pseudo = [&from[..], &to, &[0, 17, 0, 88], &frame[udp..]].concat();
         assert_eq!(checksum(&pseudo), 0);
@@ -229,17 +237,17 @@ mod tests {
             for tag in [0, 0x8100, 0x88a8] {
                 let shape = Shape { tags: [tag, 0], ..Shape::PLAIN };
                 let maps = maps(is_v6);
-                let (response, frame) = ask(&maps, shape, is_v6, request(0).bytes());
+                let (response, frame) = respond_to(&maps, shape, is_v6, request(0).bytes());
                 assert_eq!((response, maps.subscriber.get()), (Some(Response::Answered), None));
                 let answer = answer_in(&frame, is_v6, usize::from(tag != 0));
                 assert!(answer.is_authentic(Key::from_bytes(KEY)));
                 assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 99));
                 assert_eq!(answer.readiness(), Some(Readiness::Ready));
-                let [asker, agent] = ends(is_v6);
-                ask(&maps, shape, is_v6, request(answer.cookie).bytes());
+                let [requester, agent] = ends(is_v6);
+                respond_to(&maps, shape, is_v6, request(answer.cookie).bytes());
                 let (name, subscriber) = maps.subscriber.get().expect("a subscriber");
-                assert_eq!((name.backend, name.address), (maps.name, asker.ip().into()));
-                assert_eq!((name.port.to_host(), subscriber.local), (asker.port(), agent.ip().into()));
+                assert_eq!((name.backend, name.address), (maps.name, requester.ip().into()));
+                assert_eq!((name.port.to_host(), subscriber.local), (requester.port(), agent.ip().into()));
                 assert_eq!((subscriber.asked_ns, subscriber.key_id, subscriber.heard), (SECOND, 1, 3));
             }
         }
@@ -248,9 +256,9 @@ mod tests {
     #[test]
     fn after_the_deadline_an_answer_reports_unknown() {
         let maps = maps(false);
-        let [asker, agent] = ends(false);
+        let [requester, agent] = ends(false);
         for (now_ns, readiness) in [(9 * SECOND, Readiness::Ready), (9 * SECOND + 1, Readiness::Unknown)] {
-            let mut frame = Frame::new(Shape::PLAIN, asker, agent, request(0).bytes());
+            let mut frame = Frame::new(Shape::PLAIN, requester, agent, request(0).bytes());
             assert_eq!(run(&maps, frame.bytes_mut(), now_ns), Some(Response::Answered));
             let answer = answer_in(frame.bytes(), false, 0);
             assert_eq!(
@@ -264,13 +272,13 @@ mod tests {
     fn after_the_deadline_the_socket_answers_for_a_down_backend() {
         let mut maps = maps(false);
         Datagram::in_words_mut(&mut maps.prepared.report).readiness = Readiness::Down as u8;
-        let [asker, agent] = ends(false);
+        let [requester, agent] = ends(false);
         for (now_ns, expected) in [(9 * SECOND, Some(Response::Answered)), (9 * SECOND + 1, None)] {
-            let mut frame = Frame::new(Shape::PLAIN, asker, agent, request(0).bytes());
+            let mut frame = Frame::new(Shape::PLAIN, requester, agent, request(0).bytes());
             assert_eq!(run(&maps, frame.bytes_mut(), now_ns), expected);
         }
         Datagram::in_words_mut(&mut maps.prepared.report).port = Be16::from_host(81);
-        let frame = Frame::new(Shape::PLAIN, asker, agent, request(0).bytes());
+        let frame = Frame::new(Shape::PLAIN, requester, agent, request(0).bytes());
         untouched(&maps, frame, None);
     }
 
@@ -286,7 +294,7 @@ mod tests {
     fn frames_that_the_socket_must_answer_pass_unchanged() {
         let fine = request(0);
         let plain = Shape::PLAIN;
-        let [asker, agent] = ends(false);
+        let [requester, agent] = ends(false);
         for shape in [
             Shape { tags: [0x88a8, 0x8100], ..plain },
             Shape { options: 1, ..plain },
@@ -295,7 +303,7 @@ mod tests {
             Shape { length_off: 1, ..plain },
             Shape { length_off: -1, ..plain },
         ] {
-            untouched(&maps(false), Frame::new(shape, asker, agent, fine.bytes()), None);
+            untouched(&maps(false), Frame::new(shape, requester, agent, fine.bytes()), None);
         }
         for (from, to) in [
             ("192.0.2.2:9467", "192.0.2.3:9465"),
@@ -312,14 +320,14 @@ mod tests {
         }
         // Frames to a group, to another host, and from a group.
         for (at, bit) in [(0, 1), (5, 1), (6, 1)] {
-            let [asker, agent] = ends(false);
-            let mut frame = Frame::new(plain, asker, agent, fine.bytes());
+            let [requester, agent] = ends(false);
+            let mut frame = Frame::new(plain, requester, agent, fine.bytes());
             frame.bytes_mut()[at] |= bit;
             untouched(&maps(false), frame, None);
         }
-        let [asker, agent] = ends(false);
+        let [requester, agent] = ends(false);
         for length in 0..42 + BYTES {
-            let mut frame = Frame::new(plain, asker, agent, fine.bytes());
+            let mut frame = Frame::new(plain, requester, agent, fine.bytes());
             let response = run(&maps(false), &mut frame.bytes_mut()[..length], SECOND);
             let expected = (length >= 42).then_some(Response::Refused(Refused::Malformed(Malformed::Length)));
             assert_eq!(response, expected, "{length}");
@@ -329,9 +337,9 @@ mod tests {
     #[test]
     fn refused_requests_are_dropped_with_the_reason() {
         let refused = |why| Some(Response::Refused(why));
-        let [asker, agent] = ends(false);
+        let [requester, agent] = ends(false);
         let check = |payload: &[u8], why| {
-            untouched(&maps(false), Frame::new(Shape::PLAIN, asker, agent, payload), refused(why));
+            untouched(&maps(false), Frame::new(Shape::PLAIN, requester, agent, payload), refused(why));
         };
         let fine = request(0);
         let long = [fine.bytes(), &[0]].concat();
@@ -341,11 +349,11 @@ mod tests {
         for at in 0..BYTES {
             let mut bytes = fine.bytes().to_vec();
             bytes[at] ^= 0x40;
-            let untold = Frame::new(Shape::PLAIN, asker, agent, &bytes);
-            let mut frame = untold;
+            let original = Frame::new(Shape::PLAIN, requester, agent, &bytes);
+            let mut frame = original;
             let response = run(&maps(false), frame.bytes_mut(), SECOND);
             assert!(matches!(response, Some(Response::Refused(_))), "byte {at}: {response:?}");
-            assert_eq!(frame.bytes(), untold.bytes());
+            assert_eq!(frame.bytes(), original.bytes());
         }
         let mut push = request(0);
         push.kind = Kind::Push as u8;
@@ -356,8 +364,8 @@ mod tests {
     fn the_socket_answers_while_an_answer_is_being_written() {
         struct Writing(OneAnswer);
         impl Maps for Writing {
-            fn is_asked_at(&self, address: Address) -> bool {
-                self.0.is_asked_at(address)
+            fn is_served_at(&self, address: Address) -> bool {
+                self.0.is_served_at(address)
             }
             fn is_own(&self, station: Station) -> bool {
                 self.0.is_own(station)
@@ -372,8 +380,8 @@ mod tests {
                 self.0.cookies(now_ns)
             }
         }
-        let [asker, agent] = ends(false);
-        let mut frame = Frame::new(Shape::PLAIN, asker, agent, request(0).bytes());
+        let [requester, agent] = ends(false);
+        let mut frame = Frame::new(Shape::PLAIN, requester, agent, request(0).bytes());
         let mut workspace = Workspace::zeroed();
         let maps = Writing(maps(false));
         let port = Be16::from_host(9465);

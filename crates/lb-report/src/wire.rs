@@ -13,7 +13,7 @@ mod siphash;
 
 use core::time::Duration;
 
-pub use cookie::{Asker, Cookies, EPOCH_NS};
+pub use cookie::{Cookies, EPOCH_NS, RequestSource};
 pub(crate) use datagram::is_of_one_host;
 pub use datagram::{Datagram, Kind, Malformed, Readiness, UNKNOWN};
 pub use judging::{Disbelieved, after, judge, lame_until_ns};

@@ -15,7 +15,7 @@ use lb_core::reports;
 use lb_core::service::Protocol;
 use lb_report::agent::entry::{Entry, Rules};
 use lb_report::agent::name::Name;
-use lb_report::agent::{Asker, Reports, Via};
+use lb_report::agent::{Reports, Requester, Via};
 use lb_report::client::reported::{Base, Disbelieved, ReportState, Reported};
 use lb_report::client::senders::{Change, Refusal, Senders, Target};
 use lb_report::keys::{BackendKey, Keys, Numbered, ServiceKey};
@@ -162,7 +162,7 @@ impl Pair {
         };
         pair.set_client_keys(keys(1, None));
         pair.set_agent_keys(keys(1, None));
-        pair.say(Readiness::Ready);
+        pair.set_readiness(Readiness::Ready);
         pair
     }
 
@@ -193,7 +193,7 @@ impl Pair {
     }
 
     /// Changes the readiness that the agent reports.
-    fn say(&mut self, readiness: Readiness) {
+    fn set_readiness(&mut self, readiness: Readiness) {
         let now = self.at(self.now);
         self.agent.get_mut(name()).expect("the backend").runner(Some(readiness), now);
     }
@@ -202,7 +202,7 @@ impl Pair {
     fn restart(&mut self, incarnation: u32) {
         self.agent = Reports::new(incarnation, [incarnation.to_be_bytes()[3]; 16], self.at(self.now));
         self.set_agent_keys(keys(1, None));
-        self.say(Readiness::Ready);
+        self.set_readiness(Readiness::Ready);
     }
 
     fn reported(&self) -> &Reported<Instant> {
@@ -279,10 +279,10 @@ impl Pair {
 
     fn deliver(&mut self, to: End, bytes: &[u8; BYTES], now: Instant) {
         match to {
-            End::Client => self.hear(bytes, now),
+            End::Client => self.receive(bytes, now),
             End::Agent if self.runs => {
-                let asker = Asker { address: client_address(), via: Via { socket: 0, local: None } };
-                if let Some(answer) = self.agent.answer(bytes, asker, now) {
+                let requester = Requester { address: client_address(), via: Via { socket: 0, local: None } };
+                if let Some(answer) = self.agent.answer(bytes, requester, now) {
                     self.carry(End::Client, &answer);
                 }
             }
@@ -290,7 +290,7 @@ impl Pair {
         }
     }
 
-    fn hear(&mut self, bytes: &[u8; BYTES], now: Instant) {
+    fn receive(&mut self, bytes: &[u8; BYTES], now: Instant) {
         match self.client.take(bytes, now) {
             Ok((_, change)) => {
                 let report = self.reported().report().expect("it has just come");
@@ -316,7 +316,7 @@ fn the_first_push_that_arrives_delivers_a_lame_duck() {
     for lost in 0..31_u32 {
         let mut pair = Pair::introduced();
         let announced = pair.now;
-        pair.say(Readiness::LameDuck);
+        pair.set_readiness(Readiness::LameDuck);
         let mut number = 0;
         pair.takes = Box::new(move |datagram| {
             let is_lost = is_push(datagram) && lost & 1 << number != 0;
@@ -337,8 +337,8 @@ fn the_first_poll_that_arrives_delivers_a_lame_duck() {
         for loses_answers in [false, true] {
             let mut pair = Pair::introduced();
             let announced = pair.now;
-            let asked = pair.requests.len();
-            pair.say(Readiness::LameDuck);
+            let requests_before = pair.requests.len();
+            pair.set_readiness(Readiness::LameDuck);
             let mut polls = 0;
             pair.takes = Box::new(move |datagram| match datagram.kind() {
                 Some(Kind::Push) => false,
@@ -349,13 +349,13 @@ fn the_first_poll_that_arrives_delivers_a_lame_duck() {
                 _ => polls > lost,
             });
             let believed = pair.run_until(ReportState::LameDuck, (lost + 1) * LONGEST_INTERVAL + 3);
-            let polls: Vec<u64> = pair.requests[asked..].to_vec();
+            let polls: Vec<u64> = pair.requests[requests_before..].to_vec();
             // The report is believed two milliseconds after the poll. The agent is already known,
             // so it gets no second request.
             let last = polls[usize::try_from(lost).expect("a few")];
             assert_eq!((polls.len() as u64, believed), (lost + 1, last + 2), "{polls:?}");
-            let told = pair.agent.counts().pushed;
-            assert_eq!(told, PUSHES.iter().filter(|after| announced + 1 + **after < last).count() as u64);
+            let actual = pair.agent.counts().pushed;
+            assert_eq!(actual, PUSHES.iter().filter(|after| announced + 1 + **after < last).count() as u64);
             assert_eq!(u64::from(pair.reported().unanswered()), 0);
         }
     }
@@ -367,7 +367,7 @@ fn the_first_poll_that_arrives_delivers_a_lame_duck() {
 fn pushes_end_with_the_first_acknowledgement_that_is_not_lost() {
     for lost in 0..PUSHES.len() {
         let mut pair = Pair::introduced();
-        pair.say(Readiness::LameDuck);
+        pair.set_readiness(Readiness::LameDuck);
         let mut acknowledgements = 0;
         pair.takes = Box::new(move |datagram| {
             let is_request = datagram.kind() == Some(Kind::Request);
@@ -375,8 +375,8 @@ fn pushes_end_with_the_first_acknowledgement_that_is_not_lost() {
             !is_request || acknowledgements > lost
         });
         pair.run(200);
-        let told = pair.agent.get(name()).map(|entry| entry.unheard(pair.at(pair.now)));
-        assert_eq!((pair.agent.counts().pushed, told), (lost as u64 + 1, Some(0)));
+        let actual = pair.agent.get(name()).map(|entry| entry.unacknowledged(pair.at(pair.now)));
+        assert_eq!((pair.agent.counts().pushed, actual), (lost as u64 + 1, Some(0)));
         assert_eq!(pair.state(), ReportState::LameDuck);
     }
 }
@@ -385,12 +385,12 @@ fn pushes_end_with_the_first_acknowledgement_that_is_not_lost() {
 #[test]
 fn a_request_that_crosses_a_change_ends_no_pushes() {
     let mut pair = Pair::introduced();
-    let asked = pair.requests.len();
-    while pair.requests.len() == asked {
+    let requests_before = pair.requests.len();
+    while pair.requests.len() == requests_before {
         pair.run(1);
     }
     let announced = pair.now;
-    pair.say(Readiness::LameDuck);
+    pair.set_readiness(Readiness::LameDuck);
     let mut pushes = 0;
     pair.takes = Box::new(move |datagram| {
         pushes += usize::from(is_push(datagram));
@@ -408,7 +408,7 @@ fn no_older_report_is_believed_after_a_newer_one() {
         let mut pair = Pair::new(seed, ROUGH);
         let mut incarnation = 7;
         // The agent's readiness, by the number from which it is valid.
-        let mut said = BTreeMap::new();
+        let mut readiness_of = BTreeMap::new();
         for turn in 0..120_u32 {
             let all = [Readiness::Ready, Readiness::LameDuck, Readiness::Down, Readiness::Unknown];
             if turn % 40 == 39 {
@@ -416,10 +416,10 @@ fn no_older_report_is_believed_after_a_newer_one() {
                 pair.restart(incarnation);
             } else {
                 let readiness = *pair.wire.rng.choice(&all).expect("four");
-                pair.say(readiness);
+                pair.set_readiness(readiness);
             }
             let entry = pair.agent.get(name()).expect("the backend");
-            said.insert(entry.version(), entry.readiness());
+            readiness_of.insert(entry.version(), entry.readiness());
             for _ in 0..pair.wire.rng.u32(0..8) {
                 let some = pair.wire.rng.u64(1..200);
                 pair.run(some);
@@ -429,17 +429,19 @@ fn no_older_report_is_believed_after_a_newer_one() {
         let number = |base: &Base| u64::from(base.incarnation) << 32 | u64::from(base.counter);
         assert!(pair.believed.is_sorted_by_key(|(_, base, _)| *base), "{:?}", pair.believed);
         for (_, base, readiness) in &pair.believed {
-            let by_agent =
-                said.range(..=number(base)).next_back().map_or(Readiness::Ready, |(_, said)| *said);
+            let by_agent = readiness_of
+                .range(..=number(base))
+                .next_back()
+                .map_or(Readiness::Ready, |(_, readiness)| *readiness);
             assert_eq!(*readiness, by_agent, "{base:?}");
         }
         let refused =
             |why| pair.refused.iter().filter(|refusal| **refusal == Refusal::Disbelieved(why)).count();
-        let [unasked, replayed] = [Disbelieved::Unasked, Disbelieved::Replayed].map(refused);
-        println!("{} believed, {unasked} unasked, {replayed} replayed", pair.believed.len());
+        let [unrequested, replayed] = [Disbelieved::Unrequested, Disbelieved::Replayed].map(refused);
+        println!("{} believed, {unrequested} unasked, {replayed} replayed", pair.believed.len());
         // The wire becomes reliable: when all datagrams in flight have arrived, both sides agree.
         pair.wire.weather = FINE;
-        pair.say(Readiness::LameDuck);
+        pair.set_readiness(Readiness::LameDuck);
         pair.run(3_000 + LONGEST_INTERVAL + 2);
         assert_eq!(pair.state(), ReportState::LameDuck);
     }
@@ -449,23 +451,23 @@ fn no_older_report_is_believed_after_a_newer_one() {
 #[test]
 fn a_delayed_answer_is_refused_after_a_push() {
     let mut pair = Pair::introduced();
-    let asked = pair.requests.len();
+    let requests_before = pair.requests.len();
     // The next answer is late.
     pair.takes = Box::new(|datagram| datagram.kind() != Some(Kind::Answer));
-    while pair.requests.len() == asked {
+    while pair.requests.len() == requests_before {
         pair.run(1);
     }
     let request = pair.wire.seen.last().expect("the request").1;
     pair.run(5);
-    let asker = Asker { address: client_address(), via: Via { socket: 0, local: None } };
-    let late = pair.agent.answer(&request, asker, pair.at(pair.now)).expect("an answer");
+    let requester = Requester { address: client_address(), via: Via { socket: 0, local: None } };
+    let late = pair.agent.answer(&request, requester, pair.at(pair.now)).expect("an answer");
     assert_eq!(late.readiness(), Some(Readiness::Ready));
-    pair.say(Readiness::LameDuck);
+    pair.set_readiness(Readiness::LameDuck);
     pair.run_until(ReportState::LameDuck, 2);
     let now = pair.at(pair.now);
     let late: [u8; BYTES] = late.bytes().try_into().expect("the bytes of a datagram");
-    pair.hear(&late, now);
-    assert_eq!(pair.refused.last(), Some(&Refusal::Disbelieved(Disbelieved::Unasked)));
+    pair.receive(&late, now);
+    assert_eq!(pair.refused.last(), Some(&Refusal::Disbelieved(Disbelieved::Unrequested)));
     assert_eq!(pair.state(), ReportState::LameDuck);
 }
 
@@ -477,7 +479,7 @@ fn a_restarted_agent_is_believed_and_pushes_changes() {
         let mut pair = Pair::introduced();
         // An agent gets at most one such second request per interval.
         pair.run(LONGEST_INTERVAL);
-        let asked = pair.requests.len();
+        let requests_before = pair.requests.len();
         let restarted = pair.now;
         assert!(!pair.client.has_restarted());
         pair.restart(incarnation);
@@ -487,10 +489,10 @@ fn a_restarted_agent_is_believed_and_pushes_changes() {
         }
         assert_eq!(pair.client.take_restarted().len(), 1);
         pair.run(1);
-        assert_eq!(pair.requests.len(), asked + 2, "with its cookie");
+        assert_eq!(pair.requests.len(), requests_before + 2, "with its cookie");
         pair.run(1);
         assert_eq!(pair.agent.get(name()).map(Entry::subscribers), Some(1));
-        pair.say(Readiness::LameDuck);
+        pair.set_readiness(Readiness::LameDuck);
         let announced = pair.now;
         assert_eq!(pair.run_until(ReportState::LameDuck, 3), announced + 2);
         assert_eq!((pair.refused.as_slice(), pair.answers_are_refused()), (&[][..], 0));
@@ -502,7 +504,7 @@ fn a_restarted_agent_is_believed_and_pushes_changes() {
 #[test]
 fn answers_with_lower_numbers_are_believed_and_earlier_pushes_are_not() {
     let mut pair = Pair::introduced();
-    pair.say(Readiness::LameDuck);
+    pair.set_readiness(Readiness::LameDuck);
     pair.run_until(ReportState::LameDuck, 3);
     let push = |(to, bytes): &&(End, [u8; BYTES])| {
         *to == End::Client && Datagram::parse(bytes).is_ok_and(|datagram| is_push(&datagram))
@@ -514,11 +516,11 @@ fn answers_with_lower_numbers_are_believed_and_earlier_pushes_are_not() {
     pair.run(2);
     assert_eq!(pair.reported().base().map(|base| base.incarnation), Some(3));
     let now = pair.at(pair.now);
-    pair.hear(&push, now);
+    pair.receive(&push, now);
     assert_eq!(pair.refused, [Refusal::Disbelieved(Disbelieved::Replayed)]);
     assert_eq!(pair.state(), ReportState::Ready);
     assert!(pair.client.next_due() > Some(now), "nobody is made to ask by it");
-    pair.say(Readiness::LameDuck);
+    pair.set_readiness(Readiness::LameDuck);
     let announced = pair.now;
     assert_eq!(pair.run_until(ReportState::LameDuck, 3), announced + 2, "pushes of now are believed");
 }
@@ -528,8 +530,8 @@ fn answers_with_lower_numbers_are_believed_and_earlier_pushes_are_not() {
 #[test]
 fn a_report_under_another_key_changes_nothing() {
     let mut pair = Pair::introduced();
-    let asked = pair.requests.len();
-    while pair.requests.len() == asked {
+    let requests_before = pair.requests.len();
+    while pair.requests.len() == requests_before {
         pair.run(1);
     }
     let believed = pair.believed.len();
@@ -551,7 +553,7 @@ fn a_report_under_another_key_changes_nothing() {
     let now = pair.at(pair.now);
     for kind in [Kind::Answer, Kind::Push] {
         for forged in [another(kind, before.3), unknown(kind, before.3)] {
-            pair.hear(&forged.bytes().try_into().expect("the bytes of a datagram"), now);
+            pair.receive(&forged.bytes().try_into().expect("the bytes of a datagram"), now);
         }
     }
     let why = [Disbelieved::Forged, Disbelieved::UnknownKey].map(Refusal::Disbelieved);
@@ -564,7 +566,7 @@ fn a_report_under_another_key_changes_nothing() {
     let mut stranger = Pair::new(1, FINE);
     stranger.set_client_keys(keys(9, None));
     stranger.run(10 * LONGEST_INTERVAL);
-    assert_eq!((stranger.state(), stranger.believed.as_slice()), (ReportState::Unheard, &[][..]));
+    assert_eq!((stranger.state(), stranger.believed.as_slice()), (ReportState::NeverReported, &[][..]));
     assert_eq!(stranger.answers_are_refused(), stranger.requests.len() as u64);
     assert_eq!(stranger.agent.get(name()).map(Entry::subscribers), Some(0));
 }
@@ -582,7 +584,7 @@ fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
     ];
     for (readiness, state, holds, health) in table {
         let mut pair = Pair::introduced();
-        pair.say(readiness);
+        pair.set_readiness(readiness);
         pair.run(3);
         pair.runs = false;
         // Datagrams in flight arrive.
@@ -597,7 +599,7 @@ fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
         // A silent backend has no verdict: it is available.
         assert!(pair.client.sick().is_empty());
         let ends: Vec<u64> =
-            pair.changes.iter().filter(|(_, change)| change.said.is_none()).map(|(at, _)| *at).collect();
+            pair.changes.iter().filter(|(_, change)| change.verdict.is_none()).map(|(at, _)| *at).collect();
         assert_eq!(ends, health.map(|_| received + holds).into_iter().collect::<Vec<_>>());
         // The first poll after the agent is back gets an answer.
         pair.runs = true;
@@ -611,9 +613,9 @@ fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
 #[test]
 fn a_lame_duck_that_goes_down_silently_remains_one_until_its_hold_ends() {
     let mut pair = Pair::introduced();
-    pair.say(Readiness::LameDuck);
+    pair.set_readiness(Readiness::LameDuck);
     let lame = pair.run_until(ReportState::LameDuck, 3);
-    pair.say(Readiness::Down);
+    pair.set_readiness(Readiness::Down);
     let down = pair.run_until(ReportState::Down, 3);
     pair.runs = false;
     let (last, ..) = *pair.believed.last().expect("a report");
@@ -660,7 +662,7 @@ fn a_key_is_replaced_without_a_gap() {
             } else {
                 (Readiness::Ready, ReportState::Ready)
             };
-            pair.say(readiness);
+            pair.set_readiness(readiness);
             pair.run_until(state, 22);
             // Polls are answered, too.
             let believed = pair.believed.len();
@@ -682,8 +684,8 @@ fn a_key_is_replaced_without_a_gap() {
 #[test]
 fn an_abrupt_change_of_keys_discards_the_reported_state() {
     let mut pair = Pair::introduced();
-    pair.say(Readiness::LameDuck);
+    pair.set_readiness(Readiness::LameDuck);
     pair.run_until(ReportState::LameDuck, 3);
     pair.set_client_keys(keys(2, None));
-    assert_eq!(pair.state(), ReportState::Unheard);
+    assert_eq!(pair.state(), ReportState::NeverReported);
 }

@@ -233,13 +233,13 @@ fn weighted_utilizations_match_the_vectors() {
 
 /// The usable part of the capacity while a random half of the tasks already knows `more` additional
 /// backends.
-fn half_told(algorithm: Algorithm, backends: u32, more: u32) -> f64 {
+fn half_updated(algorithm: Algorithm, backends: u32, more: u32) -> f64 {
     let mut loads = vec![0.0; (backends + more) as usize];
-    for (backends, is_told) in [(backends, false), (backends + more, true)] {
+    for (backends, is_updated) in [(backends, false), (backends + more, true)] {
         let fleet = fleet(algorithm, 1_000, backends, 20);
         let graph = fleet.graph();
         let sharing = Sharing::of(&fleet, &graph, true);
-        for client in (0..1_000).filter(|&client| (mix64(&[client.into()]) % 2 == 1) == is_told) {
+        for client in (0..1_000).filter(|&client| (mix64(&[client.into()]) % 2 == 1) == is_updated) {
             let subset = graph.row(client);
             for (backend, weight) in subset.iter().zip(sharing.weights(&graph, client, subset)) {
                 loads[*backend as usize] += weight;
@@ -262,10 +262,10 @@ fn late_lists_cost_least_if_orders_hardly_change() {
     ];
     let mut wrong = Vec::new();
     for (algorithm, expected) in table {
-        let told = [1, 100, 250].map(|more| half_told(algorithm, 1_000, more));
+        let measured = [1, 100, 250].map(|more| half_updated(algorithm, 1_000, more));
         // The last digit depends on which tasks know the new list.
-        if told.iter().zip(expected).any(|(told, expected)| (told - expected).abs() > 0.025) {
-            wrong.push((algorithm, told));
+        if measured.iter().zip(expected).any(|(measured, expected)| (measured - expected).abs() > 0.025) {
+            wrong.push((algorithm, measured));
         }
     }
     assert!(wrong.is_empty(), "{wrong:?}");

@@ -272,8 +272,8 @@ fn clients_leave_lame_ducks_that_report_their_state_in_time() {
     // The list reports the lame duck too late.
     let late = down("notice = { delay = \"1s\" }");
     assert!(late.down > 20, "{late:?}");
-    let told = down("notice = { delay = \"1s\" }\nreports = { delay = \"2ms\", spread = \"20ms\" }");
-    assert_eq!(told, RequestErrors::default());
+    let with_reports = down("notice = { delay = \"1s\" }\nreports = { delay = \"2ms\", spread = \"20ms\" }");
+    assert_eq!(with_reports, RequestErrors::default());
 }
 
 #[test]
@@ -413,8 +413,9 @@ fn late_and_lost_reports_cause_no_oscillation_in_an_even_fleet() {
 fn feedback_settles_within_five_lifetimes_of_long_connections() {
     // Each task has about 200 connections, with a request on each about every three seconds: as
     // many requests as in the fleet above.
-    let kept = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
-    let text = unequal().replace("rate = 60.0", kept).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
+    let persistent = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
+    let text =
+        unequal().replace("rate = 60.0", persistent).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
     let report = played(&text);
     let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
     assert!(ratio(0) > 2.0 && ratio(2) < 1.2, "{} {}", ratio(0), ratio(2));

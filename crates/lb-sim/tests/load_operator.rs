@@ -90,9 +90,12 @@ fn replaced_daemons_continue_with_the_saved_state() {
         + "[[upgrade]]\nat = \"80s\"\nkept = \"10s\"\n[[upgrade]]\nat = \"140s\"\nkept = \"nothing\"\n";
     let report = played(&text);
     let even = |from, to| most(&busiest_over_least(&rows(&report, "as written", (from, to))));
-    let kept = weights(rows(&report, "as written", (60, 70))[0]).factors;
+    let restored = weights(rows(&report, "as written", (60, 70))[0]).factors;
     let next = weights(rows(&report, "as written", (80, 90))[0]).factors;
-    assert!((kept.max - next.max).abs() < 0.1 && (kept.min - next.min).abs() < 0.05, "{kept:?} {next:?}");
+    assert!(
+        (restored.max - next.max).abs() < 0.1 && (restored.min - next.min).abs() < 0.05,
+        "{restored:?} {next:?}"
+    );
     assert!(even(60, 80) < 1.10 && even(80, 140) < 1.12, "{} {}", even(60, 80), even(80, 140));
     // Without saved state, every law starts from the beginning.
     assert!(even(140, 150) > 2.0 && even(200, 240) < 1.12, "{} {}", even(140, 150), even(200, 240));

@@ -253,14 +253,14 @@ fn scenarios_that_are_too_large_are_refused() {
         "x.toml:5:1: there would be 1000192 members of all subsets: at most 1000000 are possible",
     );
     let restart = "[[restart]]\nat = \"1s\"\nbatch = 1\ndown = \"1us\"\n";
-    let told = |tasks: u32| {
+    let with_tasks = |tasks: u32| {
         format!("{START}{JOB}size = 1\n{restart}")
             .replace("count = 4", "count = 100")
             .replace("tasks = 2", &format!("tasks = {tasks}"))
     };
-    assert!(read(&told(1_666)).is_ok());
+    assert!(read(&with_tasks(1_666)).is_ok());
     check(
-        &told(1_667),
+        &with_tasks(1_667),
         "x.toml:10:1: there would be 500100 notices of changes to clients: at most 500000 are possible",
     );
     let listed = |copies: u32| {

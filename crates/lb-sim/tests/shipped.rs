@@ -340,8 +340,8 @@ fn no_machine_of_the_book_s_fleet_is_overloaded() {
     let each = job.rate.expect("it has a rate").0 * job.cost.expect("it has a cost").0.mean();
     let speeds = scenario.machines.speeds(50, &mut SplitMix64::new(0));
     let can: Vec<f64> = speeds.iter().map(|speed| speed * f64::from(scenario.machines.cores)).collect();
-    let asked = 50.0 * each / can.iter().sum::<f64>();
-    assert!((asked - 0.5).abs() < 0.005, "half of the capacity of all machines: {asked}");
+    let offered = 50.0 * each / can.iter().sum::<f64>();
+    assert!((offered - 0.5).abs() < 0.005, "half of the capacity of all machines: {offered}");
     // With round robin every backend receives the same. Neighbours use a twentieth of a machine on
     // average: up to a fifth, half of the time.
     assert!(can.iter().all(|can| each / can < 0.95 * 0.95), "{each} {can:?}");

@@ -157,8 +157,9 @@ fn absent_unequal_clients_cost_at_most_their_part_of_the_traffic() {
         heaviest.sort_by(|a, b| rates[*b].total_cmp(&rates[*a]));
         // Only the heaviest client stays.
         let busiest = (0..fleet.clients).max_by(|a, b| rates[*a as usize].total_cmp(&rates[*b as usize]));
-        let kept = busiest.expect("there are clients") as usize;
-        let all_but_it: Vec<usize> = heaviest.iter().copied().filter(|client| *client != kept).collect();
+        let busiest_client = busiest.expect("there are clients") as usize;
+        let all_but_it: Vec<usize> =
+            heaviest.iter().copied().filter(|client| *client != busiest_client).collect();
         for order in [by_chance, heaviest, all_but_it] {
             for lost in [order.len() / 10, order.len() / 3, order.len() - 1] {
                 let Loss { before, after, clients, traffic } = lose(&fleet, &rates, &order, lost);

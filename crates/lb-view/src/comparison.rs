@@ -223,21 +223,21 @@ mod tests {
     #[test]
     fn a_missing_key_is_none_if_its_table_exists() {
         let of = |pairs: &[(&str, &str)]| named(&[("", pairs)]).remove("").unwrap();
-        let told = |before: &[(&str, &str)], after: &[(&str, &str)]| {
+        let shown = |before: &[(&str, &str)], after: &[(&str, &str)]| {
             let changes = keys(&of(before), &of(after)).into_iter();
             changes
                 .map(|change| format!("{} {} {}", change.key, change.before, change.after))
                 .collect::<Vec<_>>()
         };
         let (on, off) = ([("ejection", "on"), ("ejection.base", "5s")], [("ejection", "off")]);
-        assert_eq!(told(&off, &on), ["ejection off on", "ejection.base none 5s"]);
-        assert_eq!(told(&on, &off), ["ejection on off", "ejection.base 5s none"]);
+        assert_eq!(shown(&off, &on), ["ejection off on", "ejection.base none 5s"]);
+        assert_eq!(shown(&on, &off), ["ejection on off", "ejection.base 5s none"]);
         assert_eq!(
-            told(&[("health.probe", "none")], &[("health.probe", "none"), ("health.port", "none")]),
+            shown(&[("health.probe", "none")], &[("health.probe", "none"), ("health.port", "none")]),
             [""; 0]
         );
-        assert_eq!(told(&[], &on), [""; 0], "the pinned maps do not have the table");
-        assert_eq!(told(&[("ejections", "1")], &on), [""; 0], "another key with the same prefix");
+        assert_eq!(shown(&[], &on), [""; 0], "the pinned maps do not have the table");
+        assert_eq!(shown(&[("ejections", "1")], &on), [""; 0], "another key with the same prefix");
     }
 
     #[test]

@@ -46,15 +46,15 @@ mod tests {
     #[test]
     fn a_readmission_lists_each_client() {
         let client = |client: &str, was_ejected| Readmitted { client: client.to_owned(), was_ejected };
-        let told = Readmission {
+        let readmission = Readmission {
             schema: SCHEMA,
             service: "users".to_owned(),
             backend: "10.0.0.1:80".parse().unwrap(),
             clients: vec![client("web", true), client("batch", false)],
         };
-        assert!(told.has_effect());
+        assert!(readmission.has_effect());
         assert_eq!(
-            told.describe(),
+            readmission.describe(),
             "client web, service users: 10.0.0.1:80 is readmitted\n\
              client batch, service users: 10.0.0.1:80 was not ejected\n"
         );

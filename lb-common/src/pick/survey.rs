@@ -26,8 +26,8 @@ const EJECTED_BIT: u32 = COUNT_BITS;
 const WELL_BIT: u32 = 2 * COUNT_BITS;
 const SLOT_BIT: u32 = WELL_BIT + 1;
 const LEFT_BIT: u32 = SLOT_BIT + 16;
-const NOBODY_BIT: u32 = LEFT_BIT + EJECTION_BITS;
-const _: () = assert!(MAX_LISTED < 1 << COUNT_BITS && NOBODY_BIT < u64::BITS - 1);
+const NO_TRIAL_BIT: u32 = LEFT_BIT + EJECTION_BITS;
+const _: () = assert!(MAX_LISTED < 1 << COUNT_BITS && NO_TRIAL_BIT < u64::BITS - 1);
 
 /// Number of members that one part of a survey examines. Each part is a function of a kernel
 /// program, which the verifier follows once; it would follow a loop over all members iteration by
@@ -43,7 +43,7 @@ const _: () = assert!(PART * PARTS == MAX_LISTED);
 
 impl Survey {
     /// The result without any member.
-    pub const NOBODY: Self = Self { word: 1 << NOBODY_BIT };
+    pub const EMPTY: Self = Self { word: 1 << NO_TRIAL_BIT };
 
     /// The survey as a word.
     #[inline(always)]
@@ -102,7 +102,7 @@ impl Survey {
     /// ejected.
     #[inline(always)]
     pub const fn next_slot(self) -> u32 {
-        if self.bits(NOBODY_BIT, 1) != 0 { NO_SLOT } else { self.bits(SLOT_BIT, 16) }
+        if self.bits(NO_TRIAL_BIT, 1) != 0 { NO_SLOT } else { self.bits(SLOT_BIT, 16) }
     }
 
     /// The number of ticks until that ejection ends.
@@ -137,11 +137,11 @@ fn backup<T: Tables>(tables: &T) -> Option<(u32, T::Backend, u32)> {
 /// Examines the backup.
 #[inline(always)]
 fn survey_backup<T: Tables>(tables: &T, rules: EjectionRules) -> Survey {
-    let Some((_, backend, is_backup)) = backup(tables) else { return Survey::NOBODY };
+    let Some((_, backend, is_backup)) = backup(tables) else { return Survey::EMPTY };
     let is_backup = u64::from(is_backup);
     let run = u64::from(tables.ejection(backend).run);
     let is_below = sign_mask_in_register(run.wrapping_sub(u64::from(rules.failures)));
-    Survey { word: Survey::NOBODY.word | is_backup | (is_backup & is_below) << WELL_BIT }
+    Survey { word: Survey::EMPTY.word | is_backup | (is_backup & is_below) << WELL_BIT }
 }
 
 /// Combines the results of the parts of a group. `part(number)` must return the word of the part's
@@ -255,7 +255,7 @@ struct Seen {
 }
 
 impl Seen {
-    const NOTHING: Self = Self { counts: 0, next: 1 << NOBODY_BIT };
+    const NOTHING: Self = Self { counts: 0, next: 1 << NO_TRIAL_BIT };
 
     /// Examines one backend. Arithmetic replaces branches, because the verifier follows each path
     /// through each iteration.
@@ -281,7 +281,7 @@ impl Seen {
         let is_over = sign_mask_in_register(u64::from(ejection::longest(rules)).wrapping_sub(ahead));
         let knows = sign_mask_in_register(0u64.wrapping_sub(u64::from(standing.phase)));
         let left = ahead & !is_over & knows;
-        let theirs = (is_held_back ^ 1) << NOBODY_BIT
+        let theirs = (is_held_back ^ 1) << NO_TRIAL_BIT
             | (left & ((1 << EJECTION_BITS) - 1)) << LEFT_BIT
             | u64::from(slot) << SLOT_BIT;
         let next = smaller(self.next, theirs);

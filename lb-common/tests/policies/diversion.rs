@@ -82,12 +82,12 @@ fn unusable_or_full_backends_replace_no_lame_duck() {
 #[test]
 fn a_diversion_checks_a_limited_number_of_backends() {
     let host = Host::in_turn(20);
-    let asked = std::cell::Cell::new(0);
+    let examined = std::cell::Cell::new(0);
     let first = other_than_lame(&host, host.table(), 5, 0, 9, |_| {
-        asked.set(asked.get() + 1);
+        examined.set(examined.get() + 1);
         true
     });
-    assert_eq!((first, asked.get()), (9, DIVERSION_LOOKS));
+    assert_eq!((first, examined.get()), (9, DIVERSION_LOOKS));
 }
 
 #[test]

@@ -113,12 +113,12 @@ fn a_fast_failing_backend_attracts_no_connects() {
 
 #[test]
 fn inconsistent_members_give_a_broken_pick() {
-    let nobody = |how| Pick { how, slot: NO_SLOT };
+    let no_slot = |how| Pick { how, slot: NO_SLOT };
     let mut host = Host::in_turn(257);
     host.fallback = 0;
-    assert_eq!(choose(&host, host.table(), RULES, 0, NOW), nobody(How::Broken), "more than fit in a list");
+    assert_eq!(choose(&host, host.table(), RULES, 0, NOW), no_slot(How::Broken), "more than fit in a list");
     let lost = Host::new(vec![7; 1024], 7);
-    assert_eq!(choose(&lost, lost.table(), RULES, 0, NOW), nobody(How::Broken), "a slot past the end");
+    assert_eq!(choose(&lost, lost.table(), RULES, 0, NOW), no_slot(How::Broken), "a slot past the end");
     // If a table has too many members to list, only its schedule is used.
     host.listed = false;
     assert_eq!(choose(&host, host.table(), RULES, 5, NOW), picked(5));

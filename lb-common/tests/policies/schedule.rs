@@ -15,7 +15,7 @@ fn fallback(slot: u32) -> Pick {
     Pick { how: How::Fallback, slot }
 }
 
-fn nobody(how: How) -> Pick {
+fn no_slot(how: How) -> Pick {
     Pick { how, slot: NO_SLOT }
 }
 
@@ -35,7 +35,7 @@ fn a_single_usable_backend_is_found_and_the_fallback_comes_last() {
         // The fallback's own state word is not read, because the daemon stores the fallback first.
         assert_eq!(choose(&host, host.table(), rules(policy), 0, NOW), fallback(9));
         host.fallback = NO_SLOT;
-        assert_eq!(choose(&host, host.table(), rules(policy), 0, NOW), nobody(How::Refused));
+        assert_eq!(choose(&host, host.table(), rules(policy), 0, NOW), no_slot(How::Refused));
     }
 }
 
@@ -111,7 +111,7 @@ fn every_policy_uses_the_fallback_without_a_table() {
     }
     host.fallback = NO_SLOT;
     for policy in Policy::ALL {
-        assert_eq!(choose(&host, none, rules(policy), 0, NOW), nobody(How::Refused));
+        assert_eq!(choose(&host, none, rules(policy), 0, NOW), no_slot(How::Refused));
     }
 }
 
@@ -123,17 +123,17 @@ fn inconsistent_tables_give_a_broken_pick() {
         let pick = |host: &Host, table| choose(host, table, rules(policy), 0, NOW);
         // A table past the end of the map; a length that is too short or too long; and entries with
         // slots that do not exist.
-        assert_eq!(pick(&host, table(LENGTH, MIN_SCHEDULE_LOG2)), nobody(How::Broken));
+        assert_eq!(pick(&host, table(LENGTH, MIN_SCHEDULE_LOG2)), no_slot(How::Broken));
         for length_log2 in [1, MIN_SCHEDULE_LOG2 - 1, MAX_SCHEDULE_LOG2 + 1, 255] {
-            assert_eq!(pick(&host, table(0, length_log2)), nobody(How::Broken), "{length_log2}");
+            assert_eq!(pick(&host, table(0, length_log2)), no_slot(How::Broken), "{length_log2}");
         }
         let lost = Host { fallback: 3, ..Host::new(vec![77; LENGTH as usize], 10) };
-        assert_eq!(pick(&lost, lost.table()), nobody(How::Broken));
+        assert_eq!(pick(&lost, lost.table()), no_slot(How::Broken));
         let empty = Host { fallback: 3, ..Host::new(vec![NO_SLOT; LENGTH as usize], 0) };
-        assert_eq!(pick(&empty, empty.table()), nobody(How::Broken));
+        assert_eq!(pick(&empty, empty.table()), no_slot(How::Broken));
     }
     let unknown = lb_common::abi::Rules { policy: 200, ..rules(SCHEDULED) };
-    assert_eq!(choose(&host, host.table(), unknown, 0, NOW), nobody(How::Broken));
+    assert_eq!(choose(&host, host.table(), unknown, 0, NOW), no_slot(How::Broken));
 }
 
 proptest! {

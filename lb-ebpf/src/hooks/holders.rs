@@ -16,7 +16,7 @@ pub type OpenFile = *const *const u8;
 
 /// Writes the cookie of a file to the output if the file is a socket with a cookie.
 #[inline(always)]
-pub fn tell_socket(context: OpenFile) {
+pub fn write_socket(context: OpenFile) {
     // SAFETY: the context and the values it points to are valid while the program runs; at the end
     // of the iteration the file is null. The data behind the file is read by a helper that checks
     // each address.

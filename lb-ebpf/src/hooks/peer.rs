@@ -26,14 +26,14 @@ pub fn getpeername6(dial: &Dial) {
 
 #[inline(always)]
 pub fn recvmsg4(dial: &Dial) {
-    show4(dial, asked(dial, Address::mapped(dial.ip4()), dial.port()));
+    show4(dial, service_of_peer(dial, Address::mapped(dial.ip4()), dial.port()));
 }
 
 /// This also handles answers to datagrams that an IPv6 socket sent to a v4-mapped address; the
 /// kernel ran `sendmsg4` for those datagrams.
 #[inline(always)]
 pub fn recvmsg6(dial: &Dial) {
-    show6(dial, asked(dial, dial.ip6(), dial.port()));
+    show6(dial, service_of_peer(dial, dial.ip6(), dial.port()));
 }
 
 #[inline(always)]
@@ -58,7 +58,7 @@ fn show6(dial: &Dial, service: Option<*const Service>) {
 
 /// The service of the flow whose answers come from this peer.
 #[inline(always)]
-fn asked(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
+fn service_of_peer(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     match dialled(dial, peer, port) {
         Some(service) => Some(service),
         None => rows::service(u32::from(datagrams::service_at(dial.cookie_if_any(), peer, port)?)),

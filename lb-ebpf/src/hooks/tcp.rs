@@ -33,7 +33,7 @@ fn connecting(ops: &Ops) {
     if !rows::is_backend(slot, ops.peer()) {
         tally::count(slot, |counts| &raw mut counts.diverted);
     }
-    ops.ask_for_states();
+    ops.request_states();
     ejection::sent(record.service());
     ejection::trial_begun(record.service(), record.why());
 }

@@ -7,7 +7,7 @@
 use aya_ebpf::bindings::{BPF_SOCK_OPS_STATE_CB_FLAG, bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::{SockAddrContext, SockContext};
-use lb_common::ending::{SocketSnapshot, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED, tells_established};
+use lb_common::ending::{SocketSnapshot, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED, implies_established};
 use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::globals::{
@@ -325,7 +325,7 @@ impl Socket {
         let state = self.state();
         let is_readable = RELEASED_SK_ERR.load() != 0;
         let mut snapshot =
-            SocketSnapshot { is_readable, state, error: 0, was_established: tells_established(state) };
+            SocketSnapshot { is_readable, state, error: 0, was_established: implies_established(state) };
         if is_readable && state == TCP_CLOSE {
             snapshot.error = self.read::<u32>(RELEASED_SK_ERR.load());
             snapshot.was_established = self.read::<u32>(RELEASED_SRTT.load()) != 0;

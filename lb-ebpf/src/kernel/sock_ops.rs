@@ -71,7 +71,7 @@ impl Ops {
     /// Requests announcements of the socket's state changes, and retains the requests of other
     /// programs.
     #[inline(always)]
-    pub fn ask_for_states(&self) {
+    pub fn request_states(&self) {
         // SAFETY: the context is valid while the program runs, and the helper takes it.
         unsafe {
             let flags = (&raw const (*self.ctx).bpf_sock_ops_cb_flags).read_volatile();

@@ -47,14 +47,14 @@ pub fn is_ordinary(socket: *const u8) -> u32 {
         // well.
         unsafe { read_into(socket.wrapping_add(offset as usize), place) & mask }
     };
-    let asks = read(BOUND_DEVICE.load(), 0xffff_ffff)
+    let is_bound = read(BOUND_DEVICE.load(), 0xffff_ffff)
         | read(SOCKET_MARK.load(), 0xffff_ffff)
         | read(USER_LOCKS.load(), u64::from(USER_LOCKS_MASK.load()))
         | read(SOCKET_FILTER.load(), u64::MAX)
         | read(SOCKET_FLAGS.load(), LOCAL_ROUTE)
         // A TTL of -1 means that none was set.
         | read(UNICAST_TTL.load(), 0xffff) ^ 0xffff;
-    is_not_zero(asks) ^ 1
+    is_not_zero(is_bound) ^ 1
 }
 
 /// Like [`is_ordinary`], as a global function, for the socket at an address.

@@ -64,7 +64,7 @@ pub struct AgentMaps;
 
 impl Maps for AgentMaps {
     #[inline(always)]
-    fn is_asked_at(&self, address: Address) -> bool {
+    fn is_served_at(&self, address: Address) -> bool {
         ADDRESSES.get_ptr(address).is_some()
     }
 
@@ -75,7 +75,7 @@ impl Maps for AgentMaps {
 
     #[inline(always)]
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found {
-        let Some(prepared) = ANSWERS.get_ptr(name) else { return Found::Nobody };
+        let Some(prepared) = ANSWERS.get_ptr(name) else { return Found::UnknownName };
         let words = prepared.cast::<u64>();
         // SAFETY: the value has this many words. Its memory belongs to the map as long as the
         // program runs, and may be reused for another value meanwhile (Linux 6.1): the check

@@ -32,7 +32,7 @@ pub enum Answer<T> {
     /// No daemon uses this directory.
     NotRunning,
     /// A daemon runs, but has not answered in time: it is stopped, or hangs.
-    Silent,
+    NotResponding,
 }
 
 /// Queries the daemon that uses this directory. Waits only briefly for the beginning of the answer,
@@ -40,16 +40,16 @@ pub enum Answer<T> {
 ///
 /// # Errors
 /// If the daemon is not trusted, or its answer cannot be parsed.
-pub fn ask_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
+pub fn query_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
     request(paths, Method::GET, path)
 }
 
-/// Like [`ask_daemon`], for requests that change state.
+/// Like [`query_daemon`], for requests that change state.
 ///
 /// # Errors
 /// If the daemon is not trusted, or refuses the request. The kind is `PermissionDenied` if this
 /// user has no permission.
-pub fn tell_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
+pub fn post_to_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
     request(paths, Method::POST, path)
 }
 
@@ -67,21 +67,21 @@ fn request<T: DeserializeOwned>(paths: &Paths, method: Method, path: &str) -> Re
         let response = match tokio::time::timeout(TO_BEGIN, begin(paths, method, path)).await {
             Ok(Ok(Some(response))) => response,
             Ok(Ok(None)) => return Ok(Answer::NotRunning),
-            Ok(Err(error)) if is_full(&error) => return Ok(Answer::Silent),
+            Ok(Err(error)) if is_full(&error) => return Ok(Answer::NotResponding),
             Ok(Err(error)) if may_have_ended && has_ended(&error) => return Ok(Answer::NotRunning),
             Ok(Err(error)) => return Err(error),
-            Err(_) => return Ok(Answer::Silent),
+            Err(_) => return Ok(Answer::NotResponding),
         };
         match tokio::time::timeout(TO_END, end(response, path)).await {
             Ok(Err(error)) if may_have_ended && has_ended(&error) => Ok(Answer::NotRunning),
             Ok(answer) => answer.map(Answer::Given),
-            Err(_) => Ok(Answer::Silent),
+            Err(_) => Ok(Answer::NotResponding),
         }
     })
 }
 
 /// The message that a daemon does not answer.
-pub fn silent(run: &Path) -> String {
+pub fn not_responding(run: &Path) -> String {
     format!("the daemon at {} does not answer", socket(run).display())
 }
 
@@ -105,7 +105,7 @@ fn has_ended(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Like [`ask_daemon`], without a time limit; `None` if no daemon runs.
+/// Like [`query_daemon`], without a time limit; `None` if no daemon runs.
 ///
 /// # Errors
 /// If the daemon is not trusted, or its answer cannot be parsed.
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     /// Queries a daemon that reads a request, sends this answer, and ends.
-    fn asked(answer: &'static [u8], method: Method) -> Result<Answer<u32>> {
+    fn request_answered(answer: &'static [u8], method: Method) -> Result<Answer<u32>> {
         let folder = tempfile::tempdir().unwrap();
         let paths =
             Paths { pins: folder.path().into(), run: folder.path().into(), state: folder.path().into() };
@@ -178,12 +178,15 @@ mod tests {
     #[test]
     fn a_daemon_that_ends_before_its_answer_is_complete_is_not_running() {
         let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n17";
-        assert!(matches!(asked(whole, Method::GET), Ok(Answer::Given(17))));
+        assert!(matches!(request_answered(whole, Method::GET), Ok(Answer::Given(17))));
         for cut in [0, 10, 30, whole.len() - 1] {
-            let answer = asked(&whole[..cut], Method::GET);
+            let answer = request_answered(&whole[..cut], Method::GET);
             assert!(matches!(answer, Ok(Answer::NotRunning)), "{cut}: {:?}", answer.err());
-            assert!(asked(&whole[..cut], Method::POST).is_err(), "{cut}: the change may have been made");
+            assert!(
+                request_answered(&whole[..cut], Method::POST).is_err(),
+                "{cut}: the change may have been made"
+            );
         }
-        assert!(asked(b"SSH-2.0-OpenSSH\r\n\r\n", Method::GET).is_err(), "the answer is not HTTP");
+        assert!(request_answered(b"SSH-2.0-OpenSSH\r\n\r\n", Method::GET).is_err(), "the answer is not HTTP");
     }
 }

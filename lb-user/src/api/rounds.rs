@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use lb_http::CompressedDocument;
 
-use super::{ControllerQuery, ask};
+use super::{ControllerQuery, query};
 use crate::facts::Facts;
 
 /// The most requests that may queue for the next document. Further requests wait until there is
@@ -60,7 +60,7 @@ async fn go(
         if readers.is_empty() {
             continue;
         }
-        let Some(facts) = ask(&queries, ControllerQuery::Facts).await else { continue };
+        let Some(facts) = query(&queries, ControllerQuery::Facts).await else { continue };
         match tokio::task::spawn_blocking(move || make(facts)).await {
             Ok(Ok(document)) => {
                 let document = Arc::new(document);

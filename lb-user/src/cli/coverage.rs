@@ -53,15 +53,15 @@ pub fn in_time(
             result = &mut work => return result,
             () = last_look => {}
         }
-        let asked = async {
+        let answer = async {
             let why = tokio::time::timeout(waiting.look, waiting.why_not()).await;
             end.await;
-            why.unwrap_or_else(|_| api::silent(&paths.run))
+            why.unwrap_or_else(|_| api::not_responding(&paths.run))
         };
         tokio::select! {
             biased;
             result = work => result,
-            why = asked => bail!("client {client} does not cover this process after {} s: {why}", timeout.as_secs()),
+            why = answer => bail!("client {client} does not cover this process after {} s: {why}", timeout.as_secs()),
         }
     })
 }

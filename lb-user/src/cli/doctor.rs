@@ -18,11 +18,11 @@ use lb_view::text::{self, Style};
 pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let mut files = files.clone();
     // `doctor::examine`, for the whole host, queries the daemon itself.
-    let is_asked = files.config.is_none() || pid.is_some();
-    let status = match paths_of(&files).ok().filter(|_| is_asked) {
-        Some(paths) => match api::ask_daemon::<StatusDocument>(&paths, "/v1/status") {
+    let is_wanted = files.config.is_none() || pid.is_some();
+    let status = match paths_of(&files).ok().filter(|_| is_wanted) {
+        Some(paths) => match api::query_daemon::<StatusDocument>(&paths, "/v1/status") {
             Ok(Answer::Given(status)) => Some(status),
-            Ok(Answer::NotRunning | Answer::Silent) | Err(_) => None,
+            Ok(Answer::NotRunning | Answer::NotResponding) | Err(_) => None,
         },
         None => None,
     };

@@ -32,13 +32,13 @@ pub fn run(
         Ok((explain_from_config(&config, service, client)?, dials))
     };
     let (explanations, dials) =
-        match api::ask_daemon(&paths, &format!("/v1/explain/{}{query}", api::quoted(service)))? {
+        match api::query_daemon(&paths, &format!("/v1/explain/{}{query}", api::quoted(service)))? {
             Answer::Given(explanations) => (explanations, Vec::new()),
             Answer::NotRunning => from_config()?,
-            Answer::Silent => {
+            Answer::NotResponding => {
                 print::message(format_args!(
                     "{}; explaining {} instead",
-                    api::silent(&paths.run),
+                    api::not_responding(&paths.run),
                     files.file().display()
                 ));
                 from_config()?

@@ -55,13 +55,13 @@ pub const MISPLACED: &str = "--client, --service and --json before freeze, off a
 /// that follow load or start slowly.
 pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
-    let mut status = match api::ask_daemon::<lb_view::status::StatusDocument>(&paths, "/v1/status")? {
+    let mut status = match api::query_daemon::<lb_view::status::StatusDocument>(&paths, "/v1/status")? {
         Answer::Given(status) => status,
         Answer::NotRunning => {
             let text = "the daemon is not running, and only the daemon knows the reported loads. The tables stay as they are (`socklb status`)";
             return Err(anyhow!(text).into());
         }
-        Answer::Silent => return Err(anyhow!(api::silent(&paths.run)).into()),
+        Answer::NotResponding => return Err(anyhow!(api::not_responding(&paths.run)).into()),
     };
     status.retain(filter, false);
     let clients = status.clients.into_iter().flat_map(|client| {
@@ -103,14 +103,14 @@ pub fn switch(command: &LoadCommand, files: &PathOptions) -> Result<ExitCode, Co
     let paths = paths_of(files)?;
     let of_client = client.as_ref().map(|client| format!("&client={}", quoted(client))).unwrap_or_default();
     let path = format!("/v1/load/{}?switch={}{of_client}", quoted(service), switch.name());
-    let switched = match api::tell_daemon::<Switched>(&paths, &path)? {
+    let switched = match api::post_to_daemon::<Switched>(&paths, &path)? {
         Answer::Given(switched) => switched,
         Answer::NotRunning => {
             return Err(anyhow!("the daemon is not running: nothing is switched").into());
         }
-        Answer::Silent => {
+        Answer::NotResponding => {
             let text = "it may still switch when it continues (check with `socklb load`)";
-            return Err(anyhow!("{}: {text}", api::silent(&paths.run)).into());
+            return Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into());
         }
     };
     if switched.clients.is_empty() {

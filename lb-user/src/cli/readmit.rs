@@ -25,16 +25,16 @@ pub fn run(
     let paths = paths_of(files)?;
     let of_client = client.map(|client| format!("&client={}", quoted(client))).unwrap_or_default();
     let path = format!("/v1/readmit/{}?backend={}{of_client}", quoted(service), quoted(&backend.to_string()));
-    let readmission = match api::tell_daemon::<Readmission>(&paths, &path)? {
+    let readmission = match api::post_to_daemon::<Readmission>(&paths, &path)? {
         Answer::Given(readmission) => readmission,
         Answer::NotRunning => {
             let text = "the daemon is not running, so nothing is lifted: the kernel programs try the backend again \
                         when its ejection time is over (`socklb status`)";
             return Err(anyhow!(text).into());
         }
-        Answer::Silent => {
+        Answer::NotResponding => {
             let text = "it may still lift the ejection when it continues (check with `socklb status`)";
-            return Err(anyhow!("{}: {text}", api::silent(&paths.run)).into());
+            return Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into());
         }
     };
     if readmission.clients.is_empty() {

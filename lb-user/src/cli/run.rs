@@ -26,13 +26,13 @@ pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let name = files.file().to_owned();
     // The file may be on a file system that does not answer. The daemon waits until it does,
     // because it can do nothing without a configuration.
-    let tell = move || {
+    let report_waiting = move || {
         if waiting.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
             print::message(format_args!("{} does not answer yet; waiting for it", name.display()));
         }
     };
     // If the thread cannot be started, the message does not appear.
-    let _ = std::thread::Builder::new().name("waiting".to_owned()).spawn(tell);
+    let _ = std::thread::Builder::new().name("waiting".to_owned()).spawn(report_waiting);
     // Taken before the file is read, so that any later change of the file is noticed.
     let stamp = Stamp::at(files.file());
     let config = read_config(files)?;

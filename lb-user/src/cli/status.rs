@@ -82,7 +82,7 @@ pub fn run(
 /// Reads the status from the daemon if one runs and answers, else from the pins.
 pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
     let paths = paths_of(files)?;
-    let why = match api::ask_daemon::<StatusDocument>(&paths, "/v1/status")? {
+    let why = match api::query_daemon::<StatusDocument>(&paths, "/v1/status")? {
         Answer::Given(status) => match other_pins(&status, files) {
             None => return Ok(status),
             Some(other) => format!(
@@ -93,7 +93,7 @@ pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
             ),
         },
         Answer::NotRunning => "the daemon is not running: tables stay as they are".to_owned(),
-        Answer::Silent => format!("{}: tables stay as they are", api::silent(&paths.run)),
+        Answer::NotResponding => format!("{}: tables stay as they are", api::not_responding(&paths.run)),
     };
     let mut status = status::from_pins(&paths.pins, why.clone()).context(why)?;
     let lists = stored_lists(files);

@@ -120,7 +120,7 @@ async fn screen(mut view: WatchView, look: Look, every: Duration) -> Result<Exit
     loop {
         terminal.show(&view.screen().rows())?;
         tokio::select! {
-            asked = signals.next() => match asked {
+            action = signals.next() => match action {
                 SignalAction::Redraw => {}
                 SignalAction::Stop => {
                     terminal.leave();

@@ -33,17 +33,17 @@ pub fn list_changes(before: &EndpointList, after: &EndpointList) -> String {
         (!keys.is_empty()).then(|| format!("{} ({})", after_it.address, keys.join(", ")))
     });
     let changed: Vec<String> = changed.collect();
-    let told = [
+    let parts = [
         ("added", names(added.iter().map(address), MOST)),
         ("removed", names(removed.iter().map(address), MOST)),
         ("changed", names(changed.into_iter(), MOST)),
     ];
-    let told: Vec<String> = told
+    let parts: Vec<String> = parts
         .into_iter()
         .filter(|(_, names)| !names.is_empty())
         .map(|(kind, names)| format!("{kind}: {names}"))
         .collect();
-    if told.is_empty() { "none".to_owned() } else { told.join("; ") }
+    if parts.is_empty() { "none".to_owned() } else { parts.join("; ") }
 }
 
 #[cfg(test)]

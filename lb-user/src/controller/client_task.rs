@@ -107,7 +107,7 @@ pub struct ClientTask {
     grace_periods: GracePeriods,
     window: Window,
     /// The health of backends that the log has shown.
-    told: health::Told,
+    logged: health::LoggedHealth,
     /// Whether the client had no pins when this client task was opened.
     pub is_new: bool,
     /// The latest time until which attaching waits for the first results of probes; `None` if it
@@ -115,7 +115,7 @@ pub struct ClientTask {
     pub first_look: Option<Instant>,
     /// The version of the probe results that were applied last; `None` if the current results must
     /// be applied whatever their version.
-    pub probes_heard: Option<(u64, u64)>,
+    pub applied_probes: Option<(u64, u64)>,
     /// For services with too few available backends: whether they still serve.
     serving: BTreeMap<ServiceIndex, health::Serving>,
     /// The backends that fail probes, if the client is in another network namespace than the
@@ -160,7 +160,7 @@ impl ClientTask {
         let datapath = Datapath::open(kernel, &limits, features, purpose(&client))?;
         let is_new = datapath.applied().services.is_empty();
         let balancer = balancer(&client, features, limits, &datapath, now)?;
-        let told = health::Told::adopted(&balancer, &datapath);
+        let logged = health::LoggedHealth::adopted(&balancer, &datapath);
         let cpus = datapath.kernel().cpus().map_err(ClientTaskError::Cpus)?;
         Ok(Self {
             cursor_seed: CursorSeed { task: task_on(&client, host), cpus },
@@ -188,10 +188,10 @@ impl ClientTask {
             settled: None,
             grace_periods: GracePeriods::default(),
             window: Window::default(),
-            told,
+            logged,
             is_new,
             first_look: None,
-            probes_heard: None,
+            applied_probes: None,
             serving: BTreeMap::new(),
             guesses: BTreeMap::new(),
             counting: Backoff::default(),
@@ -225,7 +225,7 @@ impl ClientTask {
             self.datapath.reload(&self.limits, self.features, purpose(&client))?;
         }
         self.balancer = balancer;
-        self.probes_heard = None;
+        self.applied_probes = None;
         self.settled = None;
         self.cursor_seed.task = task_on(&client, &self.host);
         self.client = client;
@@ -244,7 +244,7 @@ impl ClientTask {
     /// # Errors
     /// If the kernel refuses a step.
     pub fn settle(&mut self, now: Instant) -> Result<(), DatapathError> {
-        self.hear_kernel(now);
+        self.apply_kernel_verdicts(now);
         if self.settled.is_some() {
             return Ok(());
         }
@@ -261,7 +261,7 @@ impl ClientTask {
             Err(error) => Some(crate::error::chain(error)),
         };
         self.has_failed = result.is_err();
-        self.told.is_stale = true;
+        self.logged.is_stale = true;
         self.publish_peak_flows();
         self.settled = matches!(result, Ok(true)).then_some(unneeded);
         result.map(drop)

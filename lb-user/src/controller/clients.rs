@@ -58,7 +58,7 @@ impl Clients {
     /// Collects the clients whose maps do not match their plans.
     fn find_unsettled(&mut self, now: Instant) {
         for client_task in &mut self.tasks {
-            client_task.hear_kernel(now);
+            client_task.apply_kernel_verdicts(now);
             if !client_task.is_settled() {
                 self.to_settle.insert(client_task.client.name.clone());
             }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use lb_core::control::publication::{Proposal, within_budget};
-use lb_core::control::{Heard, Switch};
+use lb_core::control::{ReceivedReport, Switch};
 use lb_core::service::Protocol;
 use lb_http::peer::PeerCredentials;
 use lb_report::client::senders::Senders;
@@ -35,13 +35,13 @@ impl Controller {
         let mut proposals: Vec<((usize, usize), Proposal)> = Vec::new();
         let Self { clients, probing, ticks, .. } = self;
         for (number, client_task) in clients.tasks.iter_mut().enumerate() {
-            let hears = Hears::of(client_task, probing);
-            let heard = |position, member| hears.heard(position, member);
+            let member_reports = MemberReports::of(client_task, probing);
+            let report_of = |position, member| member_reports.report_of(position, member);
             // Different clients count their failed flows in different ticks.
             let tick = ticks.wrapping_add(u32::try_from(number).unwrap_or_default());
             client_task.weigh_errors(now);
-            client_task.count_reported_errors(heard, now);
-            let proposed = client_task.tick_controls(tick, heard, now);
+            client_task.count_reported_errors(report_of, now);
+            let proposed = client_task.tick_controls(tick, report_of, now);
             proposals.extend(proposed.into_iter().map(|(position, proposal)| ((number, position), proposal)));
         }
         for ((number, position), proposal) in within_budget(proposals) {
@@ -50,7 +50,7 @@ impl Controller {
         self.settle_if_needed(now);
         // The regions of replaced tables are free once no program reads them any more.
         self.wait_for_readers();
-        self.keep_learnt(now);
+        self.store_loads(now);
     }
 
     /// Sets the switch of a service's law, as an operator has requested, for one client task or for
@@ -82,10 +82,10 @@ impl Controller {
         } else {
             // The next tick applies the switch. It is stored as soon as possible, so that it stays
             // in effect if this process ends.
-            not_kept = self.learnt_not_kept();
-            self.learnt.hurry();
+            not_kept = self.loads_store_error();
+            self.load_store.hurry();
             self.sources.files_to_store.hurry();
-            self.keep_learnt(now);
+            self.store_loads(now);
         }
         let (schema, switch) = (load::SCHEMA, switch.name().to_owned());
         Switched { schema, service: service.to_owned(), switch, clients, not_kept }
@@ -93,16 +93,16 @@ impl Controller {
 }
 
 /// The reports of a client task's backends: by service, in the order of the table's members.
-struct Hears(Vec<Vec<Option<Heard>>>);
+struct MemberReports(Vec<Vec<Option<ReceivedReport>>>);
 
-impl Hears {
+impl MemberReports {
     /// Collects reports for services whose weights follow load, or whose policy counts reported
     /// errors as load. It locks the reports for one service at a time, so that the thread that
     /// receives reports does not wait longer.
     fn of(client_task: &ClientTask, probing: &Probing) -> Self {
         let services = client_task.client.services.iter().enumerate();
         let of_service = |(position, configured): (usize, &ClientService)| {
-            let mut heard = Vec::new();
+            let mut reports = Vec::new();
             let service = &configured.service;
             if (service.control.law.is_some() || error_decay(service).is_some())
                 && let Some(probe) = configured.probe.as_ref().filter(|probe| probe.is_by_report())
@@ -110,18 +110,18 @@ impl Hears {
             {
                 let members = client_task.balancer().weights(position);
                 listener.of(|senders, _, _| {
-                    heard = members
+                    reports = members
                         .iter()
                         .map(|(address, _)| one(*address, service.protocol, probe, senders))
                         .collect();
                 });
             }
-            heard
+            reports
         };
         Self(services.map(of_service).collect())
     }
 
-    fn heard(&self, position: usize, member: usize) -> Option<Heard> {
+    fn report_of(&self, position: usize, member: usize) -> Option<ReceivedReport> {
         *self.0.get(position)?.get(member)?
     }
 }
@@ -132,11 +132,11 @@ fn one(
     protocol: Protocol,
     probe: &ProbeConfig,
     senders: &Senders<Duration>,
-) -> Option<Heard> {
+) -> Option<ReceivedReport> {
     let (_, reported) = senders.get(name_of(protocol, address))?;
     let report = reported.report()?;
     // The report was sent half a round trip before it arrived.
     let transit = reported.round_trip().unwrap_or_default() / 2;
     let at = report.received.saturating_sub(transit);
-    Some(Heard { load: report.load, at, interval: probe.interval })
+    Some(ReceivedReport { load: report.load, at, interval: probe.interval })
 }

@@ -27,7 +27,7 @@ impl Controller {
             match file.feed.delivered(contents, delivered) {
                 ListDecision::Compute(contents) => self.compute(service, contents),
                 ListDecision::Wait => {}
-                ListDecision::Keep { was_refused, refused } => {
+                ListDecision::InForce { was_refused, refused } => {
                     if was_refused {
                         info!(service, "the endpoint list that was refused is now in force");
                     }

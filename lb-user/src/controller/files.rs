@@ -125,7 +125,7 @@ impl Controller {
         }
         self.sources.files.insert(service.clone(), file);
         self.carry_out(&service, reloaded.effect, now);
-        if let Some(mut contents) = reloaded.kept {
+        if let Some(mut contents) = reloaded.retained {
             if let Some(computed) = &in_force {
                 contents.assignments.take_over(computed);
                 // Another list may have arrived while the configuration was read. Until its
@@ -200,8 +200,8 @@ impl Controller {
                     file.feed.progress.changed(now);
                 }
             }
-            Err(silent) => {
-                let effect = file.feed.fell_silent(silent.to_string());
+            Err(no_answer) => {
+                let effect = file.feed.mark_hung(no_answer.to_string());
                 self.carry_out(service, effect, now);
             }
         }

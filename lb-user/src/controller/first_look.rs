@@ -39,8 +39,8 @@ impl Controller {
             if client_task.is_new && client_task.has_probes() && client_task.has_cgroup() {
                 let positions = 0..client_task.client.services.len();
                 let members: usize = positions.map(|at| client_task.balancer().weights(at).len()).sum();
-                let asking = SPACING.saturating_mul(u32::try_from(members).unwrap_or(u32::MAX));
-                client_task.first_look = Some(now + AT_MOST.min(jitter + ANSWER + asking));
+                let polling = SPACING.saturating_mul(u32::try_from(members).unwrap_or(u32::MAX));
+                client_task.first_look = Some(now + AT_MOST.min(jitter + ANSWER + polling));
             }
         }
         if self.next_end_of_first_look().is_some() {

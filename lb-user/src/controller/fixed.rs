@@ -56,7 +56,7 @@ pub fn remove_all(clients: &[&str], pins: &Path) -> String {
 }
 
 /// Replaces the fixed settings of another configuration with the settings of the running daemon.
-pub fn keep(running: &Config, wanted: &mut Config) {
+pub fn carry_over(running: &Config, wanted: &mut Config) {
     wanted.paths = running.paths.clone();
     wanted.limits = running.limits;
     wanted.metrics.clone_from(&running.metrics);
@@ -72,7 +72,7 @@ mod tests {
     use crate::config::tests::{LEAST, good};
     use crate::configured::configured;
 
-    fn told(running: &Config, wanted: &Config) -> Vec<String> {
+    fn changes(running: &Config, wanted: &Config) -> Vec<String> {
         let (running_keys, wanted) = (configured(running).host, configured(wanted).host);
         unchangeable(&running_keys, &wanted, &running.paths.pins, &["j"])
     }
@@ -99,9 +99,9 @@ mod tests {
         ];
         for (running, wanted, expected) in cases {
             let (running, mut wanted) = (with(running), with(wanted));
-            assert_eq!(told(&running, &wanted), expected);
-            keep(&running, &mut wanted);
-            assert_eq!(told(&running, &wanted), [""; 0], "the fixed settings are unchanged");
+            assert_eq!(changes(&running, &wanted), expected);
+            carry_over(&running, &mut wanted);
+            assert_eq!(changes(&running, &wanted), [""; 0], "the fixed settings are unchanged");
         }
     }
 

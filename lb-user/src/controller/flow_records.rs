@@ -166,10 +166,10 @@ impl Controller {
             if let Some(error) = &reclaim.error {
                 add(FaultCode::RecordsUnchecked, format!("the flow records could not be checked: {error}"));
             }
-            let kept = reclaim.last.kept_elsewhere;
-            if let Some(why) = self.passes.holders.as_ref().filter(|_| kept > 0) {
+            let unknown = reclaim.last.kept_elsewhere;
+            if let Some(why) = self.passes.holders.as_ref().filter(|_| unknown > 0) {
                 let text = format!(
-                    "{kept} active flows are in network namespaces that cannot be inspected; if their ends are not seen, they count as \
+                    "{unknown} active flows are in network namespaces that cannot be inspected; if their ends are not seen, they count as \
                      active for ever: {why}"
                 );
                 add(FaultCode::RecordsUnchecked, text);

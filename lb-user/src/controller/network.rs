@@ -20,8 +20,8 @@ use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::ExchangeCounts;
 
 /// Probes backends and receives reports beside the controller. It works on its own threads and
-/// tasks, and wakes the controller with [`Event::Heard`](super::Event::Heard) when the health of a
-/// backend has changed. No call blocks.
+/// tasks, and wakes the controller with [`Event::HealthChanged`](super::Event::HealthChanged) when
+/// the health of a backend has changed. No call blocks.
 pub trait Network: Send {
     /// Sets the targets of connect probes; the earlier targets are no longer probed. Each comes
     /// with a service that uses it.

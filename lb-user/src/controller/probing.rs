@@ -50,7 +50,7 @@ pub struct Probing {
     aimed: u64,
     network: Box<dyn Network>,
     /// Why no reports can be received; `None` if they can.
-    unheard: Option<String>,
+    receive_error: Option<String>,
     /// The agents that are polled.
     polled: Vec<Target>,
     /// The targets of connect probes, each with a service that uses it.
@@ -91,7 +91,7 @@ impl Probing {
             wanted: Vec::new(),
             aimed: 0,
             network,
-            unheard: None,
+            receive_error: None,
             polled: Vec::new(),
             connected: BTreeMap::new(),
             register: None,
@@ -119,7 +119,7 @@ impl Probing {
     }
 
     pub fn faults(&self) -> Vec<Fault> {
-        let errors = [self.unheard.as_deref(), self.error.as_deref(), self.unregistered.as_deref()];
+        let errors = [self.receive_error.as_deref(), self.error.as_deref(), self.unregistered.as_deref()];
         let errors = errors.into_iter().flatten();
         let mut faults: Vec<Fault> = errors.map(|error| Fault::of_host(FaultCode::Probes, error)).collect();
         let uncovered = self.register.as_ref().map_or(0, Register::uncovered);
@@ -174,13 +174,13 @@ impl Probing {
                 if let Some(listener) = self.network.listener() {
                     info!(address = %listener.address(), "polling agents for reports");
                 }
-                self.unheard = None;
+                self.receive_error = None;
             }
             Err(error) => {
                 let text = format!(
                     "reports cannot be received at {address} ([reports] listen): {error}; retrying every second"
                 );
-                warn_of_news(&mut self.unheard, Some(text));
+                warn_of_news(&mut self.receive_error, Some(text));
             }
         }
     }
@@ -250,7 +250,7 @@ impl Probing {
 
     /// Polls these backends, and no others. Returns the backends to remove from the register once
     /// no row has their id any more.
-    fn ask(&mut self, mut targets: Targets, now: Instant) -> Vec<Name> {
+    fn set_poll_targets(&mut self, mut targets: Targets, now: Instant) -> Vec<Name> {
         let Some(register) = &mut self.register else { return Vec::new() };
         let mut unregistered = None;
         for target in targets.values_mut() {
@@ -267,12 +267,12 @@ impl Probing {
             }
         }
         warn_of_news(&mut self.unregistered, unregistered);
-        let asked = targets.keys().copied().collect();
-        let (ids, gone) = register.renew(&asked, now);
+        let target_names = targets.keys().copied().collect();
+        let (ids, gone) = register.renew(&target_names, now);
         self.ids = Some(ids);
         if targets.is_empty() {
             // Nothing is polled, so no report is missing.
-            self.unheard = None;
+            self.receive_error = None;
         }
         let targets: Vec<Target> = targets.into_values().collect();
         if let Some(listener) = self.network.listener()
@@ -284,11 +284,11 @@ impl Probing {
         gone
     }
 
-    /// Makes the kernel receive reports on the interfaces that the configuration names. `may_ask`
+    /// Makes the kernel receive reports on the interfaces that the configuration names. `may_poll`
     /// is `true` if any service requests reports.
-    fn receive(&mut self, reports: &ReportsConfig, may_ask: bool) {
-        self.has_no_use = !reports.xdp.is_empty() && !may_ask;
-        if reports.xdp.is_empty() || !may_ask {
+    fn receive(&mut self, reports: &ReportsConfig, may_poll: bool) {
+        self.has_no_use = !reports.xdp.is_empty() && !may_poll;
+        if reports.xdp.is_empty() || !may_poll {
             return self.network.receive(None);
         }
         // Until the daemon listens, only programs that an earlier daemon attached receive reports.
@@ -331,9 +331,9 @@ impl Probing {
 
     /// Whether everything for these probes and polls is set up, and nothing is to be retried.
     fn has_done(&self, wanted: &[Wanted]) -> bool {
-        let is_open = self.error.is_none() && self.unheard.is_none();
-        let nobody_leaves = self.register.as_ref().is_none_or(Register::is_steady);
-        is_open && nobody_leaves && self.unregistered.is_none() && self.wanted == wanted
+        let is_open = self.error.is_none() && self.receive_error.is_none();
+        let is_steady = self.register.as_ref().is_none_or(Register::is_steady);
+        is_open && is_steady && self.unregistered.is_none() && self.wanted == wanted
     }
 
     /// Whether a report id waits for the end of running programs.
@@ -438,7 +438,7 @@ impl Controller {
     /// Probes the backends that clients use now, and applies the results that are already known.
     pub fn probe_again(&mut self, now: Instant) {
         self.aim(now);
-        self.hear_probes(now);
+        self.apply_probes(now);
     }
 
     /// Probes the backends that clients use now.
@@ -451,10 +451,10 @@ impl Controller {
             let address = self.config.reports.listen.unwrap_or(ReportsConfig::ANY);
             let kernel = &*self.environment.kernel;
             self.probing.open(&targets, address, kernel, &self.config.paths.pins);
-            self.probing.ask(targets, now)
+            self.probing.set_poll_targets(targets, now)
         };
-        let may_ask = self.config.clients.iter().any(asks);
-        self.probing.receive(&self.config.reports, may_ask);
+        let may_poll = self.config.clients.iter().any(polls);
+        self.probing.receive(&self.config.reports, may_poll);
         // Needed even if the targets are unchanged: a client task that was reconfigured needs its
         // ids again.
         self.give_ids(now);
@@ -485,23 +485,23 @@ impl Controller {
     }
 
     /// Applies the health of all backends according to probes and reports.
-    pub fn hear_probes(&mut self, now: Instant) {
+    pub fn apply_probes(&mut self, now: Instant) {
         let listener = self.probing.listener();
         let sick = listener.map(ReportListener::sick).unwrap_or_default();
         let restarted = listener.map(ReportListener::take_restarted).unwrap_or_default();
         // Read before the results: if they change in between, they are applied again.
         let version = (self.probing.aimed, self.probing.network.version());
-        let is_news = self.clients.tasks.iter().any(|task| task.probes_heard != Some(version));
+        let is_news = self.clients.tasks.iter().any(|task| task.applied_probes != Some(version));
         let results = if is_news { self.probing.network.results() } else { BTreeMap::new() };
         let probing = &self.probing;
         for client_task in &mut self.clients.tasks {
-            let has_heard = client_task.probes_heard.replace(version) == Some(version);
+            let is_applied = client_task.applied_probes.replace(version) == Some(version);
             for position in 0..client_task.client.services.len() {
                 let configured = &client_task.client.services[position];
                 let Some(probe) = &configured.probe else { continue };
                 // This task already has these results. Applying the results of thousands of
                 // backends again would take milliseconds every second.
-                if has_heard && !probe.is_by_report() {
+                if is_applied && !probe.is_by_report() {
                     continue;
                 }
                 let protocol = configured.service.protocol;
@@ -516,19 +516,19 @@ impl Controller {
                                 && probing.has_no_report(name);
                             Some((if is_adopted { Health::Refusing } else { health }, Why::Report))
                         };
-                        let said = if sick.is_empty() {
+                        let verdicts = if sick.is_empty() {
                             BTreeMap::new()
                         } else {
-                            said_of(client_task, position, of)
+                            verdicts_of(client_task, position, of)
                         };
-                        client_task.hear(position, Who::Report, said, now);
+                        client_task.apply_verdicts(position, Who::Report, verdicts, now);
                         if !restarted.is_empty() {
                             let has_restarted = |address| restarted.contains(&name_of(protocol, address));
                             client_task.note_restarts(position, has_restarted);
                         }
                     }
                     ProbeKind::Connect { .. } => {
-                        let said = |address| {
+                        let verdicts = |address| {
                             let found = *results.get(&connect_target(probe, address)?)?;
                             // If an earlier daemon found the backend healthy, one lost probe does
                             // not change that.
@@ -536,7 +536,7 @@ impl Controller {
                                 !found.is_unconfirmed || !client_task.is_taken_over_well(position, address);
                             is_news.then_some((found.health, found.why))
                         };
-                        let found = said_of(client_task, position, said);
+                        let found = verdicts_of(client_task, position, verdicts);
                         client_task.apply_findings(position, found, now);
                     }
                 }
@@ -570,18 +570,18 @@ fn wanted_by(client_task: &ClientTask) -> impl Iterator<Item = Wanted> {
 }
 
 /// Whether any service of the client requests reports.
-fn asks(client: &ClientConfig) -> bool {
+fn polls(client: &ClientConfig) -> bool {
     let mut probes = client.services.iter().filter_map(|configured| configured.probe.as_ref());
     probes.any(ProbeConfig::is_by_report)
 }
 
-fn said_of(
+fn verdicts_of(
     client_task: &ClientTask,
     position: usize,
-    said: impl Fn(SocketAddr) -> Option<(Health, Why)>,
+    verdicts: impl Fn(SocketAddr) -> Option<(Health, Why)>,
 ) -> BTreeMap<SocketAddr, (Health, Why)> {
     let candidates = client_task.candidates(position).into_iter();
-    candidates.filter_map(|candidate| Some((candidate.address, said(candidate.address)?))).collect()
+    candidates.filter_map(|candidate| Some((candidate.address, verdicts(candidate.address)?))).collect()
 }
 
 #[cfg(test)]
@@ -618,11 +618,11 @@ mod tests {
     /// The polled backends: port, key ids and interval.
     fn aimed(probing: &mut Probing, wanted: Vec<Wanted>) -> Vec<(u16, Vec<u16>, Duration)> {
         let targets = probing.aim(wanted);
-        let asked = targets.into_values().map(|target| {
+        let target_names = targets.into_values().map(|target| {
             let keys = target.keys.all().iter().map(|key| key.id).collect();
             (target.name.address.port(), keys, target.interval)
         });
-        asked.collect()
+        target_names.collect()
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub struct Register {
 
 /// How long a backend retains its entry when it is no longer polled. A daemon that starts does not
 /// have its lists at once, and a backend may soon return to a subset.
-const KEPT: Duration = Duration::from_mins(1);
+const RETENTION: Duration = Duration::from_mins(1);
 
 /// The longest time for which a report can declare its backend a lame duck, in nanoseconds.
 #[expect(clippy::cast_possible_truncation, reason = "it is an hour")]
@@ -127,13 +127,13 @@ impl Register {
 
     /// `asked` are the backends that are polled from now on. Returns the ids for the rows of
     /// backends, and the backends to remove from the register once no row has their id any more.
-    pub fn renew(&mut self, asked: &BTreeSet<Name>, now: Instant) -> (ReportIdMap, Vec<Name>) {
-        self.ids.retain_uncovered(|name| asked.contains(name));
-        self.absent.retain(|name, _| !asked.contains(name));
-        for (name, _) in self.ids.iter().filter(|(name, _)| !asked.contains(name)) {
+    pub fn renew(&mut self, names: &BTreeSet<Name>, now: Instant) -> (ReportIdMap, Vec<Name>) {
+        self.ids.retain_uncovered(|name| names.contains(name));
+        self.absent.retain(|name, _| !names.contains(name));
+        for (name, _) in self.ids.iter().filter(|(name, _)| !names.contains(name)) {
             self.absent.entry(name).or_insert(now);
         }
-        let gone = self.absent.iter().filter(|(_, since)| now.duration_since(**since) >= KEPT);
+        let gone = self.absent.iter().filter(|(_, since)| now.duration_since(**since) >= RETENTION);
         let gone: Vec<Name> = gone.map(|(name, _)| *name).collect();
         let mut ids: BTreeMap<Name, u32> = self.ids.iter().collect();
         ids.retain(|name, _| !gone.contains(name));
@@ -221,7 +221,7 @@ impl Entries for Stores {
         }
     }
 
-    fn asked(&mut self, id: u32, nonce: u64) {
+    fn store_nonce(&mut self, id: u32, nonce: u64) {
         if id != NO_REPORT {
             self.maps.set_nonce(id, nonce);
         }

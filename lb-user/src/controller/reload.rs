@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::changes::changes;
 use super::files::{Reading, WatchedFile};
-use super::learnt::LearntFile;
+use super::load_store::StoredLoadsRead;
 use super::{BackgroundWork, ClientOpener, Controller, Effect, Notice, Opened, fixed};
 use crate::assignments::{Assignments, AssignmentsByService};
 use crate::config::Config;
@@ -38,7 +38,7 @@ pub struct LoadRequest {
     pub before: BTreeMap<String, (FileSource, Assignments)>,
     pub statics: AssignmentsByService,
     /// Whether an operator requested the reload.
-    pub is_asked: bool,
+    pub is_requested: bool,
     pub opener: ClientOpener,
     /// The names of the clients that need not be opened.
     pub there: BTreeSet<String>,
@@ -57,7 +57,7 @@ pub struct Loaded {
     /// The clients that did not run yet, with the results of opening them.
     pub opened: Vec<Opened>,
     /// The stored state of the control laws; read only at a start.
-    pub learnt: Option<LearntFile>,
+    pub stored_loads: Option<StoredLoadsRead>,
 }
 
 /// The state of the configuration file, and of reloads.
@@ -118,9 +118,9 @@ impl Controller {
     }
 
     /// Requests a read of the file: now, or after the read that is under way.
-    fn request(&mut self, is_asked: bool, now: Instant) {
-        if self.reload.turn.request(is_asked) {
-            self.load(ConfigLoad::File, is_asked, now);
+    fn request(&mut self, is_requested: bool, now: Instant) {
+        if self.reload.turn.request(is_requested) {
+            self.load(ConfigLoad::File, is_requested, now);
         }
     }
 
@@ -153,13 +153,13 @@ impl Controller {
                     self.reload.progress.changed(now);
                 }
             }
-            Err(silent) => self.config_fell_silent(silent.to_string(), false),
+            Err(no_answer) => self.mark_config_hung(no_answer.to_string(), false),
         }
     }
 
-    fn config_fell_silent(&mut self, error: String, is_asked: bool) {
-        let is_new = self.reload.progress.fell_silent();
-        if is_asked || is_new {
+    fn mark_config_hung(&mut self, error: String, is_requested: bool) {
+        let is_new = self.reload.progress.mark_hung();
+        if is_requested || is_new {
             warn!(%error, "the configuration cannot be used; the earlier one stays in force");
         }
         self.reload.error = Some(error);
@@ -174,7 +174,7 @@ impl Controller {
 
     /// Starts to read a configuration and the files that it names, and to open its clients, beside
     /// the loop.
-    fn load(&mut self, load: ConfigLoad, is_asked: bool, now: Instant) {
+    fn load(&mut self, load: ConfigLoad, is_requested: bool, now: Instant) {
         if self.is_ready {
             self.effects.push(Effect::Notify(Notice::Reloading));
         }
@@ -183,7 +183,7 @@ impl Controller {
             load,
             begun: self.sources.readings,
             running: self.config.clone(),
-            is_asked,
+            is_requested,
             opener: self.opener(now),
             there: self.there(),
             before: self.in_force(),
@@ -193,7 +193,7 @@ impl Controller {
     }
 
     pub fn loaded(&mut self, loaded: Loaded, now: Instant) {
-        let (is_asked, again) = self.reload.turn.ended();
+        let (is_requested, again) = self.reload.turn.ended();
         let is_first = loaded.version.is_none();
         if let Some(version) = loaded.version {
             self.reload.progress.done(version);
@@ -201,7 +201,7 @@ impl Controller {
         match loaded.config {
             // The file was touched without a change, or was read twice because its stamp could not
             // distinguish versions, or was corrected back to the configuration in force.
-            Ok(config) if config == self.config && !is_asked && !is_first => {
+            Ok(config) if config == self.config && !is_requested && !is_first => {
                 if self.reload.error.take().is_some() {
                     info!("the configuration can be used again; it is unchanged");
                 }
@@ -209,7 +209,7 @@ impl Controller {
             }
             Ok(config) => {
                 self.sources.statics = loaded.statics;
-                loaded.learnt.into_iter().for_each(|file| self.learnt.take(file));
+                loaded.stored_loads.into_iter().for_each(|file| self.load_store.take(file));
                 let changed = (!is_first).then(|| changes(&configured(&self.config), &configured(&config)));
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, is_first, now);
                 if let Some(changed) = changed {
@@ -218,9 +218,9 @@ impl Controller {
                     self.reload.following = Some(changed);
                 }
             }
-            Err(ReadFailure::Silent(silent)) => {
+            Err(ReadFailure::Hung(no_answer)) => {
                 self.reload.refused += 1;
-                self.config_fell_silent(silent, is_asked);
+                self.mark_config_hung(no_answer, is_requested);
             }
             Err(ReadFailure::Unread(error)) => {
                 self.reload.progress.found_nothing();
@@ -236,7 +236,7 @@ impl Controller {
                 self.reload.refused += 1;
                 // Logged once per fault, not at each check. An operator who has requested a reload
                 // always gets an answer.
-                if is_asked || self.reload.error.as_ref() != Some(&error) {
+                if is_requested || self.reload.error.as_ref() != Some(&error) {
                     warn!(%error, "the configuration cannot be used; the earlier one stays in force");
                 }
                 self.reload.error = Some(error);
@@ -247,8 +247,8 @@ impl Controller {
         if !is_first && !is_following {
             self.reloaded();
         }
-        if let Some(is_asked) = again {
-            self.request(is_asked, now);
+        if let Some(is_requested) = again {
+            self.request(is_requested, now);
         }
     }
 
@@ -292,7 +292,7 @@ impl Controller {
             warn!("{what}");
         }
         self.reload.unchangeable = unchangeable;
-        fixed::keep(&self.config, &mut config);
+        fixed::carry_over(&self.config, &mut config);
         let gone = self.drop_clients(&config);
         let mut unstarted = Vec::new();
         for client in &config.clients {

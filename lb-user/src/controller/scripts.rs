@@ -145,7 +145,7 @@ fn a_slot_stays_until_a_wait_for_readers_succeeds() {
         for _ in 0..3 {
             let source = io::Error::from_raw_os_error(libc::ENOMEM);
             let failed = DatapathError::PinDirectory { path: PathBuf::new(), source };
-            stage.tell(Event::ReadersGone(Err(failed)));
+            stage.dispatch(Event::ReadersGone(Err(failed)));
             stage.pass(Duration::from_secs(3));
             assert_eq!(stage.states().len(), 3);
         }
@@ -234,7 +234,7 @@ fn a_client_removed_by_an_operator_stays_removed() {
         // SIGHUP creates the client again; another configuration or a start would do so, too.
         (stage.sent, stage.open) = Default::default();
         stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.stop_faults();
         assert_eq!((stage.dial(3), stage.faults()), (0, vec![]));
         stage.kernel.detach(&stage.pins()).expect("no fault");

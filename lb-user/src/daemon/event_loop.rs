@@ -43,9 +43,9 @@ pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
     let runtime = runtime()?;
     // If a thread beside the loop panicked, its result would never arrive, and the loop would wait
     // for it. So the process ends instead, and is started again; connects are not affected.
-    let tell_panic = std::panic::take_hook();
+    let panic_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        tell_panic(panic);
+        panic_hook(panic);
         std::process::abort();
     }));
     let result = runtime.block_on(turn(config, stamp, reread));
@@ -68,14 +68,14 @@ fn runtime() -> Result<Runtime> {
             .enable_all()
             .build()
     };
-    let tell_panic = std::panic::take_hook();
+    let panic_hook = std::panic::take_hook();
     // The hook prints nothing: the message of the panic becomes an error.
     std::panic::set_hook(Box::new(|_| {}));
     let built = std::panic::catch_unwind(build);
-    std::panic::set_hook(tell_panic);
+    std::panic::set_hook(panic_hook);
     let built = built.map_err(|panic| {
-        let said = panic.downcast_ref::<String>().map_or("unknown reason", String::as_str);
-        anyhow!("{said}")
+        let message = panic.downcast_ref::<String>().map_or("unknown reason", String::as_str);
+        anyhow!("{message}")
     });
     built.and_then(|built| Ok(built?)).context("start the event loop")
 }
@@ -85,7 +85,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     let mut stop =
         Stop { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let mut hangup = signal(SignalKind::hangup())?;
-    let (queries, mut asked) = mpsc::channel(8);
+    let (queries, mut query_receiver) = mpsc::channel(8);
     let (events, mut inbox) = mpsc::channel(64);
     let features = start::check_host(&config)?;
     let mut listeners = Listeners::bind(&config, queries)?;
@@ -106,11 +106,11 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     let mut shell = Shell { watch, watches, notifier: Notifier::new(), worker, events, is_watched: false };
     shell.carry_out(controller.begin(config, Instant::now()));
     let mut watchdog = shell.notifier.watchdog().map(tokio::time::interval);
-    let mut heard_at = None;
+    let mut health_changed_at = None;
     let result = loop {
         let wakeup = controller.next_wakeup(Instant::now());
         let event = tokio::select! {
-            () = stop.asked() => break Ok(()),
+            () = stop.requested() => break Ok(()),
             () = next(&mut watchdog) => {
                 shell.notifier.watchdog_fed();
                 continue;
@@ -118,14 +118,14 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
             () = ready_if(shell.is_watched) => Event::Watched,
             _ = hangup.recv() => Event::Hangup,
             Some(event) = inbox.recv() => event,
-            Some(query) = asked.recv() => Event::Asked(query),
+            Some(query) = query_receiver.recv() => Event::Query(query),
             changes = shell.watch.changed() => Event::Changed(changes),
-            () = heard(&news, heard_at) => Event::Heard,
+            () = health_changed(&news, health_changed_at) => Event::HealthChanged,
             () = until(wakeup) => Event::Wakeup,
         };
         let now = Instant::now();
         match &event {
-            Event::Heard => heard_at = Some(now),
+            Event::HealthChanged => health_changed_at = Some(now),
             Event::Watched => shell.is_watched = false,
             _ => {}
         }
@@ -206,12 +206,12 @@ impl Shell {
 /// The shortest time between two turns in which the loop applies results of probes and reports. The
 /// holder of a backend's key can make the backend's reports change all the time; because of this
 /// pause, they do not take all of the loop's time. Connects avoid a lame duck without the loop.
-const HEARD_EVERY: Duration = Duration::from_millis(5);
+const HEALTH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Waits for news, and until [`HEARD_EVERY`] has passed since the last news.
-async fn heard(news: &Notify, last: Option<Instant>) {
+/// Waits for news, and until [`HEALTH_INTERVAL`] has passed since the last news.
+async fn health_changed(news: &Notify, last: Option<Instant>) {
     if let Some(last) = last {
-        tokio::time::sleep_until((last + HEARD_EVERY).into()).await;
+        tokio::time::sleep_until((last + HEALTH_INTERVAL).into()).await;
     }
     news.notified().await;
 }
@@ -245,7 +245,7 @@ struct Stop {
 }
 
 impl Stop {
-    async fn asked(&mut self) {
+    async fn requested(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -261,19 +261,19 @@ mod tests {
 
     use super::*;
 
-    fn is_heard(news: &Notify, last: Option<Instant>) -> bool {
-        let poll = pin!(heard(news, last)).poll(&mut Waker::from_waker(std::task::Waker::noop()));
+    fn is_notified(news: &Notify, last: Option<Instant>) -> bool {
+        let poll = pin!(health_changed(news, last)).poll(&mut Waker::from_waker(std::task::Waker::noop()));
         poll == Poll::Ready(())
     }
 
     #[tokio::test]
     async fn early_news_waits_and_is_not_lost() {
         let (news, now) = (Notify::new(), Instant::now());
-        assert!(!is_heard(&news, None));
+        assert!(!is_notified(&news, None));
         news.notify_one();
         news.notify_one();
-        assert!(!is_heard(&news, Some(now + Duration::from_hours(1))));
-        heard(&news, Some(now)).await;
-        assert!(!is_heard(&news, None), "one turn handles both notifications");
+        assert!(!is_notified(&news, Some(now + Duration::from_hours(1))));
+        health_changed(&news, Some(now)).await;
+        assert!(!is_notified(&news, None), "one turn handles both notifications");
     }
 }

@@ -58,7 +58,7 @@ impl FileIo {
             Err(_) if turn.try_lock().is_ok() && self.threads.available_permits() == 0 => {
                 Err(NoAnswer::NoThread(file.to_owned()))
             }
-            Err(_) => Err(NoAnswer::Silent(file.to_owned())),
+            Err(_) => Err(NoAnswer::Hung(file.to_owned())),
         }
     }
 
@@ -83,10 +83,10 @@ mod tests {
         let (answer, query) = mpsc::channel::<()>();
         let work = move || query.recv().is_ok();
         let short = Duration::from_millis(20);
-        assert_eq!(io.run(hung, short, work).await, Err(NoAnswer::Silent(hung.to_owned())));
+        assert_eq!(io.run(hung, short, work).await, Err(NoAnswer::Hung(hung.to_owned())));
         assert_eq!(io.run(other, PATIENCE, || 1).await, Ok(1));
         // While the first work hangs, no other work is done on the file.
-        assert_eq!(io.run(hung, short, || true).await, Err(NoAnswer::Silent(hung.to_owned())));
+        assert_eq!(io.run(hung, short, || true).await, Err(NoAnswer::Hung(hung.to_owned())));
         answer.send(()).unwrap();
         assert_eq!(io.run(hung, PATIENCE, || 2).await, Ok(2));
         // The thread unlocks the file a moment before it drops its reference to the lock.

@@ -7,7 +7,7 @@ use lb_core::feed::Version;
 use lb_host::store::StoreError;
 use tracing::warn;
 
-use crate::controller::{LearntFile, MAX_LEARNT_BYTES, StateFiles, StoreFailures, StoredLoads};
+use crate::controller::{MAX_STORED_LOADS_BYTES, StateFiles, StoreFailures, StoredLoads, StoredLoadsRead};
 use crate::source::{self, SourceError, Stamp, last_good};
 
 /// The files of a host. Each call may take as long as the file system does.
@@ -66,7 +66,7 @@ impl Files for HostFiles {
     }
 
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
-        last_good::keep(path, text)
+        last_good::save(path, text)
     }
 }
 
@@ -83,21 +83,21 @@ pub fn store_all(disk: &dyn Files, files: StateFiles) -> StoreFailures {
 }
 
 /// Reads the learnt weights that an earlier daemon stored. A file that cannot be parsed is renamed.
-pub fn read_learnt(disk: &dyn Files, path: &Path) -> LearntFile {
-    let parsed = match disk.read_stored(path, MAX_LEARNT_BYTES) {
+pub fn read_stored_loads(disk: &dyn Files, path: &Path) -> StoredLoadsRead {
+    let parsed = match disk.read_stored(path, MAX_STORED_LOADS_BYTES) {
         Ok(text) => StoredLoads::parse(&text),
         Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return LearntFile::Nothing;
+            return StoredLoadsRead::Nothing;
         }
         Err(error @ SourceError::TooLarge(..)) => Err(error.to_string()),
-        Err(error) => return LearntFile::Unread(crate::error::chain(&error)),
+        Err(error) => return StoredLoadsRead::Unread(crate::error::chain(&error)),
     };
     match parsed {
-        Ok(kept) => LearntFile::Read(kept),
+        Ok(loads) => StoredLoadsRead::Read(loads),
         Err(why) => {
             let aside = path.with_extension("json.not-understood");
             if let Err(error) = disk.rename_stored(path, &aside) {
-                return LearntFile::Unread(format!(
+                return StoredLoadsRead::Unread(format!(
                     "{why}; the file cannot be renamed to {}: {}",
                     aside.display(),
                     crate::error::chain(&error)
@@ -109,7 +109,7 @@ pub fn read_learnt(disk: &dyn Files, path: &Path) -> LearntFile {
                 "the file of learnt weights and operators' switches cannot be parsed; it was renamed; services start with their \
                  structural weights, and follow load as configured"
             );
-            LearntFile::Nothing
+            StoredLoadsRead::Nothing
         }
     }
 }
@@ -117,29 +117,31 @@ pub fn read_learnt(disk: &dyn Files, path: &Path) -> LearntFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::learnt_path;
+    use crate::controller::stored_loads_path;
 
     #[test]
     fn a_file_that_cannot_be_parsed_is_renamed() {
         let folder = tempfile::tempdir().unwrap();
-        let file = learnt_path(folder.path());
+        let file = stored_loads_path(folder.path());
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Nothing));
+        assert!(matches!(read_stored_loads(&HostFiles, &file), StoredLoadsRead::Nothing));
         std::fs::write(&file, "{\"schema\":1,").unwrap();
-        assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Nothing));
+        assert!(matches!(read_stored_loads(&HostFiles, &file), StoredLoadsRead::Nothing));
         let aside = file.with_file_name("factors.json.not-understood");
         assert!(!file.exists() && std::fs::read(aside).unwrap() == b"{\"schema\":1,");
         // A file that cannot be renamed is not overwritten.
         std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::write(&file, "{\"schema\":2}").unwrap();
-        let LearntFile::Unread(why) = read_learnt(&HostFiles, &file) else { panic!("it is there") };
+        let StoredLoadsRead::Unread(why) = read_stored_loads(&HostFiles, &file) else {
+            panic!("it is there")
+        };
         assert!(why.contains("its schema is 2") && why.contains("cannot be renamed"), "{why}");
         std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         // If a file is too long, it is renamed as well, so that later files can be stored.
-        std::fs::File::create(&file).unwrap().set_len(MAX_LEARNT_BYTES + 1).unwrap();
-        assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Nothing) && !file.exists());
+        std::fs::File::create(&file).unwrap().set_len(MAX_STORED_LOADS_BYTES + 1).unwrap();
+        assert!(matches!(read_stored_loads(&HostFiles, &file), StoredLoadsRead::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();
-        assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Read(_)) && file.exists());
+        assert!(matches!(read_stored_loads(&HostFiles, &file), StoredLoadsRead::Read(_)) && file.exists());
     }
 }

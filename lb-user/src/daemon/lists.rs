@@ -43,7 +43,7 @@ impl ListReader {
         let version = match self.version(&source.file.path, PATIENCE).await {
             Ok(version) if known == Some(version.stamp) => return (version, None),
             Ok(version) => version,
-            Err(silent) => return (NO_VERSION, Some(Err(silent.into()))),
+            Err(no_answer) => return (NO_VERSION, Some(Err(no_answer.into()))),
         };
         let result = self.list(source, &source.file.path, purpose, PATIENCE).await;
         (version, Some(result))
@@ -60,7 +60,7 @@ impl ListReader {
     ) -> FirstRead {
         let (version, result) = match self.version(&source.file.path, patience).await {
             Ok(version) => (version, self.list(source, &source.file.path, purpose.clone(), patience).await),
-            Err(silent) => (NO_VERSION, Err(silent.into())),
+            Err(no_answer) => (NO_VERSION, Err(no_answer.into())),
         };
         if result.is_ok() || !wants_last_good {
             return FirstRead { version, result, instead: None };

@@ -29,10 +29,10 @@ impl Loader {
     pub async fn load(self, request: LoadRequest) -> Loaded {
         /// How long a start waits for a file before it uses the stored last good list.
         const AT_A_START: Duration = Duration::from_secs(2);
-        let LoadRequest { load, begun, running, before, statics, is_asked, opener, there } = request;
+        let LoadRequest { load, begun, running, before, statics, is_requested, opener, there } = request;
         let is_start = matches!(load, ConfigLoad::Given(_));
         let patience = if is_start { AT_A_START } else { PATIENCE };
-        let is_wanted = is_asked || is_start;
+        let is_wanted = is_requested || is_start;
         let (version, config) = match load {
             ConfigLoad::Given(config) => (None, Ok(*config)),
             ConfigLoad::File => self.reread().await,
@@ -44,8 +44,8 @@ impl Loader {
             begun,
             statics: AssignmentsByService::new(),
             opened: Vec::new(),
-            learnt: if is_start {
-                Some(work::read_learnt(&self.lists, &running.paths.state).await)
+            stored_loads: if is_start {
+                Some(work::read_stored_loads(&self.lists, &running.paths.state).await)
             } else {
                 None
             },
@@ -78,11 +78,11 @@ impl Loader {
         let version = self.lists.version(&self.file, PATIENCE).await;
         let config = match &version {
             Ok(_) => self.lists.io.run(&self.file, TO_READ, move || reread()).await,
-            Err(silent) => Err(silent.clone()),
+            Err(no_answer) => Err(no_answer.clone()),
         };
         let config = match config {
             Ok(config) => config,
-            Err(silent) => Err(ReadFailure::Silent(silent.to_string())),
+            Err(no_answer) => Err(ReadFailure::Hung(no_answer.to_string())),
         };
         (Some(version.unwrap_or(NO_VERSION)), config)
     }

@@ -148,7 +148,7 @@ impl Work for ReceiverWork {
         found
     }
 
-    fn tell(&mut self, news: Found) {
+    fn log_findings(&mut self, news: Found) {
         if let Some(error) = news.error {
             warn!("{error}");
         }

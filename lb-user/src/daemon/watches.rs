@@ -78,7 +78,7 @@ impl Watches {
         }
         // Runs beside the loop, because a file system that does not answer may delay the removal of
         // a watch.
-        tokio::task::spawn_blocking(move || watcher.keep_only(&directories));
+        tokio::task::spawn_blocking(move || watcher.retain_only(&directories));
     }
 
     /// Logs, once per path, that it cannot be watched.

@@ -14,7 +14,8 @@ use super::loader::Loader;
 use super::watches::Watches;
 use super::{Reread, files, opener};
 use crate::controller::{
-    BackgroundWork, Event, LearntFile, NamespaceFound, Search, StateFiles, StoreFailures, learnt_path,
+    BackgroundWork, Event, NamespaceFound, Search, StateFiles, StoreFailures, StoredLoadsRead,
+    stored_loads_path,
 };
 use crate::source::{NoAnswer, Stamp, directory_of};
 
@@ -68,7 +69,9 @@ impl Worker {
                 let (version, result) = self.lists.read(&source, known, purpose).await;
                 Event::Read { service, source, begun, version, result }
             }
-            BackgroundWork::ReadLearnt => Event::LearntRead(read_learnt(&self.lists, &self.state).await),
+            BackgroundWork::ReadStoredLoads => {
+                Event::LoadsRead(read_stored_loads(&self.lists, &self.state).await)
+            }
             BackgroundWork::Store(files) => Event::Stored(self.store(files).await),
             BackgroundWork::Compute { service, mut contents, consumers } => {
                 let compute = move || {
@@ -122,19 +125,19 @@ impl Worker {
         let directory = self.state.join("last-good");
         let disk = Arc::clone(&self.lists.files);
         let stored = self.lists.io.run(&directory, TO_STORE, move || files::store_all(&*disk, files)).await;
-        stored.unwrap_or_else(|silent| StoreFailures { left: all, error: Some(silent.to_string()) })
+        stored.unwrap_or_else(|no_answer| StoreFailures { left: all, error: Some(no_answer.to_string()) })
     }
 }
 
 /// Reads the learnt weights that an earlier daemon stored.
-pub async fn read_learnt(lists: &ListReader, state: &Path) -> LearntFile {
-    let path = learnt_path(state);
+pub async fn read_stored_loads(lists: &ListReader, state: &Path) -> StoredLoadsRead {
+    let path = stored_loads_path(state);
     let (disk, file) = (Arc::clone(&lists.files), path.clone());
     lists
         .io
-        .run(&path, PATIENCE, move || files::read_learnt(&*disk, &file))
+        .run(&path, PATIENCE, move || files::read_stored_loads(&*disk, &file))
         .await
-        .unwrap_or_else(|silent| LearntFile::Unread(silent.to_string()))
+        .unwrap_or_else(|no_answer| StoredLoadsRead::Unread(no_answer.to_string()))
 }
 
 /// Runs work that may block on a thread of its own.

@@ -13,10 +13,10 @@ use crate::config::Config;
 pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&StatusDocument>) {
     let configured =
         config.into_iter().flat_map(|config| &config.clients).flat_map(|client| &client.services);
-    let mut told = Vec::new();
+    let mut described = Vec::new();
     for service in configured.map(|configured| &configured.service) {
-        let Some(law) = service.control.law.filter(|_| !told.contains(&service.name)) else { continue };
-        told.push(service.name.clone());
+        let Some(law) = service.control.law.filter(|_| !described.contains(&service.name)) else { continue };
+        described.push(service.name.clone());
         if law == Law::Feedback && service.policy != Policy::P2c {
             let text = format!(
                 "service {}: with policy {:?} a connect considers only weights; p2c also considers open flows, so that a backend that \

@@ -83,7 +83,8 @@ fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &
         states.join(", ")
     );
     // If a backend reports a bad state, its state is known.
-    let unknown = [ReportState::Unheard, ReportState::Silent, ReportState::Unknown].map(ReportState::name);
+    let unknown =
+        [ReportState::NeverReported, ReportState::Silent, ReportState::Unknown].map(ReportState::name);
     let is_unknown = |probe: &BackendHealth| unknown.contains(&probe.state.as_str());
     let mut unknown: Vec<&(SocketAddr, &BackendHealth)> =
         probed.iter().filter(|(_, probe)| is_unknown(probe)).collect();

@@ -51,7 +51,13 @@ pub fn examine(
         let good = "every TCP socket that is connected or listens, and every UDP socket that has a port, was created in a \
                     covered cgroup; the kernel lists no other sockets";
         let elsewhere = lb_kernel::made_elsewhere(pid, &ids);
-        sockets::told(&mut diagnosis, &subject, &elsewhere, &format!("{subject}: {good}"), &first.start());
+        sockets::report_sockets(
+            &mut diagnosis,
+            &subject,
+            &elsewhere,
+            &format!("{subject}: {good}"),
+            &first.start(),
+        );
     } else {
         uncovered(&mut diagnosis, own, &clients(config, status));
     }

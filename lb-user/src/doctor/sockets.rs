@@ -21,12 +21,12 @@ pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
         "client {name}: every TCP socket of its processes that is connected or listens is covered; the kernel does not list \
          other sockets, so a socket that was created elsewhere and has not connected yet cannot be seen"
     );
-    told(diagnosis, &format!("client {name}"), sockets, &good, HELP);
+    report_sockets(diagnosis, &format!("client {name}"), sockets, &good, HELP);
 }
 
 /// Reports each uncovered socket of a client or a process, with `help`; reports `good` if there are
 /// none.
-pub fn told(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &str, help: &str) {
+pub fn report_sockets(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &str, help: &str) {
     let Sockets { uncovered, unseen } = sockets;
     // After a fork, several processes hold the same socket.
     let mut found: BTreeMap<u32, Vec<&Uncovered>> = BTreeMap::new();
@@ -130,8 +130,8 @@ mod tests {
         let of = |state| diagnosis.findings.iter().filter(|finding| finding.state == state).count();
         assert_eq!((of(Severity::Warning), of(Severity::Note)), expected);
         let texts = diagnosis.findings.iter().map(|finding| finding.text.as_str());
-        let told: Vec<&str> = texts.filter(|text| text.contains("more socket")).collect();
-        assert_eq!(told, more);
+        let lines: Vec<&str> = texts.filter(|text| text.contains("more socket")).collect();
+        assert_eq!(lines, more);
     }
 
     #[test]

@@ -102,7 +102,7 @@ families! {
         "Events that the kernel programs should not have seen; only close-without-record also counts sockets that dialled another address later.");
     RECORDS_RECLAIMED = counter("socklb_records_reclaimed", CLIENT,
         "Flow records reclaimed since the daemon started, because their sockets were gone.");
-    RECORDS_KEPT = gauge("socklb_records_kept", &["client", "reason"],
+    RECORDS_RETAINED = gauge("socklb_records_kept", &["client", "reason"],
         "Open flows whose records the last pass retained although no list of the kernel showed their sockets.");
     PROGRAM_RUN = of(FamilyType::Counter, "socklb_program_run_seconds", S, &["client", "program"],
         "Time in a kernel program since it was loaded; only while kernel.bpf_stats_enabled is 1.");

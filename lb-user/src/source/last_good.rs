@@ -60,10 +60,10 @@ pub fn place(path: &Path) -> (StateDirectory, &Path) {
 ///
 /// # Errors
 /// If the list cannot be written. The list that was stored before stays.
-pub fn keep(path: &Path, text: &[u8]) -> Result<(), StoreError> {
+pub fn save(path: &Path, text: &[u8]) -> Result<(), StoreError> {
     let end = end(text);
-    let is_kept = |kept: Vec<u8>| kept.strip_suffix(end).is_some_and(|kept| kept == text);
-    if read(path).is_ok_and(is_kept) {
+    let is_stored = |stored: Vec<u8>| stored.strip_suffix(end).is_some_and(|stored| stored == text);
+    if read(path).is_ok_and(is_stored) {
         return Ok(());
     }
     let (store, name) = place(path);
@@ -90,22 +90,22 @@ mod tests {
     fn a_stored_list_without_its_end_is_not_whole() {
         let folder = tempfile::tempdir().unwrap();
         let toml = folder.path().join("last-good/users.toml");
-        keep(&toml, b"list").unwrap();
-        let kept = fs::read(&toml).unwrap();
-        assert!(kept.starts_with(b"list") && is_whole(&kept));
-        for cut in 0..kept.len() {
-            assert!(!is_whole(&kept[..cut]), "{cut}");
+        save(&toml, b"list").unwrap();
+        let stored = fs::read(&toml).unwrap();
+        assert!(stored.starts_with(b"list") && is_whole(&stored));
+        for cut in 0..stored.len() {
+            assert!(!is_whole(&stored[..cut]), "{cut}");
         }
         let json = folder.path().join("last-good/users.json");
-        keep(&json, b"[]").unwrap();
+        save(&json, b"[]").unwrap();
         assert_eq!(fs::read(&json).unwrap(), b"[]");
         // The text decides on the format, not the name of the file.
-        keep(&toml, b"[{}]").unwrap();
+        save(&toml, b"[{}]").unwrap();
         assert_eq!(fs::read(&toml).unwrap(), b"[{}]");
-        keep(&toml, b"list").unwrap();
+        save(&toml, b"list").unwrap();
         // A list that is stored already is not written again.
         let before = fs::metadata(&toml).unwrap().modified().unwrap();
-        keep(&toml, b"list").unwrap();
+        save(&toml, b"list").unwrap();
         assert_eq!(fs::metadata(&toml).unwrap().modified().unwrap(), before);
     }
 
@@ -132,14 +132,14 @@ mod tests {
                 Ok::<_, String>(contents.assignments.list().clone())
             };
             let list = read(&source.file.path, text.as_bytes()).unwrap();
-            keep(&source.last_good, text.as_bytes()).unwrap();
-            let kept = fs::read(&source.last_good).unwrap();
-            assert_eq!(read(&source.last_good, &kept), Ok(list), "{text}");
+            save(&source.last_good, text.as_bytes()).unwrap();
+            let stored = fs::read(&source.last_good).unwrap();
+            assert_eq!(read(&source.last_good, &stored), Ok(list), "{text}");
             // If a disk loses the end of the file, the list is rejected, not used as a shorter
             // list. Only the last line feed may be missing.
-            let end = String::from_utf8_lossy(&kept).trim_end().len();
+            let end = String::from_utf8_lossy(&stored).trim_end().len();
             for cut in 0..end {
-                assert!(read(&source.last_good, &kept[..cut]).is_err(), "{cut} of {text}");
+                assert!(read(&source.last_good, &stored[..cut]).is_err(), "{cut} of {text}");
             }
         }
     }
@@ -149,11 +149,11 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("last-good/users.toml");
-        keep(&path, b"list").unwrap();
+        save(&path, b"list").unwrap();
         read(&path).unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("is writable by other users"));
-        assert!(keep(&path, b"other").unwrap_err().to_string().contains("is writable by other users"));
+        assert!(save(&path, b"other").unwrap_err().to_string().contains("is writable by other users"));
         assert!(fs::read(&path).unwrap().starts_with(b"list"));
     }
 
@@ -162,7 +162,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("last-good/users.toml");
         let texts = [vec![b'a'; 100_000], vec![b'b'; 50_000]];
-        keep(&path, &[texts[0].as_slice(), b"."].concat()).unwrap();
+        save(&path, &[texts[0].as_slice(), b"."].concat()).unwrap();
         std::thread::scope(|scope| {
             for text in &texts {
                 let (path, texts) = (&path, &texts);
@@ -170,15 +170,15 @@ mod tests {
                     for round in 0..100 {
                         let mut text = text.clone();
                         text.push(round);
-                        match keep(path, &text) {
+                        match save(path, &text) {
                             Ok(()) => {}
                             Err(error) => {
                                 let error = crate::error::chain(&error);
                                 assert!(error.contains("another process is writing in"), "{error}");
                             }
                         }
-                        let kept = fs::read(path).unwrap();
-                        let body = kept.strip_suffix(END_OF_TOML).expect("a whole list");
+                        let stored = fs::read(path).unwrap();
+                        let body = stored.strip_suffix(END_OF_TOML).expect("a whole list");
                         assert!(texts.iter().any(|text| body[..body.len() - 1] == **text));
                     }
                 });

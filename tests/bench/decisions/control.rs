@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use lb_core::control::flows::{Flows, Life};
-use lb_core::control::{Control, ControlRules, Heard, Law, Look, MemberObservation};
+use lb_core::control::{Control, ControlRules, Law, Look, MemberObservation, ReceivedReport};
 use lb_core::reports::ReportedLoad;
 
 const SERVICES: u32 = 640;
@@ -21,13 +21,14 @@ fn look(service: u32, second: u64) -> Look {
             window: Duration::from_secs(1),
             ..ReportedLoad::default()
         };
-        let heard = Some(Heard { load, at: Duration::from_secs(second), interval: Duration::from_secs(1) });
+        let report =
+            Some(ReceivedReport { load, at: Duration::from_secs(second), interval: Duration::from_secs(1) });
         let address = SocketAddr::new(Ipv4Addr::from_bits(0x0a00_0000 + index).into(), 80);
         (
             address,
             MemberObservation {
                 weight: 1 << 20,
-                heard,
+                report,
                 errors: None,
                 life: Some(Life { usual: 0.1, now: 0.1 }),
                 is_available: true,

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process};
-use stage::daemon::{Kept, signal};
+use stage::daemon::{ChildGuard, signal};
 use stage::probe::die_with_us;
 use stage::{Cgroup, Setup, eventually};
 
@@ -31,8 +31,8 @@ pub fn add_addresses(backends: &[SocketAddr]) -> Result<()> {
 
 /// The host. Its processes end when it is dropped.
 pub struct Fleet<'l> {
-    agent: Option<Kept>,
-    runs: Vec<Option<Kept>>,
+    agent: Option<ChildGuard>,
+    runs: Vec<Option<ChildGuard>>,
     // Dropped after the processes in it. Applications are not children of this process.
     cgroup: Cgroup,
     backends: Vec<SocketAddr>,
@@ -88,7 +88,7 @@ impl<'l> Fleet<'l> {
     pub fn start_agent(&mut self) -> Result<()> {
         let mut command = self.command("agent.log")?;
         command.arg("serve").arg(self.folder.join("agent.toml"));
-        self.agent = Some(Kept::of(command.spawn().context("start the agent")?));
+        self.agent = Some(ChildGuard::of(command.spawn().context("start the agent")?));
         Ok(())
     }
 
@@ -115,7 +115,7 @@ impl<'l> Fleet<'l> {
                 command.args(["run", "--backend", &backend, "--on-lame-duck", "USR1", "--"]);
                 command.arg(std::env::current_exe()?).args(["application", &backend]);
                 self.cgroup.enter(&mut command);
-                self.runs[number] = Some(Kept::of(command.spawn().context("run a backend")?));
+                self.runs[number] = Some(ChildGuard::of(command.spawn().context("run a backend")?));
                 started += 1;
             }
         }

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use lb_common::abi::host::ReportBase;
 use lb_report::fixtures::{Frame, Shape};
 use lb_report::wire::{Datagram, Readiness};
-use stage::daemon::Kept;
+use stage::daemon::ChildGuard;
 use stage::probe::die_with_us;
 use stage::router::Router;
 use stage::sys::{self, Action};
@@ -159,11 +159,11 @@ fn frame(datagram: &Datagram) -> Frame {
     Frame::new(Shape::PLAIN, from, to, datagram.bytes())
 }
 
-fn application(backend: &SocketAddr) -> Result<Kept> {
+fn application(backend: &SocketAddr) -> Result<ChildGuard> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["application", &backend.to_string()]).stdin(Stdio::null());
     die_with_us(&mut command);
-    let child = Kept::of(command.spawn()?);
+    let child = ChildGuard::of(command.spawn()?);
     eventually("the application listens", || std::net::TcpStream::connect(backend).is_ok(), |is| *is);
     Ok(child)
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
-use stage::daemon::Kept;
+use stage::daemon::ChildGuard;
 use stage::probe::die_with_us;
 
 use super::host::{Host, SERVICE};
@@ -154,7 +154,7 @@ fn answer(stream: &mut TcpStream, is_last: bool) -> Result<(SocketAddr, bool)> {
 
 /// A running client.
 pub struct Load {
-    child: Kept,
+    child: ChildGuard,
     out: PathBuf,
     count: Arc<AtomicU64>,
 }
@@ -178,7 +178,7 @@ impl Load {
                 seen.store(line.parse().unwrap_or(0), Ordering::Relaxed);
             }
         });
-        Ok(Self { child: Kept::of(child), out, count })
+        Ok(Self { child: ChildGuard::of(child), out, count })
     }
 
     /// The number of requests up to a tenth of a second ago.

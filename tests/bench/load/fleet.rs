@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use stage::agent::{Agent, derive_key, make_key};
-use stage::daemon::Kept;
+use stage::daemon::ChildGuard;
 use stage::probe::die_with_us;
 use stage::quota::Used;
 use stage::{Quota, Setup, eventually};
@@ -102,7 +102,7 @@ impl Cost {
 /// A backend. It is killed on drop.
 pub struct Backend {
     // Dropped before the cgroup in which it runs.
-    _process: Kept,
+    _process: ChildGuard,
     pub address: SocketAddr,
     quota: Quota,
 }
@@ -115,7 +115,7 @@ impl Backend {
         command.arg("--agent").arg(agent).stdin(Stdio::null()).stdout(Stdio::null());
         die_with_us(&mut command);
         quota.enter(&mut command);
-        let process = Kept::of(command.spawn().context("start a backend")?);
+        let process = ChildGuard::of(command.spawn().context("start a backend")?);
         Ok(Self { _process: process, address, quota })
     }
 

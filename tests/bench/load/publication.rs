@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use stage::daemon::Kept;
+use stage::daemon::ChildGuard;
 use stage::probe::die_with_us;
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 
@@ -134,7 +134,7 @@ fn measure(heeds: Heeds) -> Result<(Cost, Option<Cost>)> {
     command.args(["serve-load", &SocketAddr::from(([0, 0, 0, 0], PORT)).to_string()]);
     command.stdin(Stdio::null()).stdout(Stdio::null());
     die_with_us(&mut command);
-    let _server = Kept::of(command.spawn().context("start the backends")?);
+    let _server = ChildGuard::of(command.spawn().context("start the backends")?);
     let cgroups: Vec<Cgroup> = (0..CLIENTS).map(|_| Cgroup::new()).collect();
     let daemon = Daemon::start(&setup, &configuration(&key, &cgroups, heeds));
     let costs = watched(&daemon, heeds, &speaker, &all, &cgroups);

@@ -171,7 +171,7 @@ impl Sender {
 
     /// Returns the results of the client's requests so far.
     pub fn sent(&mut self) -> Sent {
-        self.0.ask(&())
+        self.0.call(&())
     }
 }
 

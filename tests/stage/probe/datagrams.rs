@@ -15,7 +15,7 @@ impl Probe {
     /// Connects a socket; returns the result of getpeername(2) afterwards.
     #[track_caller]
     pub fn try_connect_datagram(&mut self, socket: SocketId, to: &str) -> Answer<SocketAddr> {
-        self.ask(&Request::ConnectDatagram(socket, address(to)))
+        self.call(&Request::ConnectDatagram(socket, address(to)))
     }
 
     /// Connects a socket, and checks that getpeername(2) returns the address that it connected to.
@@ -27,7 +27,7 @@ impl Probe {
     /// Sends a datagram that names its destination.
     #[track_caller]
     pub fn send_datagram(&mut self, socket: SocketId, to: &str) -> Answer<()> {
-        self.ask(&Request::SendDatagram(socket, address(to)))
+        self.call(&Request::SendDatagram(socket, address(to)))
     }
 
     #[track_caller]
@@ -52,9 +52,9 @@ impl Probe {
     }
 
     #[track_caller]
-    fn name_of_answer(&mut self, socket: SocketId, asked: &str) -> String {
+    fn name_of_answer(&mut self, socket: SocketId, target: &str) -> String {
         let Received { name, source } = self.receive_datagram(socket);
-        assert_eq!(source, address(asked), "the source of what {name} answers");
+        assert_eq!(source, address(target), "the source of what {name} answers");
         name
     }
 

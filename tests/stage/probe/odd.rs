@@ -36,12 +36,12 @@ impl Probe {
 
     /// Connects a new TCP socket with a routing option of its own.
     pub fn connect_oddly(&mut self, to: &str, oddity: Oddity) -> Answer<SocketId> {
-        self.ask(&Request::ConnectOddly(address(to), oddity))
+        self.call(&Request::ConnectOddly(address(to), oddity))
     }
 
     /// Connects a new TCP socket that was bound to an address before.
     pub fn connect_from(&mut self, source: &str, to: &str) -> Answer<SocketId> {
-        self.ask(&Request::ConnectFrom(address(source), address(to)))
+        self.call(&Request::ConnectFrom(address(source), address(to)))
     }
 
     #[track_caller]
@@ -82,6 +82,6 @@ impl Probe {
     /// Makes the kernel dial a file server and mount its share over a directory.
     #[track_caller]
     pub fn mount_share(&mut self, server: &str, folder: &Path) -> Answer<()> {
-        self.ask(&Request::MountShare(address(server), folder.to_owned()))
+        self.call(&Request::MountShare(address(server), folder.to_owned()))
     }
 }

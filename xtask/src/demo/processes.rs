@@ -33,7 +33,7 @@ pub struct ClientOptions {
 /// Connects per second of the client.
 const RATE: u32 = 200;
 /// Connections that the client holds open, so that there are active flows to see.
-const KEPT: usize = 24;
+const RETAINED: usize = 24;
 
 /// Makes this process end with the demo, however the demo ends.
 fn end_with_parent() -> Result<()> {
@@ -69,17 +69,17 @@ pub fn client(options: &ClientOptions) -> Result<()> {
         .with_context(|| format!("enter {}", procs.display()))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let mut kept = std::collections::VecDeque::new();
+        let mut retained = std::collections::VecDeque::new();
         let mut pace = tokio::time::interval(Duration::from_secs(1) / RATE);
         loop {
             pace.tick().await;
             match dial(options.address).await {
-                Ok(stream) => kept.push_back(stream),
+                Ok(stream) => retained.push_back(stream),
                 // Backends come and go while a user edits the file.
                 Err(error) => eprintln!("client: {}: {error}", options.address),
             }
-            if kept.len() > KEPT {
-                kept.pop_front();
+            if retained.len() > RETAINED {
+                retained.pop_front();
             }
         }
     })

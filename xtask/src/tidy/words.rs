@@ -107,8 +107,8 @@ mod tests {
             file(name, line, &synonyms, &mut faults);
             assert_eq!(faults, expected, "{line}");
         };
-        let says = "docs/reference/glossary.md has the word reclaim, suspected";
-        let fault = |named: &str, synonym: &str| format!("a.rs:1: `{named}` contains `{synonym}`: {says}");
+        let source = "docs/reference/glossary.md has the word reclaim, suspected";
+        let fault = |named: &str, synonym: &str| format!("a.rs:1: `{named}` contains `{synonym}`: {source}");
         for (line, named, synonym) in [
             ("struct RepairCounts;", "RepairCounts", "repair"),
             ("let can_repair = 1;", "can_repair", "repair"),

@@ -16,9 +16,9 @@ use tracing::{info, warn};
 use super::{Directories, client_directory, init_log};
 use crate::client::ClientError;
 use crate::config::{AgentConfig, BackendConfig, read_key_file};
+use crate::reporter::{CLAIM, LocalReporter, ReadinessReporter, RemoteReporter};
 use crate::run::{self, ProcessStatus, Signals};
 use crate::serve::{Role, start};
-use crate::voice::{CLAIM, LocalVoice, RemoteVoice, Voice};
 
 /// Options of `socklb agent run`
 #[derive(Debug, Args)]
@@ -54,21 +54,21 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
         let mut signals = Signals::take().context("install signal handlers")?;
         let unknown = Readiness::Unknown;
         let registered = tokio::select! {
-            registered = RemoteVoice::register(&run_directory, backend, keys.clone(), unknown, CLAIM) => registered,
-            signal = signals.asked_to_end() => {
+            registered = RemoteReporter::register(&run_directory, backend, keys.clone(), unknown, CLAIM) => registered,
+            signal = signals.end_requested() => {
                 info!(%backend, %signal, "a signal ended the run before the command was started");
                 return Ok(ProcessStatus::Killed(signal));
             }
         };
         match registered {
-            Ok(mut voice) => {
+            Ok(mut reporter) => {
                 if let Some(path) = key {
-                    voice.follow(path).await;
+                    reporter.follow(path).await;
                 }
-                let voice = Arc::new(Mutex::new(voice));
-                let ended = run_as(args, backend, signals, SharedVoice(Arc::clone(&voice))).await;
-                if let Some(voice) = Arc::into_inner(voice)
-                    && let Err(error) = voice.into_inner().leave().await
+                let reporter = Arc::new(Mutex::new(reporter));
+                let ended = run_as(args, backend, signals, SharedReporter(Arc::clone(&reporter))).await;
+                if let Some(reporter) = Arc::into_inner(reporter)
+                    && let Err(error) = reporter.into_inner().leave().await
                 {
                     warn!(%backend, %error, "cannot release the backend at the agent; the agent will treat its program as dead");
                 }
@@ -83,10 +83,10 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
                 let listen = (!listen.is_empty()).then_some(listen);
                 let backends = vec![BackendConfig::new(backend, keys)];
                 let agent = start(AgentConfig { listen, backends, ..AgentConfig::default() }, Role::Within, None).await?;
-                let voice = LocalVoice::new(&agent, backend, unknown).await?;
-                let ended = run_as(args, backend, signals, voice).await;
+                let reporter = LocalReporter::new(&agent, backend, unknown).await?;
+                let ended = run_as(args, backend, signals, reporter).await;
                 // Gives clients time to receive the final report.
-                agent.heard(LAST_WORD).await;
+                agent.wait_acknowledged(LAST_WORD).await;
                 agent.stop().await;
                 Ok(ended)
             }
@@ -105,20 +105,20 @@ async fn run_as(
     args: run::Args,
     backend: Name,
     signals: Signals,
-    voice: impl Voice + 'static,
+    reporter: impl ReadinessReporter + 'static,
 ) -> ProcessStatus {
-    run::run(args, backend.protocol(), backend.address(), signals, voice).await
+    run::run(args, backend.protocol(), backend.address(), signals, reporter).await
 }
 
 /// A voice that the caller shares with the run, to release the backend afterwards.
-struct SharedVoice(Arc<Mutex<RemoteVoice>>);
+struct SharedReporter(Arc<Mutex<RemoteReporter>>);
 
-impl Voice for SharedVoice {
-    async fn say(&mut self, readiness: Readiness) -> Result<()> {
-        self.0.lock().await.say(readiness).await
+impl ReadinessReporter for SharedReporter {
+    async fn report(&mut self, readiness: Readiness) -> Result<()> {
+        self.0.lock().await.report(readiness).await
     }
 
-    async fn unheard(&mut self) -> Result<usize> {
-        self.0.lock().await.unheard().await
+    async fn unacknowledged(&mut self) -> Result<usize> {
+        self.0.lock().await.unacknowledged().await
     }
 }

@@ -24,7 +24,7 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
         None => None,
     };
     init_log(log_format);
-    keep_from_children();
+    drop_ambient_capabilities();
     // The event loop is one task. A second thread serves HTTP and work that blocks for a moment.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let served = runtime.block_on(serve(config, reread));
@@ -36,7 +36,7 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
 /// Removes the capabilities that the kernel's answers need from the ambient set, so that the
 /// command of a health check does not inherit them. This applies to the calling thread and to all
 /// threads that it starts.
-fn keep_from_children() {
+fn drop_ambient_capabilities() {
     for capability in [CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::PERFMON] {
         // This fails on kernels without the capability; no process can inherit it there.
         let _ = configure_capability_in_ambient_set(capability, false);

@@ -14,20 +14,20 @@ use tokio::time::Instant;
 use super::connections::BackendListener;
 use super::events::RunEvent;
 use super::lifecycle::{Action, Input, Lifecycle, LifecycleOptions};
-use super::options::{Args, Telling};
+use super::options::{Args, LameDuckHook};
 use super::processes::{CommandPurpose, Processes};
+use super::report_task::ReportTask;
 use super::signal::Signal;
-use super::speaker::Speaker;
 use super::status::ProcessStatus;
 use super::terminal::Terminal;
-use crate::voice::Voice;
+use crate::reporter::ReadinessReporter;
 
 pub struct RunDriver {
     args: Args,
     listener: BackendListener,
     processes: Processes,
     terminal: Option<Terminal>,
-    speaker: Speaker,
+    report_task: ReportTask,
     lifecycle: Lifecycle,
     events: mpsc::Sender<RunEvent>,
     began: Instant,
@@ -46,21 +46,21 @@ pub struct RunDriver {
 
 impl RunDriver {
     /// `processes` must have started the command.
-    pub fn new<V: Voice + 'static>(
+    pub fn new<V: ReadinessReporter + 'static>(
         args: Args,
         listener: BackendListener,
         processes: Processes,
         terminal: Option<Terminal>,
         events: mpsc::Sender<RunEvent>,
-        voice: V,
+        reporter: V,
     ) -> Self {
         let rules = LifecycleOptions {
             grace: args.grace,
             kill_after: args.kill_after,
             prewarms: args.prewarm.is_some(),
-            tells_application: args.on_lame_duck.is_some(),
+            notifies_application: args.on_lame_duck.is_some(),
         };
-        let speaker = Speaker::start(voice, events.clone());
+        let report_task = ReportTask::start(reporter, events.clone());
         let (lifecycle, actions) = Lifecycle::new(rules);
         let began = Instant::now();
         let mut driver = Self {
@@ -68,7 +68,7 @@ impl RunDriver {
             listener,
             processes,
             terminal,
-            speaker,
+            report_task,
             lifecycle,
             events,
             began,
@@ -112,7 +112,7 @@ impl RunDriver {
         if let Some(terminal) = &self.terminal {
             terminal.take_back(self.processes.group());
         }
-        self.speaker.finish().await;
+        self.report_task.finish().await;
         status
     }
 
@@ -136,7 +136,7 @@ impl RunDriver {
             RunEvent::Check => self.start_check(),
             RunEvent::CheckOverdue(number) => self.check_overdue(number),
             RunEvent::Late => self.late(),
-            RunEvent::Unheard(count) => self.input(Input::Unheard(count)),
+            RunEvent::Unacknowledged(count) => self.input(Input::Unacknowledged(count)),
             RunEvent::Looked(began, result) => self.looked(began, result),
         }
     }
@@ -150,9 +150,9 @@ impl RunDriver {
     fn carry_out(&mut self, actions: Vec<Action>) {
         for action in actions {
             match action {
-                Action::Say(readiness) => {
+                Action::ReportReadiness(readiness) => {
                     tracing::info!(?readiness, "the backend's readiness changed");
-                    self.speaker.say(readiness);
+                    self.report_task.set_readiness(readiness);
                 }
                 Action::Prewarm => {
                     if let Some(line) = self.args.prewarm.clone()
@@ -161,9 +161,9 @@ impl RunDriver {
                         self.input(Input::Prewarmed(false));
                     }
                 }
-                Action::TellApplication => match self.args.on_lame_duck.clone() {
-                    Some(Telling::Signal(signal)) => self.processes.pass_on(signal),
-                    Some(Telling::Command(line)) => {
+                Action::NotifyApplication => match self.args.on_lame_duck.clone() {
+                    Some(LameDuckHook::Signal(signal)) => self.processes.pass_on(signal),
+                    Some(LameDuckHook::Command(line)) => {
                         self.start_shell(CommandPurpose::LameDuck, &line);
                     }
                     None => {}
@@ -203,7 +203,7 @@ impl RunDriver {
             return;
         }
         self.processes.kill_shells(Some(CommandPurpose::Prewarm));
-        self.speaker.ask();
+        self.report_task.poll_unacknowledged();
         self.look_if_due();
     }
 }

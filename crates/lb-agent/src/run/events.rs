@@ -28,7 +28,7 @@ pub enum RunEvent {
     /// It is time to log that the application is not ready, if it is not.
     Late,
     /// The number of clients that have not acknowledged.
-    Unheard(usize),
+    Unacknowledged(usize),
     /// A look at the connections has ended: when it began, since the start of the run, and its
     /// result.
     Looked(Duration, io::Result<Connections>),
@@ -62,7 +62,7 @@ impl Signals {
 
     /// Waits for a signal that requests the end, before there is a command. Other signals have no
     /// effect.
-    pub async fn asked_to_end(&mut self) -> Signal {
+    pub async fn end_requested(&mut self) -> Signal {
         loop {
             let event = self.events.receiver.recv().await.expect("this process holds a sender");
             if let RunEvent::Signal(signal) = event

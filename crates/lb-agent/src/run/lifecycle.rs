@@ -13,7 +13,7 @@ use super::status::ProcessStatus;
 
 /// How long clients that have requested reports may take to acknowledge that the backend is a lame
 /// duck. A running client does so within a few round trips; a client on a dead host never does.
-pub const HEARING: Duration = Duration::from_secs(5);
+pub const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Time in which connections may still arrive after all clients have acknowledged: a SYN may have
 /// been in flight, or lost, even twice. Kernel fact: a SYN is sent again after one second, and
@@ -35,7 +35,7 @@ pub struct LifecycleOptions {
     /// Whether the application is prewarmed before it is announced as ready.
     pub prewarms: bool,
     /// Whether the application is notified that it is a lame duck.
-    pub tells_application: bool,
+    pub notifies_application: bool,
 }
 
 /// The result of a look at the backend's connections.
@@ -53,7 +53,7 @@ pub struct ConnectionSnapshot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// No descendant is left.
-    Nobody,
+    NoProcess,
     /// Some are left, and a socket listens at the backend's port.
     Serving,
     /// Some are left, and no socket listens.
@@ -73,7 +73,7 @@ pub enum Input {
     /// The command continues after a stop.
     Continued,
     /// The agent reports how many clients have not acknowledged that the backend is a lame duck.
-    Unheard(usize),
+    Unacknowledged(usize),
     /// A look at the connections has ended.
     Looked(ConnectionSnapshot),
     /// A process has ended.
@@ -105,7 +105,7 @@ pub struct Wait {
     /// How long the wait took.
     pub waited: Duration,
     /// Clients that had not acknowledged; `None` if the agent never reported their number.
-    pub unheard: Option<usize>,
+    pub unacknowledged: Option<usize>,
     /// The last look; `None` if there was none.
     pub look: Option<ConnectionSnapshot>,
 }
@@ -114,11 +114,11 @@ pub struct Wait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Makes the agent report this readiness from now on.
-    Say(Readiness),
+    ReportReadiness(Readiness),
     /// Starts the prewarm command.
     Prewarm,
     /// Notifies the application that it is a lame duck.
-    TellApplication,
+    NotifyApplication,
     /// Sends a signal to the command, or to the processes that it has left behind.
     PassOn(Signal),
     /// Logs how the wait went.
@@ -137,9 +137,9 @@ pub enum Action {
 struct Waiting {
     since: Duration,
     signal: Signal,
-    unheard: Option<usize>,
+    unacknowledged: Option<usize>,
     /// When all clients had acknowledged.
-    heard: Option<Duration>,
+    acknowledged_at: Option<Duration>,
     look: Option<ConnectionSnapshot>,
 }
 
@@ -163,7 +163,7 @@ pub struct Lifecycle {
     rules: LifecycleOptions,
     state: State,
     /// The readiness that was reported last.
-    said: Option<Readiness>,
+    reported: Option<Readiness>,
     /// The command is stopped and serves no client.
     stopped: bool,
     /// How the command itself has ended, or the application that it left behind.
@@ -181,14 +181,14 @@ impl Lifecycle {
         let mut lifecycle = Self {
             rules,
             state: State::Starting,
-            said: None,
+            reported: None,
             stopped: false,
             status: None,
             forked_away: false,
             down: false,
         };
         let mut actions = Vec::new();
-        lifecycle.say(&mut actions);
+        lifecycle.report_readiness(&mut actions);
         (lifecycle, actions)
     }
 
@@ -229,7 +229,7 @@ impl Lifecycle {
             Input::Signal(signal) => self.signal(now, signal, &mut actions),
             Input::Stopped => self.stopped = true,
             Input::Continued => self.stopped = false,
-            Input::Unheard(count) => self.unheard(now, count),
+            Input::Unacknowledged(count) => self.unacknowledged(now, count),
             Input::Looked(look) => self.looked(now, look, &mut actions),
             Input::Ended { is_command, status, left } => {
                 self.ended(now, is_command, status, left, &mut actions);
@@ -239,7 +239,7 @@ impl Lifecycle {
         // Reports come before other actions: the backend must not be stopped while it is still
         // reported as ready.
         let mut announced = Vec::new();
-        self.say(&mut announced);
+        self.report_readiness(&mut announced);
         announced.extend(actions);
         announced
     }
@@ -251,15 +251,15 @@ impl Lifecycle {
             State::Serving => Readiness::Ready,
             State::Starting | State::Prewarming(_) | State::Waiting(_) => Readiness::LameDuck,
             // A lame duck that has ended stays a lame duck, because another run of it will follow.
-            State::Stopping { .. } | State::Ended => self.said.unwrap_or(Readiness::LameDuck),
+            State::Stopping { .. } | State::Ended => self.reported.unwrap_or(Readiness::LameDuck),
         }
     }
 
-    fn say(&mut self, actions: &mut Vec<Action>) {
+    fn report_readiness(&mut self, actions: &mut Vec<Action>) {
         let readiness = self.readiness();
-        if self.said != Some(readiness) {
-            self.said = Some(readiness);
-            actions.push(Action::Say(readiness));
+        if self.reported != Some(readiness) {
+            self.reported = Some(readiness);
+            actions.push(Action::ReportReadiness(readiness));
         }
     }
 
@@ -288,10 +288,11 @@ impl Lifecycle {
         }
         match self.state {
             State::Starting | State::Prewarming(_) | State::Serving => {
-                let waiting = Waiting { since: now, signal, unheard: None, heard: None, look: None };
+                let waiting =
+                    Waiting { since: now, signal, unacknowledged: None, acknowledged_at: None, look: None };
                 self.state = State::Waiting(waiting);
-                if self.rules.tells_application {
-                    actions.push(Action::TellApplication);
+                if self.rules.notifies_application {
+                    actions.push(Action::NotifyApplication);
                 }
             }
             State::Waiting(waiting) => {
@@ -302,11 +303,11 @@ impl Lifecycle {
         }
     }
 
-    fn unheard(&mut self, now: Duration, count: usize) {
+    fn unacknowledged(&mut self, now: Duration, count: usize) {
         if let State::Waiting(waiting) = &mut self.state {
-            waiting.unheard = Some(count);
+            waiting.unacknowledged = Some(count);
             if count == 0 {
-                waiting.heard.get_or_insert(now);
+                waiting.acknowledged_at.get_or_insert(now);
             }
         }
     }
@@ -315,23 +316,23 @@ impl Lifecycle {
         let State::Waiting(waiting) = &mut self.state else { return };
         waiting.look = Some(look);
         let waiting = *waiting;
-        let heard = waiting.heard.unwrap_or(waiting.since + HEARING);
-        if look.busy == 0 && look.began >= heard + SETTLE {
+        let acknowledged_at = waiting.acknowledged_at.unwrap_or(waiting.since + ACKNOWLEDGED_WITHIN);
+        if look.busy == 0 && look.began >= acknowledged_at + SETTLE {
             self.wait_is_over(now, waiting, Cause::Quiet, actions);
         }
     }
 
     fn wait_is_over(&mut self, now: Duration, waiting: Waiting, cause: Cause, actions: &mut Vec<Action>) {
         let waited = now.saturating_sub(waiting.since);
-        let Waiting { unheard, look, signal, .. } = waiting;
-        actions.push(Action::Report(Wait { cause, waited, unheard, look }));
+        let Waiting { unacknowledged, look, signal, .. } = waiting;
+        actions.push(Action::Report(Wait { cause, waited, unacknowledged, look }));
         self.stop(now, signal, actions);
     }
 
     fn stop(&mut self, now: Duration, signal: Signal, actions: &mut Vec<Action>) {
         // Report first: a backend that is being stopped continues with the readiness that was
         // reported last.
-        self.say(actions);
+        self.report_readiness(actions);
         self.state = State::Stopping { signal, kill_at: now + self.rules.kill_after, killing: false };
         actions.push(Action::Stop(signal));
     }
@@ -347,16 +348,16 @@ impl Lifecycle {
         let is_requested = matches!(self.state, State::Waiting(_) | State::Stopping { .. });
         if is_command {
             self.stopped = false;
-            self.forked_away = !is_requested && status == ProcessStatus::Exited(0) && left != Left::Nobody;
+            self.forked_away = !is_requested && status == ProcessStatus::Exited(0) && left != Left::NoProcess;
         }
         // If the command has forked away, the last process to end is the application.
         if is_command || self.forked_away {
             self.status = Some(status);
         }
-        if left == Left::Nobody {
+        if left == Left::NoProcess {
             self.down |= !is_requested;
             let status = self.status.unwrap_or(status);
-            self.say(actions);
+            self.report_readiness(actions);
             self.state = State::Ended;
             actions.push(Action::End(status));
             return;

@@ -38,8 +38,8 @@ pub struct Args {
     pub idle: Duration,
     /// Notify the application that it is a lame duck: with a signal, such as USR1, or with a
     /// command that /bin/sh runs with SOCKLB_PID, the application's process ID
-    #[arg(long, value_name = "CMD|SIGNAL", value_parser = telling)]
-    pub on_lame_duck: Option<Telling>,
+    #[arg(long, value_name = "CMD|SIGNAL", value_parser = lame_duck_hook)]
+    pub on_lame_duck: Option<LameDuckHook>,
     /// How long the application may take to end after it received the signal, before it is killed
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = kill_after)]
     pub kill_after: Duration,
@@ -65,7 +65,7 @@ pub enum ReadinessMethod {
 
 /// How an application is notified that it is a lame duck.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Telling {
+pub enum LameDuckHook {
     /// With a signal to the command.
     Signal(Signal),
     /// With a shell command.
@@ -94,14 +94,14 @@ fn check(text: &str) -> Result<ReadinessMethod, String> {
     }
 }
 
-fn telling(text: &str) -> Result<Telling, String> {
+fn lame_duck_hook(text: &str) -> Result<LameDuckHook, String> {
     match Signal::from_name(text) {
         Some(signal) if [Signal::KILL, Signal::STOP, Signal::TERM, Signal::INT].contains(&signal) => {
             Err(format!("{signal} would end or stop the application before its connections have ended"))
         }
-        Some(signal) => Ok(Telling::Signal(signal)),
+        Some(signal) => Ok(LameDuckHook::Signal(signal)),
         None if text.trim().is_empty() => Err("write the name of a signal, or a command".to_owned()),
-        None => Ok(Telling::Command(text.to_owned())),
+        None => Ok(LameDuckHook::Command(text.to_owned())),
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
         for good in [["--grace", "10s"], ["--grace", "150s"], ["--idle", "100ms"], ["--kill-after", "0s"]] {
             assert!(parse(&good).is_ok(), "{good:?}");
         }
-        for (bad, says) in [
+        for (bad, message) in [
             (["--grace", "9999ms"], "from 10s to 150s"),
             (["--grace", "151s"], "from 10s to 150s"),
             (["--idle", "99ms"], "from 100ms to 150s"),
@@ -166,7 +166,7 @@ mod tests {
             (["--port", "0"], "0"),
         ] {
             let error = parse(&bad).unwrap_err();
-            assert!(error.contains(says), "{bad:?}: {error}");
+            assert!(error.contains(message), "{bad:?}: {error}");
         }
     }
 
@@ -189,11 +189,14 @@ mod tests {
 
     #[test]
     fn on_lame_duck_is_a_signal_or_a_command() {
-        assert_eq!(telling("USR1"), Ok(Telling::Signal(Signal::USR1)));
-        assert_eq!(telling("SIGHUP"), Ok(Telling::Signal(Signal::HUP)));
-        assert_eq!(telling("touch /run/lame"), Ok(Telling::Command("touch /run/lame".to_owned())));
+        assert_eq!(lame_duck_hook("USR1"), Ok(LameDuckHook::Signal(Signal::USR1)));
+        assert_eq!(lame_duck_hook("SIGHUP"), Ok(LameDuckHook::Signal(Signal::HUP)));
+        assert_eq!(
+            lame_duck_hook("touch /run/lame"),
+            Ok(LameDuckHook::Command("touch /run/lame".to_owned()))
+        );
         for text in ["TERM", "SIGKILL", "STOP", "INT", " "] {
-            assert!(telling(text).is_err(), "{text}");
+            assert!(lame_duck_hook(text).is_err(), "{text}");
         }
     }
 }

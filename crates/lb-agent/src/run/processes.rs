@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, wait};
 
 use super::group::{group_of, own_group};
-use super::signal::{Signal, keep_pipe};
+use super::signal::{Signal, restore_sigpipe};
 use super::status::ProcessStatus;
 use super::terminal::Terminal;
 
@@ -234,7 +234,7 @@ fn prepare(words: &[OsString]) -> io::Result<Command> {
         Command::new(program)
     };
     command.args(arguments);
-    keep_pipe(&mut command);
+    restore_sigpipe(&mut command);
     if is_own("WATCHDOG_PID") {
         // Without WATCHDOG_PID, the watchdog is for any process that finds WATCHDOG_USEC.
         command.env_remove("WATCHDOG_PID");

@@ -209,7 +209,7 @@ static BEFORE_MAIN: extern "C" fn() = {
 
 /// Gives SIGPIPE, in the process that `command` starts, the disposition that it had when this
 /// process was started. The standard library would let SIGPIPE end the process.
-pub(super) fn keep_pipe(command: &mut std::process::Command) {
+pub(super) fn restore_sigpipe(command: &mut std::process::Command) {
     if PIPE_WAS_IGNORED.load(Ordering::Relaxed) {
         let ignore = || {
             // SAFETY: the disposition calls no code, and the call may be made between fork and

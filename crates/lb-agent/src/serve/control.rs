@@ -23,7 +23,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::query::{Query, QueryRefusal, SaidLoad, Verb, status, tell};
+use super::query::{ApplicationLoad, Query, QueryRefusal, Verb, status, submit};
 use super::registrations::{Claim, Registrant};
 use crate::utilization;
 
@@ -105,12 +105,12 @@ struct ReportRequest {
 async fn report(
     State(desk): State<Desk>,
     peer: PeerOfIt,
-    UrlQuery(said): UrlQuery<ReportRequest>,
+    UrlQuery(request): UrlQuery<ReportRequest>,
 ) -> Response {
-    desk.take(peer, load(said)).await
+    desk.take(peer, load(request)).await
 }
 
-fn load(said: ReportRequest) -> Result<Verb, QueryRefusal> {
+fn load(request: ReportRequest) -> Result<Verb, QueryRefusal> {
     let number = |what: &str, number: Option<f64>| {
         number.map(thousandths).transpose().map_err(|why| QueryRefusal::Wrong(format!("{what}: {why}")))
     };
@@ -122,17 +122,17 @@ fn load(said: ReportRequest) -> Result<Verb, QueryRefusal> {
         }
         Ok(time)
     };
-    let load = SaidLoad {
-        qps: number("qps", said.qps)?,
-        eps: number("eps", said.eps)?,
-        utilization: number("utilization", said.utilization)?,
-        window: time("window", said.window_ms, Duration::from_secs(1))?,
-        valid_for: time("valid-for", said.valid_for_ms, Duration::from_secs(10))?,
+    let load = ApplicationLoad {
+        qps: number("qps", request.qps)?,
+        eps: number("eps", request.eps)?,
+        utilization: number("utilization", request.utilization)?,
+        window: time("window", request.window_ms, Duration::from_secs(1))?,
+        valid_for: time("valid-for", request.valid_for_ms, Duration::from_secs(10))?,
     };
     if load.qps.is_none() && load.eps.is_none() && load.utilization.is_none() {
         return Err(QueryRefusal::Wrong("the report is empty: write utilization, qps or eps".to_owned()));
     }
-    Ok(Verb::Load { backend: optional(said.backend)?, load })
+    Ok(Verb::Load { backend: optional(request.backend)?, load })
 }
 
 #[derive(Deserialize)]
@@ -151,44 +151,52 @@ struct Registering {
 async fn register(
     State(desk): State<Desk>,
     peer: PeerOfIt,
-    UrlQuery(said): UrlQuery<Registering>,
+    UrlQuery(request): UrlQuery<Registering>,
 ) -> Response {
-    desk.take(peer, registering(&said)).await
+    desk.take(peer, registering(&request)).await
 }
 
-fn registering(said: &Registering) -> Result<Verb, QueryRefusal> {
-    let keys = said.keys.as_deref().map(Keys::parse).transpose();
-    let cgroup = said.cgroup.as_deref().map(|path| {
+fn registering(request: &Registering) -> Result<Verb, QueryRefusal> {
+    let keys = request.keys.as_deref().map(Keys::parse).transpose();
+    let cgroup = request.cgroup.as_deref().map(|path| {
         let cgroup = utilization::below_the_mount(path);
         cgroup.ok_or_else(|| QueryRefusal::Wrong(format!("cgroup: {path:?} is not the path of a cgroup")))
     });
-    let is_ours = said.cgroup_tree.is_some() && said.cgroup_tree == utilization::own_tree();
+    let is_ours = request.cgroup_tree.is_some() && request.cgroup_tree == utilization::own_tree();
     Ok(Verb::Register {
-        backend: name(&said.backend)?,
+        backend: name(&request.backend)?,
         claim: Claim {
-            number: said.registration,
+            number: request.registration,
             is_leased: true,
             cgroup: cgroup.transpose()?.filter(|_| is_ours),
         },
         keys: keys.map_err(|error| QueryRefusal::Wrong(format!("keys: {error}")))?,
-        readiness: readiness_word(&said.readiness)?,
+        readiness: readiness_word(&request.readiness)?,
     })
 }
 
 #[derive(Deserialize)]
-struct Saying {
+struct ReadinessRequest {
     registration: u64,
     readiness: Option<String>,
 }
 
-async fn readiness(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(said): UrlQuery<Saying>) -> Response {
-    let readiness = said.readiness.as_deref().map(readiness_word).transpose();
-    let verb = readiness.map(|readiness| Verb::Readiness { registration: said.registration, readiness });
+async fn readiness(
+    State(desk): State<Desk>,
+    peer: PeerOfIt,
+    UrlQuery(request): UrlQuery<ReadinessRequest>,
+) -> Response {
+    let readiness = request.readiness.as_deref().map(readiness_word).transpose();
+    let verb = readiness.map(|readiness| Verb::Readiness { registration: request.registration, readiness });
     desk.take(peer, verb).await
 }
 
-async fn unregister(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(said): UrlQuery<Saying>) -> Response {
-    desk.take(peer, Ok(Verb::Unregister { registration: said.registration })).await
+async fn unregister(
+    State(desk): State<Desk>,
+    peer: PeerOfIt,
+    UrlQuery(request): UrlQuery<ReadinessRequest>,
+) -> Response {
+    desk.take(peer, Ok(Verb::Unregister { registration: request.registration })).await
 }
 
 fn name(text: &str) -> Result<Name, QueryRefusal> {
@@ -229,8 +237,8 @@ impl Desk {
             Ok(verb) => verb,
             Err(refusal) => return refused(&refusal),
         };
-        match tell(&self.queries, verb, who).await {
-            Ok(Ok(told)) => Json(told).into_response(),
+        match submit(&self.queries, verb, who).await {
+            Ok(Ok(accepted)) => Json(accepted).into_response(),
             Ok(Err(refusal)) => refused(&refusal),
             Err(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
         }

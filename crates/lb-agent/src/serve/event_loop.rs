@@ -16,7 +16,7 @@ use tracing::{error, info, warn};
 
 use super::AgentEvent;
 use super::checks::Checks;
-use super::kept::{Keeper, Kept, Receipt};
+use super::lame_duck_store::{LameDuckLists, LameDuckStore, Receipt};
 use super::measuring::Measuring;
 use super::query::{Query, Verb};
 use super::registrations::{RegistrationEnd, Registrations};
@@ -37,7 +37,7 @@ pub struct Server {
     pub responding: Option<Responding>,
     /// Backends that the operator has made lame ducks, including those that are not here now.
     pub lame_ducks: BTreeSet<Name>,
-    pub keeper: Keeper,
+    pub lame_duck_store: LameDuckStore,
     pub reload: ConfigReload,
     pub watch: Watch,
     pub notifier: Option<Notifier>,
@@ -74,14 +74,14 @@ impl Server {
                     Ok(number) => {
                         let now = Instant::now();
                         let Self { reports, sockets, .. } = &mut self;
-                        sockets.answer(number, |bytes, asker| reports.answer(bytes, asker, now));
+                        sockets.answer(number, |bytes, requester| reports.answer(bytes, requester, now));
                     }
                     Err(failure) => {
                         error!(error = %failure, "cannot wait for packets; the agent ends");
                         return;
                     }
                 },
-                Some(query) = queries.recv() => self.asked(query, Instant::now()),
+                Some(query) = queries.recv() => self.on_query(query, Instant::now()),
                 Some(event) = events.recv() => self.take(event, Instant::now()),
                 _ = self.watch.changed() => self.reload.changed(Instant::now()),
                 () = waited => {}
@@ -90,7 +90,7 @@ impl Server {
         }
     }
 
-    fn asked(&mut self, query: Query, now: Instant) {
+    fn on_query(&mut self, query: Query, now: Instant) {
         match query {
             Query::Status(answer) => {
                 // The sender of the query may be waiting for the last client to acknowledge.
@@ -101,10 +101,10 @@ impl Server {
                 self.prepare(true, now);
                 // A program repeats its report to the next agent. An operator does not repeat a
                 // command, so its answer waits for the disk.
-                let is_said_once = matches!(verb, Verb::Operator { .. });
-                let told = self.told(verb, who, now);
-                let receipt = self.keep().filter(|_| is_said_once);
-                let _ = answer.send((told, receipt));
+                let is_sent_once = matches!(verb, Verb::Operator { .. });
+                let outcome = self.apply(verb, who, now);
+                let receipt = self.save_lame_ducks().filter(|_| is_sent_once);
+                let _ = answer.send((outcome, receipt));
             }
             Query::Reload => self.reload_now(now),
             Query::Stopping => return self.notifier.iter().for_each(Notifier::stopping),
@@ -163,7 +163,7 @@ impl Server {
                 RegistrationEnd::Gone(name) if self.is_configured(name) => self.by_check_alone(name, now),
                 RegistrationEnd::Gone(name) => self.reports.remove(name),
             }
-            drop(self.keep());
+            drop(self.save_lame_ducks());
             self.measure(now);
         }
         self.reload_if_due(now);
@@ -176,7 +176,7 @@ impl Server {
     fn without_runner(&mut self, name: Name, now: Instant) {
         let is_configured = self.is_configured(name);
         let Some(entry) = self.reports.get_mut(name) else { return };
-        match entry.runner_says() {
+        match entry.runner_readiness() {
             Some(Readiness::LameDuck | Readiness::Down) => {}
             Some(Readiness::Ready | Readiness::Unknown) | None if is_configured => {
                 self.by_check_alone(name, now);
@@ -201,11 +201,11 @@ impl Server {
     }
 
     /// Stores which backends are lame ducks, if that has changed.
-    fn keep(&mut self) -> Option<Receipt> {
+    fn save_lame_ducks(&mut self) -> Option<Receipt> {
         let by_run =
-            self.reports.iter().filter(|(_, entry)| entry.runner_says() == Some(Readiness::LameDuck));
+            self.reports.iter().filter(|(_, entry)| entry.runner_readiness() == Some(Readiness::LameDuck));
         let by_run = by_run.map(|(name, _)| name).collect();
-        self.keeper.keep(Kept { lame_ducks: self.lame_ducks.clone(), by_run })
+        self.lame_duck_store.save(LameDuckLists { lame_ducks: self.lame_ducks.clone(), by_run })
     }
 
     pub fn is_configured(&self, name: Name) -> bool {

@@ -53,8 +53,9 @@ async fn judge(
         Err(why) => return (StatusCode::BAD_REQUEST, format!("backend: {why}\n")).into_response(),
     };
     let Some(status) = status(queries).await else { return stopping() };
-    let asked = |backend: &&ServedBackendStatus| name.as_ref().is_none_or(|name| backend.backend == *name);
-    let backends: Vec<&ServedBackendStatus> = status.backends.iter().filter(asked).collect();
+    let is_requested =
+        |backend: &&ServedBackendStatus| name.as_ref().is_none_or(|name| backend.backend == *name);
+    let backends: Vec<&ServedBackendStatus> = status.backends.iter().filter(is_requested).collect();
     if backends.is_empty() {
         return match name {
             Some(name) => {

@@ -8,7 +8,7 @@ use lb_report::wire::Readiness;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-use super::kept::Receipt;
+use super::lame_duck_store::Receipt;
 use super::registrations::{Claim, Registrant};
 use crate::status::AgentStatus;
 
@@ -44,7 +44,7 @@ pub enum Verb {
     Load {
         /// The backend; `None` for the only one.
         backend: Option<Name>,
-        load: SaidLoad,
+        load: ApplicationLoad,
     },
     /// From a program: it runs this backend.
     Register {
@@ -70,7 +70,7 @@ pub enum Verb {
 
 /// The load that an application reports. Numbers are in thousandths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SaidLoad {
+pub struct ApplicationLoad {
     /// Requests per second.
     pub qps: Option<u32>,
     /// Errors per second.
@@ -124,19 +124,19 @@ pub enum QueryRefusal {
 ///
 /// # Errors
 /// The inner error is the refusal; the outer one means that the agent is stopping.
-pub async fn tell(
+pub async fn submit(
     queries: &mpsc::Sender<Query>,
     verb: Verb,
     who: Registrant,
 ) -> anyhow::Result<Result<AcceptedReport, QueryRefusal>> {
-    let (answer, told) = oneshot::channel();
+    let (answer, outcome) = oneshot::channel();
     let stopping = || anyhow::anyhow!("the agent is stopping");
     queries.send(Query::Verb { verb, who, answer }).await.map_err(|_| stopping())?;
-    let (told, receipt) = told.await.map_err(|_| stopping())?;
+    let (outcome, receipt) = outcome.await.map_err(|_| stopping())?;
     if let Some(receipt) = receipt {
         receipt.settled().await;
     }
-    Ok(told)
+    Ok(outcome)
 }
 
 /// The status of all backends; `None` if the agent is stopping.

@@ -36,7 +36,7 @@ pub struct ConfigReload {
     /// The times of the first and the last change that has not been read yet.
     changed_at: Option<(Instant, Instant)>,
     is_read: bool,
-    is_asked: bool,
+    is_requested: bool,
 }
 
 impl ConfigReload {
@@ -55,7 +55,7 @@ impl ConfigReload {
             events,
             changed_at: None,
             is_read: false,
-            is_asked: false,
+            is_requested: false,
         }
     }
 
@@ -79,7 +79,7 @@ impl Server {
             info!("there is no configuration file to read again");
             return;
         }
-        self.reload.is_asked = true;
+        self.reload.is_requested = true;
         if self.reload.is_read {
             // The read that is under way may have the content from before.
             self.reload.changed(now);
@@ -114,11 +114,11 @@ impl Server {
 
     /// Applies the configuration that was read, or records why it cannot be used.
     pub fn loaded(&mut self, read: Result<AgentConfig, String>, now: Instant) {
-        let is_asked = std::mem::take(&mut self.reload.is_asked);
+        let is_requested = std::mem::take(&mut self.reload.is_requested);
         self.reload.is_read = false;
         match read {
             Err(error) => {
-                if is_asked || self.reload.error.as_ref() != Some(&error) {
+                if is_requested || self.reload.error.as_ref() != Some(&error) {
                     warn!(error, "cannot use the configuration; the earlier one stays in force");
                 }
                 self.reload.error = Some(error);
@@ -126,14 +126,14 @@ impl Server {
             Ok(config) => {
                 let was_faulty = self.reload.error.take().is_some();
                 let fixed = self.config.fixed(&config);
-                if !fixed.is_empty() && (is_asked || fixed != self.reload.fixed) {
+                if !fixed.is_empty() && (is_requested || fixed != self.reload.fixed) {
                     warn!(keys = fixed.join(", "), "these configuration changes need a restart");
                 }
                 let is_another = config.backends != self.config.backends;
                 if is_another {
                     self.take_on(config, now);
                 }
-                if is_another || is_asked || was_faulty || fixed != self.reload.fixed {
+                if is_another || is_requested || was_faulty || fixed != self.reload.fixed {
                     info!(backends = self.config.backends.len(), "configuration applied");
                 }
                 self.reload.fixed = fixed;
@@ -187,7 +187,7 @@ impl Server {
         let lame_duck = self.lame_ducks.contains(&name);
         let Some(entry) = self.reports.get_mut(name) else { return };
         if is_another {
-            entry.check_anew(now);
+            entry.restart_check(now);
         }
         if entry.is_lame_duck() != lame_duck {
             entry.operator(lame_duck, now);
@@ -214,7 +214,7 @@ impl Server {
                         warn!(path = %directory.display(), %error, "cannot watch the directory; changes are applied only on SIGHUP");
                     }
                 }
-                watcher.keep_only(&directories);
+                watcher.retain_only(&directories);
             });
             let _ = watched.await;
             let _ = events.send(AgentEvent::Watched).await;

@@ -15,7 +15,7 @@ use lb_kernel::xdp::{Follower, Found, Named, Place, Work, attach_to, takes};
 use lb_kernel::{DatapathError, Interface, monotonic_ns};
 use lb_report::agent::entry::PREPARED_EVERY;
 use lb_report::agent::name::Name;
-use lb_report::agent::{Asker, Reports};
+use lb_report::agent::{Reports, Requester};
 use tracing::{info, warn};
 
 use super::udp::BoundSockets;
@@ -92,8 +92,14 @@ impl Responding {
                 return;
             };
             let ago = Duration::from_nanos(now_ns.saturating_sub(subscriber.asked_ns));
-            let asked = now.checked_sub(ago).unwrap_or(now);
-            reports.subscribe(name, Asker { address, via }, subscriber.key_id, subscriber.heard, asked);
+            let requested_at = now.checked_sub(ago).unwrap_or(now);
+            reports.subscribe(
+                name,
+                Requester { address, via },
+                subscriber.key_id,
+                subscriber.heard,
+                requested_at,
+            );
         });
         // Clients that are left are read in the next iteration of the loop, after other work.
         loaded.looked_at = (!matches!(taken, Ok(false))).then_some(now);
@@ -235,22 +241,23 @@ impl Work for Attaching {
             info!(interface = index, "the kernel no longer answers requests on this interface");
         }
         let responder = &mut self.responder;
-        let error = match responder.set_addresses(&asked_at(listen, &named)) {
+        let error = match responder.set_addresses(&served_addresses(listen, &named)) {
             Ok(0) => None,
             Ok(more) => Some(format!(
                 "the interfaces of [xdp] have {more} addresses too many: the kernel answers at {MAX_ADDRESSES} at most"
             )),
             Err(error) => Some(format!("cannot set the kernel's answering addresses: {}", chain(&error))),
         };
-        let not_told = responder.set_stations(&named).err();
+        let stations_error = responder.set_stations(&named).err();
         let error = error.or_else(|| {
-            not_told.map(|error| format!("cannot set the kernel's hardware addresses: {}", chain(&error)))
+            stations_error
+                .map(|error| format!("cannot set the kernel's hardware addresses: {}", chain(&error)))
         });
         let id = responder.id();
         Found { interfaces: attach_to(place, all, id, |to, modes| responder.attach(to, modes)), error }
     }
 
-    fn tell(&mut self, news: Found) {
+    fn log_findings(&mut self, news: Found) {
         if let Some(error) = news.error {
             warn!("{error}");
         }
@@ -278,7 +285,7 @@ impl Work for Attaching {
 /// agent listens with the program's port. A request to an address of another interface may need an
 /// answer on another path. Addresses of a VLAN are excluded: the device below it removes the tag
 /// before its program receives the frame, and the program would answer without a tag.
-fn asked_at(listen: &[SocketAddr], named: &[&Interface]) -> Vec<IpAddr> {
+fn served_addresses(listen: &[SocketAddr], named: &[&Interface]) -> Vec<IpAddr> {
     let port = port_of(listen);
     let is_listened_at =
         |address: &IpAddr| listen.iter().any(|at| at.port() == port && takes(at.ip(), *address));
@@ -309,14 +316,14 @@ mod tests {
         let vlan = Interface { kind: Some("vlan".to_owned()), ..eth0.clone() };
         let of = |listen: &[&str]| {
             let listen: Vec<SocketAddr> = listen.iter().map(|text| text.parse().unwrap()).collect();
-            let at = asked_at(&listen, &[&eth0]);
+            let at = served_addresses(&listen, &[&eth0]);
             at.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(of(&["[::]:9465"]), "192.0.2.1 192.0.2.2 2001:db8::1");
         assert_eq!(of(&["0.0.0.0:9465"]), "192.0.2.1 192.0.2.2");
         assert_eq!(of(&["192.0.2.2:9465", "192.0.2.9:9465"]), "192.0.2.2");
         assert_eq!(of(&["192.0.2.2:9465", "192.0.2.1:9466"]), "192.0.2.2", "that is another port's");
-        assert_eq!(asked_at(&["[::]:9465".parse().unwrap()], &[&vlan]), [] as [IpAddr; 0]);
-        assert_eq!(asked_at(&["[::]:9465".parse().unwrap()], &[]), [] as [IpAddr; 0]);
+        assert_eq!(served_addresses(&["[::]:9465".parse().unwrap()], &[&vlan]), [] as [IpAddr; 0]);
+        assert_eq!(served_addresses(&["[::]:9465".parse().unwrap()], &[]), [] as [IpAddr; 0]);
     }
 }

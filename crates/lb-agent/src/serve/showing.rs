@@ -94,7 +94,7 @@ impl Server {
             runner,
             load,
             subscribers: entry.subscribers(),
-            unheard: entry.unheard(now),
+            unheard: entry.unacknowledged(now),
             keys: entry.keys().all().iter().map(|key| key.id).collect(),
         }
     }
@@ -110,7 +110,7 @@ impl Server {
                 self.reload.fixed.join(", ")
             ));
         }
-        if let Some(why) = self.keeper.fault() {
+        if let Some(why) = self.lame_duck_store.fault() {
             faults.push(format!("the lame-duck list cannot be saved; an agent restart would lose it: {why}"));
         }
         faults.extend(self.responding.iter().flat_map(Responding::faults));

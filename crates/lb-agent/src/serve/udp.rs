@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::task::{Context as Waker, Poll};
 
 use anyhow::Result;
-use lb_report::agent::{Asker, Via};
+use lb_report::agent::{Requester, Via};
 use lb_report::wire::Datagram;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
 use tokio::io::Interest;
@@ -18,7 +18,7 @@ use crate::config::PORT;
 
 mod packets;
 
-use packets::{PacketBatch, send, tell_destinations};
+use packets::{PacketBatch, enable_packet_info, send};
 
 /// Size of a socket's receive buffer in bytes, if the host allows it: room for some thousand
 /// requests.
@@ -126,7 +126,7 @@ impl BoundSocket {
     fn new(socket: OwnedFd, address: SocketAddr) -> io::Result<Self> {
         let is_wildcard = address.ip().is_unspecified();
         if is_wildcard {
-            tell_destinations(socket.as_fd(), address.is_ipv6())?;
+            enable_packet_info(socket.as_fd(), address.is_ipv6())?;
         }
         // The host may limit the size to a smaller one.
         let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
@@ -181,7 +181,7 @@ impl BoundSockets {
 
     /// Receives at most one batch of packets from a socket, and sends the result of `answer` for
     /// each of them.
-    pub fn answer(&mut self, number: usize, mut answer: impl FnMut(&[u8], Asker) -> Option<Datagram>) {
+    pub fn answer(&mut self, number: usize, mut answer: impl FnMut(&[u8], Requester) -> Option<Datagram>) {
         let BoundSocket { socket, is_wildcard, is_v6 } = &self.sockets[number];
         let (batch, fd) = (&mut self.batch, socket.as_fd());
         let received = socket.try_io(Interest::READABLE, || {
@@ -192,8 +192,8 @@ impl BoundSockets {
                     SocketAddr::V6(from) if from.ip().to_ipv4_mapped().is_none() => packet.from,
                     from => SocketAddr::new(from.ip().to_canonical(), from.port()),
                 };
-                let asker = Asker { address, via: Via { socket: number, local } };
-                let Some(datagram) = answer(packet.bytes, asker) else { continue };
+                let requester = Requester { address, via: Via { socket: number, local } };
+                let Some(datagram) = answer(packet.bytes, requester) else { continue };
                 let to = of_family(address, *is_v6);
                 self.unsent += u64::from(send(fd, datagram.bytes(), to, local).is_err());
             }
@@ -209,7 +209,7 @@ impl BoundSockets {
 
     /// Sends a datagram to a subscriber, from the socket and the address at which its request
     /// arrived.
-    pub fn send(&mut self, to: Asker, datagram: &Datagram) {
+    pub fn send(&mut self, to: Requester, datagram: &Datagram) {
         let Some(socket) = self.sockets.get(to.via.socket) else { return };
         let address = of_family(to.address, socket.is_v6);
         let sent = send(socket.socket.as_fd(), datagram.bytes(), address, to.via.local);

@@ -10,7 +10,7 @@ use lb_report::wire::Readiness;
 use tracing::{info, warn};
 
 use super::event_loop::Server;
-use super::query::{AcceptedReport, QueryRefusal, SaidLoad, Verb};
+use super::query::{AcceptedReport, ApplicationLoad, QueryRefusal, Verb};
 use super::registrations::{Claim, Claimed, Registrant};
 use crate::config::{BackendConfig, Utilization};
 use crate::status::SCHEMA;
@@ -20,7 +20,7 @@ impl Server {
     ///
     /// # Errors
     /// Why it is refused.
-    pub fn told(
+    pub fn apply(
         &mut self,
         verb: Verb,
         who: Registrant,
@@ -40,7 +40,7 @@ impl Server {
                     self.have(&wanted, now);
                 }
                 info!(%backend, user = who.user, process = who.process, readiness = word(readiness), "a program has registered a backend");
-                self.said(backend, |server| server.runner(backend, Some(readiness), now));
+                self.change_readiness(backend, |server| server.runner(backend, Some(readiness), now));
                 self.measure(now);
                 Ok(self.about(&[backend], now))
             }
@@ -48,8 +48,9 @@ impl Server {
             Verb::Unregister { registration } => {
                 let name = self.registrations.unregister(registration).ok_or_else(no_registration)?;
                 info!(backend = %name, "a program has released its backend");
-                let says = self.reports.get(name).and_then(lb_report::agent::entry::Entry::runner_says);
-                if says == Some(Readiness::Down) && self.checks.get(name).is_none() {
+                let reported =
+                    self.reports.get(name).and_then(lb_report::agent::entry::Entry::runner_readiness);
+                if reported == Some(Readiness::Down) && self.checks.get(name).is_none() {
                     // Nothing else shows that the backend has ended, and its clients are being
                     // notified now.
                     self.registrations.remember(name, now);
@@ -78,7 +79,7 @@ impl Server {
             } else {
                 self.lame_ducks.remove(name);
             }
-            self.said(*name, |server| {
+            self.change_readiness(*name, |server| {
                 if let Some(entry) = server.reports.get_mut(*name) {
                     entry.operator(lame_duck, now);
                 }
@@ -91,7 +92,7 @@ impl Server {
     fn load(
         &mut self,
         backend: Option<Name>,
-        said: SaidLoad,
+        reported: ApplicationLoad,
         now: Instant,
     ) -> Result<AcceptedReport, QueryRefusal> {
         let names = self.names(backend)?;
@@ -105,7 +106,7 @@ impl Server {
                 "utilization of {name} is \"off\" in the configuration"
             )));
         }
-        let SaidLoad { qps, eps, utilization, window, valid_for } = said;
+        let ApplicationLoad { qps, eps, utilization, window, valid_for } = reported;
         if let Some(entry) = self.reports.get_mut(name) {
             entry.loaded(Load { qps, eps, utilization, window, measured: now }, now + valid_for, now);
         }
@@ -169,9 +170,9 @@ impl Server {
     /// program still ran.
     pub fn by_check_alone(&mut self, name: Name, now: Instant) {
         self.checks.restart(name);
-        self.said(name, |server| {
+        self.change_readiness(name, |server| {
             if let Some(entry) = server.reports.get_mut(name) {
-                entry.check_anew(now);
+                entry.restart_check(now);
                 entry.runner(None, now);
             }
         });
@@ -185,19 +186,19 @@ impl Server {
     ) -> Result<AcceptedReport, QueryRefusal> {
         let name = self.registrations.refresh(id, now).ok_or_else(no_registration)?;
         if let Some(readiness) = readiness {
-            self.said(name, |server| server.runner(name, Some(readiness), now));
+            self.change_readiness(name, |server| server.runner(name, Some(readiness), now));
         }
         Ok(self.about(&[name], now))
     }
 
-    fn runner(&mut self, name: Name, says: Option<Readiness>, now: Instant) {
+    fn runner(&mut self, name: Name, reported: Option<Readiness>, now: Instant) {
         if let Some(entry) = self.reports.get_mut(name) {
-            entry.runner(says, now);
+            entry.runner(reported, now);
         }
     }
 
     /// Applies a change that may affect a backend's readiness, and logs the new readiness.
-    fn said(&mut self, name: Name, change: impl FnOnce(&mut Self)) {
+    fn change_readiness(&mut self, name: Name, change: impl FnOnce(&mut Self)) {
         let readiness =
             |server: &Self| server.reports.get(name).map(lb_report::agent::entry::Entry::readiness);
         let before = readiness(self);
@@ -227,7 +228,7 @@ impl Server {
         let entries = || names.iter().filter_map(|name| self.reports.get(*name));
         AcceptedReport {
             schema: SCHEMA,
-            unheard: entries().map(|entry| entry.unheard(now)).sum(),
+            unheard: entries().map(|entry| entry.unacknowledged(now)).sum(),
             is_new: entries().any(|entry| entry.is_new(now)),
             backends: names.iter().map(ToString::to_string).collect(),
         }

@@ -18,17 +18,17 @@ fn shutdown_waits_for_a_connection_in_use() {
     let client = stage.dial();
     run.signal(Signal::TERM);
     stage.until("app got USR1");
-    let is_told = |story: &Vec<String>| story.iter().any(|line| line == "app got TERM");
-    assert!(within(LONG, || stage.story(), is_told).is_err());
+    let is_notified = |story: &Vec<String>| story.iter().any(|line| line == "app got TERM");
+    assert!(within(LONG, || stage.story(), is_notified).is_err());
     stage.write("test closes");
     drop(client);
     assert_eq!(run.end().code(), Some(0));
     // The agent and the application are notified in any order.
     let story = stage.story();
     assert_eq!(story[..2], ["said LameDuck", "said Ready"]);
-    let mut asked = story[2..4].to_vec();
-    asked.sort();
-    assert_eq!(asked, ["app got USR1", "said LameDuck"]);
+    let mut notified = story[2..4].to_vec();
+    notified.sort();
+    assert_eq!(notified, ["app got USR1", "said LameDuck"]);
     assert_eq!(story[4..], ["test closes", "app got TERM"]);
 }
 
@@ -52,8 +52,8 @@ fn shutdown_waits_for_clients_that_have_not_acknowledged() {
     let mut run = stage.serve(&[], &[]);
     fs::write(stage.file("unheard"), "").unwrap();
     run.signal(Signal::TERM);
-    let is_told = |story: &Vec<String>| story.iter().any(|line| line == "app got TERM");
-    assert!(within(LONG, || stage.story(), is_told).is_err());
+    let is_notified = |story: &Vec<String>| story.iter().any(|line| line == "app got TERM");
+    assert!(within(LONG, || stage.story(), is_notified).is_err());
     fs::remove_file(stage.file("unheard")).unwrap();
     assert_eq!(run.end().code(), Some(0));
     assert_eq!(stage.story(), ["said LameDuck", "said Ready", "said LameDuck", "app got TERM"]);

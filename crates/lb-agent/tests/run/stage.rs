@@ -71,10 +71,10 @@ impl Stage {
 
     /// The log without the lines that only the stage needs.
     pub fn story(&self) -> Vec<String> {
-        let is_told = |line: &String| {
+        let is_of_story = |line: &String| {
             line.starts_with("said") || line.starts_with("app got") || line.starts_with("test")
         };
-        self.log().into_iter().filter(is_told).collect()
+        self.log().into_iter().filter(is_of_story).collect()
     }
 
     pub fn write(&self, line: &str) {

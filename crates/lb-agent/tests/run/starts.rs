@@ -83,7 +83,7 @@ fn a_stopped_application_is_down_until_it_continues() {
     eventually(
         "ready again",
         || stage.story(),
-        |story| story.last().is_some_and(|said| said == "said Ready"),
+        |story| story.last().is_some_and(|entry| entry == "said Ready"),
     );
 }
 

@@ -56,7 +56,7 @@ impl Stage {
     }
 
     pub async fn status(&self) -> AgentStatus {
-        self.client().ask("/v1/status").await.expect("loopback and the agent work")
+        self.client().get("/v1/status").await.expect("loopback and the agent work")
     }
 
     /// Waits until `is_so` accepts the status.
@@ -77,13 +77,14 @@ impl Stage {
     }
 
     /// Sends a report or a command to the agent.
-    pub async fn tell(
+    pub async fn post(
         &self,
         path: &str,
-        said: &[(&str, &str)],
+        parameters: &[(&str, &str)],
     ) -> Result<lb_agent::serve::query::AcceptedReport, String> {
-        let said: Vec<_> = said.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
-        self.client().tell(path, &said).await.map_err(|error| error.to_string())
+        let parameters: Vec<_> =
+            parameters.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        self.client().post(path, &parameters).await.map_err(|error| error.to_string())
     }
 
     /// A page of the agent's port: its code and text.
@@ -125,12 +126,12 @@ pub async fn page(at: SocketAddr, path: &str) -> (u16, String) {
 }
 
 /// A client that sends requests to an agent, as the daemon does.
-pub struct Asker {
+pub struct UdpRequester {
     socket: UdpSocket,
     nonce: u64,
 }
 
-impl Asker {
+impl UdpRequester {
     pub async fn of(agent: &Agent) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.expect("loopback and the agent work");
         socket.connect(agent.addresses()[0]).await.expect("loopback and the agent work");
@@ -152,7 +153,7 @@ impl Asker {
     }
 
     /// The next report, which must be authentic.
-    pub async fn hear(&self) -> Datagram {
+    pub async fn receive(&self) -> Datagram {
         let mut bytes = [0; 2 * BYTES];
         let length = tokio::time::timeout(DEADLINE, self.socket.recv(&mut bytes))
             .await
@@ -164,12 +165,12 @@ impl Asker {
     }
 
     /// Sends a request and returns its answer. Pushes that arrive meanwhile are dropped.
-    pub async fn ask(&mut self, cookie: u64) -> Datagram {
+    pub async fn exchange(&mut self, cookie: u64) -> Datagram {
         let request = self.request(cookie);
         self.send(request.bytes()).await;
         // Bound: the pushes of one change, and the answer.
         loop {
-            let report = self.hear().await;
+            let report = self.receive().await;
             if report.kind() == Some(Kind::Answer) && report.nonce == request.nonce {
                 return report;
             }

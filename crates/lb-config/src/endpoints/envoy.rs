@@ -173,7 +173,7 @@ pub fn read(
     for entry in spare.iter().flat_map(|(_, found)| &found.entries) {
         left_out.add("Envoy uses a higher priority first", shown(entry.0.address));
     }
-    left_out.tell(notes);
+    left_out.add_notes(notes);
     let used: Vec<WeightedLocality> = used.into_iter().map(|(_, found)| found).collect();
     merge(weighted(used, notes), notes)
 }

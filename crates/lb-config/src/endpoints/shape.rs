@@ -144,7 +144,7 @@ impl LeftOut {
     }
 
     /// Adds one note for each reason.
-    pub fn tell(self, notes: &mut Vec<String>) {
+    pub fn add_notes(self, notes: &mut Vec<String>) {
         for (why, (what, count)) in self.0 {
             notes.push(format!("left out: {}: {why}", example(&what, count)));
         }

@@ -125,7 +125,7 @@ pub fn read(
         reader.slice(&value, slice, report);
     }
     let EndpointSliceReader { stems, entries, left_out, .. } = reader;
-    left_out.tell(notes);
+    left_out.add_notes(notes);
     let mut entries = merge(entries, notes);
     let numbers: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
     if stems.len() > 1 || numbers.len() < entries.len() {

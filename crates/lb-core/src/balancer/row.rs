@@ -127,8 +127,8 @@ fn candidate<T: Copy + Ord>(
     standing: Option<&BackendEvidence<T>>,
     wants_proof: bool,
 ) -> TierCandidate {
-    let said = standing.map(|standing| (standing.health(), standing.is_lame_duck()));
-    candidate_by(said, member, standing, wants_proof)
+    let found = standing.map(|standing| (standing.health(), standing.is_lame_duck()));
+    candidate_by(found, member, standing, wants_proof)
 }
 
 /// Like [`candidate`], but without the member's own report that it is a lame duck, because the
@@ -141,16 +141,16 @@ fn without_own_word<T: Copy + Ord>(
     candidate_by(standing.map(BackendEvidence::without_own_word), member, standing, wants_proof)
 }
 
-/// Combines a member's list entry with other evidence. `said`: the member's health by that
+/// Combines a member's list entry with other evidence. `found`: the member's health by that
 /// evidence, and whether it is a lame duck.
 fn candidate_by<T: Copy + Ord>(
-    said: Option<(Health, bool)>,
+    found: Option<(Health, bool)>,
     member: &Member,
     standing: Option<&BackendEvidence<T>>,
     wants_proof: bool,
 ) -> TierCandidate {
     let listed = listed(member, wants_proof && !standing.is_some_and(BackendEvidence::is_proven));
-    let (health, is_lame_duck) = said.unwrap_or((Health::Healthy, false));
+    let (health, is_lame_duck) = found.unwrap_or((Health::Healthy, false));
     TierCandidate {
         health: health.max(listed.health),
         is_lame_duck: is_lame_duck || listed.is_lame_duck,
@@ -162,7 +162,7 @@ fn candidate_by<T: Copy + Ord>(
 /// without a slot does not include the list's verdict.
 fn listed(member: &Member, is_unproven: bool) -> TierCandidate {
     let least = if is_unproven { Health::Unproven } else { Health::Healthy };
-    let health = health::said_of::<()>(&member.endpoint).map_or(least, |said| said.health);
+    let health = health::list_verdict::<()>(&member.endpoint).map_or(least, |verdict| verdict.health);
     TierCandidate { health, is_lame_duck: health == Health::LameDuck, accepts: health != Health::Refusing }
 }
 

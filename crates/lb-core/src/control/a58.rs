@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::factor::{Factor, Factors};
 use super::flows::Flows;
-use super::{Heard, MemberObservation, SeenRow, float, thousandths};
+use super::{MemberObservation, ReceivedReport, SeenRow, float, thousandths};
 
 /// A weight is used only after reports have arrived for this time (`blackout_period`).
 const BLACKOUT: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ struct Remembered {
 pub struct A58(BTreeMap<SocketAddr, Remembered>);
 
 /// The weight that the gRFC computes from a report; 0 without requests or utilization.
-fn weight(Heard { load, .. }: &Heard) -> f64 {
+fn weight(ReceivedReport { load, .. }: &ReceivedReport) -> f64 {
     let number = |number: Option<u32>| thousandths(number.unwrap_or(0));
     let (qps, eps) = (number(load.qps), number(load.eps));
     let mut utilization = number(load.utilization);
@@ -61,9 +61,9 @@ impl A58 {
         // A member with weight 0 gets no connects.
         let row: SeenRow =
             row.iter().filter(|(_, seen)| seen.weight > 0).map(|(at, seen)| (*at, *seen)).collect();
-        for (&address, MemberObservation { heard, .. }) in row.iter() {
-            if let Some(heard) = heard {
-                self.hear(address, heard, ready_since(address));
+        for (&address, MemberObservation { report, .. }) in row.iter() {
+            if let Some(report) = report {
+                self.on_report(address, report, ready_since(address));
             }
         }
         let known: BTreeMap<SocketAddr, f64> =
@@ -80,17 +80,17 @@ impl A58 {
         row.iter().map(factor).collect()
     }
 
-    fn hear(&mut self, address: SocketAddr, heard: &Heard, ready_since: Duration) {
-        let new = weight(heard);
+    fn on_report(&mut self, address: SocketAddr, report: &ReceivedReport, ready_since: Duration) {
+        let new = weight(report);
         let before = self.0.get(&address);
         // After a member has become available again, its next report starts a new blackout.
         let since = before.and_then(|before| before.since).filter(|since| *since >= ready_since);
-        let is_known = before.is_some_and(|before| before.updated >= heard.at);
-        if new == 0.0 || heard.at < ready_since || (is_known && since.is_some()) {
+        let is_known = before.is_some_and(|before| before.updated >= report.at);
+        if new == 0.0 || report.at < ready_since || (is_known && since.is_some()) {
             return;
         }
-        let since = since.unwrap_or(heard.at);
-        self.0.insert(address, Remembered { weight: new, updated: heard.at, since: Some(since) });
+        let since = since.unwrap_or(report.at);
+        self.0.insert(address, Remembered { weight: new, updated: report.at, since: Some(since) });
     }
 
     /// The weight that counts now; `None` if it is unknown, in its blackout, or expired.

@@ -90,8 +90,8 @@ impl<V> ByAddress<V> {
     }
 
     /// Removes the values for which the closure returns false.
-    pub fn retain(&mut self, mut is_kept: impl FnMut(&SocketAddr, &mut V) -> bool) {
-        self.0.retain_mut(|(address, value)| is_kept(address, value));
+    pub fn retain(&mut self, mut is_retained: impl FnMut(&SocketAddr, &mut V) -> bool) {
+        self.0.retain_mut(|(address, value)| is_retained(address, value));
     }
 
     /// The number of values.
@@ -138,8 +138,8 @@ mod tests {
         assert_eq!((map.get(&address(2)), map.get(&address(9)), map.len()), (Some(&21), None, 4));
         // Look-ups work in any order.
         let mut next = Next::default();
-        let asked = [0, 1, 3, 9, 2, 3, 0].map(|at| map.get_next(&mut next, &address(at)).copied());
-        assert_eq!(asked, [Some(1), Some(10), Some(31), None, Some(21), Some(31), Some(1)]);
+        let found = [0, 1, 3, 9, 2, 3, 0].map(|at| map.get_next(&mut next, &address(at)).copied());
+        assert_eq!(found, [Some(1), Some(10), Some(31), None, Some(21), Some(31), Some(1)]);
         assert_eq!(map.get_next_mut(&mut next, &address(1)), Some(&mut 10));
         assert_eq!((map.remove(&address(1)), map.remove(&address(1))), (Some(10), None));
         map.retain(|_, value| *value > 1);

@@ -23,7 +23,7 @@ use std::time::Duration;
 use super::by_address::{ByAddress, Next};
 use super::factor::{Factor, Factors};
 use super::flows::Flows;
-use super::{Heard, Hold, Look, MemberObservation, SeenRow, TICK, float, thousandths};
+use super::{Hold, Look, MemberObservation, ReceivedReport, SeenRow, TICK, float, thousandths};
 
 /// The smallest and the largest factor.
 const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
@@ -100,7 +100,7 @@ struct MemberHistory {
     acting: f64,
     /// The time at which its last report arrived, and the time for which no new report has arrived
     /// since; `None` if it has never reported.
-    heard: Option<Duration>,
+    reported_at: Option<Duration>,
     silence: Option<Duration>,
     /// The time for which the factor has been returning to 1 because of that silence.
     decayed: Duration,
@@ -118,7 +118,7 @@ impl MemberHistory {
         Self {
             factor,
             acting: factor,
-            heard: None,
+            reported_at: None,
             silence,
             decayed: Duration::ZERO,
             used: None,
@@ -129,10 +129,10 @@ impl MemberHistory {
     }
 
     /// Notes the newest report, if there is one.
-    fn hear(&mut self, heard: Option<Heard>) {
-        let at = heard.map(|heard| heard.at);
-        if at.is_some() && at != self.heard {
-            (self.heard, self.silence, self.decayed) = (at, Some(Duration::ZERO), Duration::ZERO);
+    fn on_report(&mut self, report: Option<ReceivedReport>) {
+        let at = report.map(|report| report.at);
+        if at.is_some() && at != self.reported_at {
+            (self.reported_at, self.silence, self.decayed) = (at, Some(Duration::ZERO), Duration::ZERO);
         } else if let Some(silence) = &mut self.silence {
             *silence = silence.saturating_add(TICK);
         }
@@ -162,7 +162,7 @@ pub fn gain(life: Duration, delay: Duration) -> f64 {
 }
 
 /// A member that takes part in a step.
-struct Learnt {
+struct Participant {
     address: SocketAddr,
     /// Its weight as it acts, and its current weight.
     acting: f64,
@@ -197,7 +197,7 @@ impl Feedback {
     }
 
     /// The factors to store for the next daemon, including those of members that left recently.
-    pub fn learnt(&self) -> Factors {
+    pub fn snapshot(&self) -> Factors {
         self.members.iter().map(|(address, member)| (*address, Factor::of(member.factor))).collect()
     }
 
@@ -225,7 +225,7 @@ impl Feedback {
         let mut next = Next::default();
         for (address, seen) in look.row.iter() {
             if let Some(remembered) = self.members.get_next_mut(&mut next, address) {
-                remembered.hear(told(seen));
+                remembered.on_report(with_utilization(seen));
                 remembered.freeze();
             }
         }
@@ -269,17 +269,17 @@ impl Feedback {
         let life = look.flows.life.min(MOST_LIFE);
         self.leave(row, TICK);
         self.act(row, life, acts);
-        let mut learnt: Vec<Learnt> = Vec::new();
+        let mut participants: Vec<Participant> = Vec::new();
         let smoothed = life.mul_f64(SMOOTHED_LIVES);
         let part = TICK.as_secs_f64() / (TICK + smoothed).as_secs_f64();
-        let (mut slowest, mut silent) = (Duration::ZERO, 0);
+        let (mut slowest, mut unreported) = (Duration::ZERO, 0);
         let usual_life = usual_life(row);
         let mut next = Next::default();
         // A member with weight 0 takes no part, like a member that has left the row.
         for (&address, seen) in row.iter().filter(|(_, seen)| seen.weight > 0) {
             let Some(remembered) = self.members.get_next_mut(&mut next, &address) else { continue };
-            let heard = told(seen);
-            remembered.hear(heard);
+            let report = with_utilization(seen);
+            remembered.on_report(report);
             if frozen.contains_key(&address) {
                 remembered.freeze();
                 continue;
@@ -298,16 +298,16 @@ impl Feedback {
                 // The load of this member has been unknown for too long.
                 remembered.decay(may_rise);
             }
-            let heard = heard.filter(|heard| heard.is_fresh(now));
-            if silence.is_some() && heard.is_none() {
-                silent += 1;
+            let report = report.filter(|report| report.is_fresh(now));
+            if silence.is_some() && report.is_none() {
+                unreported += 1;
                 remembered.hold = Some(Hold::NoReport);
                 if silence.is_some_and(|silence| silence > smoothed) {
                     remembered.used = None;
                 }
                 continue;
             }
-            if let Some(Heard { load, .. }) = heard {
+            if let Some(ReceivedReport { load, .. }) = report {
                 // Errors count as utilization, as in gRFC A58, so that a backend that fails every
                 // request counts as full, however fast it answers.
                 let errors = load.error_share().unwrap_or(0.0).min(1.0);
@@ -316,29 +316,29 @@ impl Feedback {
                 let before = remembered.used.unwrap_or(used);
                 remembered.used = Some(before + (used - before) * part);
             }
-            slowest = heard.map_or(slowest, |heard| slowest.max(heard.delay(now)));
+            slowest = report.map_or(slowest, |report| slowest.max(report.delay(now)));
             let structural = float(seen.weight);
-            learnt.push(Learnt {
+            participants.push(Participant {
                 address,
                 acting: structural * remembered.acting,
                 weight: structural * remembered.factor,
                 structural,
-                utilization: heard.and(remembered.used),
+                utilization: report.and(remembered.used),
                 may_rise,
             });
         }
-        let known = learnt.iter().filter(|member| member.utilization.is_some()).count();
-        if known * 2 >= learnt.len() + silent && known > 0 {
+        let known = participants.iter().filter(|member| member.utilization.is_some()).count();
+        if known * 2 >= participants.len() + unreported && known > 0 {
             let gain = gain(life, slowest + smoothed);
             self.gain = Some(gain);
             let mut next = Next::default();
-            for (address, factor, is_at_clamp) in step(&learnt, gain, life) {
+            for (address, factor, is_at_clamp) in step(&participants, gain, life) {
                 let member =
                     self.members.get_next_mut(&mut next, &address).expect("every member is remembered");
                 (member.factor, member.is_at_clamp) = (factor, is_at_clamp);
             }
         } else {
-            for Learnt { address, utilization, .. } in &learnt {
+            for Participant { address, utilization, .. } in &participants {
                 let member = self.members.get_mut(address).expect("every member is remembered");
                 let hold = if utilization.is_some() { Hold::FewReports } else { Hold::NoReport };
                 member.hold = member.hold.or(Some(hold));
@@ -402,27 +402,29 @@ impl Feedback {
 }
 
 /// The factors of members after one step, and whether each factor is at the lower or upper bound.
-fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, bool)> {
-    let known = || learnt.iter().filter_map(|member| Some((member.acting, member.utilization?)));
+fn step(participants: &[Participant], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, bool)> {
+    let known = || participants.iter().filter_map(|member| Some((member.acting, member.utilization?)));
     let mean = known().map(|(weight, used)| weight * used).sum::<f64>()
         / known().map(|(weight, _)| weight).sum::<f64>();
-    let moved = |member: &Learnt| {
+    let moved = |member: &Participant| {
         // A member with unknown utilization counts as used like the mean.
         let used = member.utilization.unwrap_or(mean);
         member.acting * (1.0 + (gain * (1.0 - used / mean)).clamp(-AHEAD, AHEAD))
     };
-    let mut wanted: Vec<f64> = learnt.iter().map(moved).collect();
-    let caps: Vec<f64> =
-        learnt.iter().map(|member| if member.may_rise { f64::INFINITY } else { member.weight }).collect();
-    let before: f64 = learnt.iter().map(|member| member.weight).sum();
-    let structural: f64 = learnt.iter().map(|member| member.structural).sum();
+    let mut wanted: Vec<f64> = participants.iter().map(moved).collect();
+    let caps: Vec<f64> = participants
+        .iter()
+        .map(|member| if member.may_rise { f64::INFINITY } else { member.weight })
+        .collect();
+    let before: f64 = participants.iter().map(|member| member.weight).sum();
+    let structural: f64 = participants.iter().map(|member| member.structural).sum();
     normalise(&mut wanted, &caps, before);
     // A step starts from the factor as it acts, which follows the factor within about one lifetime
     // of a flow. So each step moves the factor towards 1 by a lifetime's part of the leak.
     let leak = LEAK.max(life * LEAK_LIVES);
     let leak = TICK.max(life).as_secs_f64() / leak.as_secs_f64();
-    let mut clamped = vec![false; learnt.len()];
-    for ((wanted, member), is_clamped) in wanted.iter_mut().zip(learnt).zip(&mut clamped) {
+    let mut clamped = vec![false; participants.len()];
+    for ((wanted, member), is_clamped) in wanted.iter_mut().zip(participants).zip(&mut clamped) {
         let own = member.structural * before / structural;
         *wanted += (own - *wanted) * leak;
         *is_clamped = *wanted <= CLAMP.0 * own || *wanted >= CLAMP.1 * own;
@@ -430,23 +432,23 @@ fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, b
         *wanted = wanted.clamp((1.0 - STEP) * member.weight, (1.0 + STEP) * member.weight);
     }
     normalise(&mut wanted, &caps, before);
-    let results = learnt.iter().zip(wanted).zip(clamped);
+    let results = participants.iter().zip(wanted).zip(clamped);
     results
         .map(|((member, wanted), is_clamped)| (member.address, wanted / member.structural, is_clamped))
         .collect()
 }
 
 /// A member's report, if it contains a utilization.
-fn told(seen: &MemberObservation) -> Option<Heard> {
-    seen.heard.filter(|heard| heard.load.utilization.is_some())
+fn with_utilization(seen: &MemberObservation) -> Option<ReceivedReport> {
+    seen.report.filter(|report| report.load.utilization.is_some())
 }
 
 /// Whether a backend may not gain weight because too many of its requests, or of this task's flows
 /// to it, fail.
 fn fails(seen: &MemberObservation, now: Duration) -> bool {
     // A report that is too old does not hold a factor.
-    let recent = seen.heard.filter(|heard| now.saturating_sub(heard.at) < HELD);
-    let reported = recent.and_then(|heard| heard.load.error_share());
+    let recent = seen.report.filter(|report| now.saturating_sub(report.at) < HELD);
+    let reported = recent.and_then(|report| report.load.error_share());
     reported.into_iter().chain(seen.errors).any(|share| share > MOST_ERRORS)
 }
 

@@ -7,7 +7,7 @@
 //! errors, R x S recent errors are added per second. Recent errors halve after each half-life H
 //! (`error_decay`), so on average they count like R x S x H / ln 2 open flows.
 
-use super::Heard;
+use super::ReceivedReport;
 
 /// The reported errors of one backend.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,8 +21,8 @@ pub struct ReportedErrors {
 impl ReportedErrors {
     /// The share of the flows to a backend that count as errors, at most 1; `None` if its report
     /// contains no errors, or is not recent.
-    pub fn share(heard: &Heard, now: std::time::Duration) -> Option<f64> {
-        let share = heard.load.error_share().filter(|_| heard.is_recent(now))?;
+    pub fn share(report: &ReceivedReport, now: std::time::Duration) -> Option<f64> {
+        let share = report.load.error_share().filter(|_| report.is_recent(now))?;
         (share > 0.0).then(|| share.min(1.0))
     }
 
@@ -52,14 +52,14 @@ mod tests {
     use super::*;
     use crate::reports::ReportedLoad;
 
-    fn heard(qps: Option<u32>, eps: Option<u32>) -> Heard {
+    fn report(qps: Option<u32>, eps: Option<u32>) -> ReceivedReport {
         let load = ReportedLoad { qps, eps, window: Duration::from_secs(1), ..ReportedLoad::default() };
-        Heard { load, at: Duration::from_secs(10), interval: Duration::from_secs(1) }
+        ReceivedReport { load, at: Duration::from_secs(10), interval: Duration::from_secs(1) }
     }
 
     #[test]
     fn the_share_is_errors_per_request_of_a_recent_report() {
-        let share = |qps, eps, now| ReportedErrors::share(&heard(qps, eps), Duration::from_secs(now));
+        let share = |qps, eps, now| ReportedErrors::share(&report(qps, eps), Duration::from_secs(now));
         assert_eq!(share(Some(4_000), Some(1_000), 10), Some(0.25));
         assert_eq!(share(Some(1_000), Some(3_000), 10), Some(1.0), "the backend counts only served requests");
         assert_eq!(share(Some(0), Some(1), 10), Some(1.0));

@@ -25,7 +25,7 @@ fn load(utilization: f64, qps: f64) -> ReportedLoad {
 fn seen(weight: u64, load: ReportedLoad, at: Duration) -> MemberObservation {
     MemberObservation {
         weight,
-        heard: Some(Heard { load, at, interval: TICK }),
+        report: Some(ReceivedReport { load, at, interval: TICK }),
         errors: None,
         life: None,
         is_available: true,
@@ -85,11 +85,11 @@ fn a58_weights_are_requests_divided_by_utilization_plus_errors() {
     let mut a58 = A58::default();
     let mut row = row(&[load(0.5, 100.0), load(0.25, 100.0), load(0.5, 100.0)], s(0));
     // 100 / (0.5 + 50 / 100) = 100; the others have 200 and 400.
-    row.get_mut(&address(0)).unwrap().heard.as_mut().unwrap().load.eps = Some(50_000);
+    row.get_mut(&address(0)).unwrap().report.as_mut().unwrap().load.eps = Some(50_000);
     assert_eq!(weighed(&mut a58, s(0), &row, 3), [1.0; 3], "a blackout of ten seconds");
     near(&weighed(&mut a58, s(10), &row, 3), &[3.0 * 1.0 / 7.0, 3.0 * 4.0 / 7.0, 3.0 * 2.0 / 7.0]);
     // A member without reports has the mean of the known weights.
-    row.insert(address(3), MemberObservation { heard: None, ..seen(10, ReportedLoad::default(), s(0)) });
+    row.insert(address(3), MemberObservation { report: None, ..seen(10, ReportedLoad::default(), s(0)) });
     near(&weighed(&mut a58, s(11), &row, 4), &[3.0 / 7.0, 12.0 / 7.0, 6.0 / 7.0, 1.0]);
     // A58 weights replace structural weights of any size.
     for (number, seen) in (1..).zip(row.values_mut()) {
@@ -157,7 +157,7 @@ fn factors_do_not_change_if_few_members_report() {
     // A member that is silent for some seconds, or frozen, retains its factor, and the sum of the
     // other factors does not change, either.
     let mut row = row(&[load(0.4, 1.0), load(0.6, 1.0), load(0.1, 1.0), load(0.1, 1.0)], s(100));
-    row.get_mut(&address(2)).unwrap().heard.as_mut().unwrap().at = s(94);
+    row.get_mut(&address(2)).unwrap().report.as_mut().unwrap().at = s(94);
     let frozen = BTreeMap::from([(address(3), Hold::Unavailable)]);
     let factors = Feedback::default().tick(s(100), &look(row, Flows::default()), &frozen, true);
     near(&numbers(&factors, 4), &[1.02, 0.98, 1.0, 1.0]);
@@ -195,8 +195,8 @@ fn a_factor_without_reports_is_held_and_then_decays_within_a_minute() {
     }
     // From the sixtieth second on, no more reports arrive.
     let silent = fed(60);
-    let learnt = numbers(&feed(&mut law, s(60), &silent, Flows::default()), 2);
-    assert!(learnt[0] > 1.3, "{learnt:?}");
+    let learned = numbers(&feed(&mut law, s(60), &silent, Flows::default()), 2);
+    assert!(learned[0] > 1.3, "{learned:?}");
     let mut after = |seconds: std::ops::Range<u64>| {
         let factors = seconds.map(|second| feed(&mut law, s(second), &silent, Flows::default())).last();
         numbers(&factors.unwrap(), 2)
@@ -475,8 +475,8 @@ fn observed_factors_are_shown_but_not_in_force() {
 fn an_operator_freezes_a_law_turns_it_off_and_on() {
     for law in Law::ALL {
         let mut control = fed(rules(law), [0.4, 0.6]);
-        let learnt = numbers(control.in_force(), 2);
-        assert!(learnt[0] > 1.1, "{law:?} {learnt:?}");
+        let learned = numbers(control.in_force(), 2);
+        assert!(learned[0] > 1.1, "{law:?} {learned:?}");
         let mut after = |switch, seconds: std::ops::Range<u64>| {
             control.set_switch(switch);
             for second in seconds {
@@ -485,7 +485,7 @@ fn an_operator_freezes_a_law_turns_it_off_and_on() {
             }
             (numbers(control.in_force(), 2), control.hold(address(0)))
         };
-        assert_eq!(after(Switch::Frozen, 60..90), (learnt, Some(Hold::Operator)), "{law:?}");
+        assert_eq!(after(Switch::Frozen, 60..90), (learned, Some(Hold::Operator)), "{law:?}");
         assert_eq!(after(Switch::Off, 90..91), (vec![1.0; 2], None), "{law:?}");
         let (on, hold) = after(Switch::On, 91..120);
         assert!(on[0] < 0.9 && hold.is_none(), "{law:?} {on:?}");
@@ -496,13 +496,13 @@ fn an_operator_freezes_a_law_turns_it_off_and_on() {
 fn in_panic_there_is_no_learning_and_no_slow_start() {
     let slow = ControlRules { slow_start: Some(s(10)), ..rules(Law::Feedback) };
     let mut control = fed(slow, [0.4, 0.6]);
-    let learnt = numbers(control.in_force(), 2);
+    let learned = numbers(control.in_force(), 2);
     let mut row = row(&[load(0.1, 1.0), load(0.9, 1.0)], s(60));
     row.get_mut(&address(1)).unwrap().is_available = false;
     let panic = Look { is_panic: true, ..look(row, Flows::default()) };
     assert_eq!(arrange(&mut control, s(60), &panic), None);
     assert!(!publish(&mut control, s(60), &panic));
-    assert_eq!((numbers(control.in_force(), 2), control.hold(address(0))), (learnt, Some(Hold::Panic)));
+    assert_eq!((numbers(control.in_force(), 2), control.hold(address(0))), (learned, Some(Hold::Panic)));
 }
 
 #[test]
@@ -538,19 +538,19 @@ fn a_new_member_starts_slowly_and_does_not_learn() {
 /// A row of two without reports.
 fn silent() -> SeenRow {
     let seen = |index| {
-        (address(index), MemberObservation { heard: None, ..seen(10, ReportedLoad::default(), s(0)) })
+        (address(index), MemberObservation { report: None, ..seen(10, ReportedLoad::default(), s(0)) })
     };
     (0..2).map(seen).collect()
 }
 
 #[test]
 fn learnt_factors_are_adopted_and_decay_without_reports() {
-    let learnt = fed(rules(Law::Feedback), [0.4, 0.6]).learnt(s(0));
-    let before = numbers(&learnt.factors, 2)[0] - 1.0;
+    let learned = fed(rules(Law::Feedback), [0.4, 0.6]).snapshot(s(0));
+    let before = numbers(&learned.factors, 2)[0] - 1.0;
     // The older a factor is, the nearer it is moved to 1, which it reaches after an hour.
     for (age, left) in [(s(0), 1.0), (s(1_800), 0.5), (s(3_600), 0.0), (Duration::MAX, 0.0)] {
         let mut control = Control::new(rules(Law::Feedback));
-        let taken_up = numbers(&control.adopt(&learnt, age), 2)[0] - 1.0;
+        let taken_up = numbers(&control.adopt(&learned, age), 2)[0] - 1.0;
         assert!((taken_up - before * left).abs() < 0.001, "{age:?}: {taken_up} of {before}");
         assert_eq!(numbers(control.in_force(), 2)[0] - 1.0, taken_up);
         // No backend has reported to this daemon yet.
@@ -563,14 +563,14 @@ fn learnt_factors_are_adopted_and_decay_without_reports() {
         near(&numbers(control.in_force(), 2), &[1.0; 2]);
     }
     let mut off = Control::new(rules(Law::Feedback));
-    off.adopt(&LearntWeights { switch: Switch::Off, ..learnt.clone() }, s(5));
+    off.adopt(&ControlSnapshot { switch: Switch::Off, ..learned.clone() }, s(5));
     assert_eq!((off.in_force(), off.switch()), (&Factors::default(), Switch::Off));
     let mut a58 = Control::new(rules(Law::A58));
-    assert_eq!(a58.adopt(&learnt, s(5)), Factors::default());
+    assert_eq!(a58.adopt(&learned, s(5)), Factors::default());
     // A factor outside the range of the law counts as the nearest factor within the range.
     let absurd: Factors = [(address(0), Factor::of(1e9))].into_iter().collect();
     let mut control = Control::new(rules(Law::Feedback));
-    near(&numbers(&control.adopt(&LearntWeights { factors: absurd, ..learnt }, s(0)), 1), &[8.0]);
+    near(&numbers(&control.adopt(&ControlSnapshot { factors: absurd, ..learned }, s(0)), 1), &[8.0]);
 }
 
 #[test]
@@ -584,7 +584,7 @@ fn frozen_factors_survive_restarts_rules_and_time() {
         }
         assert_eq!(control.in_force(), &frozen, "{law:?}");
         let mut next = Control::new(rules(law));
-        assert_eq!(next.adopt(&control.learnt(s(0)), s(86_400)), frozen, "{law:?}");
+        assert_eq!(next.adopt(&control.snapshot(s(0)), s(86_400)), frozen, "{law:?}");
         publish(&mut next, s(1), &look(silent(), Flows::default()));
         assert_eq!(next.in_force(), &frozen, "{law:?}");
         for other in Law::ALL {
@@ -624,7 +624,7 @@ fn the_override_of_a_law_ends_with_the_law() {
     let slow = ControlRules { law: None, mode: Mode::Enforce, slow_start: Some(s(10)) };
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
     control.set_switch(Switch::Frozen);
-    let frozen = control.learnt(s(0));
+    let frozen = control.snapshot(s(0));
     control.set_rules(slow);
     control.set_rules(rules(Law::Feedback));
     assert_eq!(control.switch(), Switch::On);
@@ -654,10 +654,10 @@ fn a_member_without_weight_has_no_hold_and_no_clamp() {
 fn observed_factors_are_not_in_force_after_a_restart() {
     let observed = fed(ControlRules { mode: Mode::Observe, ..rules(Law::Feedback) }, [0.3, 0.9]);
     let mut next = Control::new(rules(Law::Feedback));
-    assert_eq!(next.adopt(&observed.learnt(s(0)), s(1)), Factors::default());
+    assert_eq!(next.adopt(&observed.snapshot(s(0)), s(1)), Factors::default());
     let mut next = Control::new(observed.rules());
-    next.adopt(&observed.learnt(s(0)), Duration::ZERO);
-    assert_eq!(next.wanted(), &observed.learnt(s(0)).factors, "it goes on to be shown");
+    next.adopt(&observed.snapshot(s(0)), Duration::ZERO);
+    assert_eq!(next.wanted(), &observed.snapshot(s(0)).factors, "it goes on to be shown");
     assert!(numbers(next.wanted(), 1)[0] > 1.01);
 }
 
@@ -713,7 +713,7 @@ fn an_absent_member_returns_with_its_frozen_factor() {
     }
     // The next daemon remembers the absent member, too.
     let mut next = Control::new(rules(Law::Feedback));
-    next.adopt(&control.learnt(s(0)), s(5));
+    next.adopt(&control.snapshot(s(0)), s(5));
     for control in [control, next] {
         let mut control = control;
         publish(&mut control, s(1_000), &with_both(1_000, true));
@@ -743,10 +743,10 @@ fn a_briefly_short_list_loses_no_factor() {
 
 #[test]
 fn the_clamp_flag_is_cleared_when_the_factor_leaves_the_clamp() {
-    let at = |second, heard: bool| {
+    let at = |second, has_report: bool| {
         let mut row = row(&[load(0.1, 1.0), load(1.5, 1.0)], s(second));
-        if !heard {
-            row.values_mut().for_each(|seen| seen.heard = None);
+        if !has_report {
+            row.values_mut().for_each(|seen| seen.report = None);
         }
         look(row, Flows::default())
     };
@@ -767,14 +767,14 @@ fn the_clamp_flag_is_cleared_when_the_factor_leaves_the_clamp() {
 #[test]
 fn a_briefly_absent_member_returns_with_its_factor() {
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
-    let learnt = numbers(control.wanted(), 2);
+    let learned = numbers(control.wanted(), 2);
     for second in 60..120 {
         publish(&mut control, s(second), &with_both(second, false));
     }
     near(&numbers(control.wanted(), 1), &[1.0]);
     publish(&mut control, s(120), &with_both(120, true));
     let back = numbers(control.wanted(), 2);
-    assert!((back[0] / back[1] - learnt[0] / learnt[1]).abs() < 0.05, "{learnt:?} {back:?}");
+    assert!((back[0] / back[1] - learned[0] / learned[1]).abs() < 0.05, "{learned:?} {back:?}");
     // After a longer absence the member counts as new.
     for second in 121..400 {
         publish(&mut control, s(second), &with_both(second, false));
@@ -798,7 +798,7 @@ fn old_reports_of_errors_do_not_hold_a_factor() {
     let mut law = Feedback::default();
     for second in 0..600 {
         let mut row = row(&[load(0.3, 1.0), failing, load(0.3, 1.0)], s(second));
-        row.get_mut(&address(1)).unwrap().heard.as_mut().unwrap().at = s(second.min(60));
+        row.get_mut(&address(1)).unwrap().report.as_mut().unwrap().at = s(second.min(60));
         feed(&mut law, s(second), &row, Flows::default());
         let held = law.holds().find(|(at, _)| *at == address(1)).map(|(_, hold)| hold);
         match second {
@@ -880,8 +880,8 @@ fn only_available_members_with_weight_count_as_reporting() {
     let mut row = row(&[load(0.5, 1.0); 6], s(100));
     row.get_mut(&address(0)).unwrap().weight = 0;
     row.get_mut(&address(1)).unwrap().is_available = false;
-    row.get_mut(&address(2)).unwrap().heard = None;
-    row.get_mut(&address(3)).unwrap().heard.as_mut().unwrap().at = s(90);
+    row.get_mut(&address(2)).unwrap().report = None;
+    row.get_mut(&address(3)).unwrap().report.as_mut().unwrap().at = s(90);
     control.tick(s(100), &look(row, Flows::default()));
     let reporting = control.reporting();
     assert_eq!((reporting, reporting.is_blind()), (Reporting { fresh: 2, members: 4 }, false));
@@ -892,14 +892,14 @@ fn only_available_members_with_weight_count_as_reporting() {
 fn rarely_requested_reports_count_longer_and_idle_services_expect_none() {
     let mut control = Control::new(rules(Law::Feedback));
     let mut seldom = row(&[load(0.4, 1.0), load(0.6, 1.0)], s(100));
-    seldom.get_mut(&address(1)).unwrap().heard.as_mut().unwrap().at = s(85);
+    seldom.get_mut(&address(1)).unwrap().report.as_mut().unwrap().at = s(85);
     let mut tick = |row: &SeenRow, is_idle: bool| {
         control.tick(s(100), &Look { is_idle, ..look(row.clone(), Flows::default()) });
         (control.reporting(), control.hold(address(1)))
     };
     assert_eq!(tick(&seldom, false), (Reporting { fresh: 1, members: 2 }, Some(Hold::NoReport)));
     assert_eq!(tick(&seldom, true), (Reporting::default(), Some(Hold::Idle)));
-    seldom.get_mut(&address(1)).unwrap().heard.as_mut().unwrap().interval = s(5);
+    seldom.get_mut(&address(1)).unwrap().report.as_mut().unwrap().interval = s(5);
     assert_eq!(tick(&seldom, false), (Reporting { fresh: 2, members: 2 }, None));
 }
 

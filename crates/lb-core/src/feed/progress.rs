@@ -31,13 +31,13 @@ pub struct Progress<S, T = Instant> {
     is_busy: bool,
     /// Whether the file system does not answer. When it answers again, the file is read, even if
     /// its stamp has not changed.
-    is_silent: bool,
+    is_hung: bool,
 }
 
 impl<S, T> Default for Progress<S, T> {
     /// A file of which no version is known, so that any version counts as new.
     fn default() -> Self {
-        Self { seen: Version { stamp: None, is_settled: false }, due: None, is_busy: false, is_silent: false }
+        Self { seen: Version { stamp: None, is_settled: false }, due: None, is_busy: false, is_hung: false }
     }
 }
 
@@ -70,18 +70,18 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
 
     /// Notes that the file system answers.
     pub fn answers(&mut self) {
-        self.is_silent = false;
+        self.is_hung = false;
     }
 
     /// Ends a look without a result. The next version that is found counts as another version.
     pub fn found_nothing(&mut self) {
-        *self = Self { due: self.due, is_silent: self.is_silent, ..Self::default() };
+        *self = Self { due: self.due, is_hung: self.is_hung, ..Self::default() };
     }
 
     /// Notes that the file system does not answer. Returns whether it answered before.
-    pub fn fell_silent(&mut self) -> bool {
+    pub fn mark_hung(&mut self) -> bool {
         self.found_nothing();
-        !std::mem::replace(&mut self.is_silent, true)
+        !std::mem::replace(&mut self.is_hung, true)
     }
 
     /// When the file must be read next; `None` while a look or a reading is running.
@@ -104,7 +104,7 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
     /// Ends the reading of a version. Returns whether it differs from the previous version.
     pub fn done(&mut self, version: Version<S>) -> bool {
         let is_another = version.stamp != self.seen.stamp;
-        *self = Self { due: self.due, is_silent: self.is_silent, ..Self::of(version) };
+        *self = Self { due: self.due, is_hung: self.is_hung, ..Self::of(version) };
         is_another
     }
 }
@@ -118,7 +118,7 @@ pub enum ReadTurn {
     /// A reading is running.
     Reading {
         /// Whether an operator requested the reading and waits for its result.
-        is_asked: bool,
+        is_requested: bool,
         /// `None` if no further reading was requested, else whether an operator has requested it.
         next: Option<bool>,
     },
@@ -126,14 +126,14 @@ pub enum ReadTurn {
 
 impl ReadTurn {
     /// Requests a reading. Returns whether to begin it at once.
-    pub fn request(&mut self, is_asked: bool) -> bool {
+    pub fn request(&mut self, is_requested: bool) -> bool {
         match self {
             Self::Idle => {
-                *self = Self::Reading { is_asked, next: None };
+                *self = Self::Reading { is_requested, next: None };
                 true
             }
             Self::Reading { next, .. } => {
-                *next = Some(next.unwrap_or(false) || is_asked);
+                *next = Some(next.unwrap_or(false) || is_requested);
                 false
             }
         }
@@ -145,7 +145,7 @@ impl ReadTurn {
     pub fn ended(&mut self) -> (bool, Option<bool>) {
         match std::mem::take(self) {
             Self::Idle => (false, None),
-            Self::Reading { is_asked, next } => (is_asked, next),
+            Self::Reading { is_requested, next } => (is_requested, next),
         }
     }
 
@@ -208,9 +208,9 @@ mod tests {
     #[test]
     fn a_file_is_read_when_its_file_system_answers_again() {
         let mut progress = Clocked::of(settled(Some(1)));
-        assert_eq!([progress.fell_silent(), progress.fell_silent()], [true, false], "reported once");
+        assert_eq!([progress.mark_hung(), progress.mark_hung()], [true, false], "reported once");
         assert!(progress.looked(Some(1)));
-        assert!(progress.fell_silent());
+        assert!(progress.mark_hung());
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub enum Tier {
     /// Refusing backends that do not accept connections.
     Refusing,
     /// No backend: connects fail.
-    Nobody,
+    NoBackend,
 }
 
 impl Tier {
@@ -49,7 +49,7 @@ impl Tier {
             Self::Ejected => "ejected",
             Self::Answering => "answering",
             Self::Refusing => "refusing",
-            Self::Nobody => "nobody",
+            Self::NoBackend => "nobody",
         }
     }
 }
@@ -71,9 +71,9 @@ pub fn tier(candidates: impl IntoIterator<Item = TierCandidate>, is_panic: bool)
         Health::Ejected => Tier::Ejected,
         Health::Refusing if accepts => Tier::Answering,
         Health::Refusing => Tier::Refusing,
-        Health::Drained => Tier::Nobody,
+        Health::Drained => Tier::NoBackend,
     };
-    candidates.into_iter().map(tier).min().unwrap_or(Tier::Nobody)
+    candidates.into_iter().map(tier).min().unwrap_or(Tier::NoBackend)
 }
 
 /// Whether a connect may choose a backend while a tier serves.
@@ -83,7 +83,7 @@ pub fn tier(candidates: impl IntoIterator<Item = TierCandidate>, is_panic: bool)
 /// reported it will also report that it has recovered.
 pub fn usable(TierCandidate { health, is_lame_duck, accepts }: TierCandidate, tier: Tier) -> Usable {
     match (health, tier) {
-        (Health::Drained, _) | (_, Tier::Nobody) => Usable::No,
+        (Health::Drained, _) | (_, Tier::NoBackend) => Usable::No,
         // A connect may choose ejected backends now, so it may also choose this one if the kernel
         // ejects it.
         (Health::Healthy, Tier::Panic) => Usable::EvenEjected,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lb_common::abi::{NO_SLOT, Policy};
 use lb_common::pick::{How, pick};
 use lb_core::control::flows::{Lives, OfLate};
-use lb_core::control::{Control, ControlRules, Heard, Law, Look, MemberObservation};
+use lb_core::control::{Control, ControlRules, Law, Look, MemberObservation, ReceivedReport};
 use lb_core::cursor::start;
 use lb_core::reports::ReportedLoad;
 use lb_core::schedule::apportion;
@@ -157,12 +157,12 @@ fn r28_rare_connects_move_no_weight_and_reports_move_it_slowly() {
                     ..ReportedLoad::default()
                 };
                 let errors = of_late[index as usize].errors();
-                let heard = Some(Heard { load, at: now, interval: Duration::from_secs(1) });
+                let report = Some(ReceivedReport { load, at: now, interval: Duration::from_secs(1) });
                 (
                     address(index),
                     MemberObservation {
                         weight: 1,
-                        heard,
+                        report,
                         errors,
                         life: None,
                         is_available: true,

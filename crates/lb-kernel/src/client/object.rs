@@ -185,9 +185,9 @@ fn load_with(
     let attached = pins.and_then(|pins| Attached::find(pins, &hooks));
     let measured = Jiffies::read().map_err(DatapathError::of_probe)?;
     let jiffies = attached.as_ref().map_or(measured, |attached| attached.jiffies(measured));
-    let told = globals(limits, features, purpose);
+    let global_values = globals(limits, features, purpose);
     let mut globals: Globals<'_> =
-        told.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), true))).collect();
+        global_values.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), true))).collect();
     globals.insert("JIFFY_NS", (bytemuck::bytes_of(&jiffies.length_ns), true));
     globals.insert("FIRST_JIFFY_NS", (bytemuck::bytes_of(&jiffies.first_ns), true));
     let mark = Mark::new(&hooks, jiffies);

@@ -60,7 +60,7 @@ impl RetiredBackends {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn keep(
+    pub fn store(
         &self,
         name: &BackendName,
         counts: SlotCounters,

@@ -82,17 +82,17 @@ pub fn driver_of(interface: &str) -> Option<Driver> {
     // `struct ethtool_drvinfo`: the command, and then the driver's name of up to 32 bytes.
     let mut info = [0_u32; 49];
     info[0] = GET_DRIVER;
-    ask(&socket, interface, &mut info).ok()?;
+    query_driver(&socket, interface, &mut info).ok()?;
     let name: Vec<u8> =
         info[1..9].iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
     let mut flags = [GET_FLAGS, 0];
-    let joins_packets = ask(&socket, interface, &mut flags).is_ok() && flags[1] & LRO != 0;
+    let joins_packets = query_driver(&socket, interface, &mut flags).is_ok() && flags[1] & LRO != 0;
     Some(Driver { name: String::from_utf8_lossy(&name).into_owned(), joins_packets })
 }
 
 /// Calls the driver of an interface with a structure that begins with a command; the driver fills
 /// in the rest of the structure.
-fn ask(socket: &OwnedFd, interface: &str, structure: &mut [u32]) -> io::Result<()> {
+fn query_driver(socket: &OwnedFd, interface: &str, structure: &mut [u32]) -> io::Result<()> {
     // SAFETY: a structure of plain numbers and a pointer, for all of which zero is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if interface.len() >= request.ifr_name.len() {

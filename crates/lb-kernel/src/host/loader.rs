@@ -70,9 +70,9 @@ impl Image {
         // A test checks that objects have no other section of globals.
         let map = parsed.maps.get(CONSTANTS).expect("a test checks that objects have constants");
         // The constants are appended because a later start compares them with its own constants.
-        let told =
+        let stored_values =
             constants::NAMES.iter().filter_map(|name| values.get(name)).flat_map(|value| value.to_le_bytes());
-        let constants = [map.data(), &told.collect::<Vec<u8>>(), mark].concat();
+        let constants = [map.data(), &stored_values.collect::<Vec<u8>>(), mark].concat();
         let at = object.len().next_multiple_of(8);
         let mut words = vec![0; (at + constants.len()).div_ceil(8)];
         let image = bytemuck::cast_slice_mut(&mut words);

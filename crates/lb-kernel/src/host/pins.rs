@@ -266,8 +266,8 @@ pub fn look_at_link<I>(
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(fail(error)),
     };
-    let told = info(link.as_fd()).map_err(fail)?;
-    Ok(Some((link, told)))
+    let info = info(link.as_fd()).map_err(fail)?;
+    Ok(Some((link, info)))
 }
 
 /// Detaches a link and removes its pin. A missing pin is not an error.

@@ -29,7 +29,7 @@ pub trait Work: Send + 'static {
     fn follow(&mut self, wanted: Option<&Self::Wanted>, all: &[Interface]) -> Found;
 
     /// Logs those findings that the previous call of [`Work::follow`] did not return.
-    fn tell(&mut self, news: Found);
+    fn log_findings(&mut self, news: Found);
 }
 
 /// The state of the named interfaces.
@@ -186,7 +186,7 @@ impl<W: Work> Thread<W> {
             };
             let is_complete = found.is_complete();
             let before = std::mem::replace(&mut lock(&self.shared).found, found.clone());
-            self.work.tell(found.since(&before));
+            self.work.log_findings(found.since(&before));
             let limit = (!is_complete).then_some(&RETRIED);
             let mut waiting =
                 [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.changes, PollFlags::IN)];

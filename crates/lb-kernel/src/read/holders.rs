@@ -100,13 +100,13 @@ fn open() -> Result<std::fs::File, DatapathError> {
 fn read(mut iteration: impl Read, mut each: impl FnMut(u64)) -> io::Result<()> {
     const COOKIE: usize = size_of::<u64>();
     let mut buffer = vec![0u8; 32 << 10];
-    let mut kept = 0;
+    let mut filled = 0;
     // Bound: the open files of the host.
     loop {
-        let length = match iteration.read(&mut buffer[kept..]) {
-            Ok(0) if kept == 0 => return Ok(()),
+        let length = match iteration.read(&mut buffer[filled..]) {
+            Ok(0) if filled == 0 => return Ok(()),
             Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "output ends inside a cookie")),
-            Ok(length) => kept + length,
+            Ok(length) => filled + length,
             // Kernel fact: after a million files without a socket among them, a read returns this
             // error; the next read continues at the same position.
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
@@ -119,7 +119,7 @@ fn read(mut iteration: impl Read, mut each: impl FnMut(u64)) -> io::Result<()> {
             each(u64::from_ne_bytes(cookie.try_into().expect("eight bytes")));
         }
         buffer.copy_within(whole..length, 0);
-        kept = length - whole;
+        filled = length - whole;
     }
 }
 

@@ -182,7 +182,7 @@ struct Look<'w> {
     /// The cookies of wanted namespaces that have not been found yet.
     missing: BTreeSet<u64>,
     /// Whether the kernel has reported the cookies of all namespaces so far.
-    are_told: bool,
+    are_reported: bool,
     /// Whether `anywhere` is complete so far.
     is_whole: bool,
     sockets: SocketSnapshot,
@@ -191,11 +191,11 @@ struct Look<'w> {
 impl<'w> Look<'w> {
     fn new(wanted: &'w SocketsByList) -> Self {
         let missing = wanted.keys().map(|list| list.namespace).collect();
-        Self { wanted, missing, are_told: true, is_whole: true, sockets: SocketSnapshot::default() }
+        Self { wanted, missing, are_reported: true, is_whole: true, sockets: SocketSnapshot::default() }
     }
 
     fn end(self) -> SocketSnapshot {
-        SocketSnapshot { is_everywhere: self.is_whole && !self.are_told, ..self.sockets }
+        SocketSnapshot { is_everywhere: self.is_whole && !self.are_reported, ..self.sockets }
     }
 
     /// Whether all wanted namespaces have been found.
@@ -236,7 +236,7 @@ impl<'w> Look<'w> {
                 found.insert(socket.cookie);
             }
         };
-        self.are_told = false;
+        self.are_reported = false;
         self.is_whole &= lists.each_tcp(&mut each).and_then(|()| lists.each_udp(&mut each)).is_ok();
     }
 }

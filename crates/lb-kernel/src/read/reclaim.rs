@@ -107,10 +107,10 @@ pub fn reclaim(
     }
     // There is one query for all clients, and only if it is needed: the kernel reads all open files
     // of the host for it.
-    let asked: BTreeSet<u64> = cases.iter().flat_map(Case::asked).collect();
-    let mut holders = Holders::NotAsked;
-    if !asked.is_empty() {
-        holders = match holders::in_use(&asked) {
+    let queried: BTreeSet<u64> = cases.iter().flat_map(Case::queried).collect();
+    let mut holders = Holders::NotQueried;
+    if !queried.is_empty() {
+        holders = match holders::in_use(&queried) {
             Ok(found) => {
                 suspects.knows_holders = true;
                 Holders::Known(found)
@@ -118,7 +118,7 @@ pub fn reclaim(
             Err(error) => {
                 let is_passing = suspects.knows_holders || error.is_shortage();
                 pass.holders = Err(error);
-                if is_passing { Holders::NotNow } else { Holders::NeverTold }
+                if is_passing { Holders::NotNow } else { Holders::NotReported }
             }
         };
     }
@@ -199,7 +199,7 @@ impl<'p> Case<'p> {
     }
 
     /// The cookies of the sockets for which it matters whether a process has them open.
-    fn asked(&self) -> impl Iterator<Item = u64> {
+    fn queried(&self) -> impl Iterator<Item = u64> {
         let matters =
             |(record, sight): &&(Record, Sight)| !(*sight == Sight::Missed && record.is_connection());
         self.suspects.iter().filter(matters).map(|(record, _)| record.cookie)
@@ -284,11 +284,11 @@ fn wanted<'r>(records: impl IntoIterator<Item = &'r Record>) -> SocketsByList {
 /// Which of the queried sockets are open in processes of the host.
 enum Holders {
     /// No query was necessary.
-    NotAsked,
+    NotQueried,
     /// The cookies of the queried sockets that some process has open.
     Known(BTreeSet<u64>),
     /// The kernel does not report open sockets, or not to this process.
-    NeverTold,
+    NotReported,
     /// The query failed this time.
     NotNow,
 }
@@ -298,8 +298,8 @@ impl Holders {
         match self {
             Self::Known(in_use) if in_use.contains(&cookie) => InUse::Yes,
             Self::Known(_) => InUse::No,
-            Self::NeverTold => InUse::NeverTold,
-            Self::NotAsked | Self::NotNow => InUse::NotNow,
+            Self::NotReported => InUse::NotReported,
+            Self::NotQueried | Self::NotNow => InUse::NotNow,
         }
     }
 }

@@ -130,10 +130,10 @@ mod tests {
         let read = before.map(|slot| ((0, slot), Counts::default()));
         // The second slot has another backend now, and the third is free.
         let now = |slot: Slot| [Some(view(0, 1)), Some(view(1, 2)), None][slot.index()];
-        let kept: Vec<u32> = of_the_same_generation(read.into_iter(), now)
+        let retained: Vec<u32> = of_the_same_generation(read.into_iter(), now)
             .map(|((_, slot), _)| slot.at.slot.number())
             .collect();
-        assert_eq!(kept, [0]);
+        assert_eq!(retained, [0]);
     }
 
     #[test]

@@ -11,9 +11,9 @@ use lb_common::net::{Be16, Be32};
 use super::load::{Load, Loads};
 use super::name::Name;
 use super::pushes::Pushes;
-use super::readiness::{Health, Said};
+use super::readiness::{Health, ReadinessInputs};
 use super::streak::{Outcome, Streak};
-use super::subscribers::{Asker, MAX_SUBSCRIBERS, Subscribers};
+use super::subscribers::{MAX_SUBSCRIBERS, Requester, Subscribers};
 use super::{ms16, ms32};
 use crate::keys::{BackendKey, Keys};
 use crate::wire::{Datagram, Key, Kind, Readiness, UNKNOWN};
@@ -42,7 +42,7 @@ pub struct CheckRules {
 
 /// After this time, a new agent knows all clients, because by default each client sends a request
 /// every 2 s, at most a tenth later.
-const ALL_HAVE_ASKED: Duration = Duration::from_millis(2500);
+const ALL_REQUESTED_WITHIN: Duration = Duration::from_millis(2500);
 
 /// How long the responder may use a prepared answer if the agent gets no CPU time to prepare a new
 /// one: five times [`PREPARED_EVERY`].
@@ -107,7 +107,7 @@ impl Entry {
     }
 
     /// Replaces its keys and rules. If the check was removed or replaced, the caller must discard
-    /// the results of the old check ([`Entry::check_anew`]).
+    /// the results of the old check ([`Entry::restart_check`]).
     pub fn set(&mut self, keys: Keys<BackendKey>, rules: Rules, now: Instant) {
         let (rise, fall) = rules.check.map_or((1, 1), |check| (check.rise, check.fall));
         self.streak.set(rise, fall);
@@ -117,7 +117,7 @@ impl Entry {
     }
 
     /// Discards the results of the health check.
-    pub fn check_anew(&mut self, now: Instant) {
+    pub fn restart_check(&mut self, now: Instant) {
         let (rise, fall) = self.rules.check.map_or((1, 1), |check| (check.rise, check.fall));
         self.streak = Streak::new(rise, fall);
         self.refresh(now);
@@ -130,13 +130,13 @@ impl Entry {
     }
 
     /// Records the readiness that its runner reports; `None` if there is no runner any more.
-    pub fn runner(&mut self, says: Option<Readiness>, now: Instant) {
-        self.runner = says;
+    pub fn runner(&mut self, readiness: Option<Readiness>, now: Instant) {
+        self.runner = readiness;
         self.refresh(now);
     }
 
     /// The readiness that its runner reports, if there is a runner.
-    pub const fn runner_says(&self) -> Option<Readiness> {
+    pub const fn runner_readiness(&self) -> Option<Readiness> {
         self.runner
     }
 
@@ -148,7 +148,7 @@ impl Entry {
 
     /// Records the load that the application reports, valid until `until`.
     pub fn loaded(&mut self, load: Load, until: Instant, now: Instant) {
-        self.loads.said(load, until);
+        self.loads.set_reported(load, until);
         self.refresh(now);
     }
 
@@ -189,8 +189,8 @@ impl Entry {
         self.version = self.version.saturating_add(1);
         let health =
             if self.rules.check.is_some() { self.streak.health().clone() } else { Health::Unchecked };
-        let said = Said { lame_duck: self.lame_duck, runner: self.runner, health };
-        let (readiness, why) = said.readiness();
+        let inputs = ReadinessInputs { lame_duck: self.lame_duck, runner: self.runner, health };
+        let (readiness, why) = inputs.readiness();
         self.why = why;
         if readiness != self.readiness {
             self.readiness = readiness;
@@ -227,7 +227,7 @@ impl Entry {
 
     /// The known load, and whether the application reports it.
     pub fn load(&self, now: Instant) -> (Option<Load>, bool) {
-        (self.loads.at(now), self.loads.is_said(now))
+        (self.loads.at(now), self.loads.is_reported(now))
     }
 
     /// How many subscribers it has.
@@ -236,14 +236,14 @@ impl Entry {
     }
 
     /// How many subscribers with a recent request have not acknowledged the last change.
-    pub fn unheard(&self, now: Instant) -> usize {
-        self.subscribers.unheard_lately(now)
+    pub fn unacknowledged(&self, now: Instant) -> usize {
+        self.subscribers.recent_unacknowledged(now)
     }
 
     /// Whether the agent has reported this backend for so short a time that some clients may not
     /// have sent a request yet.
     pub fn is_new(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.begun) < ALL_HAVE_ASKED
+        now.saturating_duration_since(self.begun) < ALL_REQUESTED_WITHIN
     }
 
     /// Its keys.
@@ -261,30 +261,36 @@ impl Entry {
         self.keys.get(id).map(BackendKey::wire)
     }
 
-    /// Records a subscriber that has acknowledged the change with the number `heard`. Returns
-    /// whether another subscriber was removed to make room.
-    pub fn subscribe(&mut self, asker: Asker, key_id: u16, heard: u16, now: Instant) -> bool {
-        self.subscribers.asked(asker, key_id, heard, now)
+    /// Records a subscriber that has acknowledged the change with the number `acknowledged`.
+    /// Returns whether another subscriber was removed to make room.
+    pub fn subscribe(&mut self, requester: Requester, key_id: u16, acknowledged: u16, now: Instant) -> bool {
+        self.subscribers.on_request(requester, key_id, acknowledged, now)
     }
 
     /// Like [`Entry::subscribe`], for a client that the responder has answered. If the client is
     /// new and has not acknowledged the last change, it was not among the receivers of the pushes,
     /// so it is added to them.
-    pub fn subscribe_late(&mut self, asker: Asker, key_id: u16, heard: u16, asked: Instant) -> bool {
-        let is_new = !self.subscribers.has(asker.address);
-        let has_replaced = self.subscribers.asked(asker, key_id, heard, asked);
-        if is_new && heard != self.change {
-            self.pushes.add(asker.address, asked);
+    pub fn subscribe_late(
+        &mut self,
+        requester: Requester,
+        key_id: u16,
+        acknowledged: u16,
+        requested_at: Instant,
+    ) -> bool {
+        let is_new = !self.subscribers.has(requester.address);
+        let has_replaced = self.subscribers.on_request(requester, key_id, acknowledged, requested_at);
+        if is_new && acknowledged != self.change {
+            self.pushes.add(requester.address, requested_at);
         }
         has_replaced
     }
 
     /// The subscriber that must receive a push now, and the number of its key; `None` if no push is
     /// due.
-    pub fn next_push(&mut self, now: Instant) -> Option<(Asker, u16)> {
+    pub fn next_push(&mut self, now: Instant) -> Option<(Requester, u16)> {
         let subscribers = &self.subscribers;
-        let address = self.pushes.next(now, |address| subscribers.unheard_by(address).is_some())?;
-        subscribers.unheard_by(address)
+        let address = self.pushes.next(now, |address| subscribers.unacknowledged_by(address).is_some())?;
+        subscribers.unacknowledged_by(address)
     }
 
     /// When the next push is due.

@@ -50,7 +50,7 @@ pub struct Loads {
 
 impl Loads {
     /// Stores the load that the application reported, which is valid until `until`.
-    pub const fn said(&mut self, load: Load, until: Instant) {
+    pub const fn set_reported(&mut self, load: Load, until: Instant) {
         self.application = Some((load, until));
     }
 
@@ -62,20 +62,20 @@ impl Loads {
     /// The load that is valid now. Each number is from the application if it reports the number,
     /// else measured. Window and age are from the application if its load is valid.
     pub fn at(&self, now: Instant) -> Option<Load> {
-        let said = self.application.filter(|(_, until)| now < *until).map(|(load, _)| load);
-        match (said, self.measured) {
-            (Some(said), Some(measured)) => Some(Load {
-                qps: said.qps.or(measured.qps),
-                eps: said.eps.or(measured.eps),
-                utilization: said.utilization.or(measured.utilization),
-                ..said
+        let reported = self.application.filter(|(_, until)| now < *until).map(|(load, _)| load);
+        match (reported, self.measured) {
+            (Some(reported), Some(measured)) => Some(Load {
+                qps: reported.qps.or(measured.qps),
+                eps: reported.eps.or(measured.eps),
+                utilization: reported.utilization.or(measured.utilization),
+                ..reported
             }),
-            (said, measured) => said.or(measured),
+            (reported, measured) => reported.or(measured),
         }
     }
 
     /// Whether a load reported by the application is valid now.
-    pub fn is_said(&self, now: Instant) -> bool {
+    pub fn is_reported(&self, now: Instant) -> bool {
         self.application.is_some_and(|(_, until)| now < until)
     }
 }
@@ -105,11 +105,11 @@ mod tests {
         let mut loads = Loads::default();
         assert_eq!(loads.at(now), None);
         loads.measured(Some(Load { utilization: Some(400), ..none }));
-        loads.said(Load { qps: Some(1), ..none }, later(10));
+        loads.set_reported(Load { qps: Some(1), ..none }, later(10));
         assert_eq!(loads.at(later(9)), Some(Load { qps: Some(1), utilization: Some(400), ..none }));
-        loads.said(Load { utilization: Some(700), ..none }, later(10));
+        loads.set_reported(Load { utilization: Some(700), ..none }, later(10));
         assert_eq!(loads.at(later(9)).and_then(|load| load.utilization), Some(700));
         assert_eq!(loads.at(later(10)).and_then(|load| load.utilization), Some(400));
-        assert_eq!([9, 10].map(|seconds| loads.is_said(later(seconds))), [true, false]);
+        assert_eq!([9, 10].map(|seconds| loads.is_reported(later(seconds))), [true, false]);
     }
 }

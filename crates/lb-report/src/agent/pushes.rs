@@ -52,8 +52,12 @@ impl Pushes {
     }
 
     /// The next address to push to now. First pushes come before repetitions. The push is repeated
-    /// later unless `is_unheard` returns false for the address.
-    pub fn next(&mut self, now: Instant, is_unheard: impl Fn(SocketAddr) -> bool) -> Option<SocketAddr> {
+    /// later unless `is_unacknowledged` returns false for the address.
+    pub fn next(
+        &mut self,
+        now: Instant,
+        is_unacknowledged: impl Fn(SocketAddr) -> bool,
+    ) -> Option<SocketAddr> {
         for (times, after) in SCHEDULE.iter().enumerate() {
             // Bound: each iteration removes one address.
             while let Some((first, address)) = self.waiting[times].front().copied() {
@@ -61,7 +65,7 @@ impl Pushes {
                     break;
                 }
                 self.waiting[times].pop_front();
-                if !is_unheard(address) {
+                if !is_unacknowledged(address) {
                     continue;
                 }
                 // Times count from the time at which the first push was really sent, because the
@@ -164,14 +168,14 @@ mod tests {
         let start = moment();
         let (mut pushes, mut pace) = (Pushes::new(), Pace::new(start));
         pushes.begin((0..subscribers).map(address), start);
-        let (mut sent, mut last, mut told) = (0, 0, std::collections::BTreeSet::new());
+        let (mut sent, mut last, mut addressed) = (0, 0, std::collections::BTreeSet::new());
         for ms in 0..3_000 {
             let now = start + MS * ms;
             let mut count = 0;
             for _ in 0..pace.allowed(now) {
                 let Some(address) = pushes.next(now, |_| true) else { break };
                 count += 1;
-                if told.insert(address) {
+                if addressed.insert(address) {
                     last = ms;
                 }
             }

@@ -18,7 +18,7 @@ pub enum Health {
 
 /// The inputs that decide the readiness of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct ReadinessInputs {
     /// Whether the operator has made it a lame duck.
     pub lame_duck: bool,
     /// The readiness that the runner reports, if there is a runner.
@@ -27,7 +27,7 @@ pub struct Said {
     pub health: Health,
 }
 
-impl Said {
+impl ReadinessInputs {
     /// The resulting readiness and its reason. Down takes precedence over everything else; a lame
     /// duck by the operator takes precedence over ready and unknown.
     pub fn readiness(&self) -> (Readiness, String) {
@@ -45,7 +45,9 @@ impl Said {
         match (self.runner, &self.health) {
             // These reports of the runner take precedence over the health check, which may fail
             // only because the program is starting or stopping.
-            (Some(said @ (Readiness::LameDuck | Readiness::Down | Readiness::Unknown)), _) => by_runner(said),
+            (Some(reported @ (Readiness::LameDuck | Readiness::Down | Readiness::Unknown)), _) => {
+                by_runner(reported)
+            }
             (Some(Readiness::Ready) | None, Health::Down(why)) => (Readiness::Down, why.clone()),
             (Some(Readiness::Ready), Health::Unchecked | Health::Unknown(_) | Health::Up) => {
                 by_runner(Readiness::Ready)
@@ -81,8 +83,8 @@ mod tests {
         for (runner, without, with) in table {
             for (position, health) in healths.iter().enumerate() {
                 for (lame_duck, expected) in [(false, without), (true, with)] {
-                    let said = Said { lame_duck, runner, health: health.clone() };
-                    assert_eq!(said.readiness().0, expected[position], "{said:?}");
+                    let inputs = ReadinessInputs { lame_duck, runner, health: health.clone() };
+                    assert_eq!(inputs.readiness().0, expected[position], "{inputs:?}");
                 }
             }
         }

@@ -62,8 +62,8 @@ impl Streak {
             Outcome::Passed => (true, Health::Up),
             Outcome::Failed(why) => (false, Health::Down(why)),
             Outcome::Impossible(why) => {
-                if let Health::Unknown(said) = &mut self.health {
-                    *said = format!("its health check cannot be run: {why}");
+                if let Health::Unknown(reason) = &mut self.health {
+                    *reason = format!("its health check cannot be run: {why}");
                 }
                 return;
             }

@@ -29,7 +29,7 @@ pub struct Via {
 
 /// The sender of a request: the information that is needed to answer it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asker {
+pub struct Requester {
     /// The source address of the packet.
     pub address: SocketAddr,
     /// The way back.
@@ -42,7 +42,7 @@ struct Subscriber {
     key_id: u16,
     /// Its key in `by_silence`. Rises with each request of any subscriber.
     turn: u64,
-    asked: Instant,
+    requested_at: Instant,
 }
 
 /// The subscribers of a backend.
@@ -56,7 +56,7 @@ pub struct Subscribers {
     /// The number of the last change.
     change: u16,
     /// The subscribers that have not acknowledged the last change.
-    unheard: HashSet<SocketAddr>,
+    unacknowledged: HashSet<SocketAddr>,
 }
 
 impl Subscribers {
@@ -68,7 +68,7 @@ impl Subscribers {
             by_silence: BTreeMap::new(),
             turns: 0,
             change: 0,
-            unheard: HashSet::new(),
+            unacknowledged: HashSet::new(),
         }
     }
 
@@ -82,30 +82,31 @@ impl Subscribers {
         self.by_address.contains_key(&address)
     }
 
-    /// Records a request with a cookie, which acknowledges the change with the number `heard`.
-    /// Returns whether another subscriber was removed to make room.
-    pub fn asked(&mut self, asker: Asker, key_id: u16, heard: u16, now: Instant) -> bool {
+    /// Records a request with a cookie, which acknowledges the change with the number
+    /// `acknowledged`. Returns whether another subscriber was removed to make room.
+    pub fn on_request(&mut self, requester: Requester, key_id: u16, acknowledged: u16, now: Instant) -> bool {
         self.turns += 1;
         let turn = self.turns;
-        if let Some(known) = self.by_address.get_mut(&asker.address) {
+        if let Some(known) = self.by_address.get_mut(&requester.address) {
             self.by_silence.remove(&known.turn);
-            self.by_silence.insert(turn, asker.address);
-            *known = Subscriber { via: asker.via, key_id, turn, asked: now };
+            self.by_silence.insert(turn, requester.address);
+            *known = Subscriber { via: requester.via, key_id, turn, requested_at: now };
             // A delayed request has an older cookie and must not undo an acknowledgement.
-            if heard == self.change {
-                self.unheard.remove(&asker.address);
+            if acknowledged == self.change {
+                self.unacknowledged.remove(&requester.address);
             }
             return false;
         }
         let is_full = self.by_address.len() >= self.limit;
-        if is_full && let Some((_, silent)) = self.by_silence.pop_first() {
-            self.by_address.remove(&silent);
-            self.unheard.remove(&silent);
+        if is_full && let Some((_, oldest)) = self.by_silence.pop_first() {
+            self.by_address.remove(&oldest);
+            self.unacknowledged.remove(&oldest);
         }
-        self.by_silence.insert(turn, asker.address);
-        self.by_address.insert(asker.address, Subscriber { via: asker.via, key_id, turn, asked: now });
-        if heard != self.change {
-            self.unheard.insert(asker.address);
+        self.by_silence.insert(turn, requester.address);
+        self.by_address
+            .insert(requester.address, Subscriber { via: requester.via, key_id, turn, requested_at: now });
+        if acknowledged != self.change {
+            self.unacknowledged.insert(requester.address);
         }
         is_full
     }
@@ -114,43 +115,47 @@ impl Subscribers {
     pub fn forget(&mut self, now: Instant) {
         // Bound: each iteration removes one subscriber.
         while let Some((turn, address)) = self.by_silence.first_key_value() {
-            let asked = self.by_address.get(address).map(|subscriber| subscriber.asked);
-            if asked.is_some_and(|asked| now.saturating_duration_since(asked) < FORGOTTEN_AFTER) {
+            let requested_at = self.by_address.get(address).map(|subscriber| subscriber.requested_at);
+            if requested_at
+                .is_some_and(|requested_at| now.saturating_duration_since(requested_at) < FORGOTTEN_AFTER)
+            {
                 return;
             }
             let (turn, address) = (*turn, *address);
             self.by_silence.remove(&turn);
             self.by_address.remove(&address);
-            self.unheard.remove(&address);
+            self.unacknowledged.remove(&address);
         }
     }
 
     /// When the next subscriber is removed if it remains silent.
     pub fn forget_at(&self) -> Option<Instant> {
         let (_, address) = self.by_silence.first_key_value()?;
-        Some(self.by_address.get(address)?.asked + FORGOTTEN_AFTER)
+        Some(self.by_address.get(address)?.requested_at + FORGOTTEN_AFTER)
     }
 
     /// Starts a change, which no subscriber has acknowledged yet. Returns the addresses of all
     /// subscribers, the latest request first.
     pub fn changed(&mut self, change: u16) -> impl Iterator<Item = SocketAddr> {
         self.change = change;
-        self.unheard = self.by_address.keys().copied().collect();
+        self.unacknowledged = self.by_address.keys().copied().collect();
         self.by_silence.values().rev().copied()
     }
 
     /// The way to a subscriber, and the number of its key, if it has not acknowledged the last
     /// change.
-    pub fn unheard_by(&self, address: SocketAddr) -> Option<(Asker, u16)> {
-        let subscriber = self.by_address.get(&address).filter(|_| self.unheard.contains(&address))?;
-        Some((Asker { address, via: subscriber.via }, subscriber.key_id))
+    pub fn unacknowledged_by(&self, address: SocketAddr) -> Option<(Requester, u16)> {
+        let subscriber = self.by_address.get(&address).filter(|_| self.unacknowledged.contains(&address))?;
+        Some((Requester { address, via: subscriber.via }, subscriber.key_id))
     }
 
     /// How many subscribers with a recent request have not acknowledged the last change. It is
     /// called often, so it examines only subscribers without an acknowledgement.
-    pub fn unheard_lately(&self, now: Instant) -> usize {
-        let unheard = self.unheard.iter().filter_map(|address| self.by_address.get(address));
-        unheard.filter(|subscriber| now.saturating_duration_since(subscriber.asked) < LATELY).count()
+    pub fn recent_unacknowledged(&self, now: Instant) -> usize {
+        let unacknowledged = self.unacknowledged.iter().filter_map(|address| self.by_address.get(address));
+        unacknowledged
+            .filter(|subscriber| now.saturating_duration_since(subscriber.requested_at) < LATELY)
+            .count()
     }
 }
 
@@ -159,9 +164,9 @@ mod tests {
     use super::*;
     use crate::moment::moment;
 
-    fn asker(n: u32) -> Asker {
+    fn requester(n: u32) -> Requester {
         let address = SocketAddr::new(IpAddr::from(n.to_be_bytes()), 9467);
-        Asker { address, via: Via { socket: 0, local: None } }
+        Requester { address, via: Via { socket: 0, local: None } }
     }
 
     fn addresses(subscribers: &mut Subscribers) -> Vec<SocketAddr> {
@@ -173,50 +178,53 @@ mod tests {
         let now = moment();
         let mut subscribers = Subscribers::new(3);
         for n in 1..=3 {
-            assert!(!subscribers.asked(asker(n), 1, 0, now));
+            assert!(!subscribers.on_request(requester(n), 1, 0, now));
         }
-        assert!(!subscribers.asked(asker(1), 1, 0, now), "it is there already");
-        assert!(subscribers.asked(asker(4), 1, 0, now));
-        assert_eq!(addresses(&mut subscribers), [4, 1, 3].map(|n| asker(n).address));
+        assert!(!subscribers.on_request(requester(1), 1, 0, now), "it is there already");
+        assert!(subscribers.on_request(requester(4), 1, 0, now));
+        assert_eq!(addresses(&mut subscribers), [4, 1, 3].map(|n| requester(n).address));
     }
 
     #[test]
     fn the_limit_is_65536() {
         let now = moment();
         let mut subscribers = Subscribers::new(MAX_SUBSCRIBERS);
-        let replaced = (0..65_536).filter(|n| subscribers.asked(asker(*n), 1, 0, now)).count();
+        let replaced = (0..65_536).filter(|n| subscribers.on_request(requester(*n), 1, 0, now)).count();
         assert_eq!((subscribers.len(), replaced), (65_536, 0));
-        assert!(subscribers.asked(asker(65_536), 1, 0, now));
+        assert!(subscribers.on_request(requester(65_536), 1, 0, now));
         assert_eq!((subscribers.len(), subscribers.by_silence.len()), (65_536, 65_536));
-        assert_eq!(subscribers.unheard_by(asker(0).address), None);
+        assert_eq!(subscribers.unacknowledged_by(requester(0).address), None);
     }
 
     #[test]
     fn subscribers_without_a_request_for_an_hour_are_removed() {
         let now = moment();
         let mut subscribers = Subscribers::new(3);
-        subscribers.asked(asker(1), 1, 0, now);
-        subscribers.asked(asker(2), 1, 0, now + Duration::from_secs(1));
+        subscribers.on_request(requester(1), 1, 0, now);
+        subscribers.on_request(requester(2), 1, 0, now + Duration::from_secs(1));
         assert_eq!(subscribers.forget_at(), Some(now + FORGOTTEN_AFTER));
         subscribers.forget(now + FORGOTTEN_AFTER - Duration::from_nanos(1));
         assert_eq!(subscribers.len(), 2);
         subscribers.forget(now + FORGOTTEN_AFTER);
-        assert_eq!(addresses(&mut subscribers), [asker(2).address]);
+        assert_eq!(addresses(&mut subscribers), [requester(2).address]);
     }
 
     #[test]
     fn a_delayed_request_does_not_undo_an_acknowledgement() {
         let now = moment();
         let mut subscribers = Subscribers::new(3);
-        subscribers.asked(asker(1), 1, 0, now);
+        subscribers.on_request(requester(1), 1, 0, now);
         for (change, before) in [(1, 0), (2, 1), (u16::MAX, 2), (0, u16::MAX)] {
             assert_eq!(subscribers.changed(change).count(), 1);
-            let mut unheard = |heard| {
-                subscribers.asked(asker(1), 1, heard, now);
-                (subscribers.unheard_lately(now), subscribers.unheard_by(asker(1).address).is_some())
+            let mut unacknowledged = |acknowledged| {
+                subscribers.on_request(requester(1), 1, acknowledged, now);
+                (
+                    subscribers.recent_unacknowledged(now),
+                    subscribers.unacknowledged_by(requester(1).address).is_some(),
+                )
             };
             assert_eq!(
-                [unheard(before), unheard(change), unheard(before)],
+                [unacknowledged(before), unacknowledged(change), unacknowledged(before)],
                 [(1, true), (0, false), (0, false)]
             );
         }
@@ -227,19 +235,19 @@ mod tests {
         let now = moment();
         let mut subscribers = Subscribers::new(1);
         assert_eq!(subscribers.changed(1).count(), 0);
-        subscribers.asked(asker(1), 1, 0, now);
-        assert_eq!(subscribers.unheard_lately(now), 1);
-        subscribers.asked(asker(2), 1, 1, now);
-        assert_eq!((subscribers.len(), subscribers.unheard_lately(now)), (1, 0), "it has made room");
+        subscribers.on_request(requester(1), 1, 0, now);
+        assert_eq!(subscribers.recent_unacknowledged(now), 1);
+        subscribers.on_request(requester(2), 1, 1, now);
+        assert_eq!((subscribers.len(), subscribers.recent_unacknowledged(now)), (1, 0), "it has made room");
     }
 
     #[test]
     fn inactive_subscribers_still_receive_pushes_but_do_not_delay_shutdown() {
         let now = moment();
         let mut subscribers = Subscribers::new(3);
-        subscribers.asked(asker(1), 1, 0, now);
-        assert_eq!(addresses(&mut subscribers), [asker(1).address]);
-        assert_eq!([now, now + LATELY].map(|now| subscribers.unheard_lately(now)), [1, 0]);
-        assert!(subscribers.unheard_by(asker(1).address).is_some());
+        subscribers.on_request(requester(1), 1, 0, now);
+        assert_eq!(addresses(&mut subscribers), [requester(1).address]);
+        assert_eq!([now, now + LATELY].map(|now| subscribers.recent_unacknowledged(now)), [1, 0]);
+        assert!(subscribers.unacknowledged_by(requester(1).address).is_some());
     }
 }

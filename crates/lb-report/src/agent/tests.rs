@@ -37,9 +37,9 @@ fn reports(now: Instant) -> Reports {
     reports
 }
 
-fn asker(n: u8) -> Asker {
+fn requester(n: u8) -> Requester {
     let address = format!("192.0.2.{n}:9467").parse().unwrap();
-    Asker { address, via: Via { socket: 0, local: None } }
+    Requester { address, via: Via { socket: 0, local: None } }
 }
 
 fn request(key: Numbered<BackendKey>, cookie: u64) -> Datagram {
@@ -50,19 +50,19 @@ fn request(key: Numbered<BackendKey>, cookie: u64) -> Datagram {
     request.sealed(key.key.wire())
 }
 
-fn ask(reports: &mut Reports, from: u8, cookie: u64, now: Instant) -> Datagram {
-    reports.answer(request(key(1), cookie).bytes(), asker(from), now).expect("an answer")
+fn request_report(reports: &mut Reports, from: u8, cookie: u64, now: Instant) -> Datagram {
+    reports.answer(request(key(1), cookie).bytes(), requester(from), now).expect("an answer")
 }
 
 /// Makes an asker a subscriber, by two requests.
 fn subscribe(reports: &mut Reports, from: u8, now: Instant) -> u64 {
-    let first = ask(reports, from, 0, now);
-    ask(reports, from, first.cookie, now).cookie
+    let first = request_report(reports, from, 0, now);
+    request_report(reports, from, first.cookie, now).cookie
 }
 
-fn pushes(reports: &mut Reports, now: Instant) -> Vec<(Asker, Datagram)> {
+fn pushes(reports: &mut Reports, now: Instant) -> Vec<(Requester, Datagram)> {
     let mut sent = Vec::new();
-    reports.push(now, |asker, push| sent.push((asker, *push)));
+    reports.push(now, |requester, push| sent.push((requester, *push)));
     sent
 }
 
@@ -87,7 +87,7 @@ fn an_answer_has_the_nonce_of_its_request_and_the_current_state() {
         measured: now,
     };
     reports.get_mut(name()).unwrap().loaded(load, now + Duration::from_secs(10), now);
-    let answer = ask(&mut reports, 1, 0, now + MS * 1500);
+    let answer = request_report(&mut reports, 1, 0, now + MS * 1500);
     assert!(answer.is_authentic(key(1).key.wire()));
     assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 0x1234));
     assert_eq!(answer.readiness(), Some(Readiness::Ready));
@@ -102,7 +102,7 @@ fn an_answer_has_the_nonce_of_its_request_and_the_current_state() {
 fn the_counter_rises_with_changes_and_not_with_answers() {
     let now = moment();
     let mut reports = reports(now);
-    let counter = |reports: &mut Reports| ask(reports, 1, 0, now).counter.to_host();
+    let counter = |reports: &mut Reports| request_report(reports, 1, 0, now).counter.to_host();
     let first = counter(&mut reports);
     assert_eq!(counter(&mut reports), first);
     checked(&mut reports, Outcome::Passed, now);
@@ -121,11 +121,11 @@ fn a_returning_backend_continues_its_counter() {
         checked(&mut reports, Outcome::Passed, now);
     }
     let cookie = subscribe(&mut reports, 1, now);
-    let before = ask(&mut reports, 1, cookie, now);
+    let before = request_report(&mut reports, 1, cookie, now);
     reports.remove(name());
-    assert_eq!(reports.answer(request(key(1), cookie).bytes(), asker(1), now), None);
+    assert_eq!(reports.answer(request(key(1), cookie).bytes(), requester(1), now), None);
     reports.set(name(), Keys::new(key(1), None), rules(), now);
-    let lost = ask(&mut reports, 1, before.cookie, now);
+    let lost = request_report(&mut reports, 1, before.cookie, now);
     checked(&mut reports, Outcome::Passed, now);
     let (_, push) = pushes(&mut reports, now)[0];
     let number = |report: &Datagram| (report.incarnation.to_host(), report.counter.to_host());
@@ -146,7 +146,7 @@ fn each_kind_of_refused_datagram_is_counted_and_not_answered() {
     let about = Datagram::about(Kind::Request, other.protocol().number(), other.address());
     let mut forged = good.bytes().to_vec();
     forged[BYTES - 1] ^= 1;
-    let answer = ask(&mut reports, 1, 0, now);
+    let answer = request_report(&mut reports, 1, 0, now);
     let cases = [
         (good.bytes()[1..].to_vec(), Refused::Malformed(Malformed::Length)),
         ([good.bytes(), &[0]].concat(), Refused::Malformed(Malformed::Length)),
@@ -162,7 +162,7 @@ fn each_kind_of_refused_datagram_is_counted_and_not_answered() {
     ];
     for (bytes, expected) in cases {
         let before = count(&reports, expected);
-        assert_eq!(reports.answer(&bytes, asker(1), now), None, "{expected:?}");
+        assert_eq!(reports.answer(&bytes, requester(1), now), None, "{expected:?}");
         assert_eq!(count(&reports, expected), before + 1, "{expected:?}");
     }
     assert_eq!(reports.counts().refused.iter().sum::<u64>(), 11);
@@ -175,17 +175,17 @@ fn each_kind_of_refused_datagram_is_counted_and_not_answered() {
 fn only_clients_that_return_their_cookie_receive_pushes() {
     let now = moment();
     let mut reports = reports(now);
-    let answer = ask(&mut reports, 1, 0, now);
+    let answer = request_report(&mut reports, 1, 0, now);
     // The same request arrives again, from its own address and from a victim's address. Both
     // requests are answered, and neither address becomes a subscriber.
-    ask(&mut reports, 1, 0, now);
-    ask(&mut reports, 66, 0, now);
+    request_report(&mut reports, 1, 0, now);
+    request_report(&mut reports, 66, 0, now);
     // An intercepted cookie is sent with the victim's address.
-    ask(&mut reports, 66, answer.cookie, now);
+    request_report(&mut reports, 66, answer.cookie, now);
     assert_eq!(reports.get(name()).unwrap().subscribers(), 0);
     checked(&mut reports, Outcome::Passed, now);
     assert_eq!(pushes(&mut reports, now), []);
-    ask(&mut reports, 1, answer.cookie, now);
+    request_report(&mut reports, 1, answer.cookie, now);
     assert_eq!(reports.get(name()).unwrap().subscribers(), 1);
 }
 
@@ -203,19 +203,19 @@ fn a_change_is_pushed_until_its_cookie_is_returned() {
     let mut reports = reports(now);
     let before = subscribe(&mut reports, 1, now);
     checked(&mut reports, Outcome::Passed, now);
-    let entry = |reports: &Reports| reports.get(name()).unwrap().unheard(now);
+    let entry = |reports: &Reports| reports.get(name()).unwrap().unacknowledged(now);
     assert_eq!(entry(&reports), 1);
     let sent = pushes(&mut reports, now);
     let [(to, push)] = sent[..] else { panic!("{sent:?}") };
-    assert_eq!((to, push.kind(), push.readiness()), (asker(1), Some(Kind::Push), Some(Readiness::Ready)));
+    assert_eq!((to, push.kind(), push.readiness()), (requester(1), Some(Kind::Push), Some(Readiness::Ready)));
     assert!(push.is_authentic(key(1).key.wire()));
     // A request that crossed the push on the network has the previous cookie and acknowledges
     // nothing.
-    let answer = ask(&mut reports, 1, before, now + MS);
+    let answer = request_report(&mut reports, 1, before, now + MS);
     assert_eq!(entry(&reports), 1);
     assert_eq!(reports.next_at(now + MS), Some(now + MS * 10));
     assert_eq!(pushes(&mut reports, now + MS * 10).len(), 1);
-    ask(&mut reports, 1, push.cookie, now + MS * 11);
+    request_report(&mut reports, 1, push.cookie, now + MS * 11);
     assert_eq!(entry(&reports), 0);
     assert_eq!(pushes(&mut reports, now + MS * 20), []);
     // The answer contained the change, too.
@@ -229,15 +229,15 @@ fn a_change_is_pushed_until_its_cookie_is_returned() {
 fn a_client_that_subscribed_just_before_a_change_receives_it() {
     let now = moment();
     let mut reports = reports(now);
-    let heard = reports.get(name()).unwrap().change();
+    let acknowledged = reports.get(name()).unwrap().change();
     checked(&mut reports, Outcome::Passed, now);
     assert_eq!(pushes(&mut reports, now), []);
-    reports.subscribe(name(), asker(1), 1, heard, now);
+    reports.subscribe(name(), requester(1), 1, acknowledged, now);
     let sent = pushes(&mut reports, now);
-    assert_eq!((sent.len(), sent[0].0), (1, asker(1)));
-    reports.subscribe(name(), asker(2), 1, heard + 1, now);
+    assert_eq!((sent.len(), sent[0].0), (1, requester(1)));
+    reports.subscribe(name(), requester(2), 1, acknowledged + 1, now);
     assert_eq!(pushes(&mut reports, now), [], "that one has heard");
-    assert_eq!(reports.get(name()).unwrap().unheard(now), 1);
+    assert_eq!(reports.get(name()).unwrap().unacknowledged(now), 1);
 }
 
 #[test]
@@ -272,14 +272,14 @@ fn a_key_is_replaced_without_a_failed_request() {
     let now = moment();
     let mut reports = reports(now);
     let [one, two, three] = [key(1), key(2), key(3)];
-    let ask = |reports: &mut Reports, key: Numbered<BackendKey>| {
-        let answer = reports.answer(request(key, 0).bytes(), asker(1), now);
+    let request_report = |reports: &mut Reports, key: Numbered<BackendKey>| {
+        let answer = reports.answer(request(key, 0).bytes(), requester(1), now);
         answer.is_some_and(|answer| answer.key_id.to_host() == key.id && answer.is_authentic(key.key.wire()))
     };
-    assert_eq!([one, two, three].map(|key| ask(&mut reports, key)), [true, true, false]);
+    assert_eq!([one, two, three].map(|key| request_report(&mut reports, key)), [true, true, false]);
     subscribe(&mut reports, 1, now);
     reports.set(name(), Keys::new(two, Some(three)), rules(), now);
-    assert_eq!([one, two, three].map(|key| ask(&mut reports, key)), [false, true, true]);
+    assert_eq!([one, two, three].map(|key| request_report(&mut reports, key)), [false, true, true]);
     // If a subscriber's last request used a removed key, the push uses the current key.
     checked(&mut reports, Outcome::Passed, now);
     let sent = pushes(&mut reports, now);
@@ -293,10 +293,10 @@ fn an_overdue_check_makes_the_backend_unknown() {
     checked(&mut reports, Outcome::Passed, now);
     let at = |seconds| now + Duration::from_secs(seconds);
     assert_eq!(reports.next_at(now), Some(at(9)));
-    let answer = ask(&mut reports, 1, 0, at(9) - MS);
+    let answer = request_report(&mut reports, 1, 0, at(9) - MS);
     assert_eq!(answer.readiness(), Some(Readiness::Ready));
     // An answer is never stale, even if the event loop has not run `expire` yet.
-    let answer = ask(&mut reports, 1, 0, at(9));
+    let answer = request_report(&mut reports, 1, 0, at(9));
     assert_eq!(answer.readiness(), Some(Readiness::Unknown));
     checked(&mut reports, Outcome::Passed, at(10));
     checked(&mut reports, Outcome::Impossible("no such file".to_owned()), at(18));
@@ -313,9 +313,9 @@ fn one_backend_with_many_subscribers_delays_no_other() {
     let other = named("10.0.0.1:81");
     reports.set(other, Keys::new(key(1), None), rules(), now);
     for n in 0..200 {
-        reports.get_mut(name()).unwrap().subscribe(asker(n), 1, 0, now);
+        reports.get_mut(name()).unwrap().subscribe(requester(n), 1, 0, now);
     }
-    reports.get_mut(other).unwrap().subscribe(asker(1), 1, 0, now);
+    reports.get_mut(other).unwrap().subscribe(requester(1), 1, 0, now);
     for name in [name(), other] {
         reports.get_mut(name).unwrap().checked(Outcome::Passed, now);
     }
@@ -330,7 +330,7 @@ fn requests_for_a_removed_backend_are_refused_as_unknown() {
     let now = moment();
     let mut reports = reports(now);
     reports.remove(name());
-    assert_eq!(reports.answer(request(key(1), 0).bytes(), asker(1), now), None);
+    assert_eq!(reports.answer(request(key(1), 0).bytes(), requester(1), now), None);
     assert_eq!(count(&reports, Refused::UnknownName), 1);
 }
 
@@ -352,7 +352,7 @@ proptest! {
                 *byte ^= with;
             }
         }
-        let answer = reports.answer(&bytes, asker(from), now);
+        let answer = reports.answer(&bytes, requester(from), now);
         let is_request = bytes == request(key(1), 0).bytes();
         prop_assert_eq!(answer.is_some(), is_request);
         if let Some(answer) = answer {
@@ -369,16 +369,16 @@ proptest! {
     fn replayed_requests_do_no_harm(replays in proptest::collection::vec((0..4usize, 1..4u8), 0..40)) {
         let now = moment();
         let mut reports = reports(now);
-        let first = ask(&mut reports, 1, 0, now);
+        let first = request_report(&mut reports, 1, 0, now);
         let seen = [request(key(1), 0), request(key(1), first.cookie), first, request(key(2), 0)];
         for (which, from) in replays {
-            reports.answer(seen[which].bytes(), asker(from), now);
+            reports.answer(seen[which].bytes(), requester(from), now);
         }
         prop_assert!(reports.get(name()).unwrap().subscribers() <= 1);
         prop_assert_eq!(reports.get(name()).unwrap().readiness(), Readiness::Unknown);
         reports.get_mut(name()).unwrap().checked(Outcome::Passed, now);
         for (to, _) in pushes(&mut reports, now) {
-            prop_assert_eq!(to, asker(1));
+            prop_assert_eq!(to, requester(1));
         }
     }
 

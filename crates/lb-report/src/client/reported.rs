@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lb_common::abi::host::{LastReport, ReportBase};
 use lb_common::net::Be16;
-use lb_core::health::{Health, Said, Why};
+use lb_core::health::{Health, ReportedVerdict, Why};
 use lb_core::reports::{Name, ReportedLoad};
 
 use crate::keys::{BackendKey, Keys};
@@ -60,7 +60,7 @@ pub struct Reported<T> {
     /// The number of the last report, and the nonce of the unanswered request.
     last: LastReport,
     /// When the last request was made; `None` if it was answered.
-    asked: Option<T>,
+    requested_at: Option<T>,
     /// The cookie that the next request returns to the agent, which proves to the agent that this
     /// address receives its answers.
     cookie: u64,
@@ -88,7 +88,7 @@ pub enum ReportState {
     /// It accepts no requests.
     Down,
     /// No report of it has been believed yet.
-    Unheard,
+    NeverReported,
     /// Reports of it have arrived, but the last one is no longer valid.
     Silent,
     /// Its agent does not know the readiness.
@@ -102,7 +102,7 @@ impl ReportState {
             Self::Ready => "ready",
             Self::LameDuck => "lame-duck",
             Self::Down => "down",
-            Self::Unheard => "unheard",
+            Self::NeverReported => "unheard",
             Self::Silent => "silent",
             Self::Unknown => "unknown",
         }
@@ -113,7 +113,7 @@ impl<T: Copy> Default for Reported<T> {
     fn default() -> Self {
         Self {
             last: LastReport::default(),
-            asked: None,
+            requested_at: None,
             cookie: 0,
             report: None,
             lame_until: None,
@@ -135,8 +135,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
     }
 
     /// Makes a request. Answers to earlier requests are no longer believed.
-    pub fn ask(&mut self, name: Name, keys: &Keys<BackendKey>, nonce: u64, now: T) -> Datagram {
-        if self.asked.replace(now).is_some() {
+    pub fn new_request(&mut self, name: Name, keys: &Keys<BackendKey>, nonce: u64, now: T) -> Datagram {
+        if self.requested_at.replace(now).is_some() {
             self.unanswered = self.unanswered.saturating_add(1);
         }
         self.last.nonce = nonce;
@@ -146,14 +146,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
     /// Repeats the unanswered request if it is less than `within` old. Replayed pushes cause such
     /// repetitions, but cannot keep an answer from being believed, because the nonce remains the
     /// same.
-    pub fn ask_again(
+    pub fn repeat_request(
         &self,
         name: Name,
         keys: &Keys<BackendKey>,
         within: Duration,
         now: T,
     ) -> Option<Datagram> {
-        self.asked.filter(|asked| *asked + within > now)?;
+        self.requested_at.filter(|requested_at| *requested_at + within > now)?;
         Some(self.request(name, keys, self.last.nonce))
     }
 
@@ -179,7 +179,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
             return Err(Disbelieved::Forged);
         }
         if datagram.kind() == Some(Kind::Answer) {
-            self.round_trip = self.asked.map(|asked| now - asked);
+            self.round_trip = self.requested_at.map(|requested_at| now - requested_at);
             if self.base().is_some_and(|before| base < before) {
                 self.went_back = [Some(now), self.went_back[0]];
             }
@@ -187,7 +187,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.last = after;
         self.cookie = datagram.cookie;
         let valid_for = milliseconds(datagram.valid_for_ms());
-        self.asked = None;
+        self.requested_at = None;
         self.unanswered = 0;
         match readiness {
             Readiness::Ready => (self.lame_until, self.down_until) = (None, None),
@@ -212,7 +212,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
             return ReportState::LameDuck;
         }
         match &self.report {
-            None => ReportState::Unheard,
+            None => ReportState::NeverReported,
             Some(report) if report.received + report.valid_for <= now => ReportState::Silent,
             Some(report) if report.readiness == Readiness::Ready => ReportState::Ready,
             Some(_) => ReportState::Unknown,
@@ -221,15 +221,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
 
     /// The verdict that follows from the state; `None` if the backend is ready or its state is
     /// unknown.
-    pub fn said(&self, now: T) -> Option<Said<T>> {
+    pub fn verdict(&self, now: T) -> Option<ReportedVerdict<T>> {
         let (health, until) = match self.state(now) {
             ReportState::Down => (Health::Refusing, self.down_until),
             ReportState::LameDuck => (Health::LameDuck, self.lame_until),
-            ReportState::Ready | ReportState::Unheard | ReportState::Silent | ReportState::Unknown => {
+            ReportState::Ready | ReportState::NeverReported | ReportState::Silent | ReportState::Unknown => {
                 return None;
             }
         };
-        Some(Said { health, why: Why::Report, until })
+        Some(ReportedVerdict { health, why: Why::Report, until })
     }
 
     /// When the verdict changes next without another report.
@@ -357,9 +357,9 @@ mod tests {
     }
 
     /// The state after this agent has answered at `now`.
-    fn heard(agent: Agent, now: Duration) -> Reported<Duration> {
+    fn with_report(agent: Agent, now: Duration) -> Reported<Duration> {
         let mut reported = Reported::default();
-        let request = reported.ask(name(), &keys(), 1, now);
+        let request = reported.new_request(name(), &keys(), 1, now);
         reported.take(&agent.answer(&request), &keys(), now).unwrap();
         reported
     }
@@ -367,8 +367,8 @@ mod tests {
     #[test]
     fn an_answer_is_believed_once_and_shows_the_round_trip() {
         let mut reported = Reported::default();
-        assert_eq!(reported.state(at(0)), ReportState::Unheard);
-        let request = reported.ask(name(), &keys(), 77, at(0));
+        assert_eq!(reported.state(at(0)), ReportState::NeverReported);
+        let request = reported.new_request(name(), &keys(), 77, at(0));
         assert!((request.kind(), request.cookie) == (Some(Kind::Request), 0));
         assert!(request.is_authentic(keys().current().key.wire()));
         let answer = Agent::of(Readiness::Ready).answer(&request);
@@ -376,20 +376,24 @@ mod tests {
         assert_eq!((reported.state(at(3)), reported.round_trip()), (ReportState::Ready, Some(at(3))));
         assert_eq!(reported.report().unwrap().load.utilization, Some(600));
         assert_eq!(reported.report().unwrap().load.qps, None);
-        assert_eq!(reported.take(&answer, &keys(), at(4)), Err(Disbelieved::Unasked));
+        assert_eq!(reported.take(&answer, &keys(), at(4)), Err(Disbelieved::Unrequested));
         // The next request returns the cookie.
-        assert_eq!(reported.ask(name(), &keys(), 78, at(5)).cookie, 5);
-        assert_eq!(reported.take(&answer, &keys(), at(6)), Err(Disbelieved::Unasked), "that nonce is spent");
+        assert_eq!(reported.new_request(name(), &keys(), 78, at(5)).cookie, 5);
+        assert_eq!(
+            reported.take(&answer, &keys(), at(6)),
+            Err(Disbelieved::Unrequested),
+            "that nonce is spent"
+        );
     }
 
     #[test]
     fn after_numbers_went_back_older_pushes_are_replays() {
         let now = at(10);
-        let mut reported = heard(Agent { incarnation: 9, ..Agent::of(Readiness::Ready) }, at(0));
+        let mut reported = with_report(Agent { incarnation: 9, ..Agent::of(Readiness::Ready) }, at(0));
         let before = Agent { incarnation: 9, counter: 5, ..Agent::of(Readiness::LameDuck) }.push();
         reported.take(&before, &keys(), now).unwrap();
         let again = Agent { incarnation: 3, ..Agent::of(Readiness::Ready) };
-        let request = reported.ask(name(), &keys(), 2, now);
+        let request = reported.new_request(name(), &keys(), 2, now);
         reported.take(&again.answer(&request), &keys(), now).unwrap();
         assert_eq!(reported.take(&before, &keys(), now), Err(Disbelieved::Replayed));
         // Pushes are believed from the current agent, and from an agent with numbers above all
@@ -403,7 +407,7 @@ mod tests {
     #[test]
     fn a_reporting_lame_duck_remains_one_with_any_hold() {
         let mut reported = Reported::default();
-        let request = reported.ask(name(), &keys(), 1, at(0));
+        let request = reported.new_request(name(), &keys(), 1, at(0));
         let mut answer = Agent::of(Readiness::LameDuck).answer(&request);
         answer.hold = Be32::from_host(0);
         reported.take(&answer.sealed(keys().current().key.wire()), &keys(), at(0)).unwrap();
@@ -412,22 +416,22 @@ mod tests {
 
     #[test]
     fn a_silent_backend_has_no_verdict() {
-        let mut reported = heard(Agent::of(Readiness::Ready), at(0));
+        let mut reported = with_report(Agent::of(Readiness::Ready), at(0));
         assert_eq!(reported.state(at(5_999)), ReportState::Ready);
-        assert_eq!((reported.state(at(6_000)), reported.said(at(6_000))), (ReportState::Silent, None));
+        assert_eq!((reported.state(at(6_000)), reported.verdict(at(6_000))), (ReportState::Silent, None));
         for nonce in 0..4 {
-            reported.ask(name(), &keys(), nonce, at(7_000));
+            reported.new_request(name(), &keys(), nonce, at(7_000));
         }
         assert_eq!(reported.unanswered(), 3);
     }
 
     #[test]
     fn a_silent_lame_duck_remains_one_until_its_hold_ends() {
-        let lame = heard(Agent::of(Readiness::LameDuck), at(0));
-        let said = lame.said(at(59_999)).unwrap();
-        assert_eq!((said.health, said.until), (Health::LameDuck, Some(at(60_000))));
+        let lame = with_report(Agent::of(Readiness::LameDuck), at(0));
+        let verdict = lame.verdict(at(59_999)).unwrap();
+        assert_eq!((verdict.health, verdict.until), (Health::LameDuck, Some(at(60_000))));
         assert_eq!(lame.next_change(at(1)), Some(at(60_000)));
-        assert_eq!((lame.state(at(60_000)), lame.said(at(60_000))), (ReportState::Silent, None));
+        assert_eq!((lame.state(at(60_000)), lame.verdict(at(60_000))), (ReportState::Silent, None));
         for (readiness, state) in [
             (Readiness::Ready, ReportState::Ready),
             (Readiness::Unknown, ReportState::LameDuck),
@@ -443,7 +447,7 @@ mod tests {
         let mut down = lame;
         let push = Agent { counter: 2, ..Agent::of(Readiness::Down) }.push();
         down.take(&push, &keys(), at(10)).unwrap();
-        assert_eq!(down.said(at(6_009)).map(|said| said.health), Some(Health::Refusing));
+        assert_eq!(down.verdict(at(6_009)).map(|verdict| verdict.health), Some(Health::Refusing));
         assert_eq!(down.next_change(at(20)), Some(at(6_010)));
         assert_eq!(down.state(at(6_010)), ReportState::LameDuck);
         assert_eq!(down.lame_until(), Some(at(60_000)));
@@ -452,7 +456,7 @@ mod tests {
     #[test]
     fn times_of_a_report_are_bounded() {
         let mut reported = Reported::default();
-        let request = reported.ask(name(), &keys(), 1, at(0));
+        let request = reported.new_request(name(), &keys(), 1, at(0));
         let mut answer = Agent::of(Readiness::LameDuck).answer(&request);
         (answer.hold, answer.valid_for) = (Be32::from_host(u32::MAX), Be32::from_host(u32::MAX));
         reported.take(&answer.sealed(keys().current().key.wire()), &keys(), at(0)).unwrap();
@@ -465,7 +469,7 @@ mod tests {
         let lame = Agent::of(Readiness::LameDuck);
         let mut reported = Reported::default();
         assert_eq!(reported.take(&lame.push(), &keys(), at(0)), Err(Disbelieved::Premature));
-        let mut reported = heard(Agent { counter: 5, ..Agent::of(Readiness::Ready) }, at(0));
+        let mut reported = with_report(Agent { counter: 5, ..Agent::of(Readiness::Ready) }, at(0));
         for (incarnation, counter, expected) in [
             (100, 5, Err(Disbelieved::Replayed)),
             (100, 4, Err(Disbelieved::Replayed)),
@@ -477,7 +481,7 @@ mod tests {
             assert_eq!(reported.take(&push, &keys(), at(1)), expected, "{incarnation} {counter}");
         }
         // An agent has lost its disk, and its clock is behind.
-        let request = reported.ask(name(), &keys(), 9, at(2));
+        let request = reported.new_request(name(), &keys(), 9, at(2));
         let answer = Agent { incarnation: 3, counter: 0, readiness: Readiness::Ready }.answer(&request);
         reported.take(&answer, &keys(), at(3)).unwrap();
         assert_eq!(reported.base(), Some(Base { incarnation: 3, counter: 0 }));
@@ -491,7 +495,7 @@ mod tests {
         let mut now = at(0);
         for (nonce, incarnation) in (1..).zip(incarnations) {
             now += step;
-            let request = reported.ask(name(), &keys(), nonce, now);
+            let request = reported.new_request(name(), &keys(), nonce, now);
             let agent = Agent { incarnation: *incarnation, ..Agent::of(Readiness::Ready) };
             reported.take(&agent.answer(&request), &keys(), now).unwrap();
         }
@@ -513,19 +517,19 @@ mod tests {
 
     #[test]
     fn a_push_invalidates_the_nonce() {
-        let mut reported = heard(Agent::of(Readiness::Ready), at(0));
-        let request = reported.ask(name(), &keys(), 2, at(1));
+        let mut reported = with_report(Agent::of(Readiness::Ready), at(0));
+        let request = reported.new_request(name(), &keys(), 2, at(1));
         let push = Agent { counter: 2, ..Agent::of(Readiness::LameDuck) }.push();
         reported.take(&push, &keys(), at(2)).unwrap();
         let late = Agent::of(Readiness::Ready).answer(&request);
-        assert_eq!(reported.take(&late, &keys(), at(3)), Err(Disbelieved::Unasked));
+        assert_eq!(reported.take(&late, &keys(), at(3)), Err(Disbelieved::Unrequested));
         assert_eq!(reported.state(at(3)), ReportState::LameDuck);
     }
 
     #[test]
     fn datagrams_that_are_not_authentic_change_nothing() {
-        let mut reported = heard(Agent::of(Readiness::Ready), at(0));
-        let request = reported.ask(name(), &keys(), 2, at(1));
+        let mut reported = with_report(Agent::of(Readiness::Ready), at(0));
+        let request = reported.new_request(name(), &keys(), 2, at(1));
         // The request itself, reflected.
         assert_eq!(reported.take(&request, &keys(), at(2)), Err(Disbelieved::NotAReport));
         let mut reflected = request;
@@ -540,11 +544,13 @@ mod tests {
         let answer = Agent::of(Readiness::LameDuck).answer(&request);
         assert_eq!(reported.take(&answer, &keys_of(2, 7), at(2)), Err(Disbelieved::UnknownKey));
         assert_eq!(reported.take(&answer, &keys_of(1, 8), at(2)), Err(Disbelieved::Forged));
-        assert_eq!((reported.state(at(2)), reported.said(at(2))), (ReportState::Ready, None));
+        assert_eq!((reported.state(at(2)), reported.verdict(at(2))), (ReportState::Ready, None));
         // Two keys are valid while one replaces the other.
         let both = Keys::new(keys_of(2, 8).current(), Some(keys().current()));
-        assert!(reported.ask(name(), &both, 3, at(3)).is_authentic(keys_of(2, 8).current().key.wire()));
-        let request = reported.ask(name(), &both, 4, at(3));
+        assert!(
+            reported.new_request(name(), &both, 3, at(3)).is_authentic(keys_of(2, 8).current().key.wire())
+        );
+        let request = reported.new_request(name(), &both, 4, at(3));
         reported.take(&Agent::of(Readiness::LameDuck).answer(&request), &both, at(4)).unwrap();
     }
 
@@ -563,7 +569,7 @@ mod tests {
                 let before = reported.base();
                 match what {
                     0 => {
-                        let request = reported.ask(name(), &keys(), now + 1_000, at(now));
+                        let request = reported.new_request(name(), &keys(), now + 1_000, at(now));
                         counter += 1;
                         let readiness =
                             if which % 2 == 0 { Readiness::LameDuck } else { Readiness::Ready };

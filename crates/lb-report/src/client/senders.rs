@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-use lb_core::health::{Health, Said};
+use lb_core::health::{Health, ReportedVerdict};
 use lb_core::reports::Name;
 use xxhash_rust::xxh64::xxh64;
 
@@ -83,7 +83,7 @@ pub struct Change<T> {
     /// The backend.
     pub name: Name,
     /// The new verdict; `None` if the backend no longer has a verdict.
-    pub said: Option<Said<T>>,
+    pub verdict: Option<ReportedVerdict<T>>,
 }
 
 /// A backend that is polled.
@@ -97,12 +97,12 @@ struct Sender<T> {
     /// When the verdict changes next without another report.
     expiry: Option<T>,
     /// The health in the last verdict that was returned to the caller; `None` if there was none.
-    told: Option<Health>,
+    returned: Option<Health>,
     /// The seed of its jitter, different for each host and backend.
     seed: u64,
     /// How many times it was polled; input to the jitter.
     turns: u64,
-    asked: Option<T>,
+    requested_at: Option<T>,
     /// Whether the next request is due because a push was repeated.
     is_again: bool,
     /// The incarnation of the last agent that got an immediate second request, and when. The second
@@ -231,10 +231,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
                         reported,
                         due,
                         expiry: None,
-                        told: None,
+                        returned: None,
                         seed,
                         turns: 0,
-                        asked: None,
+                        requested_at: None,
                         is_again: false,
                         introduced: None,
                         has_restarted: false,
@@ -242,16 +242,16 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
                     }
                 }
             };
-            if let Some(change) = sender.tell(name, now) {
+            if let Some(change) = sender.take_change(name, now) {
                 changes.push(change);
             }
-            self.sick.extend(sender.told.map(|health| (name, health)));
+            self.sick.extend(sender.returned.map(|health| (name, health)));
             self.insert(name, sender);
             sick.remove(&name);
         }
         self.restarted.retain(|name| self.places.contains_key(name));
         // A backend that is no longer polled has no verdict.
-        changes.extend(sick.into_keys().map(|name| Change { name, said: None }));
+        changes.extend(sick.into_keys().map(|name| Change { name, verdict: None }));
         changes
     }
 
@@ -304,17 +304,17 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             sender.turns += 1;
             // The next request follows after 0.9 to 1.1 times the interval.
             let jitter = 0.9 + 0.2 * fraction(sender.seed, sender.turns);
-            let Target { name: asked, ref keys, interval, .. } = sender.target;
+            let Target { name: target, ref keys, interval, .. } = sender.target;
             let again = std::mem::take(&mut sender.is_again)
-                .then(|| sender.reported.ask_again(asked, keys, interval, now));
+                .then(|| sender.reported.repeat_request(target, keys, interval, now));
             let again = again.flatten();
             let is_again = again.is_some();
             let datagram = match again {
                 Some(request) => request,
-                None => sender.reported.ask(asked, keys, nonce(), now),
+                None => sender.reported.new_request(target, keys, nonce(), now),
             };
             requests.push(Request { to: sender.target.agent, id: sender.target.id, datagram, is_again });
-            sender.asked = Some(now);
+            sender.requested_at = Some(now);
             sender.due = now + sender.target.interval.mul_f64(jitter);
             self.due.insert((sender.due, place));
         }
@@ -339,7 +339,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         let taken = sender.reported.take(&datagram, &sender.target.keys, now);
         let is_again = taken == Err(Disbelieved::Replayed)
             && sender.reported.base() == Base::of(datagram.base())
-            && sender.asked.is_none_or(|asked| asked + ACKNOWLEDGED_FOR <= now)
+            && sender.requested_at.is_none_or(|at| at + ACKNOWLEDGED_FOR <= now)
             && sender.target.keys.authenticate(&datagram);
         let incarnation = datagram.incarnation.to_host();
         // This happens at most once per interval, even if the incarnation changes all the time.
@@ -365,7 +365,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             self.restarted.insert(name);
         }
         let before = sender.expiry;
-        let change = sender.tell(name, now);
+        let change = sender.take_change(name, now);
         note(&mut self.sick, change.as_ref());
         if before != sender.expiry {
             before.map(|at| self.expiries.remove(&(at, place)));
@@ -381,7 +381,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             self.expiries.pop_first();
             let Some(sender) = self.senders.get_mut(place as usize) else { continue };
             sender.expiry = None;
-            let change = sender.tell(sender.target.name.on_wire(), now);
+            let change = sender.take_change(sender.target.name.on_wire(), now);
             note(&mut self.sick, change.as_ref());
             changes.extend(change);
             self.expiries.extend(sender.expiry.map(|expiry| (expiry, place)));
@@ -455,8 +455,8 @@ fn fraction(seed: u64, turn: u64) -> f64 {
 
 fn note<T>(sick: &mut BTreeMap<Name, Health>, change: Option<&Change<T>>) {
     match change {
-        Some(Change { name, said: Some(said) }) => drop(sick.insert(*name, said.health)),
-        Some(Change { name, said: None }) => drop(sick.remove(name)),
+        Some(Change { name, verdict: Some(verdict) }) => drop(sick.insert(*name, verdict.health)),
+        Some(Change { name, verdict: None }) => drop(sick.remove(name)),
         None => {}
     }
 }
@@ -464,12 +464,15 @@ fn note<T>(sick: &mut BTreeMap<Name, Health>, change: Option<&Change<T>>) {
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Sender<T> {
     /// The new verdict, if its health has changed. It has no end time, because the end is returned
     /// as another change.
-    fn tell(&mut self, name: Name, now: T) -> Option<Change<T>> {
-        let said = self.reported.said(now);
+    fn take_change(&mut self, name: Name, now: T) -> Option<Change<T>> {
+        let verdict = self.reported.verdict(now);
         self.expiry = self.reported.next_change(now);
-        let health = said.as_ref().map(|said| said.health);
-        let is_news = std::mem::replace(&mut self.told, health) != health;
-        is_news.then(|| Change { name, said: said.map(|said| Said { until: None, ..said }) })
+        let health = verdict.as_ref().map(|verdict| verdict.health);
+        let is_news = std::mem::replace(&mut self.returned, health) != health;
+        is_news.then(|| Change {
+            name,
+            verdict: verdict.map(|verdict| ReportedVerdict { until: None, ..verdict }),
+        })
     }
 }
 
@@ -529,7 +532,7 @@ mod tests {
     #[test]
     fn a_new_agent_is_polled_twice_at_once_at_most_once_per_interval() {
         let mut senders = of([1]);
-        let mut ask = |now, incarnation| {
+        let mut poll = |now, incarnation| {
             let requests = senders.requests(9, || 9, at(now));
             let Some(Request { datagram: request, .. }) = requests.first() else { return 0 };
             let mut answer = report(1, Kind::Answer, Readiness::Ready, 1, request.nonce);
@@ -538,20 +541,20 @@ mod tests {
             senders.take(answer.bytes(), at(now)).unwrap();
             requests.len()
         };
-        let asked: Vec<usize> = [2_000, 2_000, 2_000].map(|now| ask(now, 1)).to_vec();
-        assert_eq!(asked, [1, 1, 0], "a second time with the cookie");
-        let asked: Vec<usize> = [4_500, 4_500, 4_500].map(|now| ask(now, 2)).to_vec();
-        assert_eq!(asked, [1, 1, 0], "and after a restart");
-        let asked: usize = (4_600..6_400).map(|now| ask(now, u32::try_from(now).unwrap())).sum();
-        assert_eq!(asked, 0, "whatever it says: it was asked at 4,500");
-        let asked: usize = (6_700..16_700).map(|now| ask(now, u32::try_from(now).unwrap())).sum();
-        assert!((8..=12).contains(&asked), "twice in an interval at most: {asked}");
+        let sent: Vec<usize> = [2_000, 2_000, 2_000].map(|now| poll(now, 1)).to_vec();
+        assert_eq!(sent, [1, 1, 0], "a second time with the cookie");
+        let sent: Vec<usize> = [4_500, 4_500, 4_500].map(|now| poll(now, 2)).to_vec();
+        assert_eq!(sent, [1, 1, 0], "and after a restart");
+        let sent: usize = (4_600..6_400).map(|now| poll(now, u32::try_from(now).unwrap())).sum();
+        assert_eq!(sent, 0, "whatever it says: it was asked at 4,500");
+        let sent: usize = (6_700..16_700).map(|now| poll(now, u32::try_from(now).unwrap())).sum();
+        assert!((8..=12).contains(&sent), "twice in an interval at most: {sent}");
     }
 
     #[test]
     fn each_backend_is_polled_once_per_interval_at_spread_times() {
         let mut senders = of(1..=1_000);
-        let mut asked: HashMap<u16, Vec<u64>> = HashMap::new();
+        let mut sent: HashMap<u16, Vec<u64>> = HashMap::new();
         let mut nonce = 0;
         for now in (0..20_000).step_by(100) {
             let mut draw = || {
@@ -561,11 +564,11 @@ mod tests {
             let requests = senders.requests(usize::MAX, &mut draw, at(now));
             assert!(requests.len() <= 100, "{} at {now} ms, 50 on average", requests.len());
             for Request { datagram: request, .. } in requests {
-                asked.entry(request.port.to_host()).or_default().push(now);
+                sent.entry(request.port.to_host()).or_default().push(now);
             }
         }
-        assert_eq!(asked.len(), 1_000);
-        for times in asked.values() {
+        assert_eq!(sent.len(), 1_000);
+        for times in sent.values() {
             assert!((9..=11).contains(&times.len()), "{times:?}");
             assert!(times.windows(2).all(|pair| (1_700..=2_300).contains(&(pair[1] - pair[0]))), "{times:?}");
         }
@@ -590,12 +593,12 @@ mod tests {
         let lame = report(1, Kind::Answer, Readiness::LameDuck, 1, request.nonce);
         let (name, change) = senders.take(lame.bytes(), at(2_000)).unwrap();
         assert_eq!(name, target(1).name);
-        let said = change.expect("a change").said.expect("a verdict");
-        assert_eq!((said.health, said.until), (Health::LameDuck, None));
+        let verdict = change.expect("a change").verdict.expect("a verdict");
+        assert_eq!((verdict.health, verdict.until), (Health::LameDuck, None));
         let again = report(1, Kind::Push, Readiness::LameDuck, 2, 0);
         assert_eq!(senders.take(again.bytes(), at(3_000)), Ok((name, None)));
         assert_eq!(senders.pass(at(62_999)), []);
-        assert_eq!(senders.pass(at(63_000)), [Change { name, said: None }], "hold is over");
+        assert_eq!(senders.pass(at(63_000)), [Change { name, verdict: None }], "hold is over");
         assert_eq!(senders.pass(at(70_000)), []);
     }
 
@@ -625,18 +628,18 @@ mod tests {
         let push = report(1, Kind::Push, Readiness::LameDuck, 2, 0);
         senders.take(push.bytes(), at(2_001)).unwrap();
         let mut nonces = 100;
-        let mut ask = |senders: &mut Senders<Duration>, now| {
+        let mut poll = |senders: &mut Senders<Duration>, now| {
             let mut nonce = || {
                 nonces += 1;
                 nonces
             };
             senders.requests(9, &mut nonce, at(now))
         };
-        let first = ask(&mut senders, 2_001).remove(0).datagram;
+        let first = poll(&mut senders, 2_001).remove(0).datagram;
         for now in (2_007..2_050).step_by(6) {
             assert!(senders.take(push.bytes(), at(now)).is_err());
             let again: Vec<Datagram> =
-                ask(&mut senders, now).iter().map(|request| request.datagram).collect();
+                poll(&mut senders, now).iter().map(|request| request.datagram).collect();
             assert_eq!(again, [first], "at {now} ms");
         }
         let ready = report(1, Kind::Answer, Readiness::Ready, 3, first.nonce);
@@ -644,10 +647,10 @@ mod tests {
         assert_eq!(senders.get(target(1).name).unwrap().1.unanswered(), 0);
         // A request that was not answered within an interval is lost, and is not repeated.
         senders.take(report(1, Kind::Push, Readiness::LameDuck, 4, 0).bytes(), at(2_060)).unwrap();
-        let lost = ask(&mut senders, 2_060).remove(0).datagram;
+        let lost = poll(&mut senders, 2_060).remove(0).datagram;
         let again = report(1, Kind::Push, Readiness::LameDuck, 4, 0);
         assert!(senders.take(again.bytes(), at(4_060)).is_err());
-        assert_ne!(ask(&mut senders, 4_060).remove(0).datagram.nonce, lost.nonce);
+        assert_ne!(poll(&mut senders, 4_060).remove(0).datagram.nonce, lost.nonce);
     }
 
     #[test]
@@ -722,7 +725,7 @@ mod tests {
             senders.take(lame.bytes(), at(2_000)).unwrap();
         }
         let fast = Target { interval: at(100), ..target(2) };
-        let forgotten = Change { name: target(1).name, said: None };
+        let forgotten = Change { name: target(1).name, verdict: None };
         assert_eq!(senders.sick().len(), 2);
         assert_eq!(senders.set_targets([fast, target(3)], |_| (None, None), at(2_000)), [forgotten]);
         assert_eq!(senders.sick().keys().collect::<Vec<_>>(), [&target(2).name]);
@@ -730,9 +733,9 @@ mod tests {
         assert!(senders.get(target(1).name).is_none());
         assert_eq!(senders.get(target(2).name).unwrap().1.state(at(2_000)), ReportState::LameDuck);
         assert!(senders.next_due() <= Some(at(2_100)), "a shorter interval counts at once");
-        let of_nobody = report(1, Kind::Push, Readiness::Ready, 9, 0);
+        let of_unknown = report(1, Kind::Push, Readiness::Ready, 9, 0);
         let unknown = Err(Refusal::Disbelieved(Disbelieved::UnknownName));
-        assert_eq!(senders.take(of_nobody.bytes(), at(2_001)), unknown);
+        assert_eq!(senders.take(of_unknown.bytes(), at(2_001)), unknown);
     }
 
     #[test]
@@ -743,7 +746,7 @@ mod tests {
         assert_eq!(changes.len(), 1, "it is a lame duck");
         let old = report(1, Kind::Push, Readiness::Ready, 5, 0);
         assert!(senders.take(old.bytes(), at(1)).is_err());
-        assert_eq!(senders.pass(at(500)), [Change { name: target(1).name, said: None }]);
+        assert_eq!(senders.pass(at(500)), [Change { name: target(1).name, verdict: None }]);
         // No report can have such a long hold, so the stored time is ignored.
         let mut senders = Senders::new(1);
         let late = at(1) + MAX_HOLD;

@@ -22,7 +22,7 @@ const CHANGE: u64 = 0xffff;
 
 /// The source of a request; an IPv4 address is in mapped form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asker {
+pub struct RequestSource {
     /// Its address.
     pub address: Address,
     /// Its port.
@@ -45,24 +45,24 @@ impl Cookies {
 
     /// The cookie for an asker that receives the change with this number.
     #[inline(always)]
-    pub fn cookie(&self, name: &SenderName, asker: &Asker, change: u16) -> u64 {
-        self.of_epoch(name, asker, change, self.epoch)
+    pub fn cookie(&self, name: &SenderName, source: &RequestSource, change: u16) -> u64 {
+        self.of_epoch(name, source, change, self.epoch)
     }
 
     /// The number of the change that the asker has received, if the cookie is valid for it.
     #[inline(always)]
-    pub fn heard(&self, cookie: u64, name: &SenderName, asker: &Asker) -> Option<u16> {
+    pub fn acknowledged(&self, cookie: u64, name: &SenderName, source: &RequestSource) -> Option<u16> {
         let change = (cookie & CHANGE) as u16;
-        let good = |epoch| self.of_epoch(name, asker, change, epoch) == cookie;
+        let good = |epoch| self.of_epoch(name, source, change, epoch) == cookie;
         if good(self.epoch) || self.epoch > 0 && good(self.epoch - 1) { Some(change) } else { None }
     }
 
     #[cfg_attr(target_arch = "bpf", inline(never))]
     #[cfg_attr(not(target_arch = "bpf"), inline(always))]
-    fn of_epoch(&self, name: &SenderName, asker: &Asker, change: u16, epoch: u64) -> u64 {
-        let [a, b] = words(asker.address);
+    fn of_epoch(&self, name: &SenderName, source: &RequestSource, change: u16, epoch: u64) -> u64 {
+        let [a, b] = words(source.address);
         let [c, d] = words(name.address);
-        let numbers = (asker.port.to_network() as u64) << 48
+        let numbers = (source.port.to_network() as u64) << 48
             | (name.port.to_network() as u64) << 32
             | (name.protocol as u64) << 16
             | change as u64;
@@ -94,36 +94,36 @@ mod tests {
         SenderName { address: address.ip().into(), port, protocol, _reserved: 0 }
     }
 
-    fn asker(address: &str) -> Asker {
+    fn source(address: &str) -> RequestSource {
         let address: SocketAddr = address.parse().expect("an address");
-        Asker { address: address.ip().into(), port: Be16::from_host(address.port()) }
+        RequestSource { address: address.ip().into(), port: Be16::from_host(address.port()) }
     }
 
     #[test]
     fn a_cookie_is_valid_in_its_epoch_and_the_next() {
-        let (name, asker) = (name("10.0.0.1:80", 6), asker("192.0.2.7:9467"));
+        let (name, source) = (name("10.0.0.1:80", 6), source("192.0.2.7:9467"));
         let at = |age_ns| Cookies::new(SECRET, age_ns);
-        let cookie = at(EPOCH_NS).cookie(&name, &asker, 3);
-        let heard = |age_ns| at(age_ns).heard(cookie, &name, &asker);
+        let cookie = at(EPOCH_NS).cookie(&name, &source, 3);
+        let acknowledged = |age_ns| at(age_ns).acknowledged(cookie, &name, &source);
         let epochs = [0, EPOCH_NS, 2 * EPOCH_NS, 3 * EPOCH_NS - 1, 3 * EPOCH_NS];
-        assert_eq!(epochs.map(heard), [None, Some(3), Some(3), Some(3), None]);
+        assert_eq!(epochs.map(acknowledged), [None, Some(3), Some(3), Some(3), None]);
     }
 
     #[test]
     fn a_cookie_is_valid_for_one_client_backend_change_and_agent() {
         let cookies = Cookies::new(SECRET, 0);
-        let (backend, one) = (name("10.0.0.1:80", 6), asker("192.0.2.7:9467"));
+        let (backend, one) = (name("10.0.0.1:80", 6), source("192.0.2.7:9467"));
         let cookie = cookies.cookie(&backend, &one, 3);
-        assert_eq!(cookies.heard(cookie, &backend, &one), Some(3));
+        assert_eq!(cookies.acknowledged(cookie, &backend, &one), Some(3));
         for other in ["192.0.2.7:9468", "192.0.2.8:9467", "[2001:db8::7]:9467"] {
-            assert_eq!(cookies.heard(cookie, &backend, &asker(other)), None, "{other}");
+            assert_eq!(cookies.acknowledged(cookie, &backend, &source(other)), None, "{other}");
         }
         for other in [name("10.0.0.1:80", 17), name("10.0.0.1:81", 6), name("10.0.0.2:80", 6)] {
-            assert_eq!(cookies.heard(cookie, &other, &one), None, "{other:?}");
+            assert_eq!(cookies.acknowledged(cookie, &other, &one), None, "{other:?}");
         }
-        assert_eq!(cookies.heard(cookie ^ 1, &backend, &one), None, "the number is authenticated");
-        assert_eq!(cookies.heard(0, &backend, &one), None);
+        assert_eq!(cookies.acknowledged(cookie ^ 1, &backend, &one), None, "the number is authenticated");
+        assert_eq!(cookies.acknowledged(0, &backend, &one), None);
         let restarted = Cookies::new(Key::from_bytes([8; 16]), 0);
-        assert_eq!(restarted.heard(cookie, &backend, &one), None);
+        assert_eq!(restarted.acknowledged(cookie, &backend, &one), None);
     }
 }

@@ -17,7 +17,7 @@ pub enum Disbelieved {
     /// Its MAC is not valid under its key.
     Forged,
     /// It is an answer without a matching request, or to a request that was answered before.
-    Unasked,
+    Unrequested,
     /// It is a push that is not later than the last believed report.
     Replayed,
     /// It is a push of a backend that has not answered any request yet.
@@ -31,7 +31,7 @@ impl Disbelieved {
         Self::UnknownName,
         Self::UnknownKey,
         Self::Forged,
-        Self::Unasked,
+        Self::Unrequested,
         Self::Replayed,
         Self::Premature,
     ];
@@ -43,7 +43,7 @@ impl Disbelieved {
             Self::UnknownName => "unknown-name",
             Self::UnknownKey => "unknown-key",
             Self::Forged => "forged",
-            Self::Unasked => "unasked",
+            Self::Unrequested => "unasked",
             Self::Replayed => "replayed",
             Self::Premature => "premature",
         }
@@ -70,7 +70,7 @@ pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbel
     match datagram.kind() {
         Some(Kind::Answer) => {
             if last.nonce == 0 || last.nonce != datagram.nonce {
-                return Err(Disbelieved::Unasked);
+                return Err(Disbelieved::Unrequested);
             }
         }
         Some(Kind::Push) => {
@@ -142,9 +142,13 @@ mod tests {
         assert_eq!(lower, LastReport { base: base(6, 1), highest: base(7, 9), nonce: 0, repeated_ns: 1 });
         let higher = judge(last, &report(Kind::Answer, 8, 1, 5)).expect("believed");
         assert_eq!(higher, LastReport { base: base(8, 1), highest: base(8, 1), nonce: 0, repeated_ns: 1 });
-        assert_eq!(judge(last, &report(Kind::Answer, 7, 10, 6)), Err(Disbelieved::Unasked));
-        assert_eq!(judge(higher, &report(Kind::Answer, 8, 2, 5)), Err(Disbelieved::Unasked), "it is spent");
-        assert_eq!(judge(higher, &report(Kind::Answer, 8, 2, 0)), Err(Disbelieved::Unasked));
+        assert_eq!(judge(last, &report(Kind::Answer, 7, 10, 6)), Err(Disbelieved::Unrequested));
+        assert_eq!(
+            judge(higher, &report(Kind::Answer, 8, 2, 5)),
+            Err(Disbelieved::Unrequested),
+            "it is spent"
+        );
+        assert_eq!(judge(higher, &report(Kind::Answer, 8, 2, 0)), Err(Disbelieved::Unrequested));
         assert_eq!(judge(last, &report(Kind::Request, 7, 10, 5)), Err(Disbelieved::NotAReport));
         assert_eq!(judge(last, &report(Kind::Answer, 0, 0, 5)), Err(Disbelieved::NotAReport));
     }

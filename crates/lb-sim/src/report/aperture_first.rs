@@ -57,7 +57,7 @@ fn scenario(seconds: u64) -> Scenario {
     scenario.runs = [("mesh", BACKENDS), ("random", SIZE)].map(run).into();
     scenario.duration = Span { us: seconds * 1_000_000 };
     scenario.step = Span { us: scenario.duration.us / STEPS };
-    scenario.keeps_traces = true;
+    scenario.retains_traces = true;
     scenario
 }
 

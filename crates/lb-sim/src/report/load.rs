@@ -40,7 +40,7 @@ fn scenario(extent: Extent) -> Scenario {
     }
     scenario.seeds = scenario.seeds.min(u32::try_from(extent.trials).unwrap_or(u32::MAX));
     scenario.runs.retain(|run| RUNS.contains(&run.name.as_str()));
-    scenario.keeps_traces = true;
+    scenario.retains_traces = true;
     scenario
 }
 

@@ -100,7 +100,7 @@ pub struct SimulatedClient {
     pub rng: SplitMix64,
     /// Samples events on connections that stay open. Arrivals do not use it, so they are the same
     /// in all runs.
-    pub kept_rng: SplitMix64,
+    pub lasting_rng: SplitMix64,
     /// The daemon's controller, with the scenario's clock.
     balancer: Balancer<Duration>,
     schedule: Arc<[Slot]>,
@@ -121,7 +121,7 @@ pub struct SimulatedClient {
     /// The backends that are lame ducks by their own reports.
     lame_ducks: BTreeSet<u32>,
     /// The number of the newest report received from each backend.
-    heard: BTreeMap<u32, u32>,
+    newest_reports: BTreeMap<u32, u32>,
     /// The backend in each slot.
     pub slots: Vec<Option<SlotBackend>>,
     /// The connections to the backend in each slot.
@@ -176,7 +176,7 @@ impl SimulatedClient {
             index,
             version: 0,
             rng: SplitMix64::new(0),
-            kept_rng: SplitMix64::new(0),
+            lasting_rng: SplitMix64::new(0),
             balancer: balancer.expect("the limits have room for one service"),
             schedule: Arc::from([]),
             entries: Vec::new(),
@@ -188,7 +188,7 @@ impl SimulatedClient {
             errors: Vec::new(),
             lame: Vec::new(),
             lame_ducks: BTreeSet::new(),
-            heard: BTreeMap::new(),
+            newest_reports: BTreeMap::new(),
             slots: Vec::new(),
             links: Vec::new(),
             pending: Vec::new(),
@@ -208,7 +208,7 @@ impl SimulatedClient {
     ///
     /// # Panics
     /// A backend's address is not the [`address`] of its index.
-    pub fn learn(&mut self, now: Duration, version: u64, list: EndpointList, membership: Membership) {
+    pub fn apply_list(&mut self, now: Duration, version: u64, list: EndpointList, membership: Membership) {
         self.version = version;
         let idle = self.balancer.unneeded().into_iter();
         let is_idle = |slot: &Slot| self.links[slot.index()].is_none() && self.pending[slot.index()] == 0;
@@ -229,8 +229,8 @@ impl SimulatedClient {
     /// Handles a backend's report that it is, or is no longer, a lame duck. Connects use the report
     /// at once, and the daemon builds its tables accordingly. Returns false if the report is not
     /// newer than the newest one received.
-    pub fn hear(&mut self, now: Duration, backend: u32, report: u32, is_lame: bool) -> bool {
-        let newest = self.heard.entry(backend).or_default();
+    pub fn on_report(&mut self, now: Duration, backend: u32, report: u32, is_lame: bool) -> bool {
+        let newest = self.newest_reports.entry(backend).or_default();
         if report <= *newest {
             return false;
         }
@@ -240,9 +240,9 @@ impl SimulatedClient {
         } else {
             self.lame_ducks.remove(&backend);
         }
-        let said = |backend: &u32| (address(*backend), (Health::LameDuck, Why::Report));
-        let said: BTreeMap<_, _> = self.lame_ducks.iter().map(said).collect();
-        self.balancer.handle(now, Fact::Said(0, Who::Report, said)).expect("a report takes no room");
+        let verdict = |backend: &u32| (address(*backend), (Health::LameDuck, Why::Report));
+        let verdicts: BTreeMap<_, _> = self.lame_ducks.iter().map(verdict).collect();
+        self.balancer.handle(now, Fact::Verdicts(0, Who::Report, verdicts)).expect("a report takes no room");
         self.publish();
         self.start_slowly(now);
         true

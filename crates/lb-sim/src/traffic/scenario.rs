@@ -78,7 +78,7 @@ pub struct Scenario {
     pub runs: Vec<ScenarioRun>,
     /// Whether rows record the values of each backend. A file cannot enable this, because many rows
     /// and many backends would take too much memory.
-    pub keeps_traces: bool,
+    pub retains_traces: bool,
 }
 
 /// A change of the size of the service or of jobs.
@@ -198,7 +198,7 @@ impl Scenario {
             switches: operator::switches(&document, end.1)?,
             upgrades: operator::upgrades(&document, end.1)?,
             runs,
-            keeps_traces: false,
+            retains_traces: false,
         };
         scenario.check_restarts(&document.restart)?;
         check_ejection(&document)?;
@@ -325,8 +325,8 @@ fn check_reports(table: ReportsTable) -> Result<(), String> {
 /// Refuses ejection for jobs without connects, because ejection judges connects.
 fn check_ejection(document: &ScenarioDocument) -> Result<(), SpannedFault> {
     let of_requests = |job: &&Spanned<JobTable>| job.get_ref().traffic == Traffic::Requests;
-    let is_asked_for = |job: &&Spanned<JobTable>| job.get_ref().ejection.is_some();
-    if let Some(job) = document.job.iter().filter(of_requests).find(is_asked_for) {
+    let has_ejection = |job: &&Spanned<JobTable>| job.get_ref().ejection.is_some();
+    if let Some(job) = document.job.iter().filter(of_requests).find(has_ejection) {
         let message = "ejection needs connects, and tasks that send requests make none: leave ejection out, or write traffic = \"connections\"";
         return Err((job.span(), message.into()));
     }

@@ -52,7 +52,7 @@ read_from_text! {
     OverflowName: "\"least-loaded\" or \"refuse\"",
     LoadChoice: "\"a58\", \"feedback\", or \"off\"",
     SwitchName: "\"on\", \"freeze\", or \"off\"",
-    LearntStateAge: "a time in quotes, as in \"10s\", or \"nothing\"",
+    SavedStateAge: "a time in quotes, as in \"10s\", or \"nothing\"",
     SlowStart: "a time in quotes, as in \"10s\", or \"off\"",
     ErrorDecay: "a time in quotes, as in \"5s\", or \"off\"",
 }
@@ -240,9 +240,9 @@ impl TryFrom<String> for SwitchName {
 /// The age of the state that a daemon has saved for its successor; `"nothing"` if it has saved
 /// none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LearntStateAge(pub Option<Span>);
+pub struct SavedStateAge(pub Option<Span>);
 
-impl TryFrom<String> for LearntStateAge {
+impl TryFrom<String> for SavedStateAge {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {

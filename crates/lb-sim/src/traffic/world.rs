@@ -109,17 +109,17 @@ enum SimulationEvent {
     /// An operator gives the command of the table at this position.
     Switch(usize),
     /// All daemons save their learnt state.
-    KeepLearnt,
-    /// All daemons are replaced; `is_kept` is set if they had saved their state.
-    Upgrade { is_kept: bool },
+    SaveState,
+    /// All daemons are replaced; `is_saved` is set if they had saved their state.
+    Upgrade { is_saved: bool },
     /// Backends with these indexes stop. They have left the list before.
     Stop(Range<u32>),
     /// A client receives a list.
-    Learn(Box<ListNotice>),
+    ReceiveList(Box<ListNotice>),
     /// A connection is established.
     Ready { client: u32, slot: u32, serial: u32 },
     /// A client receives a backend's own report.
-    Hear { client: u32, backend: u32, report: u32, is_lame: bool },
+    ReceiveReport { client: u32, backend: u32, report: u32, is_lame: bool },
     /// A connect or request begins.
     Arrive(u32),
     /// A user's request has ended.
@@ -284,8 +284,9 @@ impl<'a> World<'a> {
         let at_start = scenario.backends as usize;
         let weights: Vec<f64> = scenario.weights[..at_start].iter().copied().map(f64::from).collect();
         // A backend that requests no traffic has no share of the capacity.
-        let asks = |(machine, weight): (&Machine, &f64)| if *weight > 0.0 { machine.capacity() } else { 0.0 };
-        let capacities: Vec<f64> = machines[..at_start].iter().zip(&weights).map(asks).collect();
+        let capacity_of =
+            |(machine, weight): (&Machine, &f64)| if *weight > 0.0 { machine.capacity() } else { 0.0 };
+        let capacities: Vec<f64> = machines[..at_start].iter().zip(&weights).map(capacity_of).collect();
         let floor = Floor::new(&weights, &capacities, seed);
         let server = |(index, machine)| SimulatedServer::new(machine, scenario.machines.queue, seed, index);
         let by_job: Vec<JobCounts> =
@@ -331,7 +332,7 @@ impl<'a> World<'a> {
         world.counts = TrafficCounts::default();
         world.by_job.clone_from(&world.by_job_at_last_row);
         for client in 0..world.clients.len() {
-            world.open_kept(clients::number(client));
+            world.open_lasting(clients::number(client));
         }
         for (position, resize) in scenario.resizes.iter().enumerate() {
             world.queue.push(resize.at.us, SimulationEvent::Resize(position));
@@ -351,13 +352,13 @@ impl<'a> World<'a> {
             world.queue.push(switch.at.us, SimulationEvent::Switch(position));
         }
         for upgrade in &scenario.upgrades {
-            let is_kept = upgrade.kept.0.is_some();
+            let is_saved = upgrade.kept.0.is_some();
             upgrade
                 .kept
                 .0
                 .iter()
-                .for_each(|age| world.queue.push(upgrade.at.us - age.us, SimulationEvent::KeepLearnt));
-            world.queue.push(upgrade.at.us, SimulationEvent::Upgrade { is_kept });
+                .for_each(|age| world.queue.push(upgrade.at.us - age.us, SimulationEvent::SaveState));
+            world.queue.push(upgrade.at.us, SimulationEvent::Upgrade { is_saved });
         }
         if run.follows_load(&scenario.jobs) {
             world.begin_to_report();
@@ -394,8 +395,8 @@ impl<'a> World<'a> {
             SimulationEvent::Recover => self.recover(),
             SimulationEvent::Reweight(position) => self.reweight(self.scenario.reweights[position]),
             SimulationEvent::Switch(position) => self.switch_laws(self.scenario.switches[position].load.0),
-            SimulationEvent::KeepLearnt => self.keep_learnt(),
-            SimulationEvent::Upgrade { is_kept } => self.replace_daemons(is_kept),
+            SimulationEvent::SaveState => self.save_state(),
+            SimulationEvent::Upgrade { is_saved } => self.replace_daemons(is_saved),
             SimulationEvent::Stop(indexes) => {
                 for index in indexes {
                     if self.backends[index as usize].stops_at == Some(self.now) {
@@ -403,11 +404,13 @@ impl<'a> World<'a> {
                     }
                 }
             }
-            SimulationEvent::Learn(notice) => self.learn(notice.client, &notice.assignments, notice.version),
+            SimulationEvent::ReceiveList(notice) => {
+                self.apply_list(notice.client, &notice.assignments, notice.version);
+            }
             SimulationEvent::Ready { client, slot, serial } => self.ready(client, slot, serial),
             SimulationEvent::Arrive(client) => self.arrive(client),
-            SimulationEvent::Hear { client, backend, report, is_lame } => {
-                self.hear(client, backend, report, is_lame);
+            SimulationEvent::ReceiveReport { client, backend, report, is_lame } => {
+                self.on_report(client, backend, report, is_lame);
             }
             SimulationEvent::Think(client) => self.think(client),
             SimulationEvent::TryAgain(request) => self.try_again(request),

@@ -112,7 +112,7 @@ pub fn changes_in_a_line(
     host: &[KeyChange],
     most: usize,
 ) -> String {
-    let mut told = Vec::new();
+    let mut parts = Vec::new();
     for (what, changes) in [("clients", clients), ("services", services)] {
         for kind in ChangeKind::ALL {
             let of_kind: Vec<&ConfigurationChange> =
@@ -124,14 +124,14 @@ pub fn changes_in_a_line(
                 }
             };
             if !of_kind.is_empty() {
-                told.push(format!("{what} {}: {}", kind.name(), names(of_kind.iter().map(name), most)));
+                parts.push(format!("{what} {}: {}", kind.name(), names(of_kind.iter().map(name), most)));
             }
         }
     }
     if !host.is_empty() {
-        told.push(format!("changed: {}", names(host.iter().map(|change| change.key.clone()), most)));
+        parts.push(format!("changed: {}", names(host.iter().map(|change| change.key.clone()), most)));
     }
-    if told.is_empty() { "nothing".to_owned() } else { told.join("; ") }
+    if parts.is_empty() { "nothing".to_owned() } else { parts.join("; ") }
 }
 
 /// The first `most` names, and the number of the others.

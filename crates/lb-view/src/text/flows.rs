@@ -30,7 +30,7 @@ pub fn flows<'f, F: Fn(usize) -> ActiveFlow<'f>>(
 ) -> String {
     let mut text = String::new();
     if listing.count == 0 {
-        let _ = writeln!(text, "no active flows{}", asked(filter));
+        let _ = writeln!(text, "no active flows{}", filter_words(filter));
     } else {
         let row = |number| TableRow::of(row(&(listing.flow)(number), listing.has_many_clients));
         let table = table(&columns(listing.has_many_clients), listing.count, row, style);
@@ -52,7 +52,7 @@ pub fn flows<'f, F: Fn(usize) -> ActiveFlow<'f>>(
     wrap(text, style.width)
 }
 
-fn asked(filter: &Filter) -> String {
+fn filter_words(filter: &Filter) -> String {
     let Filter { client, service, backend } = filter;
     let mut text = String::new();
     let of = [
@@ -226,11 +226,11 @@ mod tests {
     #[test]
     fn an_empty_list_names_its_filter() {
         let mut filter = Filter::default();
-        assert_eq!(asked(&filter), "");
+        assert_eq!(filter_words(&filter), "");
         filter.service = Some("users".to_owned());
-        assert_eq!(asked(&filter), " of service users");
+        assert_eq!(filter_words(&filter), " of service users");
         filter.client = Some("web".to_owned());
         filter.backend = Some(([10, 0, 0, 1], 80).into());
-        assert_eq!(asked(&filter), " of client web, service users, backend 10.0.0.1:80");
+        assert_eq!(filter_words(&filter), " of client web, service users, backend 10.0.0.1:80");
     }
 }

@@ -183,8 +183,8 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
     // The text of an ejection already contains the reason. With and without a daemon, the notes are
     // the same, except for details of probes, which only a daemon knows.
-    let is_told = ejection.is_some() && backend.state == Health::Ejected.name();
-    let reason = backend.reason.clone().filter(|_| !is_told);
+    let is_shown = ejection.is_some() && backend.state == Health::Ejected.name();
+    let reason = backend.reason.clone().filter(|_| !is_shown);
     let is_replaced = backend.membership == BackendState::Replaced.name();
     let place = is_replaced.then(|| "replaced: another backend takes its place".to_owned());
     let notes = reason.into_iter().chain(ejection).chain(probe).chain(place);
@@ -210,7 +210,7 @@ fn failures(backend: &BackendStatus, is_watched: bool) -> Option<String> {
     let failed = |ending: &Ending| !matches!(ending, Ending::Closed | Ending::Unknown);
     let (errors, others): (Vec<Ending>, Vec<Ending>) =
         Ending::ALL.into_iter().filter(failed).partition(|ending| ending.is_error());
-    let tell = |ending: Ending| {
+    let count_of = |ending: Ending| {
         let name = ending.name();
         let text = match &backend.rates_60s {
             Some(rates) => {
@@ -221,8 +221,8 @@ fn failures(backend: &BackendStatus, is_watched: bool) -> Option<String> {
         };
         text.map(|text| format!("{name} {text}"))
     };
-    let told: Vec<String> = errors.into_iter().chain(others).filter_map(tell).collect();
-    (!told.is_empty()).then(|| told.join(", "))
+    let described: Vec<String> = errors.into_iter().chain(others).filter_map(count_of).collect();
+    (!described.is_empty()).then(|| described.join(", "))
 }
 
 /// A rate per second.

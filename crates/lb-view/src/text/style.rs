@@ -42,8 +42,8 @@ impl Style {
 /// The width: the variable `COLUMNS` if it is a positive number, else `columns`, which the terminal
 /// reports. A terminal that does not know its width reports 0.
 fn width(variable: Option<&str>, columns: u16) -> Option<usize> {
-    let said = variable.and_then(|value| value.trim().parse().ok());
-    said.filter(|&width| width > 0).or(Some(columns.into()).filter(|&width| width > 0))
+    let requested = variable.and_then(|value| value.trim().parse().ok());
+    requested.filter(|&width| width > 0).or(Some(columns.into()).filter(|&width| width > 0))
 }
 
 #[cfg(test)]

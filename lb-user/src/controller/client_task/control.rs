@@ -15,7 +15,7 @@ use lb_core::control::factor::{Factor, Factors};
 use lb_core::control::flows::{Activity, Lives, OfLate};
 use lb_core::control::publication::Proposal;
 use lb_core::control::{
-    Control, ControlRules, Heard, LearntWeights, Look, MemberObservation, SeenRow, Switch,
+    Control, ControlRules, ControlSnapshot, Look, MemberObservation, ReceivedReport, SeenRow, Switch,
 };
 use lb_core::health::Health;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
@@ -38,7 +38,7 @@ pub struct Controlled {
     /// How many tables were built because of the control.
     tables: u64,
     /// Whether an operator has set the switch since this daemon first had the service.
-    is_said: bool,
+    is_overridden: bool,
 }
 
 /// The flows to one backend, as of the last count.
@@ -64,7 +64,7 @@ impl Controlled {
             look: Look::default(),
             looked: Duration::ZERO,
             tables: 0,
-            is_said: false,
+            is_overridden: false,
         }
     }
 }
@@ -74,7 +74,7 @@ impl ClientTask {
     /// stored learnt weights and their age.
     pub fn make_controls(
         &mut self,
-        learnt: impl Fn(&str) -> Option<(LearntWeights, Duration)>,
+        snapshot: impl Fn(&str) -> Option<(ControlSnapshot, Duration)>,
         now: Instant,
     ) {
         let mut before: BTreeMap<String, Controlled> =
@@ -93,9 +93,9 @@ impl ClientTask {
                 }
                 None => {
                     let mut new = Controlled::new(rules);
-                    if let Some((learnt, age)) = learnt(&name) {
-                        new.control.adopt(&learnt, age);
-                        new.control.resume_slow_starts(&learnt.starting, self.clock.monotonic(now));
+                    if let Some((snapshot, age)) = snapshot(&name) {
+                        new.control.adopt(&snapshot, age);
+                        new.control.resume_slow_starts(&snapshot.starting, self.clock.monotonic(now));
                     }
                     new
                 }
@@ -109,28 +109,32 @@ impl ClientTask {
     /// Applies stored learnt weights that could not be read at the start. A switch that an operator
     /// has set in the meantime has precedence. So do factors that were learnt in the meantime,
     /// because they are newer, unless the stored switch freezes the weights or turns the law off.
-    pub fn adopt_late(&mut self, learnt: impl Fn(&str) -> Option<(LearntWeights, Duration)>, now: Instant) {
+    pub fn adopt_late(
+        &mut self,
+        snapshot: impl Fn(&str) -> Option<(ControlSnapshot, Duration)>,
+        now: Instant,
+    ) {
         for position in 0..self.controls.len() {
             let Some((name, controlled)) = &mut self.controls[position] else { continue };
-            let Some((learnt, age)) = learnt(name) else { continue };
-            let has_learnt = controlled.control.wanted().iter().any(|(_, factor)| factor != Factor::ONE);
-            if !(controlled.is_said || has_learnt && learnt.switch == Switch::On) {
-                controlled.control.adopt(&learnt, age);
+            let Some((snapshot, age)) = snapshot(name) else { continue };
+            let has_factors = controlled.control.wanted().iter().any(|(_, factor)| factor != Factor::ONE);
+            if !(controlled.is_overridden || has_factors && snapshot.switch == Switch::On) {
+                controlled.control.adopt(&snapshot, age);
             }
             let at = self.clock.monotonic(now);
-            let factors = controlled.control.resume_slow_starts(&learnt.starting, at);
+            let factors = controlled.control.resume_slow_starts(&snapshot.starting, at);
             self.apply_factors(position, factors, now);
         }
     }
 
     /// Runs the control laws on the current reports and counts, once per tick. Returns, by
-    /// position, the proposals that are worth a new table. `heard` returns the report of a member,
+    /// position, the proposals that are worth a new table. `report` returns the report of a member,
     /// by the position of the service and the position of the member in its table. `tick` is the
     /// number of this tick.
     pub fn tick_controls(
         &mut self,
         tick: u32,
-        heard: impl Fn(usize, usize) -> Option<Heard>,
+        report: impl Fn(usize, usize) -> Option<ReceivedReport>,
         now: Instant,
     ) -> Vec<(usize, Proposal)> {
         if self.controls.iter().all(Option::is_none) {
@@ -149,7 +153,7 @@ impl ClientTask {
             for counted in controlled.counted.values_mut() {
                 counted.of_late.tick(float(tables.active(counted.at.slot)));
             }
-            let Some(look) = self.look(position, controlled, &|member| heard(position, member)) else {
+            let Some(look) = self.look(position, controlled, &|member| report(position, member)) else {
                 continue;
             };
             (controlled.look, controlled.looked) = (look, now);
@@ -210,7 +214,7 @@ impl ClientTask {
         &self,
         position: usize,
         controlled: &Controlled,
-        heard: &dyn Fn(usize) -> Option<Heard>,
+        report: &dyn Fn(usize) -> Option<ReceivedReport>,
     ) -> Option<Look> {
         let row = self.balancer.row(position)?;
         let limit = self.client.services[position].service.active_limit;
@@ -222,7 +226,7 @@ impl ClientTask {
             let of_late = of_late.map(|counted| &counted.of_late);
             let seen = MemberObservation {
                 weight,
-                heard: heard(member),
+                report: report(member),
                 errors: of_late.and_then(OfLate::errors),
                 life: of_late.and_then(OfLate::life),
                 is_available: is_available(row, address),
@@ -315,17 +319,17 @@ impl ClientTask {
             .find(|(name, controlled)| name == service && controlled.control.rules().law.is_some())?;
         let before = controlled.control.switch();
         controlled.control.set_switch(switch);
-        controlled.is_said = true;
+        controlled.is_overridden = true;
         Some(before)
     }
 
     /// By service name: the learnt weights, to be stored for the next daemon.
-    pub fn learnt(&self, now: Instant) -> impl Iterator<Item = (&str, LearntWeights)> {
+    pub fn snapshots(&self, now: Instant) -> impl Iterator<Item = (&str, ControlSnapshot)> {
         let now = self.clock.monotonic(now);
         self.controls.iter().flatten().filter_map(move |(name, controlled)| {
             let has_law = controlled.control.rules().law.is_some();
-            let learnt = controlled.control.learnt(now);
-            (has_law || !learnt.starting.is_empty()).then_some((name.as_str(), learnt))
+            let snapshot = controlled.control.snapshot(now);
+            (has_law || !snapshot.starting.is_empty()).then_some((name.as_str(), snapshot))
         })
     }
 
@@ -353,8 +357,8 @@ impl Controlled {
             self.look.row.iter().map(|(address, seen)| weighed(self.control.in_force(), address, seen)).sum();
         let member = |(address, seen): (&SocketAddr, &MemberObservation)| load::MemberLoadStatus {
             address: *address,
-            utilization: seen.heard.and_then(|heard| heard.utilization()),
-            age_s: seen.heard.map(|heard| heard.age(self.looked).as_secs_f64()),
+            utilization: seen.report.and_then(|report| report.utilization()),
+            age_s: seen.report.map(|report| report.age(self.looked).as_secs_f64()),
             wanted: self.control.wanted().of(*address).number(),
             factor: self.control.in_force().of(*address).number(),
             is_at_clamp: self.control.is_at_clamp(*address),

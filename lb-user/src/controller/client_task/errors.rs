@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lb_common::load::peak_of;
 use lb_core::control::error_load::{MemberLoad, hold, most_errors, peak_flows};
 use lb_core::control::reported_errors::ReportedErrors;
-use lb_core::control::{Heard, TICK};
+use lb_core::control::{ReceivedReport, TICK};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::rules;
 use lb_core::service::{Policy, Service};
@@ -123,8 +123,13 @@ impl ClientTask {
     }
 
     /// Adds the errors that backends report to their recent errors, for services whose policy
-    /// counts errors as load. Call this each tick. For `heard`, see [`ClientTask::tick_controls`].
-    pub fn count_reported_errors(&mut self, heard: impl Fn(usize, usize) -> Option<Heard>, now: Instant) {
+    /// counts errors as load. Call this each tick. For `report_of`, see
+    /// [`ClientTask::tick_controls`].
+    pub fn count_reported_errors(
+        &mut self,
+        report_of: impl Fn(usize, usize) -> Option<ReceivedReport>,
+        now: Instant,
+    ) {
         let now = self.clock.monotonic(now);
         let mut shares: BTreeMap<Slot, (BackendRef, f64)> = BTreeMap::new();
         for (position, configured) in self.client.services.iter().enumerate() {
@@ -132,7 +137,8 @@ impl ClientTask {
                 continue;
             }
             for (member, (address, _)) in self.balancer.weights(position).iter().enumerate() {
-                let share = heard(position, member).and_then(|heard| ReportedErrors::share(&heard, now));
+                let share =
+                    report_of(position, member).and_then(|report| ReportedErrors::share(&report, now));
                 if let (Some(share), Some(at)) = (share, self.balancer.slot(position, *address)) {
                     shares.insert(at.slot, (at, share));
                 }

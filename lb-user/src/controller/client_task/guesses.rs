@@ -41,8 +41,8 @@ impl ClientTask {
         }
         let seen =
             |(address, (health, why))| (address, (self.seen(Identity { service, address }, health), why));
-        let said = found.into_iter().map(seen).collect();
-        self.hear(position, Who::Probe, said, now);
+        let verdicts = found.into_iter().map(seen).collect();
+        self.apply_verdicts(position, Who::Probe, verdicts, now);
     }
 
     /// The health that this client sees if the probes have found `found`.
@@ -86,7 +86,7 @@ impl ClientTask {
                 }
             }
             if guess.is_refuted {
-                self.probes_heard = None;
+                self.applied_probes = None;
             }
         }
         self.datapath.eject(&to_eject);

@@ -34,13 +34,13 @@ const MOST_LINES: usize = 8;
 /// The health and panics that the log last showed, and the early trials of backends that have
 /// returned.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct LoggedHealth {
     /// Whether the health of any backend may have changed since it was last logged.
     pub is_stale: bool,
     /// By service position and address: the health that was logged last, and the witness that found
     /// it.
     health: BTreeMap<(usize, SocketAddr), (Health, Option<Who>)>,
-    backends: BTreeMap<BackendRef, ToldOfBackend>,
+    backends: BTreeMap<BackendRef, LoggedEjections>,
     /// The ejected backends that should be tried early. `tried`: when each backend was last tried
     /// early.
     returned: BTreeSet<BackendRef>,
@@ -48,7 +48,7 @@ pub struct Told {
     panics: BTreeSet<String>,
 }
 
-impl Told {
+impl LoggedHealth {
     /// The state that an earlier daemon has logged, according to the maps.
     pub fn adopted(balancer: &Balancer, datapath: &Datapath) -> Self {
         let positions: BTreeMap<ServiceIndex, usize> =
@@ -77,7 +77,7 @@ pub struct Serving {
 
 /// At the last reading: a backend's ejections and readmissions, and whether it was ejected.
 #[derive(Clone, Copy, Debug)]
-struct ToldOfBackend {
+struct LoggedEjections {
     ejections: u64,
     readmissions: u64,
     is_ejected: bool,
@@ -114,7 +114,7 @@ pub fn knows_causes(accounting: Accounting, features: Features) -> bool {
 impl ClientTask {
     /// Applies the verdicts of the programs, and the passing of time. The next
     /// [`ClientTask::settle`] carries out the resulting plan.
-    pub fn hear_kernel(&mut self, now: Instant) {
+    pub fn apply_kernel_verdicts(&mut self, now: Instant) {
         let verdicts = self.datapath.tables().kernel_verdicts(&self.datapath.applied().backends);
         self.has_verdicts = !verdicts.is_empty();
         self.publish_evidence_scope();
@@ -185,14 +185,14 @@ impl ClientTask {
     }
 
     /// Applies all verdicts of one witness on the backends of the service at this position.
-    pub fn hear(
+    pub fn apply_verdicts(
         &mut self,
         position: usize,
         who: Who,
-        said: BTreeMap<SocketAddr, (Health, Why)>,
+        verdicts: BTreeMap<SocketAddr, (Health, Why)>,
         now: Instant,
     ) {
-        self.take_in(Fact::Said(position, who, said), now);
+        self.take_in(Fact::Verdicts(position, who, verdicts), now);
     }
 
     /// Notes that the agents of these backends, of the service at this position, have restarted: if
@@ -211,8 +211,8 @@ impl ClientTask {
             let generation = backends.get(&slot)?.generation;
             Some(BackendRef { slot, generation })
         };
-        self.told.returned.extend(self.balancer.take_returned().into_iter().filter_map(at));
-        let Told { returned, tried, .. } = &mut self.told;
+        self.logged.returned.extend(self.balancer.take_returned().into_iter().filter_map(at));
+        let LoggedHealth { returned, tried, .. } = &mut self.logged;
         returned.retain(|known| at(known.slot) == Some(*known));
         tried.retain(|known, _| at(known.slot) == Some(*known));
         let base = |at: &BackendRef| {
@@ -313,7 +313,7 @@ impl ClientTask {
     /// Logs each backend whose health has changed since the last call: a line for each of the first
     /// `MOST_LINES` backends, and one line for all others.
     pub fn log_health(&mut self, network: &dyn Network) {
-        if !std::mem::take(&mut self.told.is_stale) {
+        if !std::mem::take(&mut self.logged.is_stale) {
             return;
         }
         let mut logged = BTreeMap::new();
@@ -330,7 +330,7 @@ impl ClientTask {
                     _ => worst.map(|verdict| verdict.who),
                 };
                 logged.insert((position, address), (to, witness));
-                let before = self.told.health.get(&(position, address)).copied();
+                let before = self.logged.health.get(&(position, address)).copied();
                 let (from, before) = before.map_or((None, None), |(from, who)| (Some(from), who));
                 if from == Some(to) || from.is_none() && to <= Health::Unproven {
                     continue;
@@ -364,7 +364,7 @@ impl ClientTask {
         if lines > MOST_LINES {
             warn!(client = %self.client.name, backends = lines - MOST_LINES, "the health of more backends changed");
         }
-        self.told.health = logged;
+        self.logged.health = logged;
     }
 
     /// Logs the backends that were ejected and readmitted since the last call, and the services in
@@ -385,14 +385,14 @@ impl ClientTask {
             let Some(row) = self.balancer.row(position) else { continue };
             let service = &self.client.services[position].service.name;
             let (available, members) = row.available;
-            if row.is_panic == self.told.panics.contains(service) {
+            if row.is_panic == self.logged.panics.contains(service) {
                 continue;
             }
             if row.is_panic {
-                self.told.panics.insert(service.clone());
+                self.logged.panics.insert(service.clone());
                 warn!(client = %self.client.name, %service, available, members, "panic: too few backends are available, so ejected ones are chosen unless a lame duck serves");
             } else {
-                self.told.panics.remove(service);
+                self.logged.panics.remove(service);
                 info!(client = %self.client.name, %service, available, members, "panic has ended");
             }
         }
@@ -409,8 +409,8 @@ impl ClientTask {
     /// programs do not see why flows fail.
     pub fn without_causes(&self) -> BTreeSet<String> {
         let services = self.client.services.iter().map(|configured| &configured.service);
-        let asked = services.filter(|service| service.ejection.is_some());
-        let names = asked.map(|service| service.name.clone());
+        let watched = services.filter(|service| service.ejection.is_some());
+        let names = watched.map(|service| service.name.clone());
         if knows_causes(self.client.accounting, self.features) { BTreeSet::new() } else { names.collect() }
     }
 
@@ -457,16 +457,16 @@ impl ClientTask {
     }
 
     fn new_lines(&mut self) -> Result<Vec<Line>, DatapathError> {
-        if !self.has_verdicts && self.told.backends.is_empty() {
+        if !self.has_verdicts && self.logged.backends.is_empty() {
             return Ok(Vec::new());
         }
         let (tables, applied) = (self.datapath.tables(), self.datapath.applied());
         let verdicts = tables.kernel_verdicts(&applied.backends);
-        let mut told = BTreeMap::new();
+        let mut logged = BTreeMap::new();
         let mut lines = Vec::new();
         for (&slot, backend) in &applied.backends {
             let at = BackendRef { slot, generation: backend.generation };
-            let known = self.told.backends.get(&at).copied();
+            let known = self.logged.backends.get(&at).copied();
             // Counters are read only for backends that have a verdict now or had one at the last
             // reading.
             if known.is_none() && !verdicts.contains_key(&slot) {
@@ -474,9 +474,12 @@ impl ClientTask {
             }
             let counts = tables.counts(slot)?.sums;
             let is_ejected = verdicts.get(&slot).is_some_and(|verdict| verdict.is_ejected);
-            let now =
-                ToldOfBackend { ejections: counts.ejections, readmissions: counts.readmissions, is_ejected };
-            let before = known.unwrap_or(ToldOfBackend {
+            let now = LoggedEjections {
+                ejections: counts.ejections,
+                readmissions: counts.readmissions,
+                is_ejected,
+            };
+            let before = known.unwrap_or(LoggedEjections {
                 ejections: now.ejections.saturating_sub(u64::from(is_ejected)),
                 is_ejected: false,
                 ..now
@@ -500,10 +503,10 @@ impl ClientTask {
             let ejections = if has_changed || has_flapped { now.ejections } else { before.ejections };
             // The counters of a backend that is healthy again are not read any more.
             if verdicts.contains_key(&slot) {
-                told.insert(at, ToldOfBackend { ejections, ..now });
+                logged.insert(at, LoggedEjections { ejections, ..now });
             }
         }
-        self.told.backends = told;
+        self.logged.backends = logged;
         Ok(lines)
     }
 }

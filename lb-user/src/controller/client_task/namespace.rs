@@ -124,7 +124,7 @@ impl ClientTask {
             (false, false) | (true, true) => return,
         }
         // From now on, failed probes have another meaning, so their results are applied again.
-        self.probes_heard = None;
+        self.applied_probes = None;
     }
 
     /// Whether the client's processes are known to be in another network namespace than the daemon.

@@ -70,10 +70,10 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Backend
     let number = |thousandths: Option<u32>| thousandths.map(|number| f64::from(number) / 1e3);
     let load = report.map(|report| report.load).unwrap_or_default();
     let why = match state {
-        ReportState::Unheard if reported.unanswered() > 0 => {
+        ReportState::NeverReported if reported.unanswered() > 0 => {
             Some(format!("its agent has answered none of {} requests", reported.unanswered()))
         }
-        ReportState::Unheard => Some("no report has arrived yet".to_owned()),
+        ReportState::NeverReported => Some("no report has arrived yet".to_owned()),
         ReportState::Silent => Some(match reported.unanswered() {
             0 => "its agent is silent".to_owned(),
             count => format!("its agent has not answered the last {count} requests"),

@@ -20,7 +20,7 @@ impl Stage {
     /// configuration.
     fn clients(&mut self, clients: &[(&str, &str)]) {
         self.write_clients(clients);
-        self.tell(Event::Hangup);
+        self.dispatch(Event::Hangup);
         self.settle();
     }
 
@@ -101,11 +101,11 @@ fn an_added_service_is_balanced_and_a_removed_one_leaves_nothing() {
     script("", |stage| {
         stage.connect().expect("all are well");
         stage.add(&second_service());
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.stop_faults();
         let flow = stage.open_to_more();
         stage.write_config("");
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.settle();
         stage.ends_after_more_was_removed(flow);
         assert_eq!(stage.states().len(), 3);
@@ -120,7 +120,7 @@ fn a_renamed_service_retains_its_flows_and_serves() {
         stage.is_counted = false;
         let text = stage.config_text();
         stage.write_text(&text.replace("name = \"users\"", "name = \"renamed\""));
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         for _ in 0..70 {
             stage.pass(SECOND);
             assert!(stage.reaches(stage.place), "the service is always balanced");
@@ -142,7 +142,7 @@ fn a_rename_leaves_connects_balanced_at_each_step() {
     };
     let stage = balanced_at_each_step(|stage| {
         rename(stage);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
     });
     assert_eq!(names(&stage), ["people"]);
     let stage = balanced_at_each_step(|stage| {
@@ -153,7 +153,7 @@ fn a_rename_leaves_connects_balanced_at_each_step() {
     assert_eq!(names(&stage), ["people"]);
     let stage = balanced_at_each_step(|stage| {
         stage.write_clients(&[("other", "web")]);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
     });
     assert_eq!(stage.pinned(), ["other"]);
 }
@@ -175,17 +175,17 @@ fn a_faulty_configuration_changes_nothing_and_is_a_fault_until_corrected() {
         stage.tick();
         assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
         // If its file system does not answer, this is a fault, and nothing else is affected.
-        stage.disk.set_silent(CONFIG, true);
+        stage.disk.set_hung(CONFIG, true);
         stage.changed(CONFIG);
         stage.pass(2 * SECOND);
         stage.list(&BACKENDS[1..]);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.settle();
         let faults = stage.faults();
         assert!(faults.iter().any(|fault| fault.contains("socklb.toml does not answer")), "{faults:?}");
         assert_eq!(stage.dialled(30).len(), 2);
         stage.list(&BACKENDS);
-        stage.disk.set_silent(CONFIG, false);
+        stage.disk.set_hung(CONFIG, false);
         stage.pass(2 * SECOND);
         assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
         // The file is removed, or cannot be read.
@@ -216,7 +216,7 @@ fn fixed_settings_are_named_and_all_others_change() {
         let metrics = "[metrics]\nlisten = \"127.0.0.1:9464\"\n";
         let more = format!("{}{limits}{metrics}[paths]\nrun = \"/elsewhere\"\n", second_service());
         stage.add(&more);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.settle();
         let restart = |key: &str| format!("{key} cannot change while running; restart socklb to apply it");
         let remade = "limits.flow_records cannot change while running; a restart is not enough, because the clients' maps outlive it: \
@@ -226,7 +226,7 @@ fn fixed_settings_are_named_and_all_others_change() {
         assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
         // Only the key that needs new maps is set back.
         stage.write_text(&(good + &second_service() + metrics));
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.settle();
         assert_eq!(stage.faults(), [restart("metrics.listen")]);
         stage.try_to_start(1);
@@ -304,10 +304,10 @@ fn r29_a_recreated_cgroup_is_covered_before_a_waiting_process_continues() {
     script("", |stage| {
         stage.stop_faults();
         let cover = |stage: &mut Stage, cgroups: &[u64]| {
-            let (answer, said) = Reply::new();
+            let (answer, reply) = Reply::new();
             let (client, cgroups) = ("web".to_owned(), cgroups.to_vec());
-            stage.tell(Event::Asked(ControllerQuery::Cover { client, cgroups, answer }));
-            said
+            stage.dispatch(Event::Query(ControllerQuery::Cover { client, cgroups, answer }));
+            reply
         };
         let elsewhere = stage.kernel.make_cgroup(&cgroup_path("b"));
         for _ in 0..5 {
@@ -319,8 +319,8 @@ fn r29_a_recreated_cgroup_is_covered_before_a_waiting_process_continues() {
             assert!(waiting.try_recv().is_err());
             stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
             // No watch has reported the cgroup: the query itself causes the check.
-            let said = cover(stage, &[stage.place.0]).try_recv();
-            assert_eq!(said.expect("the answer comes at once"), Coverage::Covered);
+            let reply = cover(stage, &[stage.place.0]).try_recv();
+            assert_eq!(reply.expect("the answer comes at once"), Coverage::Covered);
             let configured = cgroup_path("web");
             assert_eq!(
                 waiting.try_recv().expect("the request is answered"),
@@ -338,7 +338,7 @@ fn each_sighup_is_answered_once_all_maps_follow() {
     script("", |stage| {
         stage.notices.clear();
         for times in 1..=3 {
-            stage.tell(Event::Hangup);
+            stage.dispatch(Event::Hangup);
             stage.stop_faults();
             let ready = stage.notices.iter().filter(|notice| matches!(notice, Notice::Ready(_))).count();
             let reloading = stage.notices.iter().filter(|notice| **notice == Notice::Reloading).count();
@@ -347,7 +347,7 @@ fn each_sighup_is_answered_once_all_maps_follow() {
         }
         // Two more SIGHUPs during a reload cause only one more reload.
         stage.hangs = |work| matches!(work, BackgroundWork::Load(_));
-        (0..3).for_each(|_| stage.tell(Event::Hangup));
+        (0..3).for_each(|_| stage.dispatch(Event::Hangup));
         stage.pass(5 * SECOND);
         assert_eq!(stage.dial(30), 0);
         stage.finish_hung();
@@ -392,7 +392,7 @@ fn a_renamed_client_is_always_balanced() {
         stage.is_counted = false;
         for name in ["other", "third", "web"] {
             stage.write_clients(&[(name, "web")]);
-            stage.tell(Event::Hangup);
+            stage.dispatch(Event::Hangup);
             for _ in 0..70 {
                 stage.pass(SECOND / 10);
                 assert!(stage.reaches(stage.place));
@@ -416,7 +416,7 @@ fn clients_that_swap_cgroups_are_always_balanced() {
         for round in 0..6 {
             let (first, second) = if round % 2 == 0 { ("b", "web") } else { ("web", "b") };
             stage.write_clients(&[("one", first), ("two", second)]);
-            stage.tell(Event::Hangup);
+            stage.dispatch(Event::Hangup);
             for _ in 0..40 {
                 stage.pass(SECOND);
                 assert!(places.iter().all(|place| stage.reaches(*place)), "round {round}");
@@ -454,7 +454,7 @@ fn a_client_stays_until_its_successor_is_attached() {
         stage.write_clients(&[("heir", "web")]);
         // Each attempt to open the new client fails.
         stage.kernel.faults().fail_some(1_000, super::SEED);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.kernel.faults().stop();
         for _ in 0..30 {
             stage.pass(SECOND);
@@ -480,7 +480,7 @@ fn a_late_client_follows_changes_made_meanwhile() {
         let configure = |stage: &mut Stage, cgroup| {
             stage.write_clients(&[("web", "web"), ("other", cgroup)]);
             stage.kernel.faults().fail_some(1_000, super::SEED);
-            stage.tell(Event::Hangup);
+            stage.dispatch(Event::Hangup);
             stage.kernel.faults().stop();
             stage.pass(5 * SECOND);
         };
@@ -524,7 +524,7 @@ fn an_unconfigured_client_is_named_and_adopted_when_configured_again() {
         assert_eq!(stage.faults(), [""; 0]);
         assert_eq!(stage.dialled(30), BACKENDS.map(address).into());
         stage.write_clients(&[("web", "web")]);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         (0..70).for_each(|_| stage.pass(SECOND));
         assert_eq!(stage.pinned(), ["web"]);
     });
@@ -617,7 +617,7 @@ fn unsettled(stage: &Stage) -> usize {
 fn a_change_of_all_clients_settles_one_in_each_turn() {
     let mut stage = with_four_clients();
     stage.write_list(&BACKENDS[1..]);
-    stage.tell(Event::Changed([super::stage::LIST.into()].into()));
+    stage.dispatch(Event::Changed([super::stage::LIST.into()].into()));
     // The turn that reads the list settles the first client.
     while unsettled(&stage) == 0 {
         let at = stage.controller().next_wakeup(stage.now).expect("a read is due");
@@ -641,7 +641,7 @@ fn a_reload_settles_one_client_in_each_turn() {
     let mut stage = with_four_clients();
     stage.notices.clear();
     stage.write_list(&BACKENDS[1..]);
-    stage.tell(Event::Hangup);
+    stage.dispatch(Event::Hangup);
     for left in (0..3).rev() {
         assert_eq!(unsettled(&stage), left + 1);
         assert_eq!(stage.notices, [Notice::Reloading]);
@@ -661,12 +661,12 @@ fn a_reload_settles_one_client_in_each_turn() {
 fn repeated_and_late_events_change_nothing() {
     script("", |stage| {
         for _ in 0..2 {
-            stage.tell(Event::Watched);
-            stage.tell(Event::Wakeup);
-            stage.tell(Event::Heard);
-            stage.tell(Event::ReadersGone(Ok(())));
-            stage.tell(Event::Changed([cgroup_path("web"), CONFIG.into()].into()));
-            stage.tell(Event::NamespacesFound(Vec::new()));
+            stage.dispatch(Event::Watched);
+            stage.dispatch(Event::Wakeup);
+            stage.dispatch(Event::HealthChanged);
+            stage.dispatch(Event::ReadersGone(Ok(())));
+            stage.dispatch(Event::Changed([cgroup_path("web"), CONFIG.into()].into()));
+            stage.dispatch(Event::NamespacesFound(Vec::new()));
         }
         // The wait for readers ends after the client has been removed.
         stage.hangs = |work| {
@@ -679,10 +679,10 @@ fn repeated_and_late_events_change_nothing() {
         stage.pass(10 * SECOND);
         let other = stage.kernel.make_cgroup(&cgroup_path("b"));
         stage.write_clients(&[("web", "web"), ("other", "b")]);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.pass(10 * SECOND);
         stage.write_clients(&[("web", "web")]);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.pass(10 * SECOND);
         assert!(!stage.reaches(other) || stage.kernel.faults().failed() > 0);
         stage.finish_hung();
@@ -704,7 +704,7 @@ fn each_sighup_logs_a_faulty_configuration_and_its_correction() {
     let unusable = "the configuration cannot be used";
     assert_eq!(stage.logged(unusable), 1);
     for times in 2..=3 {
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.pass(2 * SECOND);
         assert_eq!(stage.logged(unusable), times);
     }

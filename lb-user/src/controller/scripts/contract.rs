@@ -38,7 +38,7 @@ impl World for Memory {
         }
         let clients: Vec<_> = clients.iter().map(|client| (*client, *client)).collect();
         self.stage.write_clients(&clients);
-        self.stage.tell(Event::Hangup);
+        self.stage.dispatch(Event::Hangup);
     }
 
     fn list(&mut self, backends: &[&str]) {

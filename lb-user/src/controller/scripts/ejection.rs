@@ -203,7 +203,7 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
             "[[service]]\nname = \"orders\"\naddress = \"{orders}\"\nbackends = {{ static = {backends:?} }}\n"
         );
         stage.write_text(&(text + &other));
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.stop_faults();
         for _ in 0..20 {
             let Connect::Sent(flow) = stage.kernel.connect(stage.place, 1, address(orders)) else {
@@ -254,11 +254,11 @@ fn a_replaced_member_still_has_trials() {
         let faults = stage.degraded().join("\n");
         assert!(faults.contains("ejected: ") && faults.contains(&lost.to_string()), "{faults}");
         let explained = stage.explained();
-        let told = format!("replaced until available again: {lost} (ejected, witness: kernel)");
-        assert!(explained.contains(&told), "{explained}");
+        let phrase = format!("replaced until available again: {lost} (ejected, witness: kernel)");
+        assert!(explained.contains(&phrase), "{explained}");
         let stands_in = after.difference(&before).next().expect("one");
-        let told = format!("substitutes, the next of the order: {stands_in}\n");
-        assert!(explained.contains(&told), "{explained}");
+        let phrase = format!("substitutes, the next of the order: {stands_in}\n");
+        assert!(explained.contains(&phrase), "{explained}");
         // The member is in no table, but trials still test it, even without a daemon, and find that
         // it is healthy again.
         let trials = |stage: &Stage| stage.backend(&lost.to_string()).trials;
@@ -285,12 +285,12 @@ fn a_replaced_member_still_has_trials() {
 fn a_readmission_ends_an_ejection_early() {
     script(FOR_LONG, |stage| {
         let readmit = |stage: &mut Stage, backend: &str, client: Option<&str>| {
-            let (answer, mut said) = Reply::new();
+            let (answer, mut reply) = Reply::new();
             let (service, client) = ("users".to_owned(), client.map(str::to_owned));
             let (backend, who) = (address(backend), PeerCredentials { user: 0, groups: vec![0], process: 1 });
-            stage.tell(Event::Asked(ControllerQuery::Readmit { service, backend, client, who, answer }));
-            let Readmission { clients, .. } = said.try_recv().expect("an answer");
-            clients.into_iter().map(|told| (told.client, told.was_ejected)).collect::<Vec<_>>()
+            stage.dispatch(Event::Query(ControllerQuery::Readmit { service, backend, client, who, answer }));
+            let Readmission { clients, .. } = reply.try_recv().expect("an answer");
+            clients.into_iter().map(|phrase| (phrase.client, phrase.was_ejected)).collect::<Vec<_>>()
         };
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);

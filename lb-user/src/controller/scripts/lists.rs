@@ -272,7 +272,7 @@ fn a_start_continues_if_a_file_system_hangs() {
     script("", |stage| {
         stage.list(&BACKENDS[..2]);
         stage.stop_faults();
-        stage.disk.set_silent(LIST, true);
+        stage.disk.set_hung(LIST, true);
         stage.kill();
         lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("no fault");
         (stage.sent, stage.open) = Default::default();
@@ -280,12 +280,12 @@ fn a_start_continues_if_a_file_system_hangs() {
         stage.settle();
         assert_eq!(stage.dialled(30), of(&[0, 1]), "the last good list");
         assert!(stage.file_fault().contains("users.toml does not answer"), "{}", stage.file_fault());
-        stage.disk.set_silent(LAST_GOOD, true);
+        stage.disk.set_hung(LAST_GOOD, true);
         stage.try_to_start(1);
         stage.settle();
         assert_eq!(stage.dialled(30), of(&[0, 1]), "the kernel's state serves");
         for path in [LIST, LAST_GOOD] {
-            stage.disk.set_silent(path, false);
+            stage.disk.set_hung(path, false);
         }
         stage.pass(std::time::Duration::from_secs(3));
         assert_eq!(stage.file_fault(), "");
@@ -555,7 +555,7 @@ fn the_late_result_of_a_former_file_is_dropped() {
         stage.write_list(&BACKENDS[1..]);
         stage.hangs = |work| matches!(work, BackgroundWork::Load(_) | BackgroundWork::Read { .. });
         stage.write_config("");
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.disk.write(other, list_of(&BACKENDS[..1]));
         stage.changed(other);
         stage.finish_hung();
@@ -583,7 +583,7 @@ fn a_reload_with_a_bad_file_retains_the_list_and_its_failure_count() {
         let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
         stage.hangs = |work| matches!(work, BackgroundWork::Compute { .. });
         stage.write_clients(&[("web", "web"), ("batch", "batch")]);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.settle();
         assert_eq!(stage.reached(other, SERVICE), Some(address(BACKENDS[1])));
         stage.finish_hung();
@@ -600,12 +600,12 @@ fn unwatched_files_are_read_only_at_sighup() {
     script("", |stage| {
         let text = stage.config_text();
         stage.write_text(&(text + "[daemon]\nwatch = false\n"));
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.settle();
         stage.list(&BACKENDS[..1]);
         stage.pass(std::time::Duration::from_secs(5));
         assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.settle();
         assert_eq!(stage.dialled(60), of(&[0]));
     });

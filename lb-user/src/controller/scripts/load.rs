@@ -62,18 +62,18 @@ impl Stage {
 
     /// Sets the switch of the service's law, as an operator does.
     fn switch(&mut self, switch: Switch) -> Switched {
-        let said = self.switch_of(None, switch);
-        assert_eq!(said.clients.len(), 1);
-        said
+        let reply = self.switch_of(None, switch);
+        assert_eq!(reply.clients.len(), 1);
+        reply
     }
 
     /// Sets the switch for one client, if it is named, or for all.
     fn switch_of(&mut self, client: Option<&str>, switch: Switch) -> Switched {
-        let (answer, mut said) = Reply::new();
+        let (answer, mut reply) = Reply::new();
         let client = client.map(str::to_owned);
         let (service, who) = ("users".to_owned(), PeerCredentials { user: 0, groups: vec![0], process: 1 });
-        self.tell(Event::Asked(ControllerQuery::SwitchLoad { service, switch, client, who, answer }));
-        said.try_recv().expect("an answer")
+        self.dispatch(Event::Query(ControllerQuery::SwitchLoad { service, switch, client, who, answer }));
+        reply.try_recv().expect("an answer")
     }
 }
 
@@ -138,8 +138,8 @@ fn weights_stay_and_a_fault_is_shown_if_fewer_than_half_report() {
         assert!((stage.member(0).factor - 1.0).abs() < 1e-9);
         assert_eq!((stage.load().reporting, stage.load().expected), (1, 3));
         let faults = stage.degraded();
-        let told = "client web, service users: weights should follow load, but only 1 of 3 members report";
-        assert!(faults.len() == 1 && faults[0].starts_with(told), "{faults:?}");
+        let phrase = "client web, service users: weights should follow load, but only 1 of 3 members report";
+        assert!(faults.len() == 1 && faults[0].starts_with(phrase), "{faults:?}");
     });
 }
 
@@ -209,7 +209,7 @@ fn weights_and_switches_outlive_kills_silence_and_reloads() {
         let text = stage.config_text();
         let first = "[[service]]\nname = \"first\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [] }\n[[service]]";
         stage.write_text(&text.replacen("[[service]]", first, 1));
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.settle();
         assert!(is_as_before(stage), "{:?}", stage.shares());
         stage.switch(Switch::Frozen);
@@ -237,18 +237,18 @@ fn a_switch_outlives_a_client_that_cannot_be_started() {
         stage.utilize([300; 3]);
         stage.use_for(3);
         stage.write_clients(&[web, batch]);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.stop_faults();
         stage.switch_of(Some("web"), Switch::Frozen);
         // `web` is removed and configured again. The first attempt to open it fails, and the second
         // hangs.
         stage.is_counted = false;
         stage.write_clients(&[batch]);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.hangs = |work| matches!(work, BackgroundWork::Open(_));
         stage.write_clients(&[web, batch]);
         stage.kernel.faults().fail_some(1_000, SEED);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.kernel.faults().stop();
         stage.pass(30 * SECOND);
         assert!(stage.controller().clients.task("web").is_none());

@@ -31,13 +31,13 @@ fn least_loaded_fills_empty_backends_and_rotates_among_equals() {
     script("policy = \"least-loaded\"", |stage| {
         stage.open_more(60);
         assert_eq!(stage.open_by_backend(), BACKENDS.map(|backend| (address(backend), 20)).into());
-        let (mut ends, keep): (Vec<_>, Vec<_>) = std::mem::take(&mut stage.open)
+        let (mut ends, retained): (Vec<_>, Vec<_>) = std::mem::take(&mut stage.open)
             .into_iter()
             .partition(|flow| flow.backend == address(BACKENDS[1]));
         let rest = ends.split_off(10);
         stage.open = ends;
         stage.close_all();
-        stage.open = [keep, rest].concat();
+        stage.open = [retained, rest].concat();
         stage.open_more(10);
         assert_eq!(stage.open_by_backend(), BACKENDS.map(|backend| (address(backend), 20)).into());
         // No connection stays open, so all backends are equal and are chosen in turn.

@@ -133,7 +133,7 @@ fn all_clients_of_a_host_obey_a_report() {
     script(REPORTS, |stage| {
         let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
         stage.write_clients(&[("web", "web"), ("batch", "batch")]);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.are_ready(&BACKENDS);
         stage.announce_lame(BACKENDS[0]);
         stage.stop_faults();
@@ -159,7 +159,7 @@ fn backends_of_a_leaving_client_stay_registered() {
         stage.write_clients(&[("heir", "web")]);
         // The first attempt to open the new client fails, and the second hangs.
         stage.kernel.faults().fail_some(1_000, SEED);
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.kernel.faults().stop();
         stage.pass(90 * SECOND);
         assert!(stage.reached(stage.place, SERVICE).is_some(), "the old rows still balance connects");
@@ -262,7 +262,7 @@ fn a_service_believes_only_reports_with_its_own_key() {
                 "name = \"more\"\naddress = \"{more}\"\nbackends = {{ file = \"{list}\" }}\n{lines}\n"
             );
             stage.write_text(&alone.replace("[reports]", &format!("[[service]]\n{service}[reports]")));
-            stage.tell(Event::Hangup);
+            stage.dispatch(Event::Hangup);
             stage.pass(5 * SECOND);
             stage.stop_faults();
             stage.faults()
@@ -276,12 +276,12 @@ fn a_service_believes_only_reports_with_its_own_key() {
         assert_eq!(stage.reached(stage.place, more), Some(address(BACKENDS[0])));
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])));
         let faults = with_more(stage, "health = { probe = \"report\", interval = \"1s\", key = \"2\" }");
-        let told = format!("services give {} different keys: it is not polled", BACKENDS[0]);
-        assert!(faults.len() == 1 && faults[0].contains(&told), "{faults:?}");
+        let expected = format!("services give {} different keys: it is not polled", BACKENDS[0]);
+        assert!(faults.len() == 1 && faults[0].contains(&expected), "{faults:?}");
         stage.disk.write(list, list_of(&BACKENDS[..1]) + "agent = \"127.0.0.1:9\"\n");
         let faults = with_more(stage, "health = { probe = \"report\", interval = \"1s\" }");
-        let told = format!("name different agents for {}: the first one is polled", BACKENDS[0]);
-        assert!(faults.len() == 1 && faults[0].contains(&told), "{faults:?}");
+        let expected = format!("name different agents for {}: the first one is polled", BACKENDS[0]);
+        assert!(faults.len() == 1 && faults[0].contains(&expected), "{faults:?}");
         assert_eq!(with_more(stage, ""), [""; 0]);
         assert_eq!(stage.reported(BACKENDS[0]), "lame-duck");
     });
@@ -293,7 +293,7 @@ fn missing_keys_and_a_port_in_use_are_faults_and_reports_stay_valid() {
         stage.are_ready(&BACKENDS);
         stage.stop_faults();
         stage.write_config(&REPORTS.replace("\"1\"", "\"none\""));
-        stage.tell(Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.announce_lame(BACKENDS[1]);
         stage.pass(3 * SECOND);
         let faults = stage.faults();
@@ -369,11 +369,11 @@ fn a_backend_that_reports_errors_does_not_look_idle() {
             for _ in 0..6 {
                 stage.connect().expect("all accept");
             }
-            let (ends, keep) = std::mem::take(&mut stage.open)
+            let (ends, retained) = std::mem::take(&mut stage.open)
                 .into_iter()
                 .partition(|flow| flow.backend == address(BACKENDS[0]));
             stage.open = ends;
-            let held: Vec<_> = keep;
+            let held: Vec<_> = retained;
             stage.close_all();
             stage.open = held;
             sent += stage.sent.get(&address(BACKENDS[0])).copied().unwrap_or(0) - before;

@@ -82,7 +82,7 @@ struct DiskState {
     /// Paths that can be neither read nor written, and neither can files below them.
     broken: BTreeSet<PathBuf>,
     /// Paths whose file system does not answer; this includes files below them.
-    silent: BTreeSet<PathBuf>,
+    hung_paths: BTreeSet<PathBuf>,
 }
 
 impl Disk {
@@ -112,23 +112,23 @@ impl Disk {
     }
 
     /// Makes the file system of a path and of files below it stop answering, or answer again.
-    pub fn set_silent(&self, path: impl AsRef<Path>, is_silent: bool) {
+    pub fn set_hung(&self, path: impl AsRef<Path>, is_hung: bool) {
         let (mut state, path) = (self.state(), path.as_ref().to_owned());
-        if is_silent {
-            state.silent.insert(path)
+        if is_hung {
+            state.hung_paths.insert(path)
         } else {
-            state.silent.remove(&path)
+            state.hung_paths.remove(&path)
         };
     }
 
-    fn ask(&self, path: &Path) -> Result<(), NoAnswer> {
-        let is_silent = self.state().silent.iter().any(|silent| path.starts_with(silent));
-        if is_silent { Err(NoAnswer::Silent(path.to_owned())) } else { Ok(()) }
+    fn access(&self, path: &Path) -> Result<(), NoAnswer> {
+        let is_hung = self.state().hung_paths.iter().any(|hung_paths| path.starts_with(hung_paths));
+        if is_hung { Err(NoAnswer::Hung(path.to_owned())) } else { Ok(()) }
     }
 
     /// Reads the stamp of a path, as the shell does.
     fn look(&self, path: &Path) -> Result<Option<Stamp>, NoAnswer> {
-        self.ask(path).map(|()| self.stamp(path))
+        self.access(path).map(|()| self.stamp(path))
     }
 
     pub fn content(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
@@ -155,7 +155,7 @@ impl Files for Disk {
     }
 
     fn read(&self, path: &Path) -> Result<Vec<u8>, SourceError> {
-        self.ask(path)?;
+        self.access(path)?;
         self.content(path).map_err(|source| SourceError::Read { path: path.to_owned(), source })
     }
 
@@ -274,8 +274,8 @@ impl Exchanging {
                 is_news |= turn.is_news;
                 for (_, request) in &turn.requests {
                     exchange.counts.requests += 1;
-                    let asked = Datagram::parse(request).expect("a request");
-                    let agent = agents.get(&socket_addr(asked.address, asked.port));
+                    let datagram = Datagram::parse(request).expect("a request");
+                    let agent = agents.get(&socket_addr(datagram.address, datagram.port));
                     let answer =
                         agent.filter(|agent| !agent.is_silent).and_then(|agent| agent.answer(request));
                     if let Some(answer) = answer {
@@ -420,7 +420,7 @@ impl config::ProcessEnvironment for Nothing {
 }
 
 fn read_config(disk: &Disk) -> Result<Config, ReadFailure> {
-    disk.ask(Path::new(CONFIG)).map_err(|silent| ReadFailure::Silent(silent.to_string()))?;
+    disk.access(Path::new(CONFIG)).map_err(|no_answer| ReadFailure::Hung(no_answer.to_string()))?;
     let text = disk.content(CONFIG).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => ReadFailure::Faulty(error.to_string()),
         _ => ReadFailure::Unread(error.to_string()),
@@ -599,7 +599,7 @@ impl Stage {
         let before = self.config_text();
         assert!(before.contains(text), "{text} is not in {before}");
         self.write_text(&before.replace(text, instead));
-        self.tell(Event::Hangup);
+        self.dispatch(Event::Hangup);
         self.settle();
     }
 
@@ -671,7 +671,7 @@ impl Stage {
     }
 
     /// Passes an event to the controller, and carries out its effects.
-    pub fn tell(&mut self, event: Event) {
+    pub fn dispatch(&mut self, event: Event) {
         self.inbox.push_back(event);
         self.run();
     }
@@ -754,7 +754,7 @@ impl Stage {
             let polls = listener.map(|listener| {
                 let (next, is_news) = listener.turn();
                 if is_news {
-                    self.tell(Event::Heard);
+                    self.dispatch(Event::HealthChanged);
                 }
                 self.start + next.saturating_sub(SECOND)
             });
@@ -773,7 +773,7 @@ impl Stage {
     /// Advances to this time and passes the wake-up.
     pub fn pass_one(&mut self, at: Instant) {
         self.advance(at);
-        self.tell(Event::Wakeup);
+        self.dispatch(Event::Wakeup);
     }
 
     fn advance(&mut self, to: Instant) {
@@ -819,7 +819,7 @@ impl Stage {
             state.version += 1;
             state.found.extend(backends.iter().map(|backend| (address(backend), found)));
         });
-        self.tell(Event::Heard);
+        self.dispatch(Event::HealthChanged);
     }
 
     /// Writes another list, and lets the daemon read it.
@@ -837,14 +837,14 @@ impl Stage {
 
     /// Reports a change at this path, as a watch does, and waits until the file counts as settled.
     pub fn changed(&mut self, path: impl AsRef<Path>) {
-        self.tell(Event::Changed([path.as_ref().to_owned()].into()));
+        self.dispatch(Event::Changed([path.as_ref().to_owned()].into()));
         self.pass(lb_core::feed::SETTLE);
     }
 
     /// Writes these lines of the service, and makes the daemon reload the configuration.
     pub fn configure(&mut self, lines: &str) {
         self.write_config(lines);
-        self.tell(Event::Hangup);
+        self.dispatch(Event::Hangup);
         self.settle();
     }
 

@@ -23,7 +23,7 @@ impl Stage {
         let client = format!("[[client]]\nindex = {index}\ncount = {count}\n");
         let text = self.config_text().replace("[[client]]\n", &client);
         self.write_text(&text);
-        self.tell(Event::Hangup);
+        self.dispatch(Event::Hangup);
         self.stop_faults();
     }
 

@@ -80,7 +80,7 @@ impl MetricsPage {
             clients().map(|client| ([client.name()], SeriesValue::Whole(client.facts.reclaim.reclaimed))),
         )?;
         sheet.family(
-            &f::RECORDS_KEPT,
+            &f::RECORDS_RETAINED,
             clients().flat_map(|client| {
                 let reclaim = client.facts.reclaim;
                 [

@@ -244,8 +244,8 @@ fn a_daemon_without_clients_has_a_page_in_both_formats() {
     assert_eq!(described, expected);
     let text = page(ExpositionFormat::Text, Vec::new());
     assert!(!text.contains("# UNIT"), "the older form knows no units: {text}");
-    let told = lines(&text, "# TYPE socklb_build");
-    assert_eq!(told, ["# TYPE socklb_build_info gauge"]);
+    let found = lines(&text, "# TYPE socklb_build");
+    assert_eq!(found, ["# TYPE socklb_build_info gauge"]);
     assert_eq!(lines(&text, "# TYPE socklb_reloads"), ["# TYPE socklb_reloads_total counter"]);
     assert_eq!(lines(&text, "socklb_reloads"), lines(&expected, "socklb_reloads"));
 }

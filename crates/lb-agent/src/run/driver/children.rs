@@ -19,15 +19,15 @@ impl RunDriver {
             .any(|change| matches!(change, ChildChange::Command(_) | ChildChange::Descendant(_)));
         let is_shell = |change: &ChildChange| matches!(change, ChildChange::Shell(..));
         // The end of a shell command may show that no other process is left.
-        let asks = has_ended || self.lifecycle.has_lost_command() && changes.iter().any(is_shell);
-        let left = if asks { self.left() } else { Left::Serving };
+        let is_needed = has_ended || self.lifecycle.has_lost_command() && changes.iter().any(is_shell);
+        let left = if is_needed { self.left() } else { Left::Serving };
         for change in changes {
             match change {
                 ChildChange::Command(status) => self.input(Input::Ended { is_command: true, status, left }),
                 ChildChange::Descendant(status) => self.descendant_ended(status, left),
                 ChildChange::Shell(purpose, status) => {
                     self.shell_ended(purpose, status);
-                    if left == Left::Nobody && !has_ended {
+                    if left == Left::NoProcess && !has_ended {
                         self.descendant_ended(status, left);
                     }
                 }
@@ -43,7 +43,7 @@ impl RunDriver {
 
     fn left(&mut self) -> Left {
         match self.processes.is_anybody_left() {
-            false => Left::Nobody,
+            false => Left::NoProcess,
             // If the sockets cannot be read, assume that the application serves, so that it is not
             // stopped.
             true if self.listener.find().unwrap_or(true) => Left::Serving,

@@ -46,10 +46,10 @@ impl RunDriver {
     }
 
     pub(super) fn report(&self, wait: Wait) {
-        let Wait { cause, waited, unheard, look } = wait;
+        let Wait { cause, waited, unacknowledged, look } = wait;
         let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
         let (busy, idle) = (look.map(|look| look.busy), look.map(|look| look.idle));
-        let unheard_clients = unheard;
+        let unheard_clients = unacknowledged;
         match cause {
             Cause::Quiet => {
                 tracing::info!(waited_ms, unheard_clients, idle, "all connections in use have ended");

@@ -8,7 +8,7 @@ const RULES: LifecycleOptions = LifecycleOptions {
     grace: Duration::from_secs(30),
     kill_after: Duration::from_secs(10),
     prewarms: false,
-    tells_application: false,
+    notifies_application: false,
 };
 
 const QUIET: ConnectionSnapshot = ConnectionSnapshot { began: Duration::ZERO, busy: 0, idle: 0 };
@@ -18,18 +18,18 @@ fn s(seconds: u64) -> Duration {
 }
 
 fn ended(code: u8) -> Input {
-    Input::Ended { is_command: true, status: ProcessStatus::Exited(code), left: Left::Nobody }
+    Input::Ended { is_command: true, status: ProcessStatus::Exited(code), left: Left::NoProcess }
 }
 
 /// A backend that has served since second 1.
 fn serving(rules: LifecycleOptions) -> Lifecycle {
     let (mut lifecycle, actions) = Lifecycle::new(rules);
-    assert_eq!(actions, [Action::Say(Readiness::LameDuck)]);
+    assert_eq!(actions, [Action::ReportReadiness(Readiness::LameDuck)]);
     lifecycle.handle(s(1), Input::Ready);
     if rules.prewarms {
         lifecycle.handle(s(1), Input::Prewarmed(true));
     }
-    assert_eq!(lifecycle.said, Some(Readiness::Ready));
+    assert_eq!(lifecycle.reported, Some(Readiness::Ready));
     lifecycle
 }
 
@@ -37,21 +37,26 @@ fn serving(rules: LifecycleOptions) -> Lifecycle {
 fn waiting() -> Lifecycle {
     let mut lifecycle = serving(RULES);
     let actions = lifecycle.handle(s(10), Input::Signal(Signal::TERM));
-    assert_eq!(actions, [Action::Say(Readiness::LameDuck)]);
-    assert_eq!(lifecycle.handle(s(10), Input::Unheard(0)), []);
+    assert_eq!(actions, [Action::ReportReadiness(Readiness::LameDuck)]);
+    assert_eq!(lifecycle.handle(s(10), Input::Unacknowledged(0)), []);
     lifecycle
 }
 
-fn report(cause: Cause, seconds: u64, unheard: Option<usize>, look: Option<ConnectionSnapshot>) -> Action {
-    Action::Report(Wait { cause, waited: s(seconds), unheard, look })
+fn report(
+    cause: Cause,
+    seconds: u64,
+    unacknowledged: Option<usize>,
+    look: Option<ConnectionSnapshot>,
+) -> Action {
+    Action::Report(Wait { cause, waited: s(seconds), unacknowledged, look })
 }
 
 #[test]
 fn a_backend_is_ready_once_it_can_serve() {
     let (mut lifecycle, first) = Lifecycle::new(RULES);
-    assert_eq!(first, [Action::Say(Readiness::LameDuck)]);
+    assert_eq!(first, [Action::ReportReadiness(Readiness::LameDuck)]);
     assert!(lifecycle.is_starting());
-    assert_eq!(lifecycle.handle(s(1), Input::Ready), [Action::Say(Readiness::Ready)]);
+    assert_eq!(lifecycle.handle(s(1), Input::Ready), [Action::ReportReadiness(Readiness::Ready)]);
     assert!(!lifecycle.is_starting());
 }
 
@@ -63,14 +68,14 @@ fn prewarming_is_retried_until_it_succeeds_and_then_the_backend_is_ready() {
     assert_eq!(lifecycle.deadline(), Some(s(7)));
     assert_eq!(lifecycle.handle(s(6), Input::Elapsed), []);
     assert_eq!(lifecycle.handle(s(7), Input::Elapsed), [Action::Prewarm]);
-    assert_eq!(lifecycle.handle(s(8), Input::Prewarmed(true)), [Action::Say(Readiness::Ready)]);
+    assert_eq!(lifecycle.handle(s(8), Input::Prewarmed(true)), [Action::ReportReadiness(Readiness::Ready)]);
 }
 
 #[test]
 fn a_request_to_end_makes_a_lame_duck_and_notifies_the_application() {
-    let mut lifecycle = serving(LifecycleOptions { tells_application: true, ..RULES });
+    let mut lifecycle = serving(LifecycleOptions { notifies_application: true, ..RULES });
     let actions = lifecycle.handle(s(10), Input::Signal(Signal::INT));
-    assert_eq!(actions, [Action::Say(Readiness::LameDuck), Action::TellApplication]);
+    assert_eq!(actions, [Action::ReportReadiness(Readiness::LameDuck), Action::NotifyApplication]);
     assert!(lifecycle.is_waiting());
 }
 
@@ -91,7 +96,7 @@ fn the_wait_ends_once_clients_have_acknowledged_and_a_later_look_is_quiet() {
 fn clients_that_never_acknowledge_delay_the_end_for_a_bounded_time() {
     let mut lifecycle = serving(RULES);
     lifecycle.handle(s(10), Input::Signal(Signal::TERM));
-    lifecycle.handle(s(11), Input::Unheard(2));
+    lifecycle.handle(s(11), Input::Unacknowledged(2));
     let early = ConnectionSnapshot { began: s(18), ..QUIET };
     assert_eq!(lifecycle.handle(s(18), Input::Looked(early)), []);
     let late = ConnectionSnapshot { began: s(19), ..QUIET };
@@ -153,7 +158,7 @@ fn processes_that_do_not_end_are_killed_until_none_is_left() {
     let killed = ProcessStatus::Killed(Signal::KILL);
     let ended = |is_command, left| Input::Ended { is_command, status: killed, left };
     assert_eq!(lifecycle.handle(s(22), ended(true, Left::Others)), [Action::Kill]);
-    assert_eq!(lifecycle.handle(s(22), ended(false, Left::Nobody)), [Action::End(killed)]);
+    assert_eq!(lifecycle.handle(s(22), ended(false, Left::NoProcess)), [Action::End(killed)]);
     assert_eq!(lifecycle.handle(s(23), Input::Signal(Signal::TERM)), []);
 }
 
@@ -167,10 +172,10 @@ fn every_other_signal_is_passed_on() {
 
 #[test]
 fn a_command_that_ends_by_itself_is_down() {
-    let say = Action::Say(Readiness::Down);
+    let report_down = Action::ReportReadiness(Readiness::Down);
     let (mut lifecycle, _) = Lifecycle::new(RULES);
-    assert_eq!(lifecycle.handle(s(1), ended(3)), [say, Action::End(ProcessStatus::Exited(3))]);
-    assert_eq!(serving(RULES).handle(s(2), ended(0)), [say, Action::End(ProcessStatus::Exited(0))]);
+    assert_eq!(lifecycle.handle(s(1), ended(3)), [report_down, Action::End(ProcessStatus::Exited(3))]);
+    assert_eq!(serving(RULES).handle(s(2), ended(0)), [report_down, Action::End(ProcessStatus::Exited(0))]);
     // A backend that received a request to end stays a lame duck, however it ends.
     assert_eq!(waiting().handle(s(11), ended(1)), [Action::End(ProcessStatus::Exited(1))]);
 }
@@ -181,10 +186,13 @@ fn processes_left_by_a_crash_are_ended_and_the_run_has_the_crashs_status() {
     let crash = ProcessStatus::Killed(Signal::from_raw(11));
     let input = Input::Ended { is_command: true, status: crash, left: Left::Serving };
     let actions = lifecycle.handle(s(2), input);
-    assert_eq!(actions, [Action::Say(Readiness::Down), Action::Stop(Signal::TERM)]);
+    assert_eq!(actions, [Action::ReportReadiness(Readiness::Down), Action::Stop(Signal::TERM)]);
     assert_eq!(lifecycle.deadline(), Some(s(12)));
-    let last =
-        Input::Ended { is_command: false, status: ProcessStatus::Killed(Signal::TERM), left: Left::Nobody };
+    let last = Input::Ended {
+        is_command: false,
+        status: ProcessStatus::Killed(Signal::TERM),
+        left: Left::NoProcess,
+    };
     assert_eq!(lifecycle.handle(s(3), last), [Action::End(crash)]);
 }
 
@@ -195,13 +203,13 @@ fn a_command_that_forks_away_is_followed() {
     let (mut lifecycle, _) = Lifecycle::new(RULES);
     assert_eq!(lifecycle.handle(s(1), well(true, Left::Others)), []);
     assert!(lifecycle.has_lost_command());
-    assert_eq!(lifecycle.handle(s(2), Input::Ready), [Action::Say(Readiness::Ready)]);
+    assert_eq!(lifecycle.handle(s(2), Input::Ready), [Action::ReportReadiness(Readiness::Ready)]);
     assert_eq!(lifecycle.handle(s(3), well(false, Left::Serving)), []);
     let mut late = serving(RULES);
     assert_eq!(late.handle(s(2), well(true, Left::Serving)), []);
     // The end of the application is the end of the run.
-    let crash = Input::Ended { is_command: false, status: ProcessStatus::Exited(7), left: Left::Nobody };
-    let expected = [Action::Say(Readiness::Down), Action::End(ProcessStatus::Exited(7))];
+    let crash = Input::Ended { is_command: false, status: ProcessStatus::Exited(7), left: Left::NoProcess };
+    let expected = [Action::ReportReadiness(Readiness::Down), Action::End(ProcessStatus::Exited(7))];
     assert_eq!(lifecycle.handle(s(4), crash), expected);
     assert_eq!(late.handle(s(4), crash), expected);
 }
@@ -211,9 +219,12 @@ fn remaining_processes_that_do_not_listen_are_not_the_application() {
     let mut lifecycle = serving(RULES);
     let input = Input::Ended { is_command: true, status: ProcessStatus::Exited(0), left: Left::Others };
     let actions = lifecycle.handle(s(2), input);
-    assert_eq!(actions, [Action::Say(Readiness::Down), Action::Stop(Signal::TERM)]);
-    let last =
-        Input::Ended { is_command: false, status: ProcessStatus::Killed(Signal::TERM), left: Left::Nobody };
+    assert_eq!(actions, [Action::ReportReadiness(Readiness::Down), Action::Stop(Signal::TERM)]);
+    let last = Input::Ended {
+        is_command: false,
+        status: ProcessStatus::Killed(Signal::TERM),
+        left: Left::NoProcess,
+    };
     assert_eq!(lifecycle.handle(s(3), last), [Action::End(ProcessStatus::Exited(0))]);
 }
 
@@ -223,16 +234,19 @@ fn processes_left_by_a_requested_end_receive_the_signal() {
     lifecycle.handle(s(11), Input::Signal(Signal::TERM));
     let input = Input::Ended { is_command: true, status: ProcessStatus::Exited(0), left: Left::Others };
     assert_eq!(lifecycle.handle(s(12), input), [Action::Stop(Signal::TERM)]);
-    let last =
-        Input::Ended { is_command: false, status: ProcessStatus::Killed(Signal::TERM), left: Left::Nobody };
+    let last = Input::Ended {
+        is_command: false,
+        status: ProcessStatus::Killed(Signal::TERM),
+        left: Left::NoProcess,
+    };
     assert_eq!(lifecycle.handle(s(13), last), [Action::End(ProcessStatus::Exited(0))]);
 }
 
 #[test]
 fn a_stopped_command_is_down_until_it_continues() {
     let mut lifecycle = serving(RULES);
-    assert_eq!(lifecycle.handle(s(2), Input::Stopped), [Action::Say(Readiness::Down)]);
-    assert_eq!(lifecycle.handle(s(3), Input::Continued), [Action::Say(Readiness::Ready)]);
+    assert_eq!(lifecycle.handle(s(2), Input::Stopped), [Action::ReportReadiness(Readiness::Down)]);
+    assert_eq!(lifecycle.handle(s(3), Input::Continued), [Action::ReportReadiness(Readiness::Ready)]);
     let mut lifecycle = waiting();
     assert_eq!(lifecycle.handle(s(11), Input::Stopped), []);
 }
@@ -242,13 +256,13 @@ fn inputs() -> impl Strategy<Value = Input> {
         any::<u8>().prop_map(ProcessStatus::Exited),
         (1..32).prop_map(|number| ProcessStatus::Killed(Signal::from_raw(number))),
     ];
-    let left = prop_oneof![Just(Left::Serving), Just(Left::Others), Just(Left::Nobody)];
+    let left = prop_oneof![Just(Left::Serving), Just(Left::Others), Just(Left::NoProcess)];
     prop_oneof![
         4 => Just(Input::Ready),
         2 => any::<bool>().prop_map(Input::Prewarmed),
         2 => prop_oneof![Just(Signal::TERM), Just(Signal::INT), Just(Signal::HUP)].prop_map(Input::Signal),
         1 => prop_oneof![Just(Input::Stopped), Just(Input::Continued)],
-        3 => (0..3usize).prop_map(Input::Unheard),
+        3 => (0..3usize).prop_map(Input::Unacknowledged),
         3 => (0..60u64, 0..3usize, 0..3usize)
             .prop_map(|(began, busy, idle)| Input::Looked(ConnectionSnapshot { began: s(began), busy, idle })),
         1 => (any::<bool>(), status, left)
@@ -264,8 +278,8 @@ proptest! {
         steps in prop::collection::vec((0..20u64, inputs()), 1..60),
     ) {
         let (mut lifecycle, first) = Lifecycle::new(LifecycleOptions { prewarms, ..RULES });
-        let mut said = vec![first[0]];
-        let (mut now, mut asked, mut stopped) = (Duration::ZERO, None, None);
+        let mut reported = vec![first[0]];
+        let (mut now, mut end_requested, mut stopped) = (Duration::ZERO, None, None);
         let (mut is_over, mut was_ready, mut was_prewarmed) = (false, false, false);
         for (pause, input) in steps {
             now += s(pause);
@@ -278,39 +292,39 @@ proptest! {
                     prop_assert_eq!(&actions, &[]);
                 }
                 if let Input::Signal(signal) = input && signal.is_request_to_end() {
-                    asked = asked.or(Some(now));
+                    end_requested = end_requested.or(Some(now));
                 }
                 for action in actions {
                     match action {
-                        Action::Say(readiness) => {
-                            prop_assert_ne!(said.last(), Some(&action), "said twice");
+                        Action::ReportReadiness(readiness) => {
+                            prop_assert_ne!(reported.last(), Some(&action), "said twice");
                             let is_ready = readiness == Readiness::Ready;
-                            prop_assert!(!is_ready || asked.is_none() && was_ready && (!prewarms || was_prewarmed));
+                            prop_assert!(!is_ready || end_requested.is_none() && was_ready && (!prewarms || was_prewarmed));
                             prop_assert!(stopped.is_none());
-                            said.push(action);
+                            reported.push(action);
                         }
                         Action::Stop(_) => {
                             stopped = stopped.or(Some(now));
-                            prop_assert_ne!(said.last(), Some(&Action::Say(Readiness::Ready)), "stopped while ready");
+                            prop_assert_ne!(reported.last(), Some(&Action::ReportReadiness(Readiness::Ready)), "stopped while ready");
                         }
                         Action::Kill => {
                             let since = stopped.expect("it is asked first");
                             prop_assert!(now >= since + RULES.kill_after);
                         }
                         Action::Report(wait) => {
-                            prop_assert!(asked.is_some() && stopped.is_none());
+                            prop_assert!(end_requested.is_some() && stopped.is_none());
                             let is_quiet = wait.look.is_some_and(|look| look.busy == 0);
                             prop_assert!(wait.cause != Cause::Quiet || is_quiet);
                             prop_assert!(wait.cause != Cause::Grace || wait.waited >= RULES.grace);
                         }
                         Action::End(_) => is_over = true,
-                        Action::Prewarm => prop_assert!(prewarms && was_ready && asked.is_none()),
-                        Action::TellApplication => prop_assert!(false, "nobody asked for it"),
+                        Action::Prewarm => prop_assert!(prewarms && was_ready && end_requested.is_none()),
+                        Action::NotifyApplication => prop_assert!(false, "nobody asked for it"),
                         Action::PassOn(signal) => prop_assert!(!signal.is_request_to_end()),
                     }
                 }
             }
-            let waits = lifecycle.is_waiting().then_some(asked).flatten();
+            let waits = lifecycle.is_waiting().then_some(end_requested).flatten();
             prop_assert!(waits.is_none_or(|since| now < since + RULES.grace), "the grace is over");
         }
     }

@@ -165,7 +165,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Option<I
 ///
 /// # Errors
 /// If the kernel refuses.
-pub fn tell_destinations(socket: BorrowedFd<'_>, is_v6: bool) -> io::Result<()> {
+pub fn enable_packet_info(socket: BorrowedFd<'_>, is_v6: bool) -> io::Result<()> {
     let (level, option) = if is_v6 {
         (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
     } else {
@@ -278,19 +278,19 @@ mod tests {
 
     #[test]
     fn an_answer_comes_from_the_requested_address() {
-        for (listen, asked) in [("0.0.0.0:0", "127.0.0.9"), ("[::]:0", "127.0.0.9"), ("[::]:0", "::1")] {
+        for (listen, target) in [("0.0.0.0:0", "127.0.0.9"), ("[::]:0", "127.0.0.9"), ("[::]:0", "::1")] {
             let Ok(socket) = UdpSocket::bind(listen) else { continue };
-            tell_destinations(socket.as_fd(), listen.starts_with('[')).unwrap();
-            let asked = SocketAddr::new(asked.parse().unwrap(), socket.local_addr().unwrap().port());
-            let client = UdpSocket::bind(if asked.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).unwrap();
+            enable_packet_info(socket.as_fd(), listen.starts_with('[')).unwrap();
+            let target = SocketAddr::new(target.parse().unwrap(), socket.local_addr().unwrap().port());
+            let client = UdpSocket::bind(if target.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).unwrap();
             // A connected socket accepts only packets from that address.
-            client.connect(asked).unwrap();
+            client.connect(target).unwrap();
             client.send(b"request").unwrap();
             readable(&socket);
             let mut batch = PacketBatch::new();
             let mut packets = batch.receive(socket.as_fd()).unwrap();
             let packet = packets.next().unwrap();
-            assert_eq!((packet.bytes, packet.to), (&b"request"[..], Some(asked.ip())), "{listen}");
+            assert_eq!((packet.bytes, packet.to), (&b"request"[..], Some(target.ip())), "{listen}");
             send(socket.as_fd(), b"answer", packet.from, packet.to).unwrap();
             client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             let mut bytes = [0; 16];

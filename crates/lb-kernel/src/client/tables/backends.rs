@@ -309,8 +309,8 @@ impl Tables {
             let Counts { sums, active: _, reclaimed } = self.counts(slot)?;
             let service = name_of(&self.maps.services.get(view.service.index()));
             let name = retired::name(&service, view.address);
-            let kept = self.maps.retired.keep(&name, sums, reclaimed, now_ns);
-            kept.map_err(|error| self.fail_io(map::RETIRED, "write", error))?;
+            let stored = self.maps.retired.store(&name, sums, reclaimed, now_ns);
+            stored.map_err(|error| self.fail_io(map::RETIRED, "write", error))?;
             if self.next_trial(view.service).slot() == slot.number() {
                 self.set_next_trial(view.service, NextTrial::default());
             }

@@ -34,7 +34,7 @@ pub struct Observation {
 pub enum InUse {
     Yes,
     No,
-    NeverTold,
+    NotReported,
     NotNow,
 }
 
@@ -76,7 +76,7 @@ impl<T: Copy + Sub<Output = Duration>> Suspect<T> {
         self.unused_since = match observation.in_use {
             InUse::No => self.unused_since.or(Some(now)),
             InUse::NotNow => self.unused_since,
-            InUse::Yes | InUse::NeverTold => None,
+            InUse::Yes | InUse::NotReported => None,
         };
         if observation.is_missed {
             match observation.in_use {
@@ -87,7 +87,7 @@ impl<T: Copy + Sub<Output = Duration>> Suspect<T> {
                 InUse::NotNow if !observation.is_connection => return Verdict::Suspected,
                 // If the kernel never reports open sockets, only the list decides: a socket that it
                 // does not contain has no connection.
-                InUse::Yes | InUse::No | InUse::NeverTold | InUse::NotNow => {}
+                InUse::Yes | InUse::No | InUse::NotReported | InUse::NotNow => {}
             }
             let since = *self.missed_since.get_or_insert(now);
             return if now - since >= interval { Verdict::Gone } else { Verdict::Suspected };
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_socket_missed_and_unused_in_two_passes_is_gone() {
-        use InUse::{NeverTold, No, NotNow, Yes};
+        use InUse::{No, NotNow, NotReported, Yes};
         use Verdict::{Gone, Open, Suspected};
         assert_eq!(verdicts([(true, false, No), (true, false, No)]), [Suspected, Gone]);
         assert_eq!(
@@ -142,16 +142,16 @@ mod tests {
             verdicts([(true, false, No), (true, false, NotNow), (true, false, No)]),
             [Suspected, Suspected, Gone]
         );
-        assert_eq!(verdicts([(true, false, NeverTold), (true, false, NeverTold)]), [Suspected, Gone]);
+        assert_eq!(verdicts([(true, false, NotReported), (true, false, NotReported)]), [Suspected, Gone]);
         // A connection that no list contains has ended, even if a process has its socket open.
-        for held in [Yes, No, NeverTold, NotNow] {
+        for held in [Yes, No, NotReported, NotNow] {
             assert_eq!(verdicts([(true, true, held), (true, true, held)]), [Suspected, Gone], "{held:?}");
         }
     }
 
     #[test]
     fn without_a_list_a_socket_is_gone_after_ten_unused_passes() {
-        use InUse::{NeverTold, No, NotNow, Yes};
+        use InUse::{No, NotNow, NotReported, Yes};
         use Verdict::{Elsewhere, Gone, InUse as IsInUse};
         let mut expected = [Elsewhere; 11];
         expected[10] = Gone;
@@ -163,7 +163,7 @@ mod tests {
         expected[5] = IsInUse;
         expected[10] = Elsewhere;
         assert_eq!(verdicts(seen), expected);
-        assert_eq!(verdicts([(false, true, NeverTold); 11]), [Elsewhere; 11]);
+        assert_eq!(verdicts([(false, true, NotReported); 11]), [Elsewhere; 11]);
     }
 
     /// Processes have the MPTCP socket open and none of its paths, so a path that no process has

@@ -111,7 +111,7 @@ mod tests {
         // The first flow has also ended, but its backend is known. The socket of the third flow has
         // a later flow.
         snapshot.drop_ended(&[open(2, 20, 4, 0), open(3, 31, 4, 1)]);
-        let kept: Vec<u64> = snapshot.flows.iter().map(|open| open.cookie).collect();
-        assert_eq!(kept, [1, 2]);
+        let retained: Vec<u64> = snapshot.flows.iter().map(|open| open.cookie).collect();
+        assert_eq!(retained, [1, 2]);
     }
 }

@@ -10,7 +10,7 @@ use lb_core::balancer::Fact;
 use lb_core::control::factor::Factors;
 use lb_core::control::flows::{Lives, OfLate};
 use lb_core::control::{
-    Control, ControlRules, Heard, LearntWeights, Look, MemberObservation, SeenRow, Switch,
+    Control, ControlRules, ControlSnapshot, Look, MemberObservation, ReceivedReport, SeenRow, Switch,
 };
 
 use super::{SimulatedClient, index_of};
@@ -20,7 +20,7 @@ use super::{SimulatedClient, index_of};
 pub(super) struct Following {
     control: Control,
     /// The state that the daemon last saved, and the time of saving.
-    kept: Option<(LearntWeights, Duration)>,
+    saved: Option<(ControlSnapshot, Duration)>,
     /// Flows that have begun since the last tick.
     begun: u32,
     lives: Lives,
@@ -31,7 +31,7 @@ pub(super) struct Following {
 impl Following {
     pub(super) fn new(rules: ControlRules) -> Self {
         let control = Control::new(rules);
-        Self { control, kept: None, begun: 0, lives: Lives::default(), of_late: Vec::new() }
+        Self { control, saved: None, begun: 0, lives: Lives::default(), of_late: Vec::new() }
     }
 
     pub(super) fn begin(&mut self, slot: u32) {
@@ -67,11 +67,11 @@ impl Following {
 impl SimulatedClient {
     /// Evaluates the newest received reports, and updates the tables if the change is large enough.
     /// Returns whether it has updated them.
-    pub fn follow_load(&mut self, now: Duration, heard: impl Fn(u32) -> Option<Heard>) -> bool {
+    pub fn follow_load(&mut self, now: Duration, report_of: impl Fn(u32) -> Option<ReceivedReport>) -> bool {
         let Some(mut following) = self.following.take() else { return false };
         let open: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
         following.lives.tick(f64::from(std::mem::take(&mut following.begun)), f64::from(open));
-        let look = self.look(&following, heard);
+        let look = self.look(&following, report_of);
         for (slot, of_late) in (0..).zip(&mut following.of_late) {
             let open = self.links.get(slot).copied().flatten().map_or(0, |link| link.flows);
             of_late.tick(f64::from(open));
@@ -97,22 +97,22 @@ impl SimulatedClient {
     }
 
     /// Saves the learnt state of the law for the next daemon.
-    pub fn keep_learnt(&mut self, now: Duration) {
+    pub fn save_state(&mut self, now: Duration) {
         self.following
             .iter_mut()
-            .for_each(|following| following.kept = Some((following.control.learnt(now), now)));
+            .for_each(|following| following.saved = Some((following.control.snapshot(now), now)));
     }
 
     /// Replaces the daemon. The law of the new daemon knows the saved state, if there is one, but
     /// no recent flows.
-    pub fn replace_daemon(&mut self, now: Duration, is_kept: bool, switch: Switch) {
+    pub fn replace_daemon(&mut self, now: Duration, is_saved: bool, switch: Switch) {
         let Some(before) = self.following.take() else { return };
         let mut following = Following::new(before.control.rules());
-        if let Some((learnt, at)) = before.kept.filter(|_| is_kept) {
+        if let Some((snapshot, at)) = before.saved.filter(|_| is_saved) {
             let age = now.saturating_sub(at);
-            let mut starting = learnt.starting.clone();
+            let mut starting = snapshot.starting.clone();
             starting.values_mut().for_each(|ready_for| *ready_for += age);
-            following.control.adopt(&LearntWeights { switch, ..learnt }, age);
+            following.control.adopt(&ControlSnapshot { switch, ..snapshot }, age);
             following.control.resume_slow_starts(&starting, now);
         }
         let factors = following.control.in_force().clone();
@@ -142,7 +142,7 @@ impl SimulatedClient {
     }
 
     /// This client's knowledge of its members, for the law.
-    fn look(&self, following: &Following, heard: impl Fn(u32) -> Option<Heard>) -> Look {
+    fn look(&self, following: &Following, report_of: impl Fn(u32) -> Option<ReceivedReport>) -> Look {
         let slots: BTreeMap<u32, u32> =
             (0..).zip(&self.slots).filter_map(|(slot, of)| Some((of.as_ref()?.backend, slot))).collect();
         let limit = self.rules.active_limit;
@@ -153,7 +153,7 @@ impl SimulatedClient {
                 self.ejector.as_ref().is_some_and(|ejector| ejector.state(slot).is_held_back() != 0);
             let seen = MemberObservation {
                 weight,
-                heard: heard(backend),
+                report: report_of(backend),
                 errors: following.of_late.get(slot as usize).and_then(OfLate::errors),
                 life: following.of_late.get(slot as usize).and_then(OfLate::life),
                 is_available: !self.lame[slot as usize] && !is_ejected,

@@ -4,7 +4,7 @@
 use lb_common::abi::MAX_BACKENDS;
 use serde::Deserialize;
 
-use crate::traffic::values::{LearntStateAge, Span, SwitchName, Within};
+use crate::traffic::values::{SavedStateAge, Span, SwitchName, Within};
 
 /// Backends that get another weight in the list at a time.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -34,5 +34,5 @@ pub struct SwitchTable {
 pub struct UpgradeTable {
     pub at: Span,
     /// The age of the state that the previous daemon had saved of its laws.
-    pub kept: LearntStateAge,
+    pub kept: SavedStateAge,
 }

@@ -29,7 +29,7 @@ const MAX_ALIVE: u64 = 2_000_000;
 /// The maximum number of notices of a change to clients, in all runs together.
 const MAX_NOTICES: u64 = 500_000;
 /// The maximum number of members of all subsets sent to clients, in all runs together.
-const MAX_TOLD: u64 = 20_000_000;
+const MAX_SENT_MEMBERS: u64 = 20_000_000;
 /// The maximum number of endpoints in all lists that jobs receive in one run. A list stays in
 /// memory until its last client has received it.
 const MAX_LISTED: u64 = 5_000_000;
@@ -182,7 +182,12 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     limit(&span, "endpoints in the lists that jobs receive", listed, MAX_LISTED)?;
     // Clients receive a list for every change, and one at the start.
     let lists = (changes + 1).saturating_mul(runs);
-    limit(&span, "members of all subsets that clients receive", lists.saturating_mul(members), MAX_TOLD)?;
+    limit(
+        &span,
+        "members of all subsets that clients receive",
+        lists.saturating_mul(members),
+        MAX_SENT_MEMBERS,
+    )?;
     let ordered = lists.saturating_mul(most).saturating_mul(backends);
     limit(&span, "changes times clients times backends of all runs", ordered, MAX_ORDERED)
 }
@@ -226,8 +231,8 @@ fn demand(
     let each = (float(scenario.duration.us) + life_us) / 1e6 * per_second * bursts * tries * on_each;
     // If a client has a timeout, each request has an event at the time of the timeout, even if it
     // was served before.
-    let kept_us = held_us.max(life_us).max(job.timeout.map_or(0.0, |timeout| float(timeout.us)));
-    let alive = job.closed.map_or(per_second * peak * kept_us / 1e6, |closed| f64::from(closed.clients.0));
+    let open_us = held_us.max(life_us).max(job.timeout.map_or(0.0, |timeout| float(timeout.us)));
+    let alive = job.closed.map_or(per_second * peak * open_us / 1e6, |closed| f64::from(closed.clients.0));
     Demand { each: whole(each), alive: whole(alive) }
 }
 

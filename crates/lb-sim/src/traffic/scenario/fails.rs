@@ -124,9 +124,9 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
         }
     }
     let utilization = match (utilization, how) {
-        (Some(told), FailMode::Lies) if (0.0..=4.0).contains(&told) => thousandths(told),
-        (Some(told), FailMode::Lies) => {
-            return Err(format!("a reported utilization of {told}: write 0 to 4"));
+        (Some(reported), FailMode::Lies) if (0.0..=4.0).contains(&reported) => thousandths(reported),
+        (Some(reported), FailMode::Lies) => {
+            return Err(format!("a reported utilization of {reported}: write 0 to 4"));
         }
         (None, FailMode::Lies) => {
             return Err("mode \"lies\" reports a utilization: write it, as in utilization = 0.01".into());

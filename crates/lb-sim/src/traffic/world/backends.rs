@@ -111,11 +111,11 @@ impl World<'_> {
         let SimulatedBackend { reports: report, is_lame, .. } = self.backends[backend as usize];
         let mut rng = SplitMix64::new(mix64(&[self.seed, 7, self.now, backend.into(), client.into()]));
         let at_us = self.now + delay.us + rng.below(spread.us + 1);
-        self.queue.push(at_us, SimulationEvent::Hear { client, backend, report, is_lame });
+        self.queue.push(at_us, SimulationEvent::ReceiveReport { client, backend, report, is_lame });
     }
 
     /// Makes a new client request reports from all backends; lame ducks answer.
-    pub(super) fn ask(&mut self, client: u32) {
+    pub(super) fn request_reports(&mut self, client: u32) {
         let Some(reports) = self.reports else { return };
         let lame: Vec<u32> = (0..)
             .zip(&self.backends)
@@ -193,12 +193,12 @@ impl World<'_> {
     /// Publishes a new list of the source; clients receive it later.
     pub(super) fn publish(&mut self) {
         for job in 0..self.jobs.len() {
-            self.tell(job);
+            self.publish_to_job(job);
         }
     }
 
     /// Computes the assignments of a job's tasks, and sends them to the tasks.
-    pub(super) fn tell(&mut self, job: usize) -> Rc<JobAssignments> {
+    pub(super) fn publish_to_job(&mut self, job: usize) -> Rc<JobAssignments> {
         self.version += 1;
         let version = self.version;
         let state = &self.jobs[job];
@@ -209,7 +209,7 @@ impl World<'_> {
             let mut rng = SplitMix64::new(mix64(&[self.seed, 1, version, client.into()]));
             let at_us = self.now + notice.delay.us + rng.below(notice.spread.us + 1);
             let notice = ListNotice { client, assignments: Rc::clone(&assignments), version };
-            self.queue.push(at_us, SimulationEvent::Learn(Box::new(notice)));
+            self.queue.push(at_us, SimulationEvent::ReceiveList(Box::new(notice)));
         }
         assignments
     }

@@ -44,7 +44,7 @@ impl World<'_> {
             let mut client =
                 SimulatedClient::new(state.service.clone(), named, index, cpus, most, state.holds_links());
             client.rng = SplitMix64::new(mix64(&[self.seed, 0, job as u64, id.into()]));
-            client.kept_rng = SplitMix64::new(mix64(&[self.seed, 12, job as u64, id.into()]));
+            client.lasting_rng = SplitMix64::new(mix64(&[self.seed, 12, job as u64, id.into()]));
             let control = state.service.control;
             if control.law.is_some() || control.slow_start.is_some() {
                 client.follow(control);
@@ -69,14 +69,14 @@ impl World<'_> {
             self.clients.push(Some(Box::new(client)));
             new.push(id);
         }
-        let assignments = self.tell(job);
+        let assignments = self.publish_to_job(job);
         let version = self.version;
         // A new client knows the newest list from the start.
         for client in new {
-            self.learn(client, &assignments, version);
-            self.ask(client);
+            self.apply_list(client, &assignments, version);
+            self.request_reports(client);
             if self.now > 0 {
-                self.open_kept(client);
+                self.open_lasting(client);
             }
         }
     }
@@ -115,7 +115,7 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn learn(&mut self, id: u32, assignments: &Rc<JobAssignments>, version: u64) {
+    pub(super) fn apply_list(&mut self, id: u32, assignments: &Rc<JobAssignments>, version: u64) {
         self.with_client(id, |world, client| {
             // Notices may overtake each other, so a notice that is older than the client's list is
             // dropped.
@@ -144,7 +144,7 @@ impl World<'_> {
     ) {
         let size = client.size_in(assignments);
         let (list, membership) = assignments.task(client.index, &self.jobs[client.job].service, size);
-        client.learn(Duration::from_micros(self.now), version, list, membership);
+        client.apply_list(Duration::from_micros(self.now), version, list, membership);
         self.forget_pairs(client);
         self.note_ejected(client);
         if self.jobs[client.job].holds_links() {
@@ -153,10 +153,10 @@ impl World<'_> {
     }
 
     /// Delivers a backend's own report to a client.
-    pub(super) fn hear(&mut self, id: u32, backend: u32, report: u32, is_lame: bool) {
+    pub(super) fn on_report(&mut self, id: u32, backend: u32, report: u32, is_lame: bool) {
         self.with_client(id, |world, client| {
             // Reports may overtake each other, as notices may; the client drops an older one.
-            if client.hear(Duration::from_micros(world.now), backend, report, is_lame) {
+            if client.on_report(Duration::from_micros(world.now), backend, report, is_lame) {
                 world.note_ejected(client);
                 if world.jobs[client.job].holds_links() {
                     world.hold_links(id, client);

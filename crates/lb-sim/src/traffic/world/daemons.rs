@@ -22,16 +22,16 @@ impl World<'_> {
     }
 
     /// Makes all daemons save their learnt state.
-    pub(super) fn keep_learnt(&mut self) {
-        self.of_each_client(SimulatedClient::keep_learnt);
+    pub(super) fn save_state(&mut self) {
+        self.of_each_client(SimulatedClient::save_state);
     }
 
     /// Replaces every client's daemon by a new one, which loads the saved state if there is one.
     /// Connections stay, and so does everything else that the daemons know.
-    pub(super) fn replace_daemons(&mut self, is_kept: bool) {
+    pub(super) fn replace_daemons(&mut self, is_saved: bool) {
         // A daemon saves an operator's setting at once, so only missing state loses the setting.
-        self.switch = if is_kept { self.switch } else { Switch::On };
+        self.switch = if is_saved { self.switch } else { Switch::On };
         let switch = self.switch;
-        self.of_each_client(|client, now| client.replace_daemon(now, is_kept, switch));
+        self.of_each_client(|client, now| client.replace_daemon(now, is_saved, switch));
     }
 }

@@ -80,7 +80,7 @@ impl Floor {
 
     /// The CPU time of all costs over the total capacity. Divided by the measured seconds, it is
     /// the part of the capacity that the costs need.
-    pub fn asked(&self) -> f64 {
+    pub fn offered_load(&self) -> f64 {
         self.cpu.iter().sum::<f64>() / self.capacities.parts.iter().sum::<f64>()
     }
 

@@ -118,7 +118,7 @@ impl SimulatedJob {
     }
 
     /// How many connections that stay open a task has at a time, on average.
-    pub fn kept(&self, task: u32) -> f64 {
+    pub fn mean_open(&self, task: u32) -> f64 {
         let life = self.table.connection_life.map_or(0.0, |life| float(life.us));
         self.gap_us(task).map_or(0.0, |gap_us| life / float(gap_us.max(1)))
     }

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use lb_core::control::{Heard, TICK};
+use lb_core::control::{ReceivedReport, TICK};
 use lb_core::reports::ReportedLoad;
 use lb_core::subset::random::{SplitMix64, mix64};
 
@@ -83,14 +83,14 @@ impl World<'_> {
             reporting.sent.push_back(SentReport { number: now / table.interval.us, at_us: now, load });
         }
         reporting.measured.push_back(now_sums);
-        let kept_us = table.delay.us + table.spread.us + KEPT * table.interval.us;
-        while reporting.sent.front().is_some_and(|sent| now - sent.at_us > kept_us) {
+        let retained_us = table.delay.us + table.spread.us + RETAINED_REPORTS * table.interval.us;
+        while reporting.sent.front().is_some_and(|sent| now - sent.at_us > retained_us) {
             reporting.sent.pop_front();
         }
     }
 
     /// Returns the newest report of a backend that has reached a client.
-    fn heard(&self, client: u32, backend: u32) -> Option<Heard> {
+    fn newest_report(&self, client: u32, backend: u32) -> Option<ReceivedReport> {
         let table = self.reports?;
         let reached = |sent: &SentReport| {
             let mut rng =
@@ -103,7 +103,7 @@ impl World<'_> {
             let at_us = reached(sent)?;
             let age = Duration::from_micros(at_us - sent.at_us);
             let interval = Duration::from_micros(table.interval.us);
-            Some(Heard {
+            Some(ReceivedReport {
                 load: ReportedLoad { age, ..sent.load },
                 at: Duration::from_micros(at_us),
                 interval,
@@ -114,8 +114,8 @@ impl World<'_> {
     /// Makes a client evaluate the reports and adjust its shares.
     pub(super) fn tick_control(&mut self, id: u32) {
         self.with_client(id, |world, client| {
-            let is_made =
-                client.follow_load(Duration::from_micros(world.now), |backend| world.heard(id, backend));
+            let is_made = client
+                .follow_load(Duration::from_micros(world.now), |backend| world.newest_report(id, backend));
             world.tables += u64::from(is_made);
             let next = world.now + u64::try_from(TICK.as_micros()).expect("a second");
             world.queue.push(next, SimulationEvent::TickControl(id));
@@ -125,7 +125,7 @@ impl World<'_> {
 
 /// How many reports are stored in addition to those that may be on their way. If more than these
 /// are lost in a row, the client has no report.
-const KEPT: u64 = 32;
+const RETAINED_REPORTS: u64 = 32;
 
 /// The load between two measurements as an agent reports it: utilization is the use of the cores
 /// plus the share of time in which a request waited for a core or for more quota.

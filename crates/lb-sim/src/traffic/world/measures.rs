@@ -50,7 +50,7 @@ impl World<'_> {
             weights: self.weights(),
             counts: self.counts.since(before),
             jobs,
-            traces: self.scenario.keeps_traces.then_some(Traces { load: loads, cpu }),
+            traces: self.scenario.retains_traces.then_some(Traces { load: loads, cpu }),
         }
     }
 
@@ -83,7 +83,7 @@ impl World<'_> {
                 .iter()
                 .map(|seconds| seconds * 1e6 / measured_us)
                 .collect(),
-            asked: self.floor.asked() * 1e6 / measured_us,
+            asked: self.floor.offered_load() * 1e6 / measured_us,
             latency_us: [0.5, 0.99, 0.999].map(latency),
             counts: self.counts.since(self.counts_before),
         }

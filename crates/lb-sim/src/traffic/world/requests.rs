@@ -36,7 +36,7 @@ pub(super) struct SimulatedRequest {
     /// When its client gives up the request.
     gives_up_us: u64,
     /// How long the request's connection stays open.
-    kept_until_us: u64,
+    open_until_us: u64,
     /// Whether a user waits for the request, and sends the next one later.
     is_users: bool,
     /// Whether the request is counted on its client's link to the backend.
@@ -181,7 +181,7 @@ impl World<'_> {
         let wait = if table.cost.is_some() { table.wait.unwrap_or_default() } else { table.lasts };
         let wait_us = sampling::sample(table.lives, wait.us, &mut client.rng);
         let life = table.connection_life.unwrap_or_default();
-        let life_us = sampling::sample(table.lives, life.us, &mut client.kept_rng);
+        let life_us = sampling::sample(table.lives, life.us, &mut client.lasting_rng);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a time")]
         let life_us = (float(life_us) * left) as u64;
         let gives_up_us = table.timeout.map_or(u64::MAX, |timeout| self.now + timeout.us);
@@ -197,7 +197,7 @@ impl World<'_> {
             wait_us,
             tries_left,
             gives_up_us,
-            kept_until_us: self.now + life_us,
+            open_until_us: self.now + life_us,
             is_users,
             is_on_link: false,
             stage: RequestStage::Unsent,
@@ -333,17 +333,17 @@ impl World<'_> {
     /// Handles a request that succeeded.
     pub(super) fn finish(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
-        let SimulatedRequest { client: id, job, began_us, is_users, kept_until_us, .. } =
+        let SimulatedRequest { client: id, job, began_us, is_users, open_until_us, .. } =
             *self.requests.at(place);
         self.counts.served += 1;
         if self.now >= self.scenario.measure_from.us {
             self.latency.saturating_record(self.now - began_us);
         }
         let (lives, pause) = (self.jobs[job].table.lives, self.jobs[job].table.pause);
-        if kept_until_us > self.now {
+        if open_until_us > self.now {
             self.requests.at(place).stage = RequestStage::Idle;
             self.with_client(id, |world, client| {
-                let pause_us = sampling::sample(lives, pause.us, &mut client.kept_rng);
+                let pause_us = sampling::sample(lives, pause.us, &mut client.lasting_rng);
                 world.queue.push(world.now + pause_us, SimulationEvent::Next(request));
             });
             return;
@@ -359,17 +359,17 @@ impl World<'_> {
     /// has ended.
     pub(super) fn next_request(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
-        let SimulatedRequest { client: id, job, kept_until_us, .. } = *self.requests.at(place);
+        let SimulatedRequest { client: id, job, open_until_us, .. } = *self.requests.at(place);
         self.with_client(id, |world, client| {
-            if kept_until_us <= world.now {
+            if open_until_us <= world.now {
                 world.end_flow(id, client, place);
                 world.requests.remove(place);
                 return;
             }
             let table = &world.jobs[job].table;
-            let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.kept_rng));
+            let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.lasting_rng));
             let wait = table.wait.unwrap_or_default();
-            let wait_us = sampling::sample(table.lives, wait.us, &mut client.kept_rng);
+            let wait_us = sampling::sample(table.lives, wait.us, &mut client.lasting_rng);
             let next = world.requests.at(place);
             (next.cost_ps, next.wait_us, next.began_us) = (cost_ps, wait_us, world.now);
             world.note_arrival(job, cost_ps);
@@ -378,16 +378,16 @@ impl World<'_> {
     }
 
     /// Opens connections for a new client, as many as the client has open on average.
-    pub(super) fn open_kept(&mut self, id: u32) {
+    pub(super) fn open_lasting(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             // The expected number is the number of arrivals in one lifetime, even if that is less
             // than one.
-            let some = world.jobs[client.job].kept(client.index) + unit(&mut client.kept_rng);
+            let some = world.jobs[client.job].mean_open(client.index) + unit(&mut client.lasting_rng);
             let mut opened = 1.0;
             while opened <= some {
                 // The remaining time of a random lifetime does not depend on its age.
                 let left = match world.jobs[client.job].table.lives {
-                    Distribution::Even => unit(&mut client.kept_rng),
+                    Distribution::Even => unit(&mut client.lasting_rng),
                     Distribution::Random => 1.0,
                 };
                 world.begin(id, client, left);

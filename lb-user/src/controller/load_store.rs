@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lb_core::control::factor::{Factor, Factors};
-use lb_core::control::{LearntWeights, Mode, Switch};
+use lb_core::control::{ControlSnapshot, Mode, Switch};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::{BackgroundWork, Controller};
 
 /// While learnt weights change, they are stored at this interval.
-const KEPT_EVERY: Duration = Duration::from_secs(10);
+const STORE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Learnt weights are stored at least at this interval, so that the age of the file shows for how
 /// long no daemon has run.
-const KEPT_AT_LEAST_EVERY: Duration = Duration::from_mins(5);
+const MAX_STORE_INTERVAL: Duration = Duration::from_mins(5);
 
 /// A factor counts as changed if it has changed by more than this part of itself.
 const MOVED: f64 = 0.02;
@@ -33,10 +33,10 @@ const MOVED: f64 = 0.02;
 pub const MAX_BYTES: u64 = 128 << 20;
 
 /// By service name.
-type Services = BTreeMap<String, KeptService>;
+type Services = BTreeMap<String, StoredService>;
 
 /// The result of reading the file.
-pub enum LearntFile {
+pub enum StoredLoadsRead {
     Read(StoredLoads),
     /// There is no file, or it cannot be parsed.
     Nothing,
@@ -49,7 +49,7 @@ pub enum LearntFile {
 pub struct StoredLoads {
     /// The version of the format.
     schema: u32,
-    clients: BTreeMap<String, KeptClient>,
+    clients: BTreeMap<String, StoredClient>,
 }
 
 /// The field that a file of any version has.
@@ -59,14 +59,14 @@ struct FileVersion {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct KeptClient {
+struct StoredClient {
     /// The time of this state, in seconds since 1970.
     at: u64,
     services: Services,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct KeptService {
+struct StoredService {
     switch: String,
     /// Whether tables followed the factors. Factors that were only computed (observe) must not take
     /// effect later.
@@ -83,9 +83,9 @@ const SCHEMA: u32 = 1;
 
 /// What the daemon knows of the file.
 #[derive(Default)]
-pub struct Learnings {
+pub struct LoadStore {
     /// The content of the file, by client task.
-    known: BTreeMap<String, KeptClient>,
+    known: BTreeMap<String, StoredClient>,
     /// When the learnt weights were last compared with the file. `written`: when the file was last
     /// written.
     looked: Option<Instant>,
@@ -115,20 +115,20 @@ impl StoredLoads {
     }
 }
 
-impl KeptService {
+impl StoredService {
     /// `at`: now, in seconds since 1970.
-    fn of(learnt: &LearntWeights, at: u64) -> Self {
-        let moved = learnt.factors.iter().filter(|(_, factor)| *factor != Factor::ONE);
+    fn of(snapshot: &ControlSnapshot, at: u64) -> Self {
+        let moved = snapshot.factors.iter().filter(|(_, factor)| *factor != Factor::ONE);
         let factors = moved.map(|(address, factor)| (address, factor.units()));
-        let (switch, mode) = (learnt.switch.name().to_owned(), learnt.mode.name().to_owned());
-        let starting = learnt.starting.iter();
+        let (switch, mode) = (snapshot.switch.name().to_owned(), snapshot.mode.name().to_owned());
+        let starting = snapshot.starting.iter();
         let starting =
             starting.map(|(address, ready_for)| (*address, at.saturating_sub(ready_for.as_secs())));
         Self { switch, mode, factors: factors.collect(), starting: starting.collect() }
     }
 
     /// `at`: now, in seconds since 1970.
-    fn learnt(&self, at: u64) -> LearntWeights {
+    fn snapshot(&self, at: u64) -> ControlSnapshot {
         let switch = Switch::ALL.into_iter().find(|switch| switch.name() == self.switch).unwrap_or_default();
         let mode = Mode::ALL.into_iter().find(|mode| mode.name() == self.mode).unwrap_or_default();
         let factors: Factors =
@@ -136,7 +136,7 @@ impl KeptService {
         let starting = self.starting.iter();
         let starting =
             starting.map(|(address, since)| (*address, Duration::from_secs(at.saturating_sub(*since))));
-        LearntWeights { switch, mode, factors, starting: starting.collect() }
+        ControlSnapshot { switch, mode, factors, starting: starting.collect() }
     }
 
     /// Whether the other state differs enough to be written.
@@ -165,13 +165,13 @@ fn differ(before: &Services, now: &Services) -> bool {
         || now.iter().any(|(name, service)| before.get(name).is_none_or(|before| before.differs(service)))
 }
 
-impl Learnings {
+impl LoadStore {
     /// Applies the result of reading the file.
-    pub fn take(&mut self, file: LearntFile) {
+    pub fn take(&mut self, file: StoredLoadsRead) {
         match file {
-            LearntFile::Read(kept) => self.known = kept.clients,
-            LearntFile::Nothing => {}
-            LearntFile::Unread(error) => {
+            StoredLoadsRead::Read(stored) => self.known = stored.clients,
+            StoredLoadsRead::Nothing => {}
+            StoredLoadsRead::Unread(error) => {
                 if self.unread.is_none() {
                     warn!(
                         error,
@@ -189,12 +189,17 @@ impl Learnings {
     }
 
     /// The learnt weights of a service of a client task, and their age.
-    pub fn learnt(&self, client: &str, service: &str, now: SystemTime) -> Option<(LearntWeights, Duration)> {
+    pub fn snapshot(
+        &self,
+        client: &str,
+        service: &str,
+        now: SystemTime,
+    ) -> Option<(ControlSnapshot, Duration)> {
         let client = self.known.get(client)?;
         let now = seconds(now);
         // A timestamp in the future counts as age zero: the clock was set back.
         let age = Duration::from_secs(now.saturating_sub(client.at));
-        Some((client.services.get(service)?.learnt(now), age))
+        Some((client.services.get(service)?.snapshot(now), age))
     }
 
     /// Requests that an operator's switch is stored at once.
@@ -205,44 +210,44 @@ impl Learnings {
 
 impl Controller {
     /// Stores the learnt weights, if that is due and they have changed.
-    pub fn keep_learnt(&mut self, now: Instant) {
+    pub fn store_loads(&mut self, now: Instant) {
         let has_passed =
             |last: Option<Instant>, time| last.is_none_or(|last| now.saturating_duration_since(last) >= time);
         // A change of slow start is stored now, because the slow start may end before the next
         // comparison.
         for client_task in &mut self.clients.tasks {
-            self.learnt.is_urgent |= client_task.take_slow_starts_changed();
+            self.load_store.is_urgent |= client_task.take_slow_starts_changed();
         }
-        if !self.learnt.is_urgent && !has_passed(self.learnt.looked, KEPT_EVERY) {
+        if !self.load_store.is_urgent && !has_passed(self.load_store.looked, STORE_INTERVAL) {
             return;
         }
-        self.learnt.looked = Some(now);
-        if self.learnt.unread.is_some() {
-            self.read_learnt();
+        self.load_store.looked = Some(now);
+        if self.load_store.unread.is_some() {
+            self.read_stored_loads();
             return;
         }
         let at = seconds(self.wall);
         let mut clients = BTreeMap::new();
-        let mut is_new = std::mem::take(&mut self.learnt.is_urgent);
+        let mut is_new = std::mem::take(&mut self.load_store.is_urgent);
         for client in &self.config.clients {
-            let before = self.learnt.known.get(&client.name);
+            let before = self.load_store.known.get(&client.name);
             // A client that does not run retains its stored state until it runs.
-            let kept = match self.clients.task(&client.name) {
+            let stored = match self.clients.task(&client.name) {
                 None => before.cloned(),
                 Some(client_task) => {
                     let services: Services = client_task
-                        .learnt(now)
-                        .map(|(service, learnt)| (service.to_owned(), KeptService::of(&learnt, at)))
+                        .snapshots(now)
+                        .map(|(service, snapshot)| (service.to_owned(), StoredService::of(&snapshot, at)))
                         .collect();
                     let none = Services::new();
                     is_new |= differ(before.map_or(&none, |before| &before.services), &services);
-                    (!services.is_empty()).then_some(KeptClient { at, services })
+                    (!services.is_empty()).then_some(StoredClient { at, services })
                 }
             };
-            clients.extend(kept.map(|kept| (client.name.clone(), kept)));
+            clients.extend(stored.map(|stored| (client.name.clone(), stored)));
         }
-        is_new |= clients.len() != self.learnt.known.len();
-        let is_old = !clients.is_empty() && has_passed(self.learnt.written, KEPT_AT_LEAST_EVERY);
+        is_new |= clients.len() != self.load_store.known.len();
+        let is_old = !clients.is_empty() && has_passed(self.load_store.written, MAX_STORE_INTERVAL);
         if !is_new && !is_old {
             return;
         }
@@ -250,38 +255,38 @@ impl Controller {
         if let Ok(text) = serde_json::to_vec(&file) {
             self.sources.files_to_store.add(path(&self.config.paths.state), text.into());
         }
-        self.learnt.known = file.clients;
-        self.learnt.written = Some(now);
+        self.load_store.known = file.clients;
+        self.load_store.written = Some(now);
     }
 
     /// Why the learnt weights are not stored: the file cannot be read, or the last attempt to write
     /// it failed.
-    pub fn learnt_not_kept(&self) -> Option<String> {
-        let unread = self.learnt.unread.as_deref();
-        let keeping = &self.sources.files_to_store;
-        unread.or_else(|| keeping.error_of(&path(&self.config.paths.state))).map(str::to_owned)
+    pub fn loads_store_error(&self) -> Option<String> {
+        let unread = self.load_store.unread.as_deref();
+        let files = &self.sources.files_to_store;
+        unread.or_else(|| files.error_of(&path(&self.config.paths.state))).map(str::to_owned)
     }
 
     /// Starts to read the file again, unless a read is under way.
-    fn read_learnt(&mut self) {
-        if std::mem::replace(&mut self.learnt.is_reading, true) {
+    fn read_stored_loads(&mut self) {
+        if std::mem::replace(&mut self.load_store.is_reading, true) {
             return;
         }
-        self.effects.push(BackgroundWork::ReadLearnt.into());
+        self.effects.push(BackgroundWork::ReadStoredLoads.into());
     }
 
     /// A retry of reading the file has ended.
-    pub fn take_learnt(&mut self, file: LearntFile, now: Instant) {
-        self.learnt.is_reading = false;
-        self.learnt.take(file);
-        if self.learnt.unread.is_some() {
+    pub fn apply_stored_loads(&mut self, file: StoredLoadsRead, now: Instant) {
+        self.load_store.is_reading = false;
+        self.load_store.take(file);
+        if self.load_store.unread.is_some() {
             return;
         }
         let clock = self.wall;
-        let Self { clients, learnt, .. } = self;
+        let Self { clients, load_store, .. } = self;
         for client_task in &mut clients.tasks {
             let client = client_task.client.name.clone();
-            client_task.adopt_late(|service| learnt.learnt(&client, service, clock), now);
+            client_task.adopt_late(|service| load_store.snapshot(&client, service, clock), now);
         }
         self.settle(now);
     }
@@ -290,17 +295,17 @@ impl Controller {
     /// new or was reconfigured.
     pub fn make_controls(&mut self, client: &str, now: Instant) {
         let clock = self.wall;
-        let Self { clients, learnt, .. } = self;
+        let Self { clients, load_store, .. } = self;
         if let Some(client_task) = clients.task_mut(client) {
             client_task.make_sizes();
-            client_task.make_controls(|service| learnt.learnt(client, service, clock), now);
+            client_task.make_controls(|service| load_store.snapshot(client, service, clock), now);
             // A switch ends with the law that it switches, even if the service soon has a law
             // again.
             let services = &client_task.client.services;
             let lost_it = |name: &str| {
                 services.iter().any(|known| known.service.name == name && known.service.control.law.is_none())
             };
-            if let Some(known) = learnt.known.get_mut(client) {
+            if let Some(known) = load_store.known.get_mut(client) {
                 known.services.retain(|name, _| !lost_it(name));
             }
         }
@@ -311,15 +316,15 @@ impl Controller {
 mod tests {
     use super::*;
 
-    fn learnt(switch: Switch, number: f64) -> LearntWeights {
+    fn snapshot(switch: Switch, number: f64) -> ControlSnapshot {
         let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
         let factors = [(address, Factor::of(number))].into_iter().collect();
-        LearntWeights { switch, mode: Mode::Enforce, factors, ..LearntWeights::default() }
+        ControlSnapshot { switch, mode: Mode::Enforce, factors, ..ControlSnapshot::default() }
     }
 
-    fn kept(at: u64, learnt: &LearntWeights) -> StoredLoads {
-        let services = BTreeMap::from([("users".to_owned(), KeptService::of(learnt, at))]);
-        let clients = BTreeMap::from([("web".to_owned(), KeptClient { at, services })]);
+    fn stored(at: u64, snapshot: &ControlSnapshot) -> StoredLoads {
+        let services = BTreeMap::from([("users".to_owned(), StoredService::of(snapshot, at))]);
+        let clients = BTreeMap::from([("web".to_owned(), StoredClient { at, services })]);
         StoredLoads { schema: SCHEMA, clients }
     }
 
@@ -328,20 +333,20 @@ mod tests {
     }
 
     /// The state after a file with this text was read.
-    fn known(text: &[u8]) -> Learnings {
-        let mut learnings = Learnings::default();
-        learnings.take(LearntFile::Read(StoredLoads::parse(text).unwrap()));
-        learnings
+    fn known(text: &[u8]) -> LoadStore {
+        let mut load_store = LoadStore::default();
+        load_store.take(StoredLoadsRead::Read(StoredLoads::parse(text).unwrap()));
+        load_store
     }
 
     #[test]
     fn stored_weights_are_read_with_their_age() {
-        let learnt = learnt(Switch::Frozen, 1.25);
-        let text = serde_json::to_vec(&kept(1_000, &learnt)).unwrap();
+        let snapshot = snapshot(Switch::Frozen, 1.25);
+        let text = serde_json::to_vec(&stored(1_000, &snapshot)).unwrap();
         let known = known(&text);
-        let of = |client, service, seconds| known.learnt(client, service, at(seconds));
-        assert_eq!(of("web", "users", 1_090), Some((learnt.clone(), Duration::from_secs(90))));
-        assert_eq!(of("web", "users", 900), Some((learnt, Duration::ZERO)), "the clock was set back");
+        let of = |client, service, seconds| known.snapshot(client, service, at(seconds));
+        assert_eq!(of("web", "users", 1_090), Some((snapshot.clone(), Duration::from_secs(90))));
+        assert_eq!(of("web", "users", 900), Some((snapshot, Duration::ZERO)), "the clock was set back");
         assert_eq!((of("web", "mail", 900), of("batch", "users", 900)), (None, None));
     }
 
@@ -349,23 +354,23 @@ mod tests {
     fn a_slow_start_continues_while_no_daemon_runs() {
         let address: SocketAddr = "10.0.0.2:80".parse().unwrap();
         let starting = |ready_for| BTreeMap::from([(address, Duration::from_secs(ready_for))]);
-        let learnt = LearntWeights { starting: starting(5), ..learnt(Switch::On, 1.0) };
-        let known = known(&serde_json::to_vec(&kept(1_000, &learnt)).unwrap());
+        let snapshot = ControlSnapshot { starting: starting(5), ..snapshot(Switch::On, 1.0) };
+        let known = known(&serde_json::to_vec(&stored(1_000, &snapshot)).unwrap());
         let starting_at =
-            |seconds| known.learnt("web", "users", at(seconds)).map(|(learnt, _)| learnt.starting);
+            |seconds| known.snapshot("web", "users", at(seconds)).map(|(snapshot, _)| snapshot.starting);
         assert_eq!(starting_at(1_000), Some(starting(5)));
         assert_eq!(starting_at(1_090), Some(starting(95)));
         assert_eq!(starting_at(900), Some(starting(0)), "the clock was set back");
-        let service = |learnt| BTreeMap::from([("users".to_owned(), KeptService::of(learnt, 1_000))]);
-        let without = LearntWeights { starting: BTreeMap::new(), ..learnt.clone() };
-        let later = LearntWeights { starting: starting(9), ..learnt.clone() };
-        assert!(!differ(&service(&learnt), &service(&later)), "a continuing slow start is no change");
-        assert!(differ(&service(&learnt), &service(&without)));
+        let service = |snapshot| BTreeMap::from([("users".to_owned(), StoredService::of(snapshot, 1_000))]);
+        let without = ControlSnapshot { starting: BTreeMap::new(), ..snapshot.clone() };
+        let later = ControlSnapshot { starting: starting(9), ..snapshot.clone() };
+        assert!(!differ(&service(&snapshot), &service(&later)), "a continuing slow start is no change");
+        assert!(differ(&service(&snapshot), &service(&without)));
     }
 
     #[test]
     fn invalid_stored_values_are_rejected_or_bounded() {
-        let text = serde_json::to_vec(&kept(1_000, &learnt(Switch::On, 1.25))).unwrap();
+        let text = serde_json::to_vec(&stored(1_000, &snapshot(Switch::On, 1.25))).unwrap();
         for cut in 0..text.len() {
             assert!(StoredLoads::parse(&text[..cut]).is_err(), "{cut}");
         }
@@ -375,9 +380,11 @@ mod tests {
         let text =
             br#"{"schema":1,"clients":{"web":{"at":18446744073709551615,"services":{"users":{"switch":"stop",
             "factors":{"10.0.0.1:80":4294967295,"10.0.0.2:80":0}}}}}}"#;
-        let (learnt, age) = known(text).learnt("web", "users", at(5)).expect("the file is complete");
-        assert_eq!((learnt.switch, age), (Switch::On, Duration::ZERO));
-        assert!(learnt.factors.iter().all(|(_, factor)| factor.number() > 0.0 && factor.number() <= 1_024.0));
+        let (snapshot, age) = known(text).snapshot("web", "users", at(5)).expect("the file is complete");
+        assert_eq!((snapshot.switch, age), (Switch::On, Duration::ZERO));
+        assert!(
+            snapshot.factors.iter().all(|(_, factor)| factor.number() > 0.0 && factor.number() <= 1_024.0)
+        );
         let negative = br#"{"schema":1,"clients":{"web":{"at":1,"services":{"users":{"switch":"on","factors":{"10.0.0.1:80":-1}}}}}}"#;
         let error = StoredLoads::parse(negative).unwrap_err();
         assert!(error.contains("-1") && error.contains("line 1 column"), "{error}");
@@ -386,7 +393,7 @@ mod tests {
     #[test]
     fn only_changes_are_written() {
         let service = |switch, number| {
-            BTreeMap::from([("users".to_owned(), KeptService::of(&learnt(switch, number), 1_000))])
+            BTreeMap::from([("users".to_owned(), StoredService::of(&snapshot(switch, number), 1_000))])
         };
         let before = service(Switch::On, 1.25);
         assert!(!differ(&before, &service(Switch::On, 1.26)) && differ(&before, &service(Switch::On, 1.3)));
@@ -397,10 +404,10 @@ mod tests {
 
     #[test]
     fn an_unreadable_file_does_not_count_as_missing() {
-        let mut learnings = Learnings::default();
-        learnings.take(LearntFile::Unread("input/output error".to_owned()));
-        assert!(learnings.unread.is_some());
-        learnings.take(LearntFile::Read(kept(1_000, &learnt(Switch::Off, 1.25))));
-        assert!(learnings.unread.is_none() && learnings.learnt("web", "users", at(1_000)).is_some());
+        let mut load_store = LoadStore::default();
+        load_store.take(StoredLoadsRead::Unread("input/output error".to_owned()));
+        assert!(load_store.unread.is_some());
+        load_store.take(StoredLoadsRead::Read(stored(1_000, &snapshot(Switch::Off, 1.25))));
+        assert!(load_store.unread.is_none() && load_store.snapshot("web", "users", at(1_000)).is_some());
     }
 }

@@ -7,17 +7,17 @@ mod local;
 
 mod remote;
 
-pub use local::LocalVoice;
-pub use remote::{CLAIM, RemoteVoice};
+pub use local::LocalReporter;
+pub use remote::{CLAIM, RemoteReporter};
 
 /// Reports the readiness of one backend.
-pub trait Voice: Send {
+pub trait ReadinessReporter: Send {
     /// Reports this readiness from now on. Returns once the agent has accepted it; from then on
     /// clients are notified.
     ///
     /// # Errors
     /// If the agent does not accept it. The caller retries.
-    fn say(&mut self, readiness: Readiness) -> impl Future<Output = anyhow::Result<()>> + Send;
+    fn report(&mut self, readiness: Readiness) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// The number of clients that have sent a request recently and have not acknowledged the last
     /// report. It is at least 1 until the agent has reported the backend for so long that every
@@ -25,5 +25,5 @@ pub trait Voice: Send {
     ///
     /// # Errors
     /// If the agent does not answer.
-    fn unheard(&mut self) -> impl Future<Output = anyhow::Result<usize>> + Send;
+    fn unacknowledged(&mut self) -> impl Future<Output = anyhow::Result<usize>> + Send;
 }

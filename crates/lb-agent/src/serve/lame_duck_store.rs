@@ -24,14 +24,14 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// Backends that are lame ducks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct LameDuckLists {
     /// Lame ducks by an operator's command, including backends that are not here now.
     pub lame_ducks: BTreeSet<Name>,
     /// Lame ducks by a report of the program that runs them.
     pub by_run: BTreeSet<Name>,
 }
 
-impl Kept {
+impl LameDuckLists {
     /// Reads the stored state. Skips lines that are not names.
     ///
     /// # Errors
@@ -60,17 +60,17 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Stores the state on a separate thread, because a disk may be slow. Dropping it waits for pending
 /// writes, within bounds.
-pub struct Keeper {
+pub struct LameDuckStore {
     thread: Option<WriterThread>,
     fault: Arc<Mutex<Option<String>>>,
 }
 
 struct WriterThread {
     /// The state that is stored, or is being stored.
-    last: Kept,
+    last: LameDuckLists,
     /// The number of the change to that state.
     number: u64,
-    inbox: Option<mpsc::Sender<(u64, Kept)>>,
+    inbox: Option<mpsc::Sender<(u64, LameDuckLists)>>,
     /// The last change that the thread has tried to write.
     tried: watch::Receiver<u64>,
     /// Closed when the thread ends.
@@ -85,8 +85,8 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Waits until the change is written or has failed, for at most a second. [`Keeper::fault`] has
-    /// the failure.
+    /// Waits until the change is written or has failed, for at most a second.
+    /// [`LameDuckStore::fault`] has the failure.
     pub async fn settled(mut self) {
         let settled = self.tried.wait_for(|tried| *tried >= self.number);
         if tokio::time::timeout(ANSWERED_WITHIN, settled).await.is_err() {
@@ -95,14 +95,14 @@ impl Receipt {
     }
 }
 
-impl Keeper {
+impl LameDuckStore {
     /// Stores nothing. `fault` is the reason, if there is one.
     pub fn none(fault: Option<String>) -> Self {
         Self { thread: None, fault: Arc::new(Mutex::new(fault)) }
     }
 
     /// Stores changes in the state directory. `last` is the directory's present content.
-    pub fn new(store: &StateDirectory, last: Kept) -> Self {
+    pub fn new(store: &StateDirectory, last: LameDuckLists) -> Self {
         let (sender, inbox) = mpsc::channel();
         let (running, end) = mpsc::channel::<()>();
         let (trying, tried) = watch::channel(0);
@@ -124,14 +124,14 @@ impl Keeper {
 
     /// Stores this state from now on. The receipt shows when it is on the disk; `None` if nothing
     /// is stored.
-    pub fn keep(&mut self, kept: Kept) -> Option<Receipt> {
+    pub fn save(&mut self, lists: LameDuckLists) -> Option<Receipt> {
         let Some(WriterThread { last, number, inbox: Some(inbox), tried, .. }) = &mut self.thread else {
             return None;
         };
-        if *last != kept {
-            last.clone_from(&kept);
+        if *last != lists {
+            last.clone_from(&lists);
             *number += 1;
-            let _ = inbox.send((*number, kept));
+            let _ = inbox.send((*number, lists));
         }
         Some(Receipt { number: *number, tried: tried.clone() })
     }
@@ -142,7 +142,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for LameDuckStore {
     fn drop(&mut self) {
         if let Some(thread) = &mut self.thread {
             thread.inbox = None;
@@ -155,7 +155,7 @@ impl Drop for Keeper {
 
 struct Writer {
     store: StateDirectory,
-    written: Kept,
+    written: LameDuckLists,
     fault: Arc<Mutex<Option<String>>>,
     /// The number of the last change that the thread has tried to write.
     trying: watch::Sender<u64>,
@@ -163,8 +163,8 @@ struct Writer {
 
 impl Writer {
     /// Runs until the agent ends. Retries a failed write.
-    fn run(&mut self, inbox: &mpsc::Receiver<(u64, Kept)>) {
-        let mut unwritten: Option<(u64, Kept)> = None;
+    fn run(&mut self, inbox: &mpsc::Receiver<(u64, LameDuckLists)>) {
+        let mut unwritten: Option<(u64, LameDuckLists)> = None;
         loop {
             let next = match unwritten {
                 None => inbox.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
@@ -176,8 +176,8 @@ impl Writer {
                 (Err(_), _) => return,
             };
             // Only the last change is written.
-            let (number, kept) = inbox.try_iter().last().unwrap_or(change);
-            let result = self.write(&kept);
+            let (number, lists) = inbox.try_iter().last().unwrap_or(change);
+            let result = self.write(&lists);
             let fault = result.as_ref().err().map(|error| chain(error));
             let mut known = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(error) = fault.as_ref().filter(|_| *known != fault) {
@@ -185,17 +185,17 @@ impl Writer {
             }
             *known = fault;
             drop(known);
-            unwritten = result.is_err().then_some((number, kept));
+            unwritten = result.is_err().then_some((number, lists));
             self.trying.send_replace(number);
         }
     }
 
     /// Writes each file that has changed.
-    fn write(&mut self, kept: &Kept) -> Result<(), StoreError> {
+    fn write(&mut self, lists: &LameDuckLists) -> Result<(), StoreError> {
         let Self { store, written, .. } = self;
         let files = [
-            (LAME_DUCKS, &kept.lame_ducks, &mut written.lame_ducks),
-            (BY_RUN, &kept.by_run, &mut written.by_run),
+            (LAME_DUCKS, &lists.lame_ducks, &mut written.lame_ducks),
+            (BY_RUN, &lists.by_run, &mut written.by_run),
         ];
         for (file, names, written) in files {
             if names != written {
@@ -223,52 +223,58 @@ mod tests {
     fn the_last_change_is_saved_when_the_agent_ends() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateDirectory::at(folder.path().join("state"));
-        assert_eq!(Kept::read(&state).unwrap(), Kept::default());
-        let first = Kept { lame_ducks: of("10.0.0.1:80"), by_run: of("10.0.0.1:53/udp") };
-        let last = Kept { lame_ducks: of("10.0.0.2:80"), ..first.clone() };
-        let mut keeper = Keeper::new(&state, Kept::default());
-        for kept in [first, Kept::default(), last.clone()] {
-            keeper.keep(kept);
+        assert_eq!(LameDuckLists::read(&state).unwrap(), LameDuckLists::default());
+        let first = LameDuckLists { lame_ducks: of("10.0.0.1:80"), by_run: of("10.0.0.1:53/udp") };
+        let last = LameDuckLists { lame_ducks: of("10.0.0.2:80"), ..first.clone() };
+        let mut lame_duck_store = LameDuckStore::new(&state, LameDuckLists::default());
+        for lists in [first, LameDuckLists::default(), last.clone()] {
+            lame_duck_store.save(lists);
         }
-        drop(keeper);
-        assert_eq!(Kept::read(&state).unwrap(), last);
+        drop(lame_duck_store);
+        assert_eq!(LameDuckLists::read(&state).unwrap(), last);
         // The next agent reads the state and clears it.
-        let mut keeper = Keeper::new(&state, Kept::read(&state).unwrap());
-        keeper.keep(Kept::default());
-        drop(keeper);
-        assert_eq!(Kept::read(&state).unwrap(), Kept::default());
+        let mut lame_duck_store = LameDuckStore::new(&state, LameDuckLists::read(&state).unwrap());
+        lame_duck_store.save(LameDuckLists::default());
+        drop(lame_duck_store);
+        assert_eq!(LameDuckLists::read(&state).unwrap(), LameDuckLists::default());
     }
 
     #[tokio::test]
     async fn a_receipt_settles_when_the_change_is_saved_or_has_failed() {
         let folder = tempfile::tempdir().unwrap();
-        let mut keeper = Keeper::new(&StateDirectory::at(folder.path()), Kept::default());
-        let kept = Kept { lame_ducks: of("10.0.0.1:80"), ..Kept::default() };
-        let first = keeper.keep(kept.clone()).unwrap();
+        let mut lame_duck_store =
+            LameDuckStore::new(&StateDirectory::at(folder.path()), LameDuckLists::default());
+        let lists = LameDuckLists { lame_ducks: of("10.0.0.1:80"), ..LameDuckLists::default() };
+        let first = lame_duck_store.save(lists.clone()).unwrap();
         // Storing the same state again is the same change.
-        let second = keeper.keep(kept.clone()).unwrap();
+        let second = lame_duck_store.save(lists.clone()).unwrap();
         second.settled().await;
-        assert_eq!(Kept::read(&StateDirectory::at(folder.path())).unwrap(), kept);
+        assert_eq!(LameDuckLists::read(&StateDirectory::at(folder.path())).unwrap(), lists);
         first.settled().await;
         fs::remove_file(folder.path().join(LAME_DUCKS)).unwrap();
         fs::create_dir(folder.path().join(LAME_DUCKS)).unwrap();
-        keeper.keep(Kept::default()).unwrap().settled().await;
-        assert!(keeper.fault().is_some_and(|fault| fault.contains("directory")), "{:?}", keeper.fault());
-        assert!(Keeper::none(None).keep(kept).is_none());
+        lame_duck_store.save(LameDuckLists::default()).unwrap().settled().await;
+        assert!(
+            lame_duck_store.fault().is_some_and(|fault| fault.contains("directory")),
+            "{:?}",
+            lame_duck_store.fault()
+        );
+        assert!(LameDuckStore::none(None).save(lists).is_none());
     }
 
     #[test]
     fn unreadable_state_is_an_error_and_unwritable_state_is_a_fault() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join(BY_RUN)).unwrap();
-        let error = chain(&Kept::read(&StateDirectory::at(folder.path())).unwrap_err());
+        let error = chain(&LameDuckLists::read(&StateDirectory::at(folder.path())).unwrap_err());
         assert!(error.contains("/lame-ducks-by-run: "), "{error}");
-        let mut keeper = Keeper::new(&StateDirectory::at(folder.path()), Kept::default());
-        assert_eq!(keeper.fault(), None);
-        keeper.keep(Kept { by_run: of("10.0.0.1:80"), ..Kept::default() });
-        let fault = Arc::clone(&keeper.fault);
+        let mut lame_duck_store =
+            LameDuckStore::new(&StateDirectory::at(folder.path()), LameDuckLists::default());
+        assert_eq!(lame_duck_store.fault(), None);
+        lame_duck_store.save(LameDuckLists { by_run: of("10.0.0.1:80"), ..LameDuckLists::default() });
+        let fault = Arc::clone(&lame_duck_store.fault);
         // The drop waits for the thread, which has tried to write by then.
-        drop(keeper);
+        drop(lame_duck_store);
         assert!(fault.lock().unwrap().as_ref().is_some_and(|fault| fault.contains("directory")), "{fault:?}");
     }
 
@@ -277,8 +283,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(BY_RUN), "10.0.0.1:80\nnonsense\n").unwrap();
         assert_eq!(
-            Kept::read(&StateDirectory::at(folder.path())).unwrap(),
-            Kept { by_run: of("10.0.0.1:80"), ..Kept::default() }
+            LameDuckLists::read(&StateDirectory::at(folder.path())).unwrap(),
+            LameDuckLists { by_run: of("10.0.0.1:80"), ..LameDuckLists::default() }
         );
     }
 }

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::events::RunEvent;
-use crate::voice::Voice;
+use crate::reporter::ReadinessReporter;
 
 /// How long the agent may take for one answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -19,13 +19,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Pause between two requests for the number of clients that have not acknowledged. Clients of a
 /// lame duck acknowledge within a few round trips.
-const ASK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long the last report may take after the end of the run.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// Sends the wishes of the run to the task that reports to the agent.
-pub struct Speaker {
+pub struct ReportTask {
     wish: watch::Sender<Wish>,
     task: JoinHandle<()>,
 }
@@ -34,25 +34,25 @@ pub struct Speaker {
 struct Wish {
     readiness: Option<Readiness>,
     /// Whether to request the number of clients that have not acknowledged.
-    asks: bool,
+    polls: bool,
 }
 
-impl Speaker {
-    /// Starts the task, which sends [`RunEvent::Unheard`].
-    pub fn start<V: Voice + 'static>(voice: V, events: mpsc::Sender<RunEvent>) -> Self {
+impl ReportTask {
+    /// Starts the task, which sends [`RunEvent::Unacknowledged`].
+    pub fn start<V: ReadinessReporter + 'static>(reporter: V, events: mpsc::Sender<RunEvent>) -> Self {
         let (wish, wishes) = watch::channel(Wish::default());
-        Self { wish, task: tokio::spawn(speak(voice, wishes, events)) }
+        Self { wish, task: tokio::spawn(report_wishes(reporter, wishes, events)) }
     }
 
     /// Makes the agent report this readiness from now on.
-    pub fn say(&self, readiness: Readiness) {
+    pub fn set_readiness(&self, readiness: Readiness) {
         self.wish.send_modify(|wish| wish.readiness = Some(readiness));
     }
 
     /// From now on requests the number of clients that have not acknowledged the last report, until
     /// it is zero.
-    pub fn ask(&self) {
-        self.wish.send_if_modified(|wish| !std::mem::replace(&mut wish.asks, true));
+    pub fn poll_unacknowledged(&self) {
+        self.wish.send_if_modified(|wish| !std::mem::replace(&mut wish.polls, true));
     }
 
     /// Waits at most a second for the last report, and ends the task.
@@ -66,26 +66,30 @@ impl Speaker {
     }
 }
 
-async fn speak<V: Voice>(mut voice: V, mut wishes: watch::Receiver<Wish>, events: mpsc::Sender<RunEvent>) {
-    let mut said = None;
-    let mut has_everybody_heard = false;
+async fn report_wishes<V: ReadinessReporter>(
+    mut reporter: V,
+    mut wishes: watch::Receiver<Wish>,
+    events: mpsc::Sender<RunEvent>,
+) {
+    let mut reported = None;
+    let mut all_acknowledged = false;
     let mut pause = PAUSE;
     loop {
         // Checked before the wish is read, so that the last wish is not missed.
         let is_over = wishes.has_changed().is_err();
         let wish = *wishes.borrow_and_update();
-        let result = match wish.readiness.filter(|readiness| said != Some(*readiness)) {
-            Some(readiness) => bounded(voice.say(readiness)).await.map(|()| {
-                said = Some(readiness);
-                has_everybody_heard = false;
+        let result = match wish.readiness.filter(|readiness| reported != Some(*readiness)) {
+            Some(readiness) => bounded(reporter.report(readiness)).await.map(|()| {
+                reported = Some(readiness);
+                all_acknowledged = false;
             }),
             None if is_over => return,
-            None if wish.asks && !has_everybody_heard => match bounded(voice.unheard()).await {
+            None if wish.polls && !all_acknowledged => match bounded(reporter.unacknowledged()).await {
                 Ok(count) => {
-                    has_everybody_heard = count == 0;
+                    all_acknowledged = count == 0;
                     // After the run there is no receiver.
-                    let _ = events.send(RunEvent::Unheard(count)).await;
-                    wait(&mut wishes, ASK).await;
+                    let _ = events.send(RunEvent::Unacknowledged(count)).await;
+                    wait(&mut wishes, POLL_INTERVAL).await;
                     Ok(())
                 }
                 Err(error) => Err(error),
@@ -130,58 +134,59 @@ mod tests {
     /// Fails at first, and records the readiness that it receives.
     struct Flaky {
         failures: usize,
-        unheard: usize,
-        said: Arc<Mutex<Vec<Readiness>>>,
+        unacknowledged: usize,
+        reported: Arc<Mutex<Vec<Readiness>>>,
     }
 
-    impl Voice for Flaky {
-        async fn say(&mut self, readiness: Readiness) -> anyhow::Result<()> {
+    impl ReadinessReporter for Flaky {
+        async fn report(&mut self, readiness: Readiness) -> anyhow::Result<()> {
             self.failures = self.failures.checked_sub(1).map_or(Ok(0), |left| {
                 self.failures = left;
                 Err(anyhow::anyhow!("the agent is gone"))
             })?;
-            self.said.lock().unwrap().push(readiness);
+            self.reported.lock().unwrap().push(readiness);
             Ok(())
         }
 
-        async fn unheard(&mut self) -> anyhow::Result<usize> {
-            let unheard = self.unheard;
-            self.unheard = unheard.saturating_sub(1);
-            Ok(unheard)
+        async fn unacknowledged(&mut self) -> anyhow::Result<usize> {
+            let unacknowledged = self.unacknowledged;
+            self.unacknowledged = unacknowledged.saturating_sub(1);
+            Ok(unacknowledged)
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_report_is_retried_before_unheard_clients_are_counted() {
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let (events, mut heard) = mpsc::channel(8);
-        let speaker = Speaker::start(Flaky { failures: 3, unheard: 2, said: said.clone() }, events);
-        speaker.say(Readiness::LameDuck);
-        speaker.ask();
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let (events, mut received) = mpsc::channel(8);
+        let report_task =
+            ReportTask::start(Flaky { failures: 3, unacknowledged: 2, reported: reported.clone() }, events);
+        report_task.set_readiness(Readiness::LameDuck);
+        report_task.poll_unacknowledged();
         for expected in [2, 1, 0] {
-            let Some(RunEvent::Unheard(count)) = heard.recv().await else { panic!("it is asked") };
+            let Some(RunEvent::Unacknowledged(count)) = received.recv().await else { panic!("it is asked") };
             assert_eq!(count, expected);
         }
-        speaker.say(Readiness::Down);
-        speaker.finish().await;
-        assert_eq!(*said.lock().unwrap(), [Readiness::LameDuck, Readiness::Down]);
-        assert!(matches!(heard.recv().await, Some(RunEvent::Unheard(0)) | None));
+        report_task.set_readiness(Readiness::Down);
+        report_task.finish().await;
+        assert_eq!(*reported.lock().unwrap(), [Readiness::LameDuck, Readiness::Down]);
+        assert!(matches!(received.recv().await, Some(RunEvent::Unacknowledged(0)) | None));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_agent_that_hangs_does_not_delay_the_end() {
         struct Deaf;
-        impl Voice for Deaf {
-            async fn say(&mut self, _: Readiness) -> anyhow::Result<()> {
+        impl ReadinessReporter for Deaf {
+            async fn report(&mut self, _: Readiness) -> anyhow::Result<()> {
                 std::future::pending().await
             }
-            async fn unheard(&mut self) -> anyhow::Result<usize> {
+            async fn unacknowledged(&mut self) -> anyhow::Result<usize> {
                 std::future::pending().await
             }
         }
-        let (events, _heard) = mpsc::channel(8);
-        let speaker = Speaker::start(Deaf, events);
-        speaker.say(Readiness::Down);
-        speaker.finish().await;
+        let (events, _received) = mpsc::channel(8);
+        let report_task = ReportTask::start(Deaf, events);
+        report_task.set_readiness(Readiness::Down);
+        report_task.finish().await;
     }
 }

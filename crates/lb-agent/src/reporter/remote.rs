@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::Voice;
+use super::ReadinessReporter;
 use crate::client::{Client, ClientError};
 use crate::config::read_key_file;
 use crate::keys;
@@ -27,8 +27,8 @@ use crate::serve::registrations::{LEASE, draw};
 use crate::utilization::{own_cgroup, own_tree};
 
 /// Reports the readiness of one backend through the host's agent. If the program ends without
-/// [`RemoteVoice::leave`], the agent treats it as dead.
-pub struct RemoteVoice {
+/// [`RemoteReporter::leave`], the agent treats it as dead.
+pub struct RemoteReporter {
     link: Arc<Mutex<Link>>,
     showing: JoinHandle<()>,
     following: Option<JoinHandle<()>>,
@@ -51,14 +51,14 @@ struct Link {
     keys: Option<Keys<BackendKey>>,
     /// The fault of the key file, if the file is followed and has one.
     key_fault: Option<String>,
-    said: Readiness,
+    readiness: Readiness,
     /// Drawn once: if an answer was lost and the program registers again, the agent recognizes it
     /// by this number.
     registration: u64,
     is_registered: bool,
 }
 
-impl RemoteVoice {
+impl RemoteReporter {
     /// Registers with the agent that has its control socket in the directory `run`. `keys` are for
     /// a backend that the agent's configuration does not have. Retries for up to `patience` if a
     /// later attempt may succeed.
@@ -74,23 +74,16 @@ impl RemoteVoice {
     ) -> Result<Self, ClientError> {
         let client = Client::new(run);
         let registration = draw().map_err(ClientError::Number)?;
-        let mut link = Link {
-            client,
-            backend,
-            keys,
-            key_fault: None,
-            said: readiness,
-            registration,
-            is_registered: false,
-        };
+        let mut link =
+            Link { client, backend, keys, key_fault: None, readiness, registration, is_registered: false };
         let deadline = Instant::now() + patience;
-        let mut has_told = false;
+        let mut has_warned = false;
         // Bound: the deadline.
         while let Err(error) = link.register().await {
             if !link.may_succeed_later(&error) || Instant::now() >= deadline {
                 return Err(error);
             }
-            if !std::mem::replace(&mut has_told, true) {
+            if !std::mem::replace(&mut has_warned, true) {
                 warn!(%backend, %error, "cannot register with the agent yet; retrying for {} s", patience.as_secs());
             }
             tokio::time::sleep(PAUSE).await;
@@ -124,32 +117,32 @@ impl RemoteVoice {
         let mut link = self.link.lock().await;
         link.is_registered = false;
         // Sent even if the registration is uncertain: an answer may have been lost.
-        let said = [("registration", link.registration.to_string())];
-        match link.client.tell::<AcceptedReport>("/v1/unregister", &said).await {
+        let parameters = [("registration", link.registration.to_string())];
+        match link.client.post::<AcceptedReport>("/v1/unregister", &parameters).await {
             Err(ClientError::Absent(_)) => Ok(()),
-            told => told.map(drop),
+            accepted => accepted.map(drop),
         }
     }
 }
 
-impl Drop for RemoteVoice {
+impl Drop for RemoteReporter {
     fn drop(&mut self) {
         self.stop_showing();
     }
 }
 
-impl Voice for RemoteVoice {
-    async fn say(&mut self, readiness: Readiness) -> anyhow::Result<()> {
+impl ReadinessReporter for RemoteReporter {
+    async fn report(&mut self, readiness: Readiness) -> anyhow::Result<()> {
         let mut link = self.link.lock().await;
         // Stored even if the request fails now: the task then reports it as soon as the agent
         // answers.
-        link.said = readiness;
-        link.tell().await?;
+        link.readiness = readiness;
+        link.refresh().await?;
         Ok(())
     }
 
-    async fn unheard(&mut self) -> anyhow::Result<usize> {
-        Ok(self.link.lock().await.tell().await?.awaited())
+    async fn unacknowledged(&mut self) -> anyhow::Result<usize> {
+        Ok(self.link.lock().await.refresh().await?.awaited())
     }
 }
 
@@ -160,7 +153,7 @@ impl Link {
     fn may_succeed_later(&self, error: &ClientError) -> bool {
         match error {
             ClientError::Taken(_)
-            | ClientError::Silent(_)
+            | ClientError::TimedOut(_)
             | ClientError::Stopping(_)
             | ClientError::Unreadable(_) => true,
             ClientError::NotRunning(_) => self.keys.is_none() || self.client.is_expected(),
@@ -174,22 +167,22 @@ impl Link {
     }
 
     async fn register(&mut self) -> Result<AcceptedReport, ClientError> {
-        let mut said = vec![
+        let mut parameters = vec![
             ("backend", self.backend.to_string()),
             ("registration", self.registration.to_string()),
-            ("readiness", word(self.said).to_owned()),
+            ("readiness", word(self.readiness).to_owned()),
         ];
         // The same path is another cgroup in another tree, so the path is sent with its tree. An
         // empty path, the root of a container's tree, is not sent.
         let cgroup = own_cgroup().filter(|cgroup| !cgroup.as_os_str().is_empty());
         let cgroup = cgroup.and_then(|cgroup| cgroup.into_os_string().into_string().ok());
         if let (Some(cgroup), Some(tree)) = (cgroup, own_tree()) {
-            said.extend([("cgroup", cgroup), ("cgroup_tree", tree)]);
+            parameters.extend([("cgroup", cgroup), ("cgroup_tree", tree)]);
         }
-        said.extend(self.keys.as_ref().map(|keys| ("keys", keys::lines(keys))));
-        let told: AcceptedReport = self.client.tell("/v1/register", &said).await?;
+        parameters.extend(self.keys.as_ref().map(|keys| ("keys", keys::lines(keys))));
+        let accepted: AcceptedReport = self.client.post("/v1/register", &parameters).await?;
         self.is_registered = true;
-        Ok(told)
+        Ok(accepted)
     }
 
     /// Handles a read of the key file. If the keys have changed, registers again to give them to
@@ -223,45 +216,45 @@ impl Link {
 
     /// Reports the current readiness, which also shows that this program is alive. Registers again
     /// if the agent has no such registration.
-    async fn tell(&mut self) -> Result<AcceptedReport, ClientError> {
+    async fn refresh(&mut self) -> Result<AcceptedReport, ClientError> {
         if !self.is_registered {
             return self.register().await;
         }
-        let said =
-            [("registration", self.registration.to_string()), ("readiness", word(self.said).to_owned())];
-        match self.client.tell("/v1/readiness", &said).await {
+        let parameters =
+            [("registration", self.registration.to_string()), ("readiness", word(self.readiness).to_owned())];
+        match self.client.post("/v1/readiness", &parameters).await {
             Err(ClientError::Absent(_)) => {
                 self.is_registered = false;
-                let told = self.register().await?;
+                let accepted = self.register().await?;
                 info!(backend = %self.backend, "registered again with the agent");
-                Ok(told)
+                Ok(accepted)
             }
-            told => told,
+            accepted => accepted,
         }
     }
 }
 
-/// Runs until the voice is dropped.
+/// Runs until the reporter is dropped.
 async fn show(link: Arc<Mutex<Link>>) {
     let mut ticks = tokio::time::interval(SHOWN);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut is_silent = false;
+    let mut has_failed = false;
     loop {
         ticks.tick().await;
         let mut link = link.lock().await;
-        match link.tell().await {
-            Ok(_) => is_silent = false,
+        match link.refresh().await {
+            Ok(_) => has_failed = false,
             Err(error) => {
-                if !is_silent {
+                if !has_failed {
                     warn!(backend = %link.backend, %error, "cannot report the readiness to the agent; retrying");
                 }
-                is_silent = true;
+                has_failed = true;
             }
         }
     }
 }
 
-/// Runs until the voice is dropped. This is a separate task that holds no lock while it reads,
+/// Runs until the reporter is dropped. This is a separate task that holds no lock while it reads,
 /// because a file system may not answer.
 async fn follow(link: Arc<Mutex<Link>>, key_file: PathBuf) {
     let mut ticks = tokio::time::interval(SHOWN);
