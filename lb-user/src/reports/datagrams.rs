@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsendable_datagram_delays_no_other() {
+    fn a_datagram_that_fails_to_send_delays_no_other() {
         let here = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let there = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let to = there.address().unwrap();

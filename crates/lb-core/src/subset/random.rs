@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffle_of_at_most_one_item_draws_no_number() {
+    fn a_shuffle_of_at_most_one_item_uses_no_random_number() {
         let mut rng = SplitMix64::new(5);
         shuffle::<u32>(&mut [], &mut rng);
         shuffle(&mut [1], &mut rng);
