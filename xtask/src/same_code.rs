@@ -124,7 +124,7 @@ fn renames(text: &str) -> Result<BTreeMap<String, String>> {
 }
 
 /// The tokens of a source, without those that the comparison ignores.
-fn names(text: &str, renames: &BTreeMap<String, String>) -> Result<Vec<String>> {
+pub fn names(text: &str, renames: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let stream: TokenStream = text.parse().ok().context("the source does not parse")?;
     let mut names = Vec::new();
     flatten(stream, renames, &mut names);

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 
 use super::tiers::Workspace;
 use crate::command::{output, root};
+use crate::same_code;
 
 /// New and changed tests, by package and by the name of their function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +28,8 @@ impl Changed {
             let old_name = renamed.get(file.as_str()).copied().unwrap_or(file);
             let before = git(&["show", &format!("{commit}:{old_name}")]).unwrap_or_default();
             let before = functions(&before);
-            let tests = functions(&now).into_iter().filter(|test| !before.contains(test));
+            let is_known = |code: &Vec<String>| before.iter().any(|(_, before)| before == code);
+            let tests = functions(&now).into_iter().filter(|(_, code)| !is_known(code));
             changed.0.entry(package.to_owned()).or_default().extend(tests.map(|(name, _)| name.to_owned()));
         }
         changed.0.retain(|_, tests| !tests.is_empty());
@@ -87,22 +89,25 @@ pub fn package<'w>(workspace: &'w Workspace, file: &str) -> Option<&'w str> {
         .map(|(package, _)| package.as_str())
 }
 
-/// The test functions of a formatted file, with their text: from `#[test]` to the brace at the same
-/// indentation.
-fn functions(text: &str) -> Vec<(&str, String)> {
+/// The test functions of a formatted file, each with its code. A change of a test's name, comments
+/// or strings does not change how steady it is.
+fn functions(text: &str) -> Vec<(&str, Vec<String>)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
     for (at, line) in lines.iter().enumerate() {
         if line.trim_start() != "#[test]" {
             continue;
         }
+        // It extends from its attribute to the brace at the same indentation.
         let indent = line.len() - line.trim_start().len();
         let is_end = |line: &&&str| line.trim_end() == format!("{}}}", " ".repeat(indent));
         let length = lines[at..].iter().take_while(|line| !is_end(line)).count();
         let body = &lines[at..at + length];
         let name =
             body.iter().find_map(|line| line.trim_start().strip_prefix("fn ")?.split(['(', '<']).next());
-        found.extend(name.map(|name| (name, body.join("\n"))));
+        let source = body.join("\n") + "\n}";
+        let code = same_code::names(&source, &BTreeMap::new()).unwrap_or_else(|_| vec![source]);
+        found.extend(name.map(|name| (name, code)));
     }
     found
 }
@@ -142,14 +147,20 @@ mod tests {
 ";
 
     #[test]
-    fn a_test_extends_from_its_attribute_to_its_last_brace() {
+    fn a_test_changes_with_its_code_and_not_with_its_words() {
         let found = functions(FILE);
         let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["one", "two"]);
-        assert_eq!(found[0].1, "#[test]\nfn one() {\n    if true {\n    }");
-        let changed = FILE.replace("one();", "helper();");
-        let changed = functions(&changed);
-        assert_eq!((changed[0] == found[0], changed[1] == found[1]), (true, false));
+        let changes = |from: &str, to: &str| {
+            let changed = FILE.replace(from, to);
+            assert_ne!(changed, FILE);
+            let changed = functions(&changed);
+            [0, 1].map(|test| changed[test].1 != found[test].1)
+        };
+        assert_eq!(changes("one();", "helper();"), [false, true]);
+        assert_eq!(changes("if true {", "if false {"), [true, false]);
+        assert_eq!(changes("if true {", "// Always.\n    if true {"), [false, false]);
+        assert_eq!(changes("fn two", "fn second"), [false, false]);
     }
 
     #[test]
