@@ -167,9 +167,9 @@ fn an_assignment_of_envoy_is_read_in_each_of_its_forms() {
             "10.42.3.7:8080 17 30340 LameDuck n2",
         ];
         let notes = [
+            "left out: 10.42.4.1:8081 and 2 more: Envoy uses a higher priority first",
             "left out: 10.42.3.6:8080: health status TIMEOUT",
             "left out: 10.42.3.3:8080: health status UNHEALTHY",
-            "left out: 10.42.4.1:8081 and 2 more: Envoy uses a higher priority first",
         ];
         check(&parsed, &expected, &notes);
     }
@@ -493,8 +493,8 @@ fn localities_weigh_as_in_envoy() {
         (0, None, &[]),
     ]);
     let notes = [
-        "left out: 10.0.0.1:80: health status UNHEALTHY",
         "left out: 10.0.0.3:80: Envoy uses a higher priority first",
+        "left out: 10.0.0.1:80: health status UNHEALTHY",
     ];
     assert_eq!(spare, (vec![(2, 3)], notes.map(str::to_owned).to_vec()));
 }
