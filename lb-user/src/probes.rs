@@ -411,7 +411,7 @@ mod tests {
     async fn an_http_probe_judges_the_answer() {
         let at = server(b"HTTP/1.1 503 Service Unavailable\r\n\r\n").await;
         assert_eq!(probe(&target(at, None)).await, Ok(()));
-        let unwell = ProbeFailure::Answer("it answers 503 Service Unavailable".to_owned());
+        let unwell = ProbeFailure::Answer("the server answered 503 Service Unavailable".to_owned());
         assert_eq!(probe(&target(at, Some("/healthz"))).await, Err(unwell));
     }
 

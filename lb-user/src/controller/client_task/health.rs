@@ -390,7 +390,7 @@ impl ClientTask {
             }
             if row.is_panic {
                 self.logged.panics.insert(service.clone());
-                warn!(client = %self.client.name, %service, available, members, "panic: too few backends are available, so ejected ones are chosen unless a lame duck serves");
+                warn!(client = %self.client.name, %service, available, members, "panic: too few backends are available, so connects may choose ejected backends unless a lame duck serves");
             } else {
                 self.logged.panics.remove(service);
                 info!(client = %self.client.name, %service, available, members, "panic has ended");

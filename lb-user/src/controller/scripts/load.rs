@@ -184,7 +184,7 @@ fn an_absurd_report_moves_only_its_own_share_and_no_further_than_the_clamp() {
         assert!(first.is_at_clamp && first.factor > 0.1 && first.factor < 0.2, "{first:?}");
         assert!(one.share > 0.35 && other.share > 0.35, "{one:?} {other:?}");
         let faults = stage.degraded().join("\n");
-        assert!(faults.contains("as far as that goes") && faults.contains(BACKENDS[0]), "{faults}");
+        assert!(faults.contains("which is the limit") && faults.contains(BACKENDS[0]), "{faults}");
     });
 }
 
