@@ -10,7 +10,7 @@ use lb_common::abi::{Backend, Service};
 use lb_core::limits::Limits;
 use lb_kernel::{
     Cgroup, ClientKernel, DatapathError, Features, HostMaps, Kernel, Lock, Mapped, Pins, Purpose, Runs,
-    Tables,
+    Tables, entries_of_maps,
 };
 
 use crate::faults::FaultInjection;
@@ -38,6 +38,8 @@ pub(crate) struct FakeHost {
     pub clients: BTreeMap<PathBuf, FakePinnedClient>,
     /// The directories of maps that also contain a pin of another owner.
     foreign: BTreeSet<PathBuf>,
+    /// The cgroups with a program that allows none beside it.
+    exclusive: BTreeSet<u64>,
 }
 
 /// A pinned client.
@@ -90,6 +92,7 @@ impl FakeKernel {
             host_maps: SharedMaps::new(&faults)?,
             clients: BTreeMap::new(),
             foreign: BTreeSet::new(),
+            exclusive: BTreeSet::new(),
         };
         Ok(Self { host: Arc::new(Mutex::new(host)), faults })
     }
@@ -131,6 +134,17 @@ impl FakeKernel {
             host.foreign.insert(pins.maps())
         } else {
             host.foreign.remove(&pins.maps())
+        };
+    }
+
+    /// Attaches a program that allows none beside it to a cgroup, so that no client can be attached
+    /// there; or removes it.
+    pub fn set_exclusive(&self, cgroup: FakeCgroup, is_exclusive: bool) {
+        let mut host = self.host();
+        if is_exclusive {
+            host.exclusive.insert(cgroup.0)
+        } else {
+            host.exclusive.remove(&cgroup.0)
         };
     }
 
@@ -259,6 +273,20 @@ impl FakeClient {
         self.kernel.faults.step().map_err(|error| self.fail(error))
     }
 
+    /// Refuses pinned maps that these limits do not make.
+    fn check_shape(&self, client: &FakePinnedClient, limits: &Limits) -> Result<(), DatapathError> {
+        let wanted = entries_of_maps(limits);
+        let misfit = client.maps.lengths().into_iter().find(|&(name, found)| found != wanted[name] as usize);
+        misfit.map_or(Ok(()), |(name, found)| {
+            Err(DatapathError::Shape {
+                path: self.pins.maps().join(name),
+                detach: self.pins.detach_command(),
+                found: format!("{found} entries"),
+                wanted: format!("{} entries", wanted[name]),
+            })
+        })
+    }
+
     /// Calls `act` with the pinned state of the client. Returns the default value if the client is
     /// not pinned.
     fn with<T: Default>(&self, act: impl FnOnce(&mut FakePinnedClient) -> T) -> Result<T, DatapathError> {
@@ -280,7 +308,9 @@ impl ClientKernel for FakeClient {
         if host.foreign.contains(&key) {
             return Err(DatapathError::Foreign(key.join("theirs")));
         }
-        if !host.clients.contains_key(&key) {
+        if let Some(client) = host.clients.get(&key) {
+            self.check_shape(client, limits)?;
+        } else {
             let maps = ClientMaps::new(limits, &host.host_maps.verdicts, &self.kernel.faults);
             let maps = maps.map_err(|error| self.fail(error))?;
             host.last_client += 1;
@@ -325,6 +355,10 @@ impl ClientKernel for FakeClient {
     fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
         let attached = {
             let mut host = self.kernel.host();
+            if host.exclusive.contains(&cgroup.id) {
+                let source = io::Error::from_raw_os_error(libc::EPERM);
+                return Err(DatapathError::Attach { hook: "connect4", cgroup: cgroup.path.clone(), source });
+            }
             host.last_link += 1;
             host.last_link
         };

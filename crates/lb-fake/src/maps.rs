@@ -92,6 +92,11 @@ impl ClientMaps {
         })
     }
 
+    /// The lengths of the maps that follow from limits.
+    pub fn lengths(&self) -> [(&'static str, usize); 2] {
+        [(map::BACKENDS, self.backends.length()), (map::SCHEDULE, self.schedule.length())]
+    }
+
     /// The number of open flows of all backends.
     pub fn open_flows(&self) -> u64 {
         let rows = 0..self.backends.length();
