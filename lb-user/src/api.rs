@@ -359,3 +359,40 @@ pub async fn query<T>(
 fn stopping() -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping").into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_coverage_request_for_more_than_64_cgroups_is_refused() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        // The code and the text of the answer, and how many cgroups reach the loop.
+        let asked_for = |count: usize| {
+            runtime.block_on(async {
+                let (queries, mut asked) = mpsc::channel(1);
+                let desk = Queries {
+                    status: Rounds::of(queries.clone(), |facts| json(&status::of(&Linux, facts))),
+                    queries,
+                    explaining: Arc::new(Semaphore::new(1)),
+                    waiting: Arc::new(Semaphore::new(WAITERS)),
+                    admins: None,
+                };
+                let answering = tokio::spawn(async move {
+                    let Some(ControllerQuery::Cover { cgroups, answer, .. }) = asked.recv().await else {
+                        return 0;
+                    };
+                    answer.send(Coverage::Covered);
+                    cgroups.len()
+                });
+                let cgroups = Cgroups { cgroups: vec!["1"; count].join(",") };
+                let response = cover(State(desk), UrlPath("other".to_owned()), UrlQuery(cgroups)).await;
+                let code = response.status().as_u16();
+                let body = axum::body::to_bytes(response.into_body(), 1_024).await.expect("a text");
+                (code, String::from_utf8_lossy(&body).into_owned(), answering.await.expect("it ends"))
+            })
+        };
+        assert_eq!(asked_for(64), (200, r#"{"coverage":"covered"}"#.to_owned(), 64));
+        assert_eq!(asked_for(65), (400, "cgroups: at most 64 ids, not 65".to_owned(), 0));
+    }
+}

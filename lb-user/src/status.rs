@@ -428,10 +428,15 @@ fn pinned_interfaces(directory: &Path) -> Result<Vec<InterfaceStatus>, DatapathE
 }
 
 fn from_maps(pins: &Pins) -> Result<ClientStatus, DatapathError> {
-    let maps = MapContents::read(&Tables::open(pins, false)?, None)?;
+    let client = of_tables(pins, &Tables::open(pins, false)?)?;
     let attached = lb_kernel::balanced_cgroup(pins)?.and_then(|id| Some((id, lb_kernel::cgroup_of_id(id)?)));
     let (cgroup_id, cgroup) = attached.unzip();
-    Ok(ClientStatus { cgroup, cgroup_id, ..client_of(pins, maps) })
+    Ok(ClientStatus { cgroup, cgroup_id, ..client })
+}
+
+/// The status of a client from its maps alone.
+pub fn of_tables(pins: &Pins, tables: &Tables) -> Result<ClientStatus, DatapathError> {
+    Ok(client_of(pins, MapContents::read(tables, None)?))
 }
 
 #[cfg(test)]

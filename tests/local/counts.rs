@@ -118,44 +118,6 @@ fn counts_of_an_offline_cpu_are_not_lost() {
     assert_eq!(started(&fixture), 96);
 }
 
-/// When the backend returns, another backend has its slot.
-#[test]
-fn a_returning_backend_resumes_its_counts() {
-    let mut fixture = Fixture::without_ejection();
-    fixture.start();
-    let mut probe = fixture.probe();
-    probe.dial_many(SERVICE, 300);
-    let before = backend(&fixture, "127.0.0.1:8003");
-    let had = before.started;
-    assert!((99..=101).contains(&had), "{before:?}");
-    let there = |fixture: &Fixture, address: &str| fixture.setup.backend(address).is_some();
-    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
-    eventually("it leaves", || there(&fixture, "127.0.0.1:8003"), |there| !there);
-    // Another backend gets the slot, and another daemon adopts the maps.
-    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", "")]);
-    eventually("another comes", || there(&fixture, "127.0.0.1:8009"), |there| *there);
-    look(|| backend(&fixture, "127.0.0.1:8009")).has(|other| (other.slot, other.started), (before.slot, 0));
-    fixture.stop();
-    fixture.start();
-    let all =
-        [("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", ""), ("127.0.0.1:8003", "")];
-    fixture.write_endpoints(&all);
-    eventually("it returns", || there(&fixture, "127.0.0.1:8003"), |there| *there);
-    let counted = |of: &BackendStatus| {
-        let endings = of.endings.iter().map(|(name, count)| (name.clone(), *count)).collect::<Vec<_>>();
-        let sums = (of.started, of.established, of.bytes_received, of.lifetime_s);
-        (sums, endings, of.connect.clone(), of.rtt.clone())
-    };
-    let after = look(|| backend(&fixture, "127.0.0.1:8003")).has(counted, counted(&before));
-    assert_ne!(after.slot, before.slot);
-    assert_adds_up(&after);
-    // The restored counts are not part of the last minute.
-    assert!(after.rates_60s.as_ref().is_none_or(|rates| rates.started == 0.0), "{after:?}");
-    probe.dial_many(SERVICE, 40);
-    let now = backend(&fixture, "127.0.0.1:8003").started;
-    assert!((had + 9..=had + 11).contains(&now), "{had}, {now}");
-}
-
 /// A wrong count is reported as a fault, and is not mistaken for calls under way.
 #[test]
 fn counts_that_do_not_add_up_are_a_fault() {

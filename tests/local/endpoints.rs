@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use stage::{Backend, eventually, look, replace};
+use stage::{Backend, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, endpoints};
 
@@ -54,26 +54,6 @@ fn a_switched_symbolic_link_is_followed() {
     std::os::unix::fs::symlink("v2", folder.join("next")).expect("link");
     fs::rename(folder.join("next"), folder.join("current")).expect("switch");
     expect(&fixture, &["b2"]);
-}
-
-#[test]
-fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
-    let fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
-    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
-    expect(&fixture, &["b1", "b2"]);
-    look(|| fixture.setup.backend("127.0.0.1:8003").expect("it still has its slot"))
-        .matches("it leaves with one flow", |backend| (backend.is_leaving(), backend.active) == (true, 1));
-    // Another backend must not get the slot, or the flow would be counted as its own.
-    let _added = Backend::start("b4", "127.0.0.1:8004");
-    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")]);
-    expect(&fixture, &["b1", "b2", "b4"]);
-    look(|| fixture.setup.backends("web", "users").len()).becomes(4);
-    for dialled in open {
-        probe.close(dialled.socket);
-    }
-    eventually("the slot is freed", || fixture.setup.backends("web", "users").len(), |slots| *slots == 3);
 }
 
 #[test]

@@ -7,8 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use aya::maps::{Array, MapData};
-use lb_common::abi::{Backend as BackendRow, Policy, RecentErrors, Service, map};
-use lb_common::load::PEAK_FRACTION_BITS;
+use lb_common::abi::{Service, map};
 use lb_view::backend::BackendStatus;
 use lb_view::flows::FlowsDocument;
 use stage::backend::Manner;
@@ -16,7 +15,7 @@ use stage::fixture::{Fixture, SERVICE, with_active_accounting};
 use stage::maps::{Raw, array};
 use stage::namespace::in_a_network_of_its_own;
 use stage::protocol::{Family, Oddity};
-use stage::{Backend, Probe, address, eventually, kernel, look, replace};
+use stage::{Backend, Probe, eventually, kernel, look, replace};
 
 use crate::ejection::{DEAD, THREE, start, text, write};
 
@@ -107,34 +106,6 @@ fn an_ipv6_backend_without_a_route_costs_few_connects() {
 }
 
 #[test]
-fn open_connections_elsewhere_do_not_make_an_unreachable_backend_a_sinkhole() {
-    for policy in ["p2c", "least-loaded"] {
-        let fixture = start(&[THREE[0]], &format!("policy = \"{policy}\"\n{FOR_LONG}"));
-        lose("blackhole");
-        let mut probe = fixture.probe();
-        connect(&mut probe, 50);
-        write(&fixture, &[THREE[0], LOST]);
-        eventually("it is listed", || fixture.setup.backend(LOST), Option::is_some);
-        let counts = connect(&mut probe, 100);
-        assert!((1..=12).contains(&failed(&counts)), "{policy}: {counts:?}");
-    }
-}
-
-#[test]
-fn no_backend_is_ejected_if_nothing_can_be_sent() {
-    let fixture = start(&[LOST, "10.99.0.2:80", "10.99.0.3:80"], FOR_LONG);
-    lose("blackhole");
-    let counts = fixture.probe().dial_many(SERVICE, 60);
-    assert_eq!(failed(&counts), 60, "{counts:?}");
-    let blamed = || {
-        let backends = fixture.setup.backends("web", "users");
-        backends.iter().filter(|backend| backend.ejection.is_some()).count()
-    };
-    look(blamed).now("none of them is ejected");
-    assert_eq!(blamed(), 0);
-}
-
-#[test]
 fn a_backend_that_fails_fast_does_not_look_idle_without_known_causes() {
     for policy in ["p2c", "least-loaded"] {
         let fixture = start(&[THREE[0], THREE[1], DEAD[0]], "ejection = \"off\"");
@@ -146,44 +117,6 @@ fn a_backend_that_fails_fast_does_not_look_idle_without_known_causes() {
         let counts = connect(&mut fixture.probe(), 200);
         // Its share would be a third of the connects.
         assert!(failed(&counts) <= 67 + 1, "{policy}: {counts:?}");
-    }
-}
-
-/// A backend begins to fail while the others have many open flows, and few connects arrive.
-#[test]
-fn open_flows_elsewhere_do_not_make_a_failing_backend_look_idle() {
-    for policy in [Policy::P2c, Policy::LeastLoaded] {
-        let fixture = start(&[THREE[0], THREE[1]], "ejection = \"off\"");
-        let lines = format!("policy = \"{}\"\nerror_decay = \"1s\"\nejection = \"off\"", policy.name());
-        replace(&fixture.setup.folder.join("socklb.toml"), &with_active_accounting(&text(&fixture, &lines)));
-        eventually("the policy is in force", || service(&fixture).rules.error_half_life, |half| *half > 0);
-        let mut probe = fixture.probe();
-        connect(&mut probe, 100);
-        // The mean per share. With `least-loaded` each backend is a share, with `p2c` the whole
-        // table. The peak may be a little more.
-        let mean = u64::from(if policy == Policy::P2c { 100_u32 } else { 50 } << PEAK_FRACTION_BITS);
-        eventually(
-            "the peak is known",
-            || service(&fixture).peak_flows,
-            |known| (mean..2 * mean).contains(known),
-        );
-        write(&fixture, &[THREE[0], THREE[1], DEAD[0]]);
-        eventually("it is listed", || fixture.setup.backend(DEAD[0]), Option::is_some);
-        let counts = connect(&mut probe, 60);
-        // Its share would be a third. Depending on the cursor's position it is a few connects more
-        // or fewer.
-        assert!((1..=24).contains(&failed(&counts)), "{policy:?}: {counts:?}");
-        let errors = || {
-            let backends = array::<BackendRow>(&fixture.setup.map("web", map::BACKENDS));
-            let rows = (0..3).map(|slot| backends.get(&slot, 0).expect("the slot").0);
-            rows.map(|row| row.errors).find(|errors| errors.count != 0).expect("it has errors")
-        };
-        let before = errors();
-        let half_life = service(&fixture).rules.error_half_life;
-        // Errors do not decay while there are no connects.
-        let moved = |errors: &RecentErrors| errors.since.wrapping_sub(before.since) > 2 * half_life;
-        let after = eventually("errors are held", errors, moved);
-        assert_eq!(after.count, before.count);
     }
 }
 
@@ -320,39 +253,4 @@ fn a_silent_backend_is_ejected_while_others_answer() {
         at(&fixture, HUNG).ejection.map(|ejection| ejection.cause)
     };
     eventually("it is ejected", round, |cause| cause.as_deref() == Some("no-answer"));
-}
-
-/// Clients in lockstep, such as clients that fan out: answered connections end at once, and
-/// unanswered connections end together after a time-out.
-#[test]
-fn all_missing_answers_of_a_burst_count() {
-    const HUNG: &str = "127.0.0.1:8010";
-    let fixture = start(&[HUNG, THREE[0], THREE[1], THREE[2]], FOR_LONG);
-    let _hung = TcpListener::bind(HUNG).expect("listen");
-    let mut probe = fixture.probe();
-    let mut bursts = 0;
-    let burst = || {
-        bursts += 1;
-        let sockets = [(); 24].map(|()| probe.start_connect(SERVICE));
-        sockets.iter().for_each(|socket| probe.write(*socket));
-        let mut flows = eventually(
-            "all have begun",
-            || fixture.setup.document::<FlowsDocument>(&["flows"]).flows,
-            |flows| flows.len() == 24,
-        );
-        flows.sort_by(|one, other| other.age_s.total_cmp(&one.age_s));
-        let (hung, answered): (Vec<_>, Vec<_>) =
-            sockets.into_iter().zip(&flows).partition(|(_, flow)| flow.backend == Some(address(HUNG)));
-        answered.into_iter().for_each(|(socket, _)| probe.close(socket));
-        let flows = || fixture.setup.document::<FlowsDocument>(&["flows"]).flows;
-        let youngest = || flows().iter().map(|flow| flow.age_s).fold(f64::INFINITY, f64::min);
-        eventually("each has waited for an answer", youngest, |age| *age > 0.6);
-        hung.into_iter().for_each(|(socket, _)| probe.close(socket));
-        at(&fixture, HUNG).ejection.map(|ejection| ejection.cause)
-    };
-    eventually("it is ejected", burst, |cause| cause.as_deref() == Some("no-answer"));
-    // The first burst has no answer after it, and each burst shows the result of the one before. If
-    // only one missing answer counted per burst, the credit for accepting would outweigh it for
-    // ever.
-    assert!(bursts <= 3, "{bursts}");
 }

@@ -4,11 +4,10 @@
 use std::fs;
 use std::process::{Command, Output};
 
-use lb_common::abi::{self, ABI_VERSION, map};
+use lb_common::abi::{ABI_VERSION, map};
 use lb_view::status::EjectionMode;
 use stage::daemon::failure;
 use stage::kernel;
-use stage::maps::array;
 use stage::{Cgroup, Daemon, Setup, Stage, address, look};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
@@ -310,19 +309,6 @@ fn maps_of_another_shape_are_not_adopted() {
         &["maps/cursors", &format!("this socklb (ABI {ABI_VERSION}) needs")],
     );
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "connects continue");
-}
-
-#[test]
-fn inconsistent_maps_are_not_adopted() {
-    let mut fixture = Fixture::new();
-    fixture.stop();
-    let mut services = array::<abi::Service>(&fixture.setup.map("web", map::SERVICES));
-    let mut service = services.get(&0, 0).expect("the service").0;
-    service.fallback = 77;
-    services.set(0, stage::maps::Raw(service), 0).expect("store a fallback without a backend");
-    let path = fixture.setup.folder.join("socklb.toml");
-    let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
-    check(&output, 1, &["the fallback of service users is slot 77", "socklb detach web"]);
 }
 
 #[test]

@@ -5,10 +5,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::hung::Hung;
-use stage::{Cgroup, Daemon, Probe, eventually, look, replace};
+use stage::{Cgroup, Daemon, Probe, eventually};
 
 const SECOND: &str = "10.96.0.11:80";
 
@@ -55,32 +54,6 @@ fn goes_on(fixture: &Fixture, other: &Cgroup) {
     let mut elsewhere = Probe::start(other);
     let reached = || elsewhere.try_dial(SERVICE).is_ok();
     eventually("the other client is attached to the recreated cgroup", reached, |reached| *reached);
-}
-
-#[test]
-fn a_hung_file_system_delays_only_its_own_service() {
-    let Some((mut fixture, other, directory)) = scene() else { return };
-    fixture.start();
-    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-    let hung = Hung::over(&directory);
-    let faults = eventually("it is reported", || fixture.setup.faults(), |faults| !faults.is_empty());
-    assert!(faults.iter().all(|fault| fault.contains("more.toml does not answer")), "{faults:?}");
-    goes_on(&fixture, &other);
-    assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"], "the previous list stays in force");
-    assert_eq!(fixture.daemon().log().matches("does not answer").count(), 1, "it is logged once");
-    // The daemon applies another configuration, and the service with the hung file retains its
-    // list.
-    fixture.daemon().signal(Signal::HUP);
-    let taken_on = || fixture.daemon().log().matches("configuration applied").count();
-    eventually("the reload completes", taken_on, |times| *times == 1);
-    assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"]);
-    goes_on(&fixture, &other);
-    // When the file system answers again, the fault ends.
-    drop(hung);
-    eventually("it is well again", || fixture.setup.faults(), Vec::is_empty);
-    replace(&directory.join("more.toml"), &endpoints(&[("127.0.0.1:8003", "")]));
-    let mut probe = fixture.probe();
-    eventually("it is followed again", || only(&mut probe, SECOND), |names| *names == ["b3"]);
 }
 
 /// A daemon that is requested to stop releases its socket, its port and its locks, even if a file

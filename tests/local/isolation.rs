@@ -5,46 +5,6 @@ use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, look};
 
 use stage::fixture::{SERVICE, config};
 
-#[test]
-fn two_client_tasks_share_nothing() {
-    let stage = Stage::new();
-    let (one, two) = (Cgroup::new(), Cgroup::new());
-    let _backends =
-        [Backend::start("for-one", "127.0.0.1:8001"), Backend::start("for-two", "127.0.0.1:8002")];
-    let setup = Setup::new(&stage, "a");
-    let client = |job: &str, cgroup: &Cgroup, service: &str| {
-        let cgroup = cgroup.relative().display().to_string();
-        format!("[[client]]\njob = \"{job}\"\ncgroup = \"{cgroup}\"\nservices = [\"{service}\"]\n")
-    };
-    let service = |name: &str, address: &str, backend: &str| {
-        format!(
-            "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nbackends = {{ static = [\"{backend}\"] }}\n"
-        )
-    };
-    let text = [
-        client("one", &one, "first"),
-        client("two", &two, "second"),
-        service("first", SERVICE, "127.0.0.1:8001"),
-        service("second", "10.96.0.11:80", "127.0.0.1:8002"),
-    ]
-    .concat();
-    let _daemon = Daemon::start(&setup, &text);
-    let (mut in_one, mut in_two) = (Probe::start(&one), Probe::start(&two));
-    assert_eq!(in_one.dial(SERVICE).name, "for-one");
-    assert_eq!(in_two.dial("10.96.0.11:80").name, "for-two");
-    // The service of the other client is no service here.
-    assert_eq!(in_one.try_dial("10.96.0.11:80").map(|d| d.name), Err(libc::ENETUNREACH));
-    assert_eq!(in_two.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
-    let clients = setup.status().clients;
-    for (client, service) in [(&clients[0], "first"), (&clients[1], "second")] {
-        let services = &client.services;
-        let names: Vec<&str> = services.iter().map(|service| service.name.as_str()).collect();
-        assert_eq!(names, [service]);
-        assert_eq!(services[0].outcomes["forwarded"], 1);
-        assert_eq!(client.not_a_service, 1);
-    }
-}
-
 /// A second balancer on the parent cgroup: its programs run after ours and see the address that
 /// ours has written.
 #[test]

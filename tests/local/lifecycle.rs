@@ -146,38 +146,6 @@ fn a_start_replaces_attached_programs_that_it_cannot_inspect() {
 }
 
 #[test]
-fn status_reads_the_pins_if_the_daemon_is_dead() {
-    let mut fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    probe.dial_many(SERVICE, 1024);
-    let open = probe.dial(SERVICE);
-    let before = fixture.setup.status();
-    fixture.stop();
-    let after = fixture.setup.status();
-    assert!(before.daemon.is_some() && after.daemon.is_none());
-    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3), "a dead daemon is degraded");
-    let (mut before, mut after) = (before.clients, after.clients);
-    for backend in &after[0].services[0].backends {
-        assert!(backend.share_60s.is_none() && backend.share.is_some(), "{backend:?}");
-    }
-    // Names, addresses, weights, tables and counts are the same. Shares of the last minute and
-    // sources are missing.
-    for clients in [&mut before, &mut after] {
-        let client = &mut clients[0];
-        (client.configured_cgroup, client.neighbours, client.reclaim) = (None, None, None);
-        let service = &mut client.services[0];
-        (service.source, service.handshake_60s, service.replace_after_s) = (None, None, None);
-        for backend in &mut service.backends {
-            (backend.share_60s, backend.diverted_60s, backend.failed_60s) = (None, None, None);
-            (backend.latency_60s, backend.rates_60s, backend.unavailable_s) = (None, None, None);
-        }
-    }
-    assert_eq!(before, after);
-    probe.close(open.socket);
-    fixture.setup.active_becomes(0);
-}
-
-#[test]
 fn detach_leaves_nothing_behind() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();

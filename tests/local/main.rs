@@ -11,8 +11,6 @@ mod policies;
 
 mod replay;
 
-mod subsets;
-
 mod families;
 
 mod refusal;
@@ -76,11 +74,7 @@ mod comparison;
 
 mod service;
 
-mod reload;
-
 mod reload_clients;
-
-mod reload_faults;
 
 mod links;
 

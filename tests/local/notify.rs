@@ -27,17 +27,6 @@ fn ready_means_that_the_tables_are_in_the_kernel() {
     manager.expect("STOPPING=1");
 }
 
-#[test]
-fn a_reload_is_announced_and_ends_with_readiness() {
-    let fixture = Fixture::without_daemon();
-    let (manager, daemon) = started(&fixture, Duration::from_secs(60));
-    manager.expect("READY=1");
-    daemon.signal(Signal::HUP);
-    let reloading = manager.expect("RELOADING=1");
-    assert!(reloading.iter().any(|line| line.starts_with("MONOTONIC_USEC=")), "{reloading:?}");
-    manager.expect("READY=1");
-}
-
 /// A manager that does not read blocks its senders.
 #[test]
 fn a_manager_that_does_not_read_does_not_block_the_daemon() {

@@ -2,7 +2,6 @@
 
 use std::net::TcpListener;
 
-use stage::chance::likely;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::namespace::another_network;
 use stage::{Backend, Probe, eventually, window};
@@ -30,38 +29,6 @@ fn prepare(health: &str, lines: &str) -> Fixture {
 
 fn state(fixture: &Fixture, address: &str) -> String {
     fixture.setup.backend(address).expect("the backend").state
-}
-
-/// Asserts that only these two backends got connects, about half of 60 each. The next table gives
-/// each exactly half; until it is published, a connect that skips the third backend chooses again.
-fn two_share(counts: &stage::protocol::Counts, two: [&str; 2]) {
-    let likely = likely(60, 0.5);
-    assert!(counts.keys().eq(two) && counts.values().all(|count| likely.contains(count)), "{counts:?}");
-}
-
-#[test]
-fn probes_exclude_a_refusing_backend_before_any_connect_fails() {
-    let mut fixture = start("probe = \"tcp\"");
-    let address = fixture.backends[0].address().to_string();
-    drop(fixture.backends.remove(0));
-    eventually("it is found", || state(&fixture, &address), |state| state == "refusing");
-    two_share(&fixture.probe().dial_many(SERVICE, 60), ["b2", "b3"]);
-    let seen = fixture.setup.backend(&address).expect("the backend");
-    let probe = seen.probe.expect("it is probed");
-    assert_eq!((probe.kind.as_str(), probe.state.as_str()), ("tcp", "failing"));
-    assert!(probe.why.expect("a reason").contains("refused"));
-    assert!(!seen.usable);
-    fixture.backends.push(Backend::start("b1", &address));
-    eventually("it is well again", || state(&fixture, &address), |state| state == "healthy");
-    assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
-}
-
-#[test]
-fn the_first_connect_of_a_new_host_reaches_a_probed_backend() {
-    let mut fixture = prepare("probe = \"tcp\"", "ejection = \"off\"");
-    drop(fixture.backends.remove(0));
-    fixture.start();
-    assert!(fixture.probe().dial_many(SERVICE, 60).keys().eq(["b2", "b3"]));
 }
 
 /// A connect without a route fails at once, with an error that depends on the kind of the route.

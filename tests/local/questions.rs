@@ -97,15 +97,6 @@ fn held_up_by_a_status(setup: &Setup) -> (Duration, Duration) {
     (longest, took.join().expect("the status"))
 }
 
-#[test]
-fn a_coverage_request_for_more_than_64_cgroups_is_refused() {
-    let fixture = Fixture::new();
-    let of = |count: usize| format!("/v1/cover/nobody?cgroups={}", vec!["1"; count].join(","));
-    assert_eq!(answer(request(&fixture.setup, &of(64))).0, 200);
-    let (code, text) = answer(request(&fixture.setup, &of(65)));
-    assert_eq!((code, text.as_str()), (400, "cgroups: at most 64 ids, not 65"));
-}
-
 /// Requests that wait for a cgroup use at most half of the connections, and release them when they
 /// end.
 #[test]

@@ -1,15 +1,24 @@
 //! Client tasks that a new configuration adds, removes, moves or renames while the daemon runs:
 //! each is balanced without a gap, and removed ones leave nothing.
 
-use stage::{Cgroup, Daemon, Probe, address, eventually, look};
+use stage::{Cgroup, Daemon, Probe, Setup, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-use crate::reload::{text, write};
+/// The configuration of the fixture, with lines for its client and more tables.
+fn text(fixture: &Fixture, client: &str, service: &str, more: &str) -> String {
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, service);
+    text.replacen("\n\n", &format!("\n{client}\n\n"), 1) + more
+}
 
-/// Two clients, each with its job and its cgroup.
-pub fn two_clients(fixture: &Fixture, cgroups: [&Cgroup; 2], more: &str) -> String {
-    client("one", cgroups[0]) + &client("two", cgroups[1]) + &service(fixture) + more
+fn write(setup: &Setup, text: &str) {
+    replace(&setup.folder.join("socklb.toml"), text);
+}
+
+/// Two clients, each with its job and its cgroup, of a daemon that logs objects.
+fn two_clients(fixture: &Fixture, cgroups: [&Cgroup; 2]) -> String {
+    let json = "[daemon]\nlog_format = \"json\"\n";
+    client("one", cgroups[0]) + &client("two", cgroups[1]) + &service(fixture) + json
 }
 
 fn client(job: &str, cgroup: &Cgroup) -> String {
@@ -22,42 +31,12 @@ fn service(fixture: &Fixture) -> String {
     text[text.find("[[service]]").expect("a service")..].to_owned()
 }
 
-/// Whether a process reaches only backends.
-fn reaches_backends(probe: &mut Probe) -> bool {
-    probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'))
-}
-
-#[test]
-fn a_removed_client_starts_no_flow_and_is_deleted_after_its_last_flow() {
-    let mut fixture = Fixture::without_daemon();
-    let other = Cgroup::new();
-    fixture.setup.write("socklb.toml", &two_clients(&fixture, [&fixture.cgroup, &other], ""));
-    fixture.start();
-    let (mut first, mut second) = (fixture.probe(), Probe::start(&other));
-    let open = first.dial(SERVICE);
-    write(&fixture.setup, &(client("two", &other) + &service(&fixture)));
-    eventually("the first client is gone", || reaches_backends(&mut first), |reaches| !*reaches);
-    assert_eq!(first.peer(open.socket), address(SERVICE));
-    look(|| fixture.setup.status().leaving[0].active).becomes(Some(1));
-    assert!(reaches_backends(&mut second), "the second process is unaffected");
-    // The remaining links show another daemon that the client leaves.
-    fixture.daemon.take().expect("a daemon runs").kill();
-    fixture.start();
-    look(|| fixture.setup.status().leaving[0].client.clone()).becomes("one");
-    assert_eq!(first.peer(open.socket), address(SERVICE));
-    first.close(open.socket);
-    let pins = fixture.setup.pins_of("one");
-    eventually("nothing of it is left", || pins.exists(), |exists| !exists);
-    look(|| fixture.setup.status().leaving.len()).becomes(0);
-    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-}
-
 #[test]
 fn clients_that_swap_cgroups_are_always_balanced() {
     let mut fixture = Fixture::without_daemon();
     let other = Cgroup::new();
-    let there = |fixture: &Fixture| two_clients(fixture, [&fixture.cgroup, &other], "");
-    let back = |fixture: &Fixture| two_clients(fixture, [&other, &fixture.cgroup], "");
+    let there = |fixture: &Fixture| two_clients(fixture, [&fixture.cgroup, &other]);
+    let back = |fixture: &Fixture| two_clients(fixture, [&other, &fixture.cgroup]);
     fixture.setup.write("socklb.toml", &there(&fixture));
     fixture.start();
     let mut busy = [fixture.probe(), Probe::start(&other)];
@@ -74,6 +53,10 @@ fn clients_that_swap_cgroups_are_always_balanced() {
         let counts = probe.stop_dialling();
         assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     }
+    let log = fixture.daemon().log();
+    let message =
+        |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("an object")["message"].clone();
+    assert!(log.lines().map(message).all(|message| message.is_string()), "{log}");
 }
 
 /// The maximum number of clients of a host at once: the daemon answers meanwhile.
@@ -99,7 +82,8 @@ fn a_reload_that_adds_many_clients_does_not_block_the_loop() {
     fixture.daemon = Some(daemon);
     manager.expect("READY=1");
     write(&fixture.setup, &many);
-    manager.expect("RELOADING=1");
+    let reloading = manager.expect("RELOADING=1");
+    assert!(reloading.iter().any(|line| line.starts_with("MONOTONIC_USEC=")), "{reloading:?}");
     let fed = manager.count_until("READY=1", "WATCHDOG=1");
     assert!(fed >= 3, "the loop has turned {fed} times while {more} clients were started");
     let attached = || fixture.setup.status().clients.len();

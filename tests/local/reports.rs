@@ -54,42 +54,6 @@ pub fn is_lame(fixture: &Fixture, address: &str) -> bool {
     seen(fixture, address).state == "lame-duck"
 }
 
-/// The interval of polls is long, so only the first poll can find the lame duck.
-#[test]
-fn an_existing_lame_duck_gets_no_connect_from_a_new_host() {
-    let mut fixture = Fixture::without_daemon();
-    let key = make_key(&fixture.setup, "service.key", 1);
-    let agent = Agent::start(&fixture.setup, &key, &ALL);
-    agent.run_checked(&["lame-duck", ALL[0]]);
-    let text = text(&fixture, "round-robin", "").replace("100ms", "30s");
-    fixture.setup.write("socklb.toml", &text);
-    fixture.start();
-    let mut probe = fixture.probe();
-    let counts = probe.dial_many(SERVICE, 300);
-    assert!(counts.keys().eq(["b2", "b3"]), "{counts:?}");
-}
-
-#[test]
-fn a_lame_duck_gets_no_connects_until_it_is_ready_again() {
-    // In a slow guest one policy is enough, because `verdicts` tests the programs there under each
-    // policy.
-    let policies = if stage::in_a_guest() { &POLICIES[..1] } else { &POLICIES[..] };
-    for policy in policies {
-        let (fixture, agent) = start(policy, &ALL);
-        let mut probe = fixture.probe();
-        assert_eq!(probe.dial_many(SERVICE, 60).values().sum::<u32>(), 60);
-        agent.run_checked(&["lame-duck", ALL[0]]);
-        eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
-        let counts = probe.dial_many(SERVICE, 300);
-        assert!(!counts.contains_key("b1"), "{policy}: {counts:?}");
-        assert_eq!(counts.values().sum::<u32>(), 300);
-        agent.run_checked(&["ready", ALL[0]]);
-        eventually("it is back", || is_lame(&fixture, ALL[0]), |is_lame| !*is_lame);
-        let counts = probe.dial_many(SERVICE, 300);
-        assert!(counts.contains_key("b1"), "{policy}: {counts:?}");
-    }
-}
-
 #[test]
 fn a_key_is_replaced_without_a_gap() {
     let (fixture, agent) = start("round-robin", &ALL);

@@ -85,40 +85,33 @@ fn names(counts: &BTreeMap<String, u32>) -> Vec<&str> {
 
 #[test]
 fn every_policy_skips_a_lame_duck_from_the_next_connect_on() {
-    for daemon in [true, false] {
-        let mut fixture = three("");
-        if !daemon {
-            fixture.daemon.take().expect("it runs").kill();
-        }
-        let mut probe = fixture.probe();
-        for policy in Policy::ALL {
-            set_policy(&fixture, policy);
-            for (id, others) in IDS.into_iter().zip([["b2", "b3"], ["b1", "b3"], ["b1", "b2"]]) {
-                judge(&fixture.setup, id, for_an_hour());
-                let counts = dial(&mut probe, 60);
-                assert_eq!(names(&counts), others, "{policy:?}, daemon {daemon}: {counts:?}");
-                let likely = likely(60, 0.5);
-                assert!(
-                    counts.values().all(|count| likely.contains(count)),
-                    "{policy:?}, daemon {daemon}: {counts:?}"
-                );
-                // A v4-mapped IPv6 socket does not choose the lame duck either.
-                for _ in 0..6 {
-                    let dialled = probe.dial("[::ffff:10.96.0.10]:80");
-                    assert!(others.contains(&dialled.name.as_str()), "{policy:?}: {}", dialled.name);
-                    probe.close(dialled.socket);
-                }
-                // The verdict ends by itself.
-                judge(&fixture.setup, id, just_over());
-                let counts = dial(&mut probe, 60);
-                assert_eq!(names(&counts), ["b1", "b2", "b3"], "{policy:?}, daemon {daemon}");
-                judge(&fixture.setup, id, 0);
+    let mut fixture = three("");
+    fixture.daemon.take().expect("it runs").kill();
+    let mut probe = fixture.probe();
+    for policy in Policy::ALL {
+        set_policy(&fixture, policy);
+        for (id, others) in IDS.into_iter().zip([["b2", "b3"], ["b1", "b3"], ["b1", "b2"]]) {
+            judge(&fixture.setup, id, for_an_hour());
+            let counts = dial(&mut probe, 60);
+            assert_eq!(names(&counts), others, "{policy:?}: {counts:?}");
+            let likely = likely(60, 0.5);
+            assert!(counts.values().all(|count| likely.contains(count)), "{policy:?}: {counts:?}");
+            // A v4-mapped IPv6 socket does not choose the lame duck either.
+            for _ in 0..6 {
+                let dialled = probe.dial("[::ffff:10.96.0.10]:80");
+                assert!(others.contains(&dialled.name.as_str()), "{policy:?}: {}", dialled.name);
+                probe.close(dialled.socket);
             }
+            // The verdict ends by itself.
+            judge(&fixture.setup, id, just_over());
+            let counts = dial(&mut probe, 60);
+            assert_eq!(names(&counts), ["b1", "b2", "b3"], "{policy:?}");
+            judge(&fixture.setup, id, 0);
         }
-        let outcomes = fixture.setup.service().outcomes;
-        let total = 5 * 3 * (60 + 6 + 60);
-        assert_eq!((outcomes["forwarded"], outcomes.values().sum::<u64>()), (total, total), "{outcomes:?}");
     }
+    let outcomes = fixture.setup.service().outcomes;
+    let total = 5 * 3 * (60 + 6 + 60);
+    assert_eq!((outcomes["forwarded"], outcomes.values().sum::<u64>()), (total, total), "{outcomes:?}");
 }
 
 #[test]

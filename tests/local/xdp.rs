@@ -6,15 +6,15 @@ use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lb_common::abi::host::{Listener, MAX_SENDERS, Sender, SenderName, map};
-use lb_common::net::{Address, Be16, IPPROTO_TCP};
+use lb_common::abi::host::{Listener, map};
+use lb_common::net::Address;
 use lb_view::diagnosis::Diagnosis;
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 use stage::agent::{Agent, derive_key, make_key};
 use stage::daemon::Daemon;
 use stage::fixture::{Fixture, SERVICE};
-use stage::maps::{Raw, hash};
+use stage::maps::hash;
 use stage::probe::without;
 use stage::router::Router;
 use stage::sys::XdpMode;
@@ -477,41 +477,4 @@ fn a_host_map_of_another_size_is_reported_and_not_replaced() {
     fixture.start();
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
     assert!(is_chosen(&mut fixture.probe(), "b1"));
-}
-
-/// Entries that other backends have left fill the register. A new backend gets no place, and takes
-/// none from another backend.
-#[test]
-fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {
-    let (mut fixture, agent) = start("round-robin");
-    fixture.daemon.take().expect("a daemon").kill();
-    let mut senders = hash::<SenderName, Sender>(&fixture.setup.host_map(map::SENDERS));
-    let of = |address: std::net::SocketAddr| SenderName {
-        address: Address::from(address.ip()),
-        port: Be16::from_host(address.port()),
-        protocol: IPPROTO_TCP,
-        _reserved: 0,
-    };
-    let held = ALL.map(|backend| senders.get(&Raw(of(stage::address(backend))), 0).expect("it has one").0.id);
-    senders.remove(&Raw(of(stage::address(ALL[2])))).expect("take it away");
-    for id in (1..=MAX_SENDERS).filter(|id| !held[..2].contains(id)) {
-        let [_, _, high, low] = id.to_be_bytes();
-        let other = Sender { id, ..bytemuck::Zeroable::zeroed() };
-        senders.insert(Raw(of(([127, 9, high, low], 1).into())), Raw(other), 0).expect("fill it");
-    }
-    fixture.start();
-    let faults = || fixture.setup.faults().join("\n");
-    eventually("it is counted", faults, |faults| {
-        faults.contains("no place in the kernel for the reports of 1 backend")
-    });
-    eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
-    let mut probe = fixture.probe();
-    agent.run_checked(&["lame-duck", ALL[2]]);
-    eventually("the daemon shows the report", || reported(&fixture, ALL[2]), |state| state == "lame-duck");
-    assert!(is_chosen(&mut probe, "b3"), "as the fault states");
-    fixture.daemon().signal(Signal::STOP);
-    agent.run_checked(&["lame-duck", ALL[0]]);
-    eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
-    agent.run_checked(&["ready", ALL[0]]);
-    eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }

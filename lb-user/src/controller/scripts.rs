@@ -10,19 +10,31 @@ mod stage;
 
 mod ejection;
 
+mod evidence;
+
 mod policies;
 
 mod choices;
 
 mod subsets;
 
+mod jobs;
+
 mod lists;
 
 mod clients;
 
+mod reloads;
+
+mod starts;
+
+mod views;
+
 mod health;
 
 mod reports;
+
+mod announcements;
 
 mod load;
 

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_common::abi::{Policy, RecentErrors};
+use lb_common::ending::Ending;
 use lb_common::ticks::{TICK_LOG2, tick};
 
 use super::FOR_LONG;
@@ -159,4 +160,30 @@ fn turning_ejection_off_readmits_all_backends() {
         stage.configure(FOR_LONG);
         assert_eq!(stage.dial(60), 5, "ejection works again");
     });
+}
+
+#[test]
+fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
+    for policy in Policy::ALL {
+        let lines = |rules: &str| format!("policy = \"{}\"\n{rules}", policy.name());
+        let each = |count| BACKENDS.map(|backend| (address(backend), count)).into();
+        script(&lines("active_limit = 4\noverflow = \"refuse\""), |stage| {
+            stage.open_more(12);
+            assert_eq!(stage.open_by_backend(), each(4), "{policy:?}");
+            assert_eq!(stage.connect(), Err(113), "{policy:?}");
+            // The end of one makes room, at any backend.
+            let flow = stage.open.swap_remove(5);
+            stage.kernel.end(flow, Ending::Closed, 100, 100);
+            assert_eq!(stage.connect(), Ok(flow.backend), "{policy:?}");
+            // The opposite change, with all flows open: they stay, and more connects succeed.
+            stage.configure(&lines("active_limit = 3"));
+            assert_eq!(stage.open_by_backend(), each(4), "{policy:?}");
+            stage.open_more(6);
+            assert_eq!(stage.open_by_backend(), each(6), "{policy:?}");
+            stage.stop_faults();
+            let outcomes = stage.service().outcomes;
+            let counts = ["limited", "overflowed", "fallback"].map(|outcome| outcomes[outcome]);
+            assert_eq!(counts, [1, 6, 0], "{policy:?}");
+        });
+    }
 }
