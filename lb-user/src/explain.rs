@@ -165,7 +165,7 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
     } else if size < backends && algorithm.is_aperture() {
         "; arcs are even at any size"
     } else if size < backends {
-        "; the smallest size at which the tasks together can use 99 % of the backends"
+        "; the smallest such size at which the tasks together can use 99 % of the backends"
     } else if least > LARGEST_RUNG && least < backends {
         "; auto has no size this large, so all backends are used"
     } else if tried.is_empty() {
@@ -271,13 +271,13 @@ mod tests {
             rocksteadier,
             (1000, 1000),
             12,
-            "at least 12; the smallest size at which the tasks together can use 99 % of the backends",
+            "at least 12; the smallest such size at which the tasks together can use 99 % of the backends",
         );
         check(
             rocksteadier,
             (10, 200),
             12,
-            "at least 20, so that each of 200 backends has one of 10 tasks; the smallest size at which the tasks together can \
+            "at least 20, so that each of 200 backends has one of 10 tasks; the smallest such size at which the tasks together can \
              use 99 % of the backends",
         );
         check(rocksteadier, (10, 5), 12, "at least 12; there are no more backends");

@@ -83,7 +83,10 @@ fn wait_reports_why_it_cannot_succeed() {
     // The test itself is in another cgroup.
     let (code, text) = wait(&["wait", "web"]);
     let path = fixture.cgroup.path().display().to_string();
-    assert!(code == Some(1) && text.contains(&path) && text.contains("elsewhere"), "{text}");
+    assert!(
+        code == Some(1) && text.contains(&path) && text.contains("this process is in another cgroup"),
+        "{text}"
+    );
     fixture.stop();
     let (code, text) = stage::daemon::failure(&fixture.setup.run(&["wait", "web", "--timeout", "1"]));
     assert!(code == Some(1) && text.contains("no daemon is running"), "{text}");

@@ -74,7 +74,7 @@ const SHORT_PACKAGE: [&str; 2] = [
 /// `cargo xtask test`.
 pub fn run(options: &Options) -> Result<()> {
     if options.record && options.tier != Some(Tier::Vm) {
-        bail!("only tier vm records: `cargo xtask test vm --record`");
+        bail!("--record needs tier vm: `cargo xtask test vm --record`");
     }
     machine::prepare()?;
     let mut suite = Suite::new(options)?;

@@ -145,7 +145,7 @@ static IDIOMS: [Idiom; 7] = [
         pattern: concat!("thread", "::sleep"),
         inside: "",
         except: &[],
-        instead: "wait for the fact, with a deadline",
+        instead: "wait until the condition holds, with a deadline",
     },
     Idiom {
         pattern: concat!("repr", "(C"),
@@ -386,7 +386,8 @@ mod tests {
             &["crates/lb-core/src/a.rs has no head that states its purpose (`//!`)"],
         );
         let sleep = concat!("//! Head.\n\nstd::thread", "::sleep(d);\n");
-        let fault = concat!("tests/a.rs:3: `thread", "::sleep`: wait for the fact, with a deadline");
+        let fault =
+            concat!("tests/a.rs:3: `thread", "::sleep`: wait until the condition holds, with a deadline");
         check("tests/a.rs", sleep, &[fault]);
     }
 

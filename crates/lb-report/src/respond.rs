@@ -219,7 +219,11 @@ mod tests {
             assert_eq!(&frame[ip + 24..ip + 40], &to[..]);
             ip + 40
         } else {
-            assert_eq!((frame[ip + 8], checksum(&frame[ip..ip + 20])), (64, 0), "its own sum makes it whole");
+            assert_eq!(
+                (frame[ip + 8], checksum(&frame[ip..ip + 20])),
+                (64, 0),
+                "the header, including its checksum, sums to 0"
+            );
             assert_eq!((&frame[ip + 12..ip + 16], &frame[ip + 16..ip + 20]), (&from[..], &to[..]));
             ip + 20
         };

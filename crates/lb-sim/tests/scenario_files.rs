@@ -283,7 +283,7 @@ fn inconsistent_rates_and_costs_are_refused() {
     check_job("rate = 0.0", "9:8: a rate of 0 arrivals per second at one task: write 0.00001 to 20000");
     check_job("rate = nan", "9:8: a rate of NaN arrivals per second");
     check_job(&format!("{rate}interval = \"1s\""), "5:1: interval, rate and closed are alternatives");
-    check_job(&format!("{rate}{cost}lasts = \"1s\""), "5:1: the cost of a request decides how long it lasts");
+    check_job(&format!("{rate}{cost}lasts = \"1s\""), "5:1: `cost` already decides how long a request lasts");
     check_job(
         &format!("{rate}wait = \"1s\""),
         "5:1: wait is time in addition to a cost: write cost, or lasts",

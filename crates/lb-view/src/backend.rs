@@ -223,7 +223,7 @@ impl BackendStatus {
         let EjectionStatus { failures, cause, times, trial_in_s } = self.ejection.as_ref()?;
         let mut text = format!("ejected: {failures} {cause} in a row");
         if *times > 1 {
-            text += &format!(", {times} times without recovery");
+            text += &format!(", ejected {times} times without recovery");
         }
         match trial_in_s {
             _ if self.state == Health::Refusing.name() => {}
@@ -400,7 +400,7 @@ mod tests {
         let ejected = Health::Ejected;
         assert_eq!(of(ejected, 1, Some(2.1)), "ejected: 5 refused in a row, trial in 3 s");
         assert_eq!(of(ejected, 1, Some(0.0)), "ejected: 5 refused in a row, next connect is the trial");
-        let again = "ejected: 5 refused in a row, 3 times without recovery";
+        let again = "ejected: 5 refused in a row, ejected 3 times without recovery";
         assert_eq!(of(ejected, 3, None), format!("{again}, trial under way"));
         assert_eq!(of(Health::Refusing, 3, Some(0.0)), again, "a refusing backend has no trial");
     }

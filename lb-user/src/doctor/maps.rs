@@ -48,7 +48,8 @@ fn full(
 ) {
     let text = format!("client {name}: {used} of {of} {what}");
     if used.saturating_mul(10) > of.saturating_mul(9) {
-        let help = format!("raise limits.{limit}, then run `{detach}` and restart the daemon");
+        let help =
+            format!("raise limits.{limit}, stop the daemon, run `{detach}`, and start the daemon again");
         diagnosis.add("limits", Severity::Warning, text, Some(&help));
     } else {
         diagnosis.ok("limits", text);

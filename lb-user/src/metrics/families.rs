@@ -79,7 +79,7 @@ families! {
         "1 if the configuration file cannot be used and the earlier configuration stays in force, else 0.");
 
     REPORT_REQUESTS = counter("socklb_report_requests", &["result"],
-        "Requests for reports that were sent, or could not be sent (unsent), since the daemon started.");
+        "Requests for reports since the daemon started, by result: sent, or not sent because of an error (unsent).");
     REPORT_DATAGRAMS = counter("socklb_report_datagrams", &["result"],
         "Datagrams that the daemon received: reports that it believed, and other datagrams by the reason why it did not.");
 
@@ -87,7 +87,7 @@ families! {
         "Datagrams for the daemon that the kernel received on network interfaces since its maps were created, by result. The kernel passed \
          believed and contended ones on to the daemon.");
     XDP_INTERFACE = gauge("socklb_xdp_interface", &["interface", "mode"],
-        "1 for the way in which reports are received on an interface of the configuration: by the kernel (native, generic), or only by the daemon's socket.");
+        "How each configured interface receives reports: 1 for the mode in use, which is by the kernel (native, generic) or only by the daemon's socket.");
 
     // ---- a client task --------------------------------------------------------------------------
     ATTACHED = gauge("socklb_client_attached", CLIENT,

@@ -195,7 +195,7 @@ impl Workspace {
         let mut faults = Vec::new();
         for target in self.targets.iter().filter(|target| target.tier().is_none()) {
             faults.push(format!(
-                "no tier runs the tests of {} {} of {}: add its package to PACKAGES in xtask/src/test/tiers.rs",
+                "the tests of {} {} in package {} belong to no tier and never run: add the package to PACKAGES in xtask/src/test/tiers.rs",
                 target.kind, target.name, target.package
             ));
         }
@@ -241,7 +241,7 @@ mod tests {
         workspace.targets.retain(|target| target.package != "lb-svg" && target.name != "proof");
         workspace.targets.push(target("lb-new", "lib", "lb_new"));
         let expected = [
-            "no tier runs the tests of lib lb_new of lb-new: add its package to PACKAGES in xtask/src/test/tiers.rs",
+            "the tests of lib lb_new in package lb-new belong to no tier and never run: add the package to PACKAGES in xtask/src/test/tiers.rs",
             "xtask/src/test/tiers.rs names lb-svg, which has no tests",
             "xtask/src/test/tiers.rs names the test proof, which does not exist",
         ];

@@ -369,7 +369,7 @@ mod tests {
             ("[\n{\"targets\": [],}]", "2:16: key must be a string"),
             ("[{\"targets\": [\"10.0.0.1:80\"]", "1:28: the file ends while parsing an object"),
             ("[] x", "1:4: trailing characters"),
-            ("[{\"targets\": [\"\\ud800\"]}]", "1:15: \"\\ud800\" is not text"),
+            ("[{\"targets\": [\"\\ud800\"]}]", "1:15: \"\\ud800\" is not valid Unicode text"),
             (
                 "[{\"targets\": [\"users:80\"]}]",
                 "1:15: target \"users:80\" is a host name, and names are not resolved yet (write an IP address and a port, \

@@ -150,7 +150,7 @@ impl<'t> JsonValue<'t> {
     ) -> Option<T> {
         let value = serde_json::from_str(self.raw.get());
         if value.is_err() && self.kind() == expected {
-            report.add(self.span(), format!("{} is not text", self.raw.get()), None);
+            report.add(self.span(), format!("{} is not valid Unicode text", self.raw.get()), None);
         } else if value.is_err() {
             let help = (expected == "a string").then(|| format!("write \"{}\"", self.raw.get()));
             let help = help.filter(|_| self.kind() == "a number");

@@ -709,7 +709,11 @@ mod tests {
         }
         assert_eq!(polled, [(3, 40), (1, 42), (2, 44)]);
         senders.take(report(1, Kind::Answer, Readiness::Ready, 1, 9).bytes(), at(50)).unwrap();
-        assert_eq!(senders.requests(9, || 9, at(50)).len(), 1, "it is asked once more with its cookie");
+        assert_eq!(
+            senders.requests(9, || 9, at(50)).len(),
+            1,
+            "the backend gets one more request, with its cookie"
+        );
         senders.poll_first(names, Duration::ZERO, Duration::from_millis(2), at(60));
         let again = senders.requests(9, || 9, at(70)).into_iter().map(|one| one.datagram.port.to_host());
         assert_eq!(again.collect::<Vec<_>>(), [3, 2], "the first has reported");

@@ -20,7 +20,7 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
             return wrong("interval, rate and closed are alternatives: write one of them".into());
         }
         if job.cost.is_some() && job.lasts.us > 0 {
-            return wrong("the cost of a request decides how long it lasts: leave lasts out, or write wait for time without CPU use".into());
+            return wrong("`cost` already decides how long a request lasts: remove `lasts`, or write `wait` for the time in which it uses no CPU".into());
         }
         if job.cost.is_none() && job.wait.is_some() {
             return wrong("wait is time in addition to a cost: write cost, or lasts instead of wait".into());
