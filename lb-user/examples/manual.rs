@@ -1,8 +1,9 @@
 //! Writes the files that the package generates from the command lines and the configuration keys: a
 //! manual page for each command and each file, and completions for three shells.
 //!
-//! It is an example, so that the program itself contains neither the writers nor a hidden command.
-//! It reads only the definitions of commands and keys, so its pages cannot differ from the program.
+//! This is an example, so that the program itself needs no code for writing these files and no
+//! hidden command. It reads only the definitions of commands and keys, so the pages cannot differ
+//! from the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -61,7 +62,7 @@ fn main() -> Result<()> {
 }
 
 /// Writes the completions of a program, a page for each of its commands, and a page for the program
-/// itself, with the sections `more` and a list of related pages.
+/// itself. The program's page ends with the sections `more` and a list of related pages.
 fn write_program(
     folder: &Path,
     program: Command,
@@ -104,7 +105,8 @@ fn write(folder: &Path, command: Command, name: &str, more: &str) -> Result<()> 
     let mut page = Vec::new();
     Man::new(command).title(name).render(&mut page)?;
     let page = String::from_utf8(page)?;
-    // clap_mangen omits an empty date, and the next field would take its place.
+    // clap_mangen omits an empty date, and a reader of the page would take the next field for the
+    // date.
     let title = format!(".TH {name} 1 \"\" \"socklb {}\" \"socklb\"", env!("CARGO_PKG_VERSION"));
     let lines = page.lines().map(|line| if line.starts_with(".TH ") { title.as_str() } else { line });
     let page: Vec<&str> = lines.chain(more.lines()).collect();

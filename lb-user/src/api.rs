@@ -68,7 +68,7 @@ pub enum ControllerQuery {
     Facts(Reply<Facts>),
     /// The names of the client tasks that run.
     Clients(Reply<Vec<String>>),
-    /// The configuration in force.
+    /// The keys of the configuration in force.
     Configured(Reply<Configured>),
     /// Why a client uses its backends. Each query covers one service of one client, because
     /// computing an explanation may take long.
@@ -91,12 +91,13 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Switched>,
     },
-    /// Answered when a client's programs are attached to one of these cgroups.
+    /// Wait until a client's programs are attached to one of these cgroups, and then answer.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
 }
 
-/// The most cgroups that one query may name: the cgroup of the process and those above it. Each
-/// cgroup costs the event loop a system call at every check, and no host nests cgroups this deep.
+/// The most cgroups that one query may name: the cgroup of the process and the cgroups above it.
+/// Each cgroup costs the event loop a system call at every check. No host nests cgroups as deep as
+/// this.
 const CGROUPS: usize = 64;
 
 /// The name of the socket in its directory.
@@ -107,7 +108,8 @@ pub fn socket(run: &Path) -> PathBuf {
     run.join(SOCKET)
 }
 
-/// Binds the socket under a temporary name, until it is ready. See [`lb_host::socket::bind`].
+/// Binds the socket under a temporary name; the socket gets its real name when it is ready. See
+/// [`lb_host::socket::bind`].
 ///
 /// # Errors
 /// If the path cannot be used.
@@ -119,8 +121,8 @@ pub fn bind(run: &Path, admins: Option<u32>) -> std::io::Result<Bound> {
 /// that other requests find a free connection.
 const WAITERS: usize = 32;
 
-/// The longest time that such a request waits. socklb's own commands send a new request every
-/// second.
+/// The longest time that one request waits for a cgroup to be covered. socklb's own commands send a
+/// new request every second.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// The state of the handlers.
@@ -128,8 +130,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 struct Queries {
     queries: mpsc::Sender<ControllerQuery>,
     status: Rounds,
-    /// Only one explanation is made at a time, because that of a large service may need some
-    /// hundred megabytes.
+    /// Only one explanation is made at a time, because the explanation of a large service may need
+    /// some hundred megabytes.
     explaining: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     /// The group whose members may send requests that change state, besides root and the daemon's
@@ -164,9 +166,8 @@ fn json(value: &impl Serialize) -> std::io::Result<CompressedDocument> {
     writer.finish()
 }
 
-/// The answer begins as soon as the event loop has responded once. For many clients it takes a
-/// second to make the status; without this early beginning, a command would conclude that the
-/// daemon hangs.
+/// The answer begins as soon as the event loop has responded once. With many clients the status
+/// takes a second; if the answer began only then, a command would conclude that the daemon hangs.
 async fn status(State(desk): State<Queries>, headers: HeaderMap) -> Response {
     match query(&desk.queries, ControllerQuery::Clients).await {
         Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
@@ -228,8 +229,8 @@ struct Ejected {
     client: Option<String>,
 }
 
-/// Readmits a backend. A user who may read need not have this permission: only root, the daemon's
-/// user and the members of one group have it.
+/// Readmits a backend. The permission to read the status is not enough: only root, the daemon's
+/// user and the members of one group may readmit.
 async fn readmit(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -279,7 +280,7 @@ async fn switch_load(
 }
 
 /// Returns the credentials of the peer if it may send requests that change state. If it may not,
-/// logs the refused action (`what`).
+/// logs the action that was refused (`what`).
 fn who_may_write(
     peer: Option<Extension<PeerCredentials>>,
     desk: &Queries,
@@ -316,12 +317,12 @@ fn may_write(who: &PeerCredentials, admins: Option<u32>) -> bool {
 
 #[derive(Deserialize)]
 struct Cgroups {
-    /// Ids, separated by commas.
+    /// Ids of cgroups, separated by commas.
     cgroups: String,
 }
 
-/// Answers when the client's programs cover one of the cgroups; after [`LONGEST_WAIT`], answers
-/// that they do not cover any yet.
+/// Answers when the client's programs cover one of the cgroups. If they cover none within
+/// [`LONGEST_WAIT`], answers that they do not cover any yet.
 async fn cover(
     State(desk): State<Queries>,
     UrlPath(client): UrlPath<String>,

@@ -2,9 +2,9 @@
 //!
 //! The shares of one task depend on the subsets of the whole job, which take long to compute for a
 //! large job. So assignments are computed beside the event loop, and the loop only applies them. An
-//! assignment is looked up by the service and the task that it was computed for, so that a late
-//! result cannot be applied to another configuration. This module starts no thread and reads no
-//! file.
+//! assignment is looked up by the service and the task for which it was computed, so a result that
+//! arrives after a reload cannot be applied to another configuration. This module starts no thread
+//! and reads no file.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,25 +41,25 @@ impl Assignment {
         &self.membership
     }
 
-    /// The largest number of members, if their number follows load.
+    /// The largest number of members that the subset may have, if its size follows load.
     pub fn most(&self) -> usize {
         self.membership.members.len() + self.membership.reserve.len()
     }
 
-    /// The same assignment with `size` members, if their number follows load.
+    /// The same assignment with `size` members, if the size of the subset follows load.
     #[must_use]
     pub fn resized(&self, size: u32) -> Self {
         Self { list: Arc::clone(&self.list), membership: Arc::new(self.membership.resized(size)) }
     }
 
-    /// Returns the fact for the task's balancer. `position` is the position of the service in the
-    /// task's configuration.
+    /// Returns the fact that gives this assignment to the task's balancer. `position` is the
+    /// position of the service in the task's configuration.
     pub fn fact(self, position: usize) -> Fact {
         Fact::Endpoints(position, self.list, self.membership)
     }
 }
 
-/// The tasks among `clients` that dial the service with this name.
+/// The tasks of `clients` that dial the service with this name.
 pub fn consumers<'c>(clients: impl IntoIterator<Item = &'c ClientConfig>, service: &str) -> Vec<Consumer> {
     let consumer = |client: &ClientConfig| {
         let mut services = client.services.iter();
@@ -89,8 +89,8 @@ impl Assignments {
         &self.list
     }
 
-    /// Whether both have the same list object, not only equal lists: the list was read once for
-    /// both, or one took it from the other (see [`Self::follow`]).
+    /// Whether both have the same list object, not only equal lists. This is so if the list was
+    /// read once for both, or if one has reused the list of the other (see [`Self::follow`]).
     pub fn is_of_the_same_reading(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.list, &other.list)
     }
@@ -131,8 +131,8 @@ impl Assignments {
     /// tasks. May take seconds for the largest jobs. Results that tasks of one job share are
     /// computed once.
     pub fn complete(&mut self, consumers: &[Consumer]) {
-        /// One large job at a time, over all threads: each may need two hundred megabytes and a
-        /// whole CPU.
+        /// Only one large job is computed at a time, with all threads: each large job may need two
+        /// hundred megabytes and a whole CPU.
         static TURN: Mutex<()> = Mutex::new(());
         self.memberships.retain(|(consumer, _)| consumers.contains(consumer));
         let mut missing: Vec<&Consumer> = Vec::new();
@@ -145,8 +145,8 @@ impl Assignments {
         while let Some(first) = missing.first().copied() {
             let is_of_the_same_job =
                 |other: &&Consumer| other.service == first.service && other.task.count == first.task.count;
-            // The only task of a job does not depend on the subsets of other tasks, and need not
-            // wait for other jobs.
+            // If a job has only one task, its result does not depend on the subsets of other tasks,
+            // and need not wait for other jobs.
             let is_large = first.task.count > 1;
             let _turn = is_large.then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
             let job = Memberships::new(&first.service, first.task.count, &self.list);
@@ -249,7 +249,7 @@ mod tests {
         };
         assert_eq!([0, 1, 2].map(|index| at(&after, index)), [None, Some(0), Some(1)]);
         assert!(Arc::ptr_eq(&after.memberships[0].1, &before.memberships[1].1), "the membership is reused");
-        // Assignments with a different list have no memberships yet.
+        // Assignments with another list have no memberships yet.
         let mut longer = Assignments::new(list(8));
         longer.take_over(&before);
         assert!(longer.memberships.is_empty());

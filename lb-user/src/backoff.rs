@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// The pause after the first failure.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// The longest pause, and so also the longest time from the end of a fault to the retry that
+/// The longest pause. So this is also the longest time from the end of a fault to the retry that
 /// succeeds.
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -30,7 +30,7 @@ impl<T> Default for Backoff<T> {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T>> Backoff<T> {
-    /// Whether the action may be tried now.
+    /// Whether the action may be retried now.
     pub fn is_due(&self, now: T) -> bool {
         self.next.is_none_or(|(due, _)| due <= now)
     }

@@ -1,6 +1,6 @@
-//! Compares a configuration with the running one. The running side comes from the daemon or from
-//! the pinned maps; the other side is computed as a daemon with the new file would do it. Changes
-//! nothing.
+//! Compares a configuration with the running one. The running configuration comes from the daemon
+//! or from the pinned maps. The shares of the new one are computed as a daemon that starts with it
+//! would compute them. Changes nothing.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ use crate::{dry_run, status};
 /// The running configuration, as far as it is known.
 struct RunningState {
     configured: Configured,
-    /// Whether `configured` comes from the daemon, and so has all keys.
+    /// Whether `configured` comes from the daemon and therefore contains all keys.
     is_whole: bool,
     status: StatusDocument,
 }
@@ -129,7 +129,7 @@ pub fn compare(
     })
 }
 
-/// By client and service: the shares that change.
+/// The shares that change, for each client and service.
 fn shares(
     running: &RunningState,
     config: &Config,

@@ -55,7 +55,7 @@ fn of_client(client: &ClientConfig) -> Keys {
     ])
 }
 
-/// The seed is not a key, because it follows from the names of the job and the service.
+/// The seed has no key here, because it follows from the names of the job and the service.
 fn of_service(configured: &ClientService) -> Keys {
     let Service {
         name: _,
@@ -89,7 +89,7 @@ fn of_service(configured: &ClientService) -> Keys {
     all.extend(load_keys(*control));
     all.extend(subset_keys(*subset));
     all.extend(source_keys(&configured.source));
-    // Keys of one protocol only.
+    // Keys that exist for one protocol only.
     match protocol {
         Protocol::Tcp => {
             all.extend(keys([
@@ -136,7 +136,7 @@ fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
     let Some(ProbeConfig { kind, port, interval }) = probe else { return all };
     all.extend(keys([("health.interval", in_units(*interval)), ("health.port", or_none(*port))]));
     match kind {
-        // Only the numbers of secret keys are shown.
+        // Keys are secret, so only their numbers are shown.
         ProbeKind::Report { keys: known, idle_interval } => {
             let ids: Vec<String> = known.all().iter().map(|key| key.id.to_string()).collect();
             all.extend(keys([
@@ -243,8 +243,8 @@ fn host(config: &Config) -> Keys {
     ])
 }
 
-/// The configuration that the pinned maps contain. It has fewer keys, because the kernel needs only
-/// some.
+/// The configuration that the pinned maps contain. It has fewer keys, because the maps contain only
+/// the keys that the kernel programs need.
 ///
 /// # Errors
 /// If the maps cannot be read.

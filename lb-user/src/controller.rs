@@ -2,10 +2,12 @@
 //! the time, and returns effects.
 //!
 //! Call [`Controller::begin`] once. Then call [`Controller::handle`] for each event, and pass
-//! [`Event::Wakeup`] no later than [`Controller::next_wakeup`]. Both calls return effects. The
-//! event loop may carry these out in any order and at any time, and passes the result of each as an
-//! event. An effect may fail, take for ever or never be carried out: the state that it should
-//! change then stays as it is. An event may come late, twice, or for an object that is gone.
+//! Call [`Controller::begin`] once. Then call [`Controller::handle`] for each event, and pass
+//! [`Event::Wakeup`] no later than [`Controller::next_wakeup`]. `begin` and `handle` return
+//! effects. The event loop may carry out effects in any order and at any time, and passes the
+//! result of each effect as an event. An effect may fail, take for ever or never be carried out;
+//! the state that it should change then stays as it is. An event may come late, twice, or for an
+//! object that no longer exists.
 //!
 //! The controller reads no clock and no file, starts no thread and draws no random number. It calls
 //! the kernel ([`Kernel`]) and the network ([`Network`]) through traits, because it needs the
@@ -16,10 +18,11 @@
 //! new configuration (`reload`), the changes in it (`changes`) and the settings that it cannot
 //! change (`fixed`); one client (`client_task`), all clients (`clients`), clients that cannot be
 //! started (`unstarted`) and clients that leave (`leaving`); the start (`start`, `first_look`);
-//! flow records without a seen end (`flow_records`), the network namespaces of clients
+//! passes over the flow records (`flow_records`) and the network namespaces of clients
 //! (`namespaces`); the backends that are probed (`probing`, through `network`) and the backends
-//! that report (`register`), weights that follow load (`control`) and the learnt weights
-//! (`learnt`); queries (`queries`) and the facts that answers are built from (`facts`).
+//! that report (`register`), weights that follow load (`control`) and the file that stores the
+//! learnt weights (`load_store`); queries (`queries`) and the facts that answers are built from
+//! (`facts`).
 
 mod start;
 
@@ -109,13 +112,13 @@ use crate::source::{Contents, FileSource, NoAnswer, SourceError, Stamp};
 /// watch reports a change: a watch can be lost without notice.
 pub const TICK: Duration = Duration::from_secs(1);
 
-/// Clients that could not be started are retried every this number of ticks.
+/// The number of ticks between two attempts to start the clients that could not be started.
 const RETRY_TICKS: u32 = 10;
 
 pub enum Event {
-    /// Something changed in watched directories.
+    /// Something changed in these watched directories.
     Changed(BTreeSet<PathBuf>),
-    /// The directories of [`Effect::Watch`] are watched now.
+    /// The directories of [`Effect::Watch`] are now watched.
     Watched,
     /// The time of [`Controller::next_wakeup`] has come.
     Wakeup,
@@ -133,18 +136,18 @@ pub enum Event {
         version: Version<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
-    /// The loads that an earlier daemon had learnt were read by a retry; the read at the start had
+    /// A retry has read the loads that an earlier daemon had learnt. The read at the start had
     /// failed.
     LoadsRead(StoredLoadsRead),
     /// An attempt to store files for later starts has ended.
     Stored(StoreFailures),
-    /// The assignments of the service's list are computed, for each client task.
+    /// The assignments of the service's list were computed for each client task.
     Computed { service: String, contents: Contents },
     /// A configuration and all its files were read.
     Loaded(Box<Loaded>),
     /// A retry of clients that could not be started has ended.
     Opened(Box<Tried>),
-    /// A wait for readers has ended: unless it failed, every program that was running when the wait
+    /// A wait for readers has ended. Unless it failed, every program that was running when the wait
     /// began has ended.
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
@@ -160,8 +163,8 @@ pub enum Event {
 }
 
 pub enum Effect {
-    /// Watch these directories for changes, and watch until these cgroups appear. This replaces all
-    /// earlier watches. [`Event::Watched`] follows.
+    /// Watch these directories for changes, and watch for the appearance of these cgroups. The new
+    /// watches replace all earlier ones. [`Event::Watched`] follows.
     Watch { cgroups: Vec<PathBuf>, directories: BTreeSet<PathBuf> },
     /// Notify the service manager.
     Notify(Notice),
@@ -210,7 +213,7 @@ pub enum BackgroundWork {
         now: Instant,
         interval: Duration,
     },
-    /// Search for the network namespaces of clients, each given with its name.
+    /// Search for the network namespaces of these clients, which are given by name.
     SearchNamespaces(Vec<(String, Search)>),
 }
 
@@ -243,12 +246,13 @@ pub struct Environment {
     pub descriptors: u64,
     /// Why cgroups may be invisible to the daemon; `None` if they are visible.
     pub namespace_warning: Option<String>,
-    /// The random delay before the first look on this host, in 256ths of the longest delay. Hosts
-    /// differ in it.
+    /// The random delay of the first look on this host, in 256ths of the longest delay. It differs
+    /// from host to host.
     pub jitter: u8,
-    /// How many clients are opened at the same time.
+    /// The number of clients that may be opened at the same time.
     pub threads: usize,
-    /// Whether the daemon is stopping. Then nothing waits for clients that are being opened.
+    /// Whether the daemon is stopping. While it is, nothing waits for clients that are being
+    /// opened.
     pub stopping: Arc<AtomicBool>,
 }
 
@@ -271,14 +275,14 @@ pub struct Controller {
     waiters: Vec<Waiter>,
     ticks: u32,
     next_tick: Option<Instant>,
-    /// The random delay before the first look on this host.
+    /// The random delay of the first look on this host.
     first_look_jitter: Duration,
     effects: Vec<Effect>,
 }
 
 impl Controller {
-    /// A controller without clients; clients come with the first configuration that is loaded.
-    /// `version` is the version of the configuration file that was read.
+    /// A controller without clients. The first configuration that is loaded adds clients. `version`
+    /// is the version of the configuration file that was read.
     pub fn new(
         config: &Config,
         version: Version<Stamp>,
@@ -355,8 +359,8 @@ impl Controller {
             }
             Event::Query(query) => self.answer(query, now),
             Event::HealthChanged => {
-                // If a backend returns while it is ejected, the next connect is its trial. The
-                // programs' verdicts are read first, because the backend may have been ejected
+                // If a backend becomes healthy while it is ejected, the next connect is its trial.
+                // The programs' verdicts are read first, because the backend may have been ejected
                 // after the last tick.
                 self.clients.tasks.iter_mut().for_each(|client_task| client_task.apply_kernel_verdicts(now));
                 self.apply_probes(now);
@@ -375,8 +379,8 @@ impl Controller {
         self.next_due().into_iter().chain(self.next_tick).chain(settling).min()
     }
 
-    /// Does one thing that is due. The next wake-up does the next thing, so that other events are
-    /// handled in between.
+    /// Does one thing that is due, and leaves other due things to the next wake-ups, so that other
+    /// events are handled in between.
     fn wake_up(&mut self, now: Instant) {
         if self.next_due().is_some_and(|due| due <= now) {
             self.start_reading(now);
@@ -390,14 +394,14 @@ impl Controller {
         }
     }
 
-    /// Whether the daemon answers queries. It does not until the first look has ended, so that
-    /// commands that wait for the daemon wait for that, too.
+    /// Whether the daemon answers queries. It answers none before the first look has ended, so that
+    /// commands that wait for the daemon also wait for the first look.
     pub fn is_open(&self) -> bool {
         self.is_ready && self.next_end_of_first_look().is_none()
     }
 
-    /// The earliest time at which a changed file is to be read or a first look ends, if there is
-    /// any.
+    /// The earliest time at which a changed file is to be read or a first look ends; `None` if
+    /// neither is to happen.
     fn next_due(&self) -> Option<Instant> {
         let files = self.sources.files.values().map(|file| &file.feed.progress);
         let due = files.chain([self.reload.progress()]).filter_map(Progress::due);
@@ -405,8 +409,8 @@ impl Controller {
     }
 
     fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        // The directories of cgroups are watched even if files are not, and files may lie in these
-        // directories.
+        // If `watch` is off, changes of files are ignored, but the directories of cgroups are still
+        // watched, and files may lie in these directories.
         if self.config.daemon.watch {
             self.files_changed(changes, now);
             self.reload.changed(changes, now);
@@ -418,7 +422,7 @@ impl Controller {
         let mut any = false;
         for client_task in self.clients.tasks.iter_mut().filter(|client_task| concerns(client_task)) {
             client_task.cgroup_changed();
-            // If this cannot be determined now, the next tick checks again.
+            // If this cannot be determined now, the next tick checks the client again.
             any |= !client_task.is_effective().unwrap_or(true);
         }
         if any {
@@ -428,8 +432,8 @@ impl Controller {
     }
 
     /// Requests watches on the directories of cgroups and of files. The check after
-    /// [`Event::Watched`] finds a cgroup that appeared before the watch existed. The watch reports
-    /// a later one as a change.
+    /// [`Event::Watched`] finds a cgroup that appeared before the watch existed. The watch itself
+    /// reports a cgroup that appears later.
     fn watch(&mut self) {
         let cgroups = self.clients.tasks.iter().map(|client_task| client_task.path().to_owned());
         let directories = if self.config.daemon.watch { self.directories() } else { BTreeSet::new() };
@@ -475,7 +479,7 @@ impl Controller {
         self.probe_again(now);
         self.follow_load(now);
         self.reclaim_flows(now);
-        // If a wait has failed, this retries it.
+        // If the last wait for readers has failed, this retries it.
         self.wait_for_readers();
         let status = self.summary();
         self.effects.push(Effect::Notify(Notice::Status(status)));

@@ -3,9 +3,9 @@
 //!
 //! In reading order: the loop that waits for events (`event_loop`), the start and the end
 //! (`start`), watched directories (`watches`), work that takes time and runs beside the loop
-//! (`work`), calls on files that may not answer (`file_io`), reading lists (`lists`) and
-//! configurations (`loader`), opening clients (`opener`), files on disk (`files`), and probes,
-//! reports and network interfaces (`network`, `receiving`).
+//! (`work`), calls on files whose file system may not answer (`file_io`), the reading of lists
+//! (`lists`) and configurations (`loader`), the opening of clients (`opener`), files on disk
+//! (`files`), and probes, reports and network interfaces (`network`, `receiving`).
 
 mod event_loop;
 

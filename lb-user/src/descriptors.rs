@@ -1,28 +1,29 @@
 //! The daemon's budget of file descriptors. Connections get only the descriptors that the daemon's
 //! own work does not need, so that this work never lacks descriptors.
 //!
-//! Other processes can make the daemon open only a limited number of descriptors: the connections
-//! of two listeners. The daemon's own work needs a constant number, and a number for each client.
-//! `docs/reference/limits.md` has the arithmetic for operators.
+//! Other processes can make the daemon open only a limited number of descriptors: those of the
+//! connections to two listeners. The daemon's own work needs a constant number, and a number for
+//! each client. `docs/reference/limits.md` has the arithmetic for operators.
 
 use crate::probes::MAX_UNDER_WAY;
 use lb_view::text::counted;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The descriptors of one client: maps, programs, cgroup. A reload needs twice as many for a short
-/// time, while it opens the replacements.
+/// time, because it opens the replacements before it closes the old ones.
 pub const OF_CLIENT: u64 = 20;
-/// The descriptors of the daemon itself: sockets, signals and watches (64), the maps of one client
-/// for each of the three documents that may be made at the same time (64), endpoint files that do
-/// not answer (320, the number of threads for them), connect probes that are under way (256), and
-/// for reports a socket, an event and the host's maps (at most 8).
+/// The descriptors of the daemon itself: 64 for sockets, signals and watches; 64 for three
+/// documents that may be made at the same time, each of which needs the maps of one client; 320 for
+/// endpoint files that do not answer, one for each thread that may wait; 256 for connect probes
+/// that are under way; and at most 8 for a socket, an event and the host's maps, which reports
+/// need.
 pub const OF_DAEMON: u64 = 448 + MAX_UNDER_WAY as u64 + 8;
 /// The most connections per listener.
 pub const CONNECTIONS: u64 = 64;
 /// The number of connections per listener that are accepted even if descriptors are scarce.
 const FEWEST_CONNECTIONS: u64 = 4;
-/// The socket and the metrics port. Each accepts one connection more than its limit for a short
-/// time.
+/// The number of listeners: the socket and the metrics port. Each accepts one connection more than
+/// its limit for a short time.
 const LISTENERS: u64 = 2;
 
 /// The most descriptors that the daemon uses with this number of clients, including connections.
@@ -57,7 +58,7 @@ pub fn shortage(limit: u64, clients: u64) -> Option<String> {
 /// Raises this process's limit to its maximum, and returns the resulting limit.
 pub fn raise() -> u64 {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Any process may raise its limit to its maximum. If this was refused, the next line returns
+    // Any process may raise its limit to its maximum. If the kernel refuses, the next line returns
     // the old limit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     limit()
@@ -93,8 +94,8 @@ mod tests {
             let number = wanted(clients);
             assert!(limits.contains(&format!("| {row} | {number} |")), "{row}: {number}");
         }
-        // The unit allows the descriptors that the maximum number of clients needs, and its comment
-        // names the same number.
+        // The systemd unit allows the descriptors that the maximum number of clients needs, and the
+        // comment in the unit names the same number.
         let unit = include_str!("../../packaging/systemd/socklb.service");
         let most = wanted(lb_common::abi::MAX_CLIENTS as u64);
         assert!(unit.contains(&format!("# The daemon takes up to {most} with 64 clients")), "{most}");

@@ -2,7 +2,7 @@
 //! there is such a command.
 //!
 //! Even if a daemon runs, doctor examines the host itself, with the privileges of the user who runs
-//! it. It reports what it has no permission to see.
+//! the command. It reports what it has no permission to see.
 
 mod host;
 
@@ -38,7 +38,7 @@ use lb_view::text::counted;
 /// The help for findings that need more permissions.
 const AS_ROOT: &str = "run socklb doctor as root";
 
-/// Examines everything. `config` is the configuration, or the reason why there is none.
+/// Examines everything. `config` is the configuration, or the reason why it cannot be used.
 pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> Diagnosis {
     let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
     let features = host::examine(&mut diagnosis, paths);
@@ -48,7 +48,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
             "configuration",
             Severity::Warning,
             error.as_str(),
-            // If the file does not exist, `socklb check` would report the same.
+            // If the file does not exist, `socklb check` would only report the same fault.
             file.exists().then(|| format!("socklb check {}", file.display())).as_deref(),
         ),
     }
@@ -170,7 +170,7 @@ fn pins(diagnosis: &mut Diagnosis, paths: &Paths, config: Option<&Config>, statu
     }
 }
 
-/// What is wrong with a client's pins, and what to do about it.
+/// The fault of a client's pins, and its remedy.
 fn stale(
     pins: &Pins,
     config: Option<&Config>,

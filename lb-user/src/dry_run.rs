@@ -52,9 +52,9 @@ pub fn assignments(
     Ok(by_service)
 }
 
-/// By service name: the lists that a daemon with this configuration used last. If a service has an
-/// endpoint file, this is the stored last good list, or the file if no list is stored. Lists that
-/// cannot be read are missing.
+/// The list of each service, by name, that a daemon with this configuration used last. For a
+/// service with an endpoint file, this is the stored last good list, or the list in the file if
+/// none is stored. Lists that cannot be read are left out.
 pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
     let mut lists = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {

@@ -42,7 +42,7 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     mut loads: BTreeMap<String, ServiceLoadStatus>,
 ) -> Vec<Explanation> {
     let is_wanted = |service: &Service| wanted.is_none_or(|wanted| wanted == service.name);
-    // Checked first, because making the plan of a large client takes milliseconds.
+    // This is checked first, because making the plan of a large client takes milliseconds.
     if !balancer.services().any(|(service, ..)| is_wanted(service)) {
         return Vec::new();
     }
@@ -57,8 +57,8 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             let list = endpoints.as_slice();
             list.binary_search_by_key(&index, |endpoint| endpoint.index).ok().map(|at| list[at].address)
         };
-        // If the size follows load, the stored order covers all sizes. The explanation ends the
-        // order before the member that the next larger size would add.
+        // If the size follows load, the stored order covers all sizes. The explanation shows the
+        // order only up to, and without, the member that the next larger size would add.
         let ends_at = if matches!(service.subset, Subset::Sized { size: Size::Band(_), .. }) {
             let mut members = membership
                 .order
@@ -107,8 +107,8 @@ fn inputs(
     // The size that `auto` chooses may be larger than the number of endpoints.
     let size = membership.size.map(|size| size.min(endpoints.count()));
     let everybody_has_all = membership.members.iter().all(|member| member.connections == count);
-    // If every task uses all backends, the arcs of the tasks may still cover some backends only
-    // partly. The parts of the arcs then determine the shares.
+    // Even if every task uses all backends, the arc of a task may cover some backends only partly.
+    // The parts of the arcs then determine the shares.
     let is_whole = everybody_has_all && size.is_some_and(|size| size as usize >= membership.members.len());
     let (algorithm, by_weight) = match service.subset {
         Subset::All => ("all", ShareSource::Weights),
@@ -201,7 +201,7 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
             who: match (verdict, health) {
                 (Some(verdict), _) => verdict.who,
                 (None, Health::Unproven) => Who::Probe,
-                // If a backend has no slot yet, only the list has evidence on it.
+                // If a backend has no slot yet, only the list gives evidence on its health.
                 (None, _) => Who::Source,
             }
             .name()

@@ -75,41 +75,41 @@ pub struct Reloads {
 pub struct ClientFacts {
     /// Its pins.
     pub pins: Pins,
-    /// Whether an operator has removed its pins. Then its maps cannot be opened; [`Facts::faults`]
-    /// reports this.
+    /// Whether an operator has removed its pins. Its maps then cannot be opened, which
+    /// [`Facts::faults`] reports.
     pub is_unpinned: bool,
     /// The path of the cgroup that it is configured for.
     pub configured: PathBuf,
-    /// The cgroup that was at this path at the last check.
+    /// The cgroup that the last check found at this path.
     pub cgroup: Option<PathBuf>,
-    /// The kernel's id of that cgroup, and the cgroup's path; `None` if the programs are not
-    /// attached to it.
+    /// The kernel's id and the path of the cgroup that the programs are attached to; `None` if they
+    /// are not attached.
     pub attached: Option<(u64, PathBuf)>,
     /// Whether the programs are attached to the cgroup that is now at the configured path.
     pub is_attached: bool,
     /// The results of the passes over its flow records.
     pub reclaim: Reclaim,
-    /// By service name: the source of the endpoints.
+    /// The source of the endpoints of each service, by name.
     pub sources: BTreeMap<String, SourceStatus>,
     /// Services for which ejection is configured but cannot happen, because the programs do not see
     /// why flows fail.
     pub without_causes: BTreeSet<String>,
     /// Services that are in panic.
     pub panics: BTreeSet<String>,
-    /// By service name: the endpoints that no task of the job uses. Contains only services with
-    /// such endpoints.
+    /// The endpoints of each service, by name, that no task of the job uses. Contains only services
+    /// with such endpoints.
     pub unused: BTreeMap<String, UnusedEndpoints>,
-    /// By service name: the lists in use.
+    /// The list in use of each service, by name.
     pub lists: BTreeMap<String, Arc<EndpointList>>,
-    /// By service name: the time after which an unavailable member is replaced.
+    /// The time after which an unavailable member is replaced, for each service, by name.
     pub replace_after: BTreeMap<String, Duration>,
-    /// By service name and address: for how long backends have been unavailable.
+    /// For how long each unavailable backend has been unavailable, by service name and address.
     pub unavailable: BTreeMap<(String, SocketAddr), Duration>,
-    /// By service name and address: the results of probes and reports.
+    /// The results of probes and reports of each backend, by service name and address.
     pub probes: BTreeMap<(String, SocketAddr), BackendHealth>,
-    /// By service name: the state of weights that change although the list does not.
+    /// The state of weights that change although the list does not, for each service, by name.
     pub loads: BTreeMap<String, ServiceLoadStatus>,
-    /// By hook: the runs of its programs; empty if the kernel has not counted them.
+    /// The runs of the programs of each hook; empty if the kernel has not counted them.
     pub runs: Vec<(&'static str, Runs)>,
     /// The samples of its counters; `None` if there is no daemon that takes samples.
     pub lately: Option<Lately>,

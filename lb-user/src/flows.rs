@@ -1,8 +1,8 @@
 //! The active flows, one by one: client, process, backend, phase, and the reason for the choice.
 //!
-//! They are read only from the pinned maps and `/proc`, so no daemon is needed. A hundred thousand
-//! flows take only the bytes that the kernel stores for each. Names are looked up when a flow is
-//! shown.
+//! They are read only from the pinned maps and `/proc`, so no daemon is needed. In memory, a flow
+//! takes only the bytes that the kernel stores for it, so that a hundred thousand flows fit. Names
+//! are looked up when a flow is shown.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,10 +40,10 @@ pub struct FlowReport {
     order: Vec<(u32, u32)>,
     processes: BTreeMap<u32, Process>,
     now_ns: u64,
-    /// Leaving clients of another version. Only the number of their flows is known.
+    /// Leaving clients of another version. Only the number of their flows can be read.
     pub leaving: Vec<LeavingClient>,
-    /// Clients whose maps could not be read, each with the reason: for example, a start is under
-    /// way or was interrupted.
+    /// Clients whose maps could not be read, each with the reason, for example that a start is
+    /// under way or was interrupted.
     pub unreadable: Vec<String>,
 }
 
@@ -91,7 +91,8 @@ fn backends_by_service(clients: &[FlowSnapshot]) -> BackendsByService<'_> {
 /// Removes the flows that the filter excludes.
 fn apply_filter(client: &mut FlowSnapshot, filter: &Filter) {
     let mut flows = std::mem::take(&mut client.flows);
-    // A flow without a known service or backend passes only filters without a service or backend.
+    // A filter that names a service excludes flows whose service is unknown. The same holds for the
+    // backend.
     let service = |open: &OpenFlow| client.services.get(&ServiceIndex(open.flow.service));
     flows.retain(|open| {
         service(open).map_or(filter.service.is_none(), |service| filter.has_service(&service.name))

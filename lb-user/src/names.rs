@@ -11,10 +11,10 @@ use lb_document::did_you_mean;
 /// The backends of each service, merged over several clients.
 pub type BackendsByService<'a> = BTreeMap<&'a str, BTreeSet<SocketAddr>>;
 
-/// Checks that the filter's client, if any, is one of these.
+/// Checks that the client that the filter names, if any, is one of `clients`.
 ///
 /// # Errors
-/// If it is not. The message lists the clients that exist.
+/// If the client does not exist. The message lists the clients that exist.
 pub fn check_client<'a>(
     filter: &Filter,
     clients: impl IntoIterator<Item = &'a str>,
@@ -29,8 +29,8 @@ pub fn check_client<'a>(
     }
 }
 
-/// Checks that the filter's service and backend, if any, exist. `services` are those of the clients
-/// that the filter selects.
+/// Checks that the service and the backend that the filter names, if any, exist. `services` are the
+/// services of the clients that the filter selects.
 ///
 /// # Errors
 /// If one does not exist. The message lists the services or backends that exist.
@@ -71,7 +71,7 @@ fn unknown<'a>(
     /// The most names that are listed: a service may have thousands of backends.
     const NAMED: usize = 20;
     let known: Vec<&str> = known.into_iter().collect();
-    // Addresses get no suggestion, because they all look alike.
+    // Addresses get no suggestion, because all addresses look alike.
     let near = given.map_or_else(String::new, |given| did_you_mean(given, &known));
     let names = if known.is_empty() { "none".to_owned() } else { known[..known.len().min(NAMED)].join(", ") };
     let more = known.len().saturating_sub(NAMED);

@@ -12,7 +12,7 @@ use crate::config::{ClientConfig, ProbeConfig, ProbeKind};
 use crate::probes::probed;
 use lb_view::text::counted;
 
-/// The processor time of one probe including its answer, rounded up, as `bench lame-duck many`
+/// The processor time of one probe including its answer, rounded up. `bench lame-duck many`
 /// measures it on loopback.
 fn time_of(kind: &ProbeKind) -> Duration {
     match kind {
@@ -34,7 +34,7 @@ struct ProbedService<'a> {
     tasks: u32,
 }
 
-/// Returns one line for each probed service.
+/// Returns one line about the cost for each probed service.
 pub fn notes(clients: &[(&ClientConfig, Balancer<Duration>)]) -> Vec<String> {
     let mut services: BTreeMap<&str, ProbedService<'_>> = BTreeMap::new();
     for (client, balancer) in clients {

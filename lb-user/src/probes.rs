@@ -1,8 +1,9 @@
 //! Connect probes: they test whether a backend accepts a connection, or answers an HTTP request.
 //!
-//! Each backend has a task of its own, and each service has its part of the concurrent connections,
-//! so backends that do not answer cannot delay the probes of another service. The number of probes
-//! that begin per second is limited, and so is the number of bytes that are read of an answer.
+//! Each backend has a task of its own, and each service may use only its part of the concurrent
+//! connections, so backends that do not answer cannot delay the probes of another service. At most
+//! a fixed number of probes begin per second, and only a limited number of bytes is read of an
+//! answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -21,11 +22,11 @@ use tokio::task::AbortHandle;
 
 use crate::error::chain;
 
-/// The number of probed endpoints that would replace members next; also the number of probed lame
-/// ducks, which serve if no member does.
+/// How many endpoints are probed because they would replace members next. The same number of lame
+/// ducks is probed, because lame ducks serve if no member does.
 const NEXT: usize = 4;
 
-/// The endpoints that a client task needs probed, by any kind of probe: members, their substitutes,
+/// The endpoints that a client task needs probed by connect or report: members, their substitutes,
 /// the endpoints that would replace members next, and the lame ducks that would serve.
 pub fn probed(
     membership: &Membership,
@@ -70,7 +71,7 @@ pub struct ConnectTarget {
 pub struct ProbedHealth {
     /// Healthy or refusing.
     pub health: Health,
-    /// Why, if it is refusing.
+    /// The reason, if it is refusing.
     pub why: Why,
     /// Whether the backend is refusing although fewer than `fall` probes have been made. A backend
     /// that was healthy becomes refusing only after `fall` failures.
@@ -82,9 +83,9 @@ pub struct ProbedHealth {
 pub struct Findings {
     /// Whether the backend is refusing.
     pub probed: Probed,
-    /// Whether the last failed probe could connect.
+    /// Whether the last failed probe was connected before it failed.
     accepts: bool,
-    /// Whether there were at least `fall` probes.
+    /// Whether at least `fall` probes have been made.
     is_confirmed: bool,
     /// Why the last probe failed; `None` if it succeeded.
     pub failure: Option<String>,
@@ -98,14 +99,14 @@ pub struct Findings {
 
 type Shared = Arc<Mutex<BTreeMap<ConnectTarget, Findings>>>;
 
-/// A lock that the next probe holds until it begins.
+/// A lock that limits how many probes begin per second: the probe that begins next holds it.
 type Pace = tokio::sync::Mutex<()>;
 
-/// The number of concurrent connections that each service may have: equal parts of all, and at
-/// least one.
+/// The places for concurrent connections. Each service has an equal part of all places, and at
+/// least one place.
 #[derive(Default)]
 struct Places {
-    /// By service: its places, and their number.
+    /// For each service: the semaphore of its places, and the number of these places.
     services: BTreeMap<String, (Arc<Semaphore>, usize)>,
 }
 
@@ -121,7 +122,7 @@ impl Places {
                 places.add_permits(each - *has);
                 *has = each;
             } else {
-                // Places that are in use cannot be withdrawn now.
+                // A place that is in use cannot be withdrawn now.
                 *has -= places.forget_permits(*has - each);
             }
         }
@@ -132,7 +133,7 @@ pub struct Probes {
     tasks: BTreeMap<ConnectTarget, AbortHandle>,
     findings: Shared,
     places: Places,
-    /// A lock that the next probe holds until it begins.
+    /// The lock that limits how many probes begin per second.
     pace: Arc<Pace>,
     /// Grows whenever targets or results change.
     version: Arc<AtomicU64>,
@@ -223,8 +224,8 @@ impl Findings {
         let health = match self.probed.is_refusing() {
             Some(true) => Health::Refusing,
             Some(false) => Health::Healthy,
-            // This host could make none of the probes. So there is no evidence against the backend,
-            // as if it were not probed.
+            // This host failed to make each of these probes. So there is no evidence against the
+            // backend, as if it were not probed.
             None if self.is_confirmed => Health::Healthy,
             None => return None,
         };
@@ -255,8 +256,8 @@ struct ProbeTask {
 impl ProbeTask {
     async fn run(self) {
         let mut turn = 0_u64;
-        // The first probe begins at once, and each other probe 0.9 to 1.1 intervals after the last
-        // one. The loop ends when the target is removed.
+        // The first probe begins at once, and each further probe 0.9 to 1.1 intervals after the one
+        // before. The loop ends when the target is removed.
         loop {
             let Ok(place) = self.places.acquire().await else { return };
             let pace = self.pace.lock().await;
@@ -313,7 +314,7 @@ impl ProbeTask {
 /// Why a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ProbeFailure {
-    /// The probe could not connect, because of the backend or the path to it.
+    /// The probe could not connect. The cause is the backend or the path to it.
     Connect(String),
     /// The probe connected, but received no answer or an error.
     Answer(String),
@@ -343,9 +344,9 @@ async fn attempt(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<()
     answer.map_err(|error| ProbeFailure::Answer(chain(&error)))
 }
 
-/// Decides whether a failed connect is evidence on the backend, or a fault of this host. A route
-/// may refuse with several errors: a blackhole with `EINVAL`, a prohibit with `EACCES`. So the
-/// errors of this host are listed, and all other errors count against the backend.
+/// Decides whether a failed connect is evidence on the backend, or a fault of this host. A route to
+/// the backend may cause several errors: a blackhole `EINVAL`, a prohibit `EACCES`. So the errors
+/// of this host are listed here, and all other errors count against the backend.
 fn unconnected(error: &io::Error) -> ProbeFailure {
     const OF_HOST: [i32; 8] = [
         libc::EMFILE,
@@ -451,14 +452,14 @@ mod tests {
         assert!(names.iter().all(|name| has(&places, name) == 1));
     }
 
-    /// A dead backend of one service is found although another service has more backends than there
-    /// are places, and none of them answers.
+    /// A dead backend of one service is found, even if another service has more backends than there
+    /// are places and none of these backends answers.
     #[tokio::test]
     async fn silent_backends_delay_no_probes_of_another_service() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut probes = Probes::new(Arc::default());
         let at = silent.local_addr().unwrap();
-        // One server with several names.
+        // The paths differ, so these are several targets on one server.
         let unanswered = (0..2 * MAX_UNDER_WAY).map(|number| target(at, Some(&format!("/{number}"))));
         let mut targets: BTreeMap<ConnectTarget, String> =
             unanswered.map(|target| (target, "silent".to_owned())).collect();

@@ -1,4 +1,4 @@
-//! The share of recently ended flows whose end no program saw. If there are more than a few,
+//! The share of recently ended flows whose end no program saw. If it is more than a small part,
 //! something is wrong with the host: links were lost, or another program clears callback flags.
 //! This module reads no clock.
 
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 /// The time over which flows are counted.
 const WINDOW: Duration = Duration::from_secs(600);
-/// A smaller number of unseen ends may be chance, even if few flows end.
+/// Fewer unseen ends than this may be chance, however few flows end.
 const LEAST: u64 = 10;
-/// One unseen end per this number of ends may be chance.
+/// One unseen end among this number of ended flows may be chance.
 const ONE_IN: u64 = 100;
 
 /// Counts of ended flows at a pass over the flow records.
@@ -20,8 +20,8 @@ pub struct Ends {
     pub seen: u64,
     /// The flows whose records this pass reclaimed.
     pub reclaimed: u64,
-    /// The part of `reclaimed` that were paths of MPTCP sockets. A kernel that does not distinguish
-    /// these paths never shows their end.
+    /// The number of flows in `reclaimed` that were paths of MPTCP sockets. A kernel that does not
+    /// distinguish these paths never shows their end.
     pub reclaimed_mptcp: u64,
 }
 
@@ -47,13 +47,13 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
         }
     }
 
-    /// A fault text about one client, if too many ends were not seen.
+    /// The text of a fault about one client if too many ends were not seen; otherwise `None`.
     pub fn fault(&self) -> Option<String> {
         let (_, first) = self.passes.front()?;
         let (_, last) = self.passes.back()?;
-        // Once the window is full, the first pass only marks its beginning. Until then it is the
-        // first pass since the start, and counts, too: the flows that it reclaimed ended unseen
-        // under an earlier daemon.
+        // Once the window is full, the first pass only marks its beginning. Before that, the first
+        // pass is the first one since the start of the daemon. It counts too: the flows that it
+        // reclaimed ended unseen under an earlier daemon.
         let passes = self.passes.iter().skip(usize::from(self.is_full()));
         let (reclaimed, mptcp) = passes
             .fold((0, 0), |(all, mptcp), (_, ends)| (all + ends.reclaimed, mptcp + ends.reclaimed_mptcp));
@@ -85,8 +85,9 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
 mod tests {
     use super::*;
 
-    /// For each of these passes, one minute apart: whether there is a fault after it. A pass is
-    /// given as the flows whose end was seen, the reclaimed flows, and the MPTCP paths among these.
+    /// For each of these passes, which are one minute apart: whether there is a fault after it. A
+    /// pass is given as three numbers: flows whose end was seen, reclaimed flows, and MPTCP paths
+    /// among the reclaimed flows.
     fn faults(passes: impl IntoIterator<Item = (u64, u64, u64)>) -> Vec<bool> {
         let mut reclaimed = Reclaimed::<Duration>::default();
         let (mut now, mut seen) = (Duration::from_secs(1000), 0);

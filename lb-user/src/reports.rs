@@ -34,8 +34,8 @@ pub trait ReportStore: Send {
     /// Stores a believed report. Times are by CLOCK_MONOTONIC.
     fn store(&mut self, what: &ToStore<'_, Duration>);
 
-    /// Stores the nonce of the open request to the backend with this report id; 0 once the backend
-    /// has answered.
+    /// Stores the nonce of the open request to the backend with this report id, or 0 once the
+    /// backend has answered.
     fn store_nonce(&mut self, id: u32, nonce: u64);
 }
 
@@ -116,8 +116,8 @@ impl Exchange {
     }
 }
 
-/// The state that the thread and the event loop share. Each locks it at most for the time that a
-/// batch of datagrams takes.
+/// The state that the thread and the event loop share. Each of them holds the lock no longer than
+/// it takes to process one batch of datagrams.
 struct SharedExchange {
     exchange: Exchange,
     is_stopping: bool,
@@ -166,7 +166,7 @@ impl ReportExchanger {
 
     /// Sets the backends that are polled; others are no longer polled. For a backend that was not
     /// polled before, `adopted` returns the last report that an earlier daemon has believed, and
-    /// until when the backend is a lame duck.
+    /// the time until which the backend is a lame duck.
     pub fn set_targets(
         &self,
         targets: impl IntoIterator<Item = Target>,
@@ -195,7 +195,7 @@ impl ReportExchanger {
         lock(&self.shared).exchange.senders.sick().clone()
     }
 
-    /// Calls `look` with the current state, and returns its result.
+    /// Calls `look` with the present state, and returns its result.
     pub fn look<R>(&self, look: impl FnOnce(&Senders<Duration>, &ExchangeCounts, Duration) -> R) -> R {
         let shared = lock(&self.shared);
         look(&shared.exchange.senders, &shared.exchange.counts, now())
@@ -234,8 +234,9 @@ impl ReportThread {
         loop {
             let has_rested = self.rest(pace.turn(now()));
             let Some(next) = self.poll_agents() else { return };
-            // If requests are due in each turn, datagrams have arrived during the rest, so waiting
-            // for one is not necessary.
+            // If the thread has rested and the next request is due soon, many datagrams are
+            // exchanged, and some have arrived during the rest. So the thread does not wait for
+            // one.
             let is_busy = has_rested && next < APART && !has_failed;
             let result = if is_busy { Ok(()) } else { self.wait(next, has_failed) };
             let result = result.and_then(|()| self.take(&mut received));
@@ -302,8 +303,8 @@ impl ReportThread {
 
     /// Handles the datagrams that have arrived.
     fn take(&mut self, received: &mut ReceivedBatch) -> io::Result<()> {
-        // Bound: after this number of batches the agents that are due are polled, however many
-        // datagrams arrive.
+        // Bound: after this number of batches, the thread polls the agents that are due, however
+        // many datagrams still arrive.
         for _ in 0..16 {
             let count = self.socket.receive(received)?;
             if count == 0 {
@@ -425,7 +426,7 @@ mod tests {
         let flood = std::thread::spawn({
             let is_over = Arc::clone(&is_over);
             move || {
-                // Until the test ends it, as fast as one core can send.
+                // Sends as fast as one core can, until the test ends it.
                 while !is_over.load(Ordering::Relaxed) {
                     let _ = stranger.send_to(&[7; BYTES], address);
                 }
@@ -446,8 +447,8 @@ mod tests {
         for length in [0, 10, BYTES, BYTES + 1] {
             stranger.send_to(&vec![0; length], listener.address()).unwrap();
         }
-        // The socket is one queue: when an agent receives a request, everything before it has been
-        // handled.
+        // The socket is one queue: when an agent receives a request, the thread has handled every
+        // datagram that arrived earlier.
         let agent = agent();
         listener.set_targets([target(&agent)], |_| (None, None));
         let refused = || listener.look(|_, counts, _| counts.refused.values().sum::<u64>());

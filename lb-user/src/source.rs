@@ -1,9 +1,9 @@
 //! The sources of endpoint lists. A file is always read, checked and delivered as a whole, never as
-//! a difference.
+//! a difference from the previous list.
 //!
-//! The directory of a file is watched, so that a file that is renamed into place is noticed. A file
-//! that cannot be used is reported, and changes nothing. The last good list is also stored on disk,
-//! for a start without a usable file.
+//! The directory of a file is watched, so that a file that is renamed into place is noticed. If a
+//! file cannot be used, the daemon reports this and changes nothing. The last good list is also
+//! stored on disk, for a start at which the file cannot be used.
 
 pub mod last_good;
 
@@ -37,10 +37,10 @@ pub const MAX_THREADS: usize = 320;
 /// Why a call on a file returned no result in time.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoAnswer {
-    /// The file system of this file holds a thread.
+    /// Another call on this file has not returned, and its thread waits for the file system.
     #[error("{} does not answer: its file system hangs or is very slow; retrying as soon as it answers", .0.display())]
     Hung(PathBuf),
-    /// Calls on other files hold all threads.
+    /// Calls on other files occupy all threads.
     #[error("{} is not checked: {MAX_THREADS} other files do not answer", .0.display())]
     NoThread(PathBuf),
 }
@@ -117,8 +117,8 @@ impl Stamp {
         let changed = Duration::from_secs(self.changed.0.cast_unsigned())
             + Duration::from_nanos(self.changed.1.cast_unsigned());
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // If the clock was set back, the time of the change is in the future; the file counts as
-        // settled.
+        // If the clock was set back, the time of the change is in the future. The file then counts
+        // as settled.
         now.checked_sub(changed).is_none_or(|age| age >= TICKS)
     }
 
@@ -168,8 +168,8 @@ impl FileSource {
     /// The endpoint file of a service. The last good list is stored below the directory `state`.
     /// `services` are the addresses of all services; no endpoint may have one of them.
     pub fn new(service: &Service, file: ListFile, services: &[SocketAddr], state: &Path) -> Self {
-        // The ending says in which format the stored list is; JSON and YAML are usually recognized
-        // by their text.
+        // The ending of the name shows in which format the stored list is. JSON and YAML are
+        // usually recognized by their text.
         let file_name = format!("{}.{}", service.name, endpoints::format_of(&file.path));
         let last_good = state.join("last-good").join(file_name);
         Self {
@@ -181,7 +181,7 @@ impl FileSource {
         }
     }
 
-    /// Reads the endpoint file; changes nothing. Takes as long as the file's file system does.
+    /// Reads the endpoint file; changes nothing. Blocks until the file's file system answers.
     ///
     /// # Errors
     /// If the file cannot be read completely, or is not a valid list.
@@ -260,8 +260,8 @@ pub fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
 
 /// Like [`read_whole`], for a file of at most `most` bytes.
 fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
-    /// The most reads. If a file changes during each of them, its writer does not rename it into
-    /// place.
+    /// The most attempts. A file that changes during each of them is not renamed into place by its
+    /// writer.
     const ATTEMPTS: usize = 3;
     let fail = |source| SourceError::Read { path: path.to_owned(), source };
     for _ in 0..ATTEMPTS {
@@ -270,8 +270,8 @@ fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
             return Err(SourceError::TooLarge(path.to_owned(), most));
         }
         let mut text = Vec::new();
-        // One byte more than allowed, so that a file that grows during the read is rejected, not
-        // truncated.
+        // Reads up to one byte more than allowed, so that a file that grows during the read is
+        // rejected, not truncated.
         file.by_ref().take(most + 1).read_to_end(&mut text).map_err(fail)?;
         let after = file.metadata().map_err(fail)?;
         if Stamp::of(&before) == Stamp::of(&after) && after.size() == text.len() as u64 {

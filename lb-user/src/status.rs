@@ -44,8 +44,8 @@ pub fn leaving(kernel: &dyn Kernel, pins: &Pins) -> LeavingClient {
 }
 
 /// The status from a running daemon: the state of its event loop, and the present content of the
-/// maps. Opens and reads the maps of all clients, which takes a second if there are many. Do not
-/// call it on the event loop.
+/// maps. Do not call this on the event loop: it opens and reads the maps of all clients, which
+/// takes a second if there are many.
 pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
     let Facts { daemon, mut faults, clients: all, leaving, interfaces, .. } = facts;
     let mut clients = Vec::with_capacity(all.len());
@@ -118,7 +118,7 @@ fn not_chosen(all: Option<&Arc<EndpointList>>, backends: &[BackendStatus]) -> Ve
 }
 
 impl ClientFacts {
-    /// The other programs that run for the same sockets.
+    /// The other programs that run for the sockets of this client.
     fn neighbours(&self, pinned: &Pinned<'_>) -> Result<Vec<NeighbourProgram>, DatapathError> {
         self.cgroup
             .as_ref()
@@ -224,9 +224,9 @@ fn neighbour(other: lb_kernel::Neighbour) -> NeighbourProgram {
     NeighbourProgram { cgroup, hook, program, name, is_socklb, runs_after_ours }
 }
 
-/// The status of a backend, from its slot in the maps, its service's rules and, if a daemon has
-/// sampled them, its recent counts. The caller fills in the shares, because they depend on the
-/// other backends.
+/// The status of a backend, from its slot in the maps and its service's rules. `recent` has its
+/// recent counts, if a daemon has sampled the counters. The caller fills in the shares, because
+/// they depend on the other backends.
 fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Option<&Recent>) -> BackendStatus {
     let Counts { sums, active, reclaimed } = counts;
     let (health, witness, reason) = found(slot);
@@ -285,8 +285,8 @@ pub fn reason(slot: &SlotView) -> Option<String> {
     found(slot).2
 }
 
-/// The health of a backend, its witness and its reason: the worst finding of the daemon, the
-/// programs and the backend's own report.
+/// The health of a backend, the witness, and the reason. They are taken from the worst of three
+/// findings: those of the daemon, of the programs, and of the backend's own report.
 pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
     let reason = stated_reason(slot.reason, slot.state, slot.usable);
     let (health, by) = meaning(reason);
@@ -362,8 +362,8 @@ fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// The largest ratio of actual share to wanted share. `None` up to ten connects per backend,
-/// because the ratio is then only noise.
+/// The largest ratio of actual share to wanted share. `None` if there were at most ten connects per
+/// backend, because the ratio is then only noise.
 fn skew(backends: &[BackendStatus]) -> Option<f64> {
     let wanted: Vec<&BackendStatus> = backends.iter().filter(|backend| backend.share_wanted > 0.0).collect();
     let connects: u64 = wanted.iter().map(|backend| backend.started).sum();
@@ -397,7 +397,7 @@ pub fn from_pins(directory: &Path, why: String) -> Result<StatusDocument, Datapa
             Err(error) => faults.push(unreadable(&pins.client, &error)),
         }
     }
-    // Only a daemon knows the reason.
+    // Only a daemon could report why they are detached.
     let detached = clients.iter().filter(|client| client.cgroup.is_none());
     faults.extend(detached.map(|client| {
         Fault::of_client(FaultCode::NotAttached, &client.name, "not attached to a cgroup that exists")

@@ -1,5 +1,5 @@
-//! The counts of the last minute: the difference between now and the oldest of several samples. A
-//! sample contains the counters of every slot; samples are some seconds apart.
+//! The counts of the last minute: the difference between the counters now and in the oldest of
+//! several samples. A sample contains the counters of every slot. Samples are some seconds apart.
 //!
 //! Reading the counters of ten thousand backends moves megabytes for each CPU. So they are read
 //! rarely, and a sample stores only the values that are shown. This module reads no clock and no
@@ -19,11 +19,11 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 /// The time between samples. A sample of 10,000 backends takes 1.7 MB, and there are at most five
 /// samples.
 pub const DISTANCE: Duration = Duration::from_secs(15);
-/// The shortest time over which rates are computed. Just after the start of the daemon, rates have
-/// no meaning.
+/// The shortest time over which rates are computed. Over a shorter time, just after the start of
+/// the daemon, rates have no meaning.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// The least number of failed connects in the window that is evidence against a backend.
+/// The smallest number of failed connects in the window that is evidence against a backend.
 const FEWEST_FAILURES: u64 = 5;
 
 const ENDINGS: usize = Ending::ALL.len();
@@ -35,14 +35,15 @@ pub struct Sample {
     pub backend: BackendRef,
     /// Flows sent to the backend.
     chosen: u32,
-    /// Flows to the backend that went to another address.
+    /// Flows to the backend that were connected to another address, because another program rewrote
+    /// their destination.
     diverted: u32,
     established: u32,
     endings: [u32; ENDINGS],
     connect: [u32; TIME_BUCKETS],
     connect_us: u64,
-    /// Whether the counts did not add up, apart from flows that began and ended while they were
-    /// read.
+    /// Whether the counts did not add up, even with an allowance for flows that began or ended
+    /// while the counts were read.
     pub is_off: bool,
     /// Whether every flow to the backend has ended, so that no count changes until the next flow is
     /// sent.
@@ -82,7 +83,7 @@ pub struct Recent {
     pub seconds: f64,
     /// Flows sent to the backend.
     pub chosen: u64,
-    /// Flows to the backend that went to another address.
+    /// Flows to the backend that were connected to another address.
     pub diverted: u64,
     pub established: u64,
     /// The numbers of ended flows, indexed by [`Ending`].
@@ -97,7 +98,7 @@ impl Recent {
     pub fn failed(&self) -> u64 {
         let is_failure = |ending: Ending| match ending {
             Ending::Reset | Ending::DataTimeout => false,
-            // With `accounting = "active"`, which knows no causes, every failed connect has this
+            // `accounting = "active"` records no causes, and gives every failed connect this
             // ending.
             Ending::Other => true,
             ending => ending.is_error(),
@@ -111,8 +112,8 @@ impl Recent {
     }
 
     /// Whether all recent connects failed: none was established, and enough failed to rule out
-    /// chance. At least half of all flows must have failed, because some flows show only at their
-    /// end that they were established.
+    /// chance. At least half of all flows must have failed. The others may be established flows,
+    /// because some flows show only at their end that they were established.
     pub fn is_failing(&self) -> bool {
         let failed = self.failed();
         failed >= FEWEST_FAILURES && self.established == 0 && failed.saturating_mul(2) >= self.chosen
@@ -127,13 +128,13 @@ pub struct Window<T = Instant> {
     samples: VecDeque<(T, Arc<[Sample]>)>,
     /// For backends that already had counts when they took their slots: these counts.
     beginnings: Arc<BTreeMap<BackendRef, Sample>>,
-    /// For each sample in `samples`: the number of connects that were refused because all backends
-    /// were at their limit, by the index of each service that has a limit.
+    /// For each sample in `samples`: for each service that has a limit, by its index, the number of
+    /// connects that were refused because all backends were at their limit.
     limited: VecDeque<Arc<[(ServiceIndex, u64)]>>,
     /// The number of flows that ended from the first sample ever to the last.
     ended: u64,
-    /// The backends that were chosen between the last two samples. For the first sample ever, and
-    /// for backends that are new in a sample: those that were chosen at any time before it.
+    /// The backends that were chosen between the last two samples. In the first sample ever, and
+    /// for a backend that is new in a sample, a choice at any earlier time counts.
     chosen: Arc<BTreeSet<BackendRef>>,
 }
 
@@ -154,8 +155,8 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.samples.back().is_none_or(|(last, _)| now - *last >= DISTANCE)
     }
 
-    /// Adds a sample, with the counts of each slot, sorted by slot, and the numbers of refused
-    /// connects by the indexes of services.
+    /// Adds a sample: the counts of each slot, sorted by slot, and by index of service the number
+    /// of refused connects.
     pub fn push(&mut self, now: T, samples: Vec<Sample>, limited: Vec<(ServiceIndex, u64)>) {
         let mut chosen = BTreeSet::new();
         for sample in &samples {
@@ -202,7 +203,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.chosen = Arc::new(chosen);
         self.samples.push_back((now, samples));
         self.limited.push_back(limited.into());
-        // Of the samples that are at least one window old, only the newest is stored.
+        // Only the newest of the samples that are at least one window old is retained.
         while self.samples.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
             self.samples.pop_front();
             self.limited.pop_front();
@@ -213,15 +214,15 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         }
     }
 
-    /// Whether the counts of a backend have not changed since the last sample. The backend has no
-    /// open flows, and was sent `chosen` flows in total.
+    /// Whether the counts of a backend, which has no open flows and was sent `chosen` flows in
+    /// total, have not changed since the last sample.
     pub fn is_settled(&self, backend: BackendRef, chosen: u64) -> bool {
         let last = self.samples.back().and_then(|(_, last)| find(last, backend));
         last.is_some_and(|last| last.is_settled && last.chosen == low(chosen))
     }
 
-    /// The low 32 bits of the number of connections that a backend had established at the last
-    /// sample but one, or at the last if there is only one.
+    /// The low 32 bits of the number of connections that had been established to a backend. The
+    /// number comes from the last sample but one, or from the last if there is only one.
     pub fn established(&self, backend: BackendRef) -> Option<u32> {
         let (_, sample) = self.samples.iter().rev().take(2).last()?;
         find(sample, backend).map(|sample| sample.established)
@@ -233,8 +234,8 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.ended
     }
 
-    /// The backends that were chosen recently: within the last two intervals between samples, or at
-    /// an unknown time.
+    /// The backends that were chosen recently, that is, within the last two intervals between
+    /// samples, or at an unknown time.
     pub fn chosen(&self) -> &BTreeSet<BackendRef> {
         &self.chosen
     }
@@ -273,14 +274,15 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     pub fn limited(&self, index: ServiceIndex, count: u64) -> Option<u64> {
         self.limited.front()?;
         // If the service is in no sample, it received its limit after the last sample, so its count
-        // began at 0. If another service has taken the index, its count also began at 0.
+        // began at 0. If another service has taken over the index, the count of that service also
+        // began at 0.
         let mut samples = self.limited.iter();
         let before = samples.find_map(|sample| sample.iter().find(|(other, _)| *other == index));
         Some(before.and_then(|(_, before)| count.checked_sub(*before)).unwrap_or(count))
     }
 
-    /// Whether a backend's counts did not add up in the last two samples, so that the cause is not
-    /// temporary.
+    /// Whether a backend's counts did not add up in each of the last two samples. If so, the cause
+    /// is not temporary.
     pub fn is_off(&self, backend: BackendRef) -> bool {
         let mut last = self.samples.iter().rev().take(2);
         let is_off = |samples: &[Sample]| find(samples, backend).is_some_and(|sample| sample.is_off);
@@ -288,7 +290,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     }
 }
 
-/// A window, and the moment at which the last minute ends.
+/// A window, and the present moment, at which the last minute ends.
 #[derive(Clone, Debug)]
 pub struct Lately {
     pub window: Window,
@@ -412,14 +414,14 @@ mod tests {
         check(5, 0, &[(Ending::Refused, 5)], true);
         check(5, 0, &[(Ending::Refused, 2), (Ending::TimedOut, 2), (Ending::Unreachable, 1)], true);
         check(100, 1, &[(Ending::Refused, 99)], false);
-        // Other flows still wait for an answer.
+        // The other three flows still wait for an answer.
         check(8, 0, &[(Ending::TimedOut, 5)], true);
-        // These flows show only at their end that they were established, and most of them are still
-        // open.
+        // Some flows show only at their end that they were established. Here, most flows are still
+        // open and may be established.
         check(100, 0, &[(Ending::Refused, 5)], false);
         check(6, 0, &[(Ending::Other, 6)], true);
-        // Established flows that break are no evidence on connects, nor are actions of the
-        // application.
+        // An established flow that breaks is no evidence on connects, and neither is an action of
+        // the application.
         check(5, 0, &[(Ending::Reset, 9), (Ending::DataTimeout, 9)], false);
         check(9, 0, &[(Ending::GaveUp, 9), (Ending::NotSent, 9)], false);
     }
@@ -453,7 +455,7 @@ mod tests {
         assert_eq!(recent(&window, later, 7), Some((7, 10.0)));
         window.begin(BACKEND, &chosen(1 << 40));
         assert_eq!(recent(&window, later, (1 << 40) + 7), Some((7, 10.0)));
-        // Once the oldest sample contains the backend, that sample is used instead.
+        // Once the oldest sample contains the backend, counts are compared with that sample.
         for minute in 1..4 {
             let now = start + minute * WINDOW;
             window.push(now, vec![Sample::of(BACKEND, &chosen((1 << 40) + 50))], Vec::new());
@@ -470,7 +472,7 @@ mod tests {
             let mut counts = SlotCounters::default();
             counts.endings[0] = (1 << 32) - 50 + 10 * sample;
             counts.endings[1] = sample;
-            // If another backend takes the slot, counting starts again.
+            // If another backend takes over the slot, counting starts again.
             let generation = u32::from(sample >= 10);
             let now = start + u32::try_from(sample).unwrap() * DISTANCE;
             window.push(now, vec![Sample::of(backend(generation), &counts)], Vec::new());

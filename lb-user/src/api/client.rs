@@ -54,10 +54,11 @@ pub fn post_to_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<
 }
 
 fn request<T: DeserializeOwned>(paths: &Paths, method: Method, path: &str) -> Result<Answer<T>> {
-    /// An answer with a status begins between two events of the daemon's loop, each of which takes
-    /// milliseconds. An answer with an explanation begins when the explanation is complete.
+    /// The limit for the beginning of an answer. A status begins between two events of the daemon's
+    /// loop, each of which takes milliseconds. An explanation begins when it is complete.
     const TO_BEGIN: Duration = Duration::from_secs(2);
-    /// With clients and services at their limits, an answer is complete after a second or two.
+    /// The limit for a complete answer. If clients and services are at their limits, it takes a
+    /// second or two.
     const TO_END: Duration = Duration::from_secs(30);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // If the connection breaks during a request that changes state, it is unknown whether the

@@ -1,8 +1,9 @@
 //! Documents that many readers may request at the same time. One document is made at a time, and
 //! all requests that arrive meanwhile share the next one.
 //!
-//! So the cost does not depend on the number of readers: one thread, and one pass over the maps. A
-//! reader receives only data that was read after its request.
+//! So the cost does not depend on the number of readers: one thread makes the documents, with one
+//! pass over the maps for each document. A reader receives only data that was read after its
+//! request.
 
 use std::sync::Arc;
 
@@ -36,10 +37,11 @@ impl Rounds {
         Self { waiting }
     }
 
-    /// Requests the next document that is begun. If it cannot be made, the sending end is dropped.
+    /// Requests the next document that has not begun. If it cannot be made, the sending end is
+    /// dropped.
     pub async fn next(&self) -> oneshot::Receiver<Arc<CompressedDocument>> {
         let (turn, document) = oneshot::channel();
-        // The receiving task ends only with the runtime.
+        // The task that receives requests ends only with the runtime.
         let _ = self.waiting.send(turn).await;
         document
     }
@@ -65,7 +67,7 @@ async fn go(
             Ok(Ok(document)) => {
                 let document = Arc::new(document);
                 for reader in readers {
-                    // The reader may be gone.
+                    // The reader may have given up.
                     let _ = reader.send(Arc::clone(&document));
                 }
             }

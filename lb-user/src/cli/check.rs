@@ -1,4 +1,4 @@
-//! `socklb check`: reads a configuration and the endpoint files that it names, and reports their
+//! `socklb check`: reads a configuration and the endpoint files that it names. Reports their
 //! faults, lists that do not fit the limits, and values that have no effect here. The command does
 //! not touch the kernel, and changes nothing.
 
@@ -39,9 +39,9 @@ pub enum OutputFormat {
 }
 
 /// Checks the configuration at `file`, or else the one that `files` names. Prints all faults at
-/// once, or, if there are none, notes on values that are valid but may surprise. If `compared` is
-/// set, it also prints what would change in the running configuration. Each preview is a service,
-/// and a file with endpoints that is read instead of the service's configured file.
+/// once. If there are none, prints notes on values that are valid but may surprise. If `compared`
+/// is set, also prints what would change in the running configuration. A preview is the name of a
+/// service, and a file with endpoints that is read instead of the service's configured file.
 ///
 /// # Errors
 /// If a file cannot be read, a list does not fit the limits, there is no running configuration to
@@ -70,8 +70,8 @@ pub fn run(
                 // Equal faults are reported once.
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
-                // A file that cannot be read has no line to show. The report shows the line of the
-                // configuration, or the option, that names the file.
+                // A file that cannot be read has no line to show. So the report shows the line of
+                // the configuration, or the option, that names the file.
                 Err(error) if previews.iter().any(|(_, path)| *path == file.path) => {
                     unread.push(format!("--endpoints: {}", crate::error::chain(&error)));
                 }
@@ -111,7 +111,7 @@ pub fn run(
             (None, true) => files.over(config.paths.clone())?,
             _ => paths_of(files)?,
         };
-        // The daemon would be started with the same options, so they override the file.
+        // A daemon would be started with the same options, which override the file.
         let config = Config { paths: files.over(config.paths.clone())?, ..config };
         let comparison = comparison::compare(&config, &by_service, &paths)?;
         match form {
@@ -173,8 +173,9 @@ fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) 
     CommandFailure::Other(anyhow::anyhow!(text))
 }
 
-/// Notes on endpoints that no task uses, and on lists without indexes if indexes would make
-/// connections more even. Tasks of one job share the notes on a service.
+/// Notes on endpoints that no task uses, and on lists without indexes whose connections would be
+/// more even with indexes. The notes on a service are the same for all tasks of a job, and appear
+/// once.
 fn subsets(balancers: &[(&ClientConfig, Balancer<Duration>)]) -> BTreeSet<String> {
     let of_client = |(client, balancer): &(&ClientConfig, Balancer<Duration>)| {
         let of_service = |(service, _, in_use): (&Service, _, Option<(&_, &Membership)>)| {

@@ -23,19 +23,19 @@ use lb_view::status::StatusDocument;
 
 /// The pause between two queries while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long to wait for the daemon's answer before looking again at which programs are attached.
+/// How long to wait for the daemon's answer before checking again which programs are attached.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The client that should cover this process, and the directories of the daemon and the pins.
 pub struct CoverageWait<'a> {
     client: &'a str,
     paths: &'a Paths,
-    /// The longest wait for one answer.
+    /// How long to wait for one answer before checking again which programs are attached.
     look: Duration,
 }
 
-/// Runs `work`, which waits for a client's programs, for at most `timeout`. The end of this time is
-/// used to find out why the programs do not cover the process.
+/// Runs `work`, which waits for a client's programs, for at most `timeout`. The last part of this
+/// time is used to find out why the programs do not cover the process.
 pub fn in_time(
     client: &str,
     paths: &Paths,
@@ -74,7 +74,7 @@ impl CoverageWait<'_> {
         let question = format!("/v1/cover/{}?cgroups={}", api::quoted(client), ids.join(","));
         let pins = Pins::of(&paths.pins, client);
         let mut pause = tokio::time::interval(PAUSE);
-        // Bound: the caller's limit of time.
+        // Bound: the time limit of the caller.
         loop {
             pause.tick().await;
             // If programs are attached, the process is covered, even if the daemon disagrees or
@@ -119,7 +119,7 @@ impl CoverageWait<'_> {
     pub async fn cgroup(&self) -> Result<PathBuf> {
         let Self { client, paths, look } = *self;
         let mut pause = tokio::time::interval(PAUSE);
-        // Bound: the caller's limit of time.
+        // Bound: the time limit of the caller.
         loop {
             pause.tick().await;
             match tokio::time::timeout(look, api::fetch::<StatusDocument>(paths, "/v1/status")).await {
@@ -152,16 +152,16 @@ impl CoverageWait<'_> {
     }
 
     /// Creates the client's cgroup if it does not exist, for example after its service was stopped.
-    /// Prints a message, because the path in the configuration may be mistyped and would still
-    /// become a cgroup.
+    /// Prints a message, because the path in the configuration may be mistyped and would become a
+    /// cgroup all the same.
     pub fn make(&self, tree: &CgroupTree, cgroup: &Path) -> Result<()> {
         let (client, path) = (self.client, cgroup.display());
         if tree.has(cgroup)? {
             return Ok(());
         }
-        // Links that only record the ends of old flows count as well: if the client is to move to
-        // another cgroup, the daemon removes all other links at once, and only these show the old
-        // cgroup.
+        // Links that only record the ends of old flows count as well. If the client is to move to
+        // another cgroup, the daemon removes all other links at once, and only the links for ends
+        // still show the old cgroup.
         let linked = lb_kernel::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
         if let Some(other) = linked.into_iter().find_map(lb_kernel::cgroup_of_id) {
             bail!(

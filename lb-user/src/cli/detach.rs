@@ -11,11 +11,11 @@ use crate::print;
 /// Removes the client with this name, or all clients if `client` is `None`.
 ///
 /// # Errors
-/// If there is no such client, another socklb writes to it, or the kernel refuses.
+/// If the client does not exist, another socklb process writes to it, or the kernel refuses.
 pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let directory = paths_of(files)?.pins;
-    // All versions: after an upgrade, the old version's clients stay until their last flow ends.
-    // They are removed, too.
+    // All versions: after an upgrade, clients of the old version stay until their last flow ends.
+    // These are removed, too.
     let mut clients = Pins::all_versions(&directory)?;
     if let Some(client) = client {
         clients.retain(|pins| pins.client == client);
@@ -34,7 +34,7 @@ pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, Comman
         lb_kernel::detach(pins)?;
         print::text(&format!("client {}: detached; its maps and pins are removed\n", pins.client))?;
     }
-    // Removes the directories that are empty; removes shared maps and pins only if no client is
+    // Removes the directories that are empty. Shared maps and pins are removed only if no client is
     // left.
     lb_kernel::remove_roots(&directory)?;
     Ok(ExitCode::SUCCESS)

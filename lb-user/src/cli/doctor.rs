@@ -13,11 +13,13 @@ use lb_view::text::{self, Style};
 /// Examines the host, or, if `pid` is given, whether programs cover that process.
 ///
 /// # Errors
-/// If a path cannot be made absolute, the output cannot be written, there is no such process, or a
-/// permission is missing to read which programs are attached to its cgroup.
+/// If a path cannot be made absolute, the output cannot be written, or no process has the id `pid`.
+/// Also if the user has no permission to read which programs are attached to the cgroup of the
+/// process.
 pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let mut files = files.clone();
-    // `doctor::examine`, for the whole host, queries the daemon itself.
+    // Without `pid`, `doctor::examine` queries the daemon itself, so this query is needed only to
+    // find the configuration.
     let is_wanted = files.config.is_none() || pid.is_some();
     let status = match paths_of(&files).ok().filter(|_| is_wanted) {
         Some(paths) => match api::query_daemon::<StatusDocument>(&paths, "/v1/status") {
@@ -26,7 +28,7 @@ pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode
         },
         None => None,
     };
-    // If no configuration is named, uses the one that the running daemon reports as its own.
+    // If the command line names no configuration, uses the one that the running daemon reports.
     if files.config.is_none()
         && let Some(status) = &status
     {

@@ -17,7 +17,7 @@ use lb_view::text::{self, Style};
 /// Prints the explanation.
 ///
 /// # Errors
-/// If there is no such service or client, or the files cannot be used.
+/// If the service or the client does not exist, or the files cannot be used.
 pub fn run(
     service: &str,
     client: Option<&str>,

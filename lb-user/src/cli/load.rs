@@ -44,8 +44,8 @@ pub struct LoadTarget {
     pub json: bool,
 }
 
-/// The error for options of `load` that come before freeze, off or on, where they would have no
-/// effect.
+/// The error for options of `load` that the user has written before freeze, off or on, where they
+/// would have no effect.
 pub const MISPLACED: &str = "--client, --service and --json before freeze, off and on have no effect: write socklb load freeze SERVICE --client CLIENT";
 
 /// Prints how weights follow load.
@@ -90,10 +90,10 @@ pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// Switches the control of a service.
+/// Switches whether the weights of a service follow load.
 ///
 /// # Errors
-/// If no daemon answers, it refuses this user, or no client has such a service.
+/// If no daemon answers, the daemon refuses this user, or no client has the service.
 pub fn switch(command: &LoadCommand, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let (switch, LoadTarget { service, client, json }) = match command {
         LoadCommand::Freeze(target) => (Switch::Frozen, target),

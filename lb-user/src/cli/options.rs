@@ -1,5 +1,5 @@
-//! The command line. Commands that only read change nothing; the help of each writing command says
-//! that it writes.
+//! The command line. A command that changes anything states this in its help; all other commands
+//! only read.
 
 use std::ffi::OsString;
 use std::io;
@@ -52,7 +52,8 @@ impl Cli {
             }
             error.exit()
         });
-        // Rejects only options of the command line: SOCKLB_CONFIG may be set for the daemon.
+        // Rejects these options only if they are on the command line: the variable SOCKLB_CONFIG
+        // may be set for the daemon.
         let is_given = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
         if matches.subcommand_name() == Some("agent") && (is_given("config") || is_given("pins")) {
             let text = "--config and --pins are for the daemon: to name an agent's file, write `socklb agent serve FILE`";
@@ -75,7 +76,7 @@ fn hint_of_file(error: &clap::Error) -> Option<String> {
     is_file.then(|| format!("to name a configuration file, write `--config {word}`"))
 }
 
-/// A hint if the word is a subcommand of another load balancer (HAProxy, ipvsadm).
+/// A hint if the user has written a subcommand of another load balancer (HAProxy, ipvsadm).
 fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     Some(match word.as_str() {
@@ -325,7 +326,7 @@ impl PathOptions {
         self.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
     }
 
-    /// Replaces the paths for which the command line has an option.
+    /// Replaces the paths for which the command line has an option with the values of the options.
     ///
     /// # Errors
     /// If a path is relative and the current directory cannot be found.

@@ -14,7 +14,7 @@ use crate::print;
 /// Readmits a backend for one client task, or for all client tasks that have the backend.
 ///
 /// # Errors
-/// If no daemon answers, it refuses this user, or no client has the backend.
+/// If no daemon answers, the daemon refuses this user, or no client has the backend.
 pub fn run(
     service: &str,
     backend: SocketAddr,

@@ -101,9 +101,9 @@ pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
     Ok(status)
 }
 
-/// The lists that the daemon used last, as it has stored them. Empty if the configuration is
-/// missing, faulty or unreadable for this user, or if a file system does not answer. The pins are
-/// shown in any case.
+/// The lists that the daemon used last, read from its stored files. Empty if the configuration is
+/// missing, faulty or unreadable for this user, or if a file system does not answer. In any of
+/// these cases the pins are still shown.
 fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
     const PATIENCE: Duration = Duration::from_secs(2);
     let (sender, read) = mpsc::channel();

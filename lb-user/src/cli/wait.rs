@@ -11,7 +11,7 @@ use crate::error::CommandFailure;
 /// above it.
 ///
 /// # Errors
-/// If that does not happen in time, or cannot happen.
+/// If the programs are not attached in time, or cannot be attached.
 pub fn run(client: &str, timeout: Duration, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     in_time(client, &paths_of(files)?, timeout, async |waiting| waiting.until_covered().await)?;
     Ok(ExitCode::SUCCESS)

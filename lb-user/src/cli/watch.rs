@@ -1,5 +1,5 @@
-//! `socklb status --watch`: on a terminal, a screen that is refreshed until the user leaves it; if
-//! the output is no terminal, one text after another.
+//! `socklb status --watch`: on a terminal, a screen that is refreshed until the user leaves it. If
+//! the output is not a terminal, one text after another is printed.
 //!
 //! The terminal is always restored, however the command ends. Reading the status may take seconds,
 //! so another thread reads it while the loop handles keys and signals.
@@ -31,8 +31,8 @@ use crate::print;
 /// Reads the status.
 pub type Look = Arc<dyn Fn() -> Result<StatusDocument, CommandFailure> + Send + Sync>;
 
-/// Shows the status once per `every`, until a key or a signal ends the command, or nothing reads
-/// the output any longer.
+/// Shows the status at intervals of `every`, until a key or a signal ends the command, or nothing
+/// reads the output any longer.
 ///
 /// # Errors
 /// If the first read fails, or the output cannot be written. On a terminal, an error of a later

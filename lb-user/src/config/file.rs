@@ -44,16 +44,16 @@ pub fn read(path: &Path, env: &dyn ProcessEnvironment) -> Result<Config, ConfigF
 /// Ignores faults elsewhere in the file.
 ///
 /// # Errors
-/// If the file cannot be read, or this table has faults. If the text cannot be parsed and the table
-/// cannot be found, the error contains the faults of the text.
+/// If the file cannot be read, or this table has faults. If the text cannot be parsed so far that
+/// the table is found, the error contains the faults of the text.
 pub fn read_paths(path: &Path) -> Result<Paths, ConfigFileError> {
     let bytes = read_file(path)?;
     Ok(parse_paths(utf8(&bytes, path)?, path)?)
 }
 
-/// Like [`read`]. Also calls `look` with the endpoint files that the text names, even if the text
-/// has faults, and with the addresses of all services. Faults that `look` reports count as faults
-/// of the configuration.
+/// Like [`read`]. Also calls `look`, even if the text has faults, with the endpoint files that the
+/// text names and with the addresses of all services. Faults that `look` reports count as faults of
+/// the configuration.
 ///
 /// # Errors
 /// If the file cannot be read, or has faults. The error contains all faults.

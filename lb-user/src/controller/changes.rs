@@ -23,8 +23,8 @@ pub fn list_changes(before: &EndpointList, after: &EndpointList) -> String {
     let address = |endpoint: &&Endpoint| endpoint.address.to_string();
     let changed = changed.iter().filter_map(|(before, after_it)| {
         let mut keys = comparison::keys(&endpoint_keys(before), &endpoint_keys(after_it));
-        // Indexes that are computed from the addresses change whenever another endpoint comes or
-        // goes.
+        // Indexes that are computed from the addresses change whenever any endpoint is added or
+        // removed.
         keys.retain(|change| change.key != "index" || !after.has_address_indexes());
         let keys: Vec<String> = keys
             .iter()

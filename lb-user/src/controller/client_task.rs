@@ -3,12 +3,13 @@
 //!
 //! Facts change the plan; [`ClientTask::settle`] makes the maps match the plan. Steps that are not
 //! possible yet (reuse of a region that a program may still read, freeing of a slot with open
-//! flows) are left for a later call. A client task reads no clock and starts no thread. In reading
-//! order: the plan and the maps (this file), the lists that change the plan (`lists`), the cgroup
-//! (`attachment`), the network namespace (`namespace`), the verdicts of the programs on backends
-//! (`health`), guesses from probes (`guesses`), the counters (`counts`), weights that change
-//! although the lists do not (`control`), errors that count as load (`errors`), and subsets whose
-//! size follows load (`size`).
+//! flows) are left for a later call. A client task reads no clock and starts no thread.
+//!
+//! In reading order: the plan and the maps (this file), the lists that change the plan (`lists`),
+//! the cgroup (`attachment`), the network namespace (`namespace`), the verdicts of the programs on
+//! backends (`health`), guesses from probes (`guesses`), the counters (`counts`), weights that
+//! change although the lists do not (`control`), errors that count as load (`errors`), and subsets
+//! whose size follows load (`size`).
 
 mod lists;
 
@@ -76,11 +77,11 @@ pub struct ClientTask {
     /// The network namespace of the client's processes; `None` until it is known.
     namespace: Option<ClientNamespace>,
     search: namespace::Searches,
-    /// What flow records show of the client's processes.
+    /// What the flow records show about the client's processes.
     recorded: RecordedProcesses,
     /// Why the programs are not attached, if the kernel refused to attach them.
     attach_error: Option<String>,
-    /// When to retry attaching.
+    /// The pauses between attempts to attach the programs.
     attaching: Backoff,
     /// Whether any backend was ejected, or had failures, when the programs' verdicts were last
     /// read.
@@ -89,8 +90,8 @@ pub struct ClientTask {
     has_old_links: bool,
     /// The cgroup that all links were attached to at the last check, and the time of that check.
     links_seen: Option<(u64, Instant)>,
-    /// Whether flows may still begin in cgroups that the client has left. `leaving`: when to retry
-    /// ending this.
+    /// Whether flows may still begin in cgroups that the client has left. `leaving`: the pauses
+    /// between attempts to stop such flows.
     has_moved: bool,
     leaving: Backoff,
     limits: Limits,
@@ -99,14 +100,14 @@ pub struct ClientTask {
     balancer: Balancer,
     datapath: Datapath,
     /// The slots that neither the plan nor the maps use, once the maps match the plan; `None` while
-    /// steps may be left.
+    /// some steps towards the plan may be left.
     settled: Option<BTreeSet<Slot>>,
     host: String,
     cursor_seed: CursorSeed,
-    /// For each unused slot, how much of the wait before it can be freed has passed.
+    /// For each unused slot, how much has passed of the grace period after which it can be freed.
     grace_periods: GracePeriods,
     window: Window,
-    /// The health of backends that the log has shown.
+    /// The health of backends as the log last showed it.
     logged: health::LoggedHealth,
     /// Whether the client had no pins when this client task was opened.
     pub is_new: bool,
@@ -116,28 +117,28 @@ pub struct ClientTask {
     /// The version of the probe results that were applied last; `None` if the current results must
     /// be applied whatever their version.
     pub applied_probes: Option<(u64, u64)>,
-    /// For services with too few available backends: whether they still serve.
+    /// For services with too few available backends: the data that shows whether they still serve.
     serving: BTreeMap<ServiceIndex, health::Serving>,
-    /// The backends that fail probes, if the client is in another network namespace than the
-    /// daemon.
+    /// The backends that fail probes, if the client and the daemon are in different network
+    /// namespaces.
     guesses: BTreeMap<Identity, guesses::Guess>,
-    /// When to retry reading counters after a failure.
+    /// The pauses between attempts to read the counters.
     counting: Backoff,
     /// Why the maps do not match the plan; `None` if they do. `has_failed`: whether the kernel
-    /// refused a step.
+    /// refused a step in the last attempt.
     trouble: Option<String>,
     has_failed: bool,
-    /// By service name: why a list in the configuration itself was refused.
+    /// For each service, by name: why its list in the configuration itself was refused.
     refused_static: BTreeMap<String, String>,
-    /// By position of the service: the control that changes its weights, and its name. Empty until
-    /// the controls are created.
+    /// For each service, by position: the control that changes its weights, and its name. Empty
+    /// until the controls are created.
     controls: Vec<Option<(String, control::Controlled)>>,
     errors_seen: errors::ErrorLook,
-    /// For backends that report errors: how many of these errors are still to be added to the
+    /// For each backend that reports errors: how many of these errors are still to be added to the
     /// backend's recent errors.
     reported_errors: BTreeMap<BackendRef, ReportedErrors>,
-    /// By position of the service: the size of a subset that follows load, and the service's name.
-    /// Empty until the sizes are created.
+    /// For each service, by position: the size of the subset, if it follows load, and the service's
+    /// name. Empty until the sizes are created.
     sizes: Vec<Option<(String, size::FollowedSize)>>,
 }
 
@@ -205,16 +206,16 @@ impl ClientTask {
         })
     }
 
-    /// Applies another configuration of the same client, as a start would: the tables in the kernel
-    /// stay in use until lists are delivered again, and services and backends that are no longer
-    /// wanted leave after their last flow. An equal configuration changes nothing. If the new
-    /// configuration needs other programs, they are attached at the next check of the cgroup
-    /// ([`ClientTask::follow_cgroup`]), which is retried until it succeeds.
+    /// Applies another configuration of the same client, with the result of a restart: the tables
+    /// in the kernel stay in use until lists are delivered again, and services and backends that
+    /// are no longer configured leave after their last flow. An equal configuration changes
+    /// nothing. If the new configuration needs other programs, they are attached at the next check
+    /// of the cgroup ([`ClientTask::follow_cgroup`]), which is retried until it succeeds.
     ///
     /// # Errors
-    /// If its services do not fit, or the kernel refuses the programs. Then nothing changes.
+    /// If the services do not fit, or the kernel refuses the programs. Then nothing changes.
     pub fn reconfigure(&mut self, client: ClientConfig, now: Instant) -> Result<(), ClientTaskError> {
-        // A reload leaves most clients unchanged, and creating a balancer takes time.
+        // A reload leaves most clients unchanged, and a new balancer would take time to create.
         if client == self.client {
             return Ok(());
         }
@@ -268,7 +269,7 @@ impl ClientTask {
     }
 
     /// The slots that neither the plan nor the maps use. The maps may still use a slot that the
-    /// plan has dropped: an old table stays while its successor waits for room.
+    /// plan has dropped, because an old table stays in the maps while the new one waits for room.
     fn unneeded(&self) -> Cow<'_, BTreeSet<Slot>> {
         match &self.settled {
             Some(unneeded) => Cow::Borrowed(unneeded),
@@ -299,7 +300,7 @@ impl ClientTask {
         self.grace_periods.after_wait();
     }
 
-    /// Frees the slots that nothing refers to any more. Returns whether there were any.
+    /// Frees the slots that nothing refers to any more. Returns whether it freed any.
     pub fn free_idle(&mut self, now: Instant) -> bool {
         let tables = self.datapath.tables();
         let idle = self.grace_periods.take_idle(|slot| tables.active(slot) != 0);
@@ -324,7 +325,7 @@ impl ClientTask {
         self.datapath.applied().backends.keys().for_each(|slot| tables.forget_errors(*slot, now));
     }
 
-    /// Drops everything except what is needed to remove the client.
+    /// Drops everything except the two values that are needed to remove the client.
     pub fn into_lock(self) -> (Pins, Option<Lock>) {
         (self.pins, self.datapath.into_lock())
     }
@@ -379,8 +380,8 @@ fn purpose(client: &ClientConfig) -> Purpose {
     Purpose { accounting: client.accounting, scans }
 }
 
-/// The seed for a client's cursors: its task and its host. Two hosts that have the same index by
-/// mistake, or no index, still start at different entries.
+/// The seed for a client's cursors, from its task and its host. If two hosts have the same index by
+/// mistake, or have no index, their cursors still start at different entries.
 fn task_on(client: &ClientConfig, host: &str) -> String {
     format!("{}/{}@{host}", client.job, client.task.index)
 }

@@ -19,21 +19,22 @@ use crate::config::{ClientConfig, Config};
 pub struct Clients {
     /// The clients that run.
     pub tasks: Vec<ClientTask>,
-    /// The names of the clients whose maps may not match their plans yet. Each is settled in a turn
-    /// of its own.
+    /// The names of the clients whose maps may not match their plans yet. One turn of the loop
+    /// settles one of them (see [`ClientTask::settle`]).
     pub to_settle: BTreeSet<String>,
-    /// Whether clients were left for later turns, after which `all_settled` is to be called.
+    /// Whether later turns still have clients to settle. After the last of them, `all_settled` is
+    /// to be called.
     pub is_settling: bool,
     /// Whether a client was settled in this turn.
     pub has_settled: bool,
-    /// The clients that could not be started or changed, each with the reason. They are retried
-    /// regularly.
+    /// The clients that could not be started, or could not apply a new configuration, each with the
+    /// reason. They are retried regularly.
     pub unstarted: Vec<(ClientConfig, String)>,
     /// Whether clients are being opened beside the loop.
     pub opening: bool,
     /// Clients that are leaving.
     pub leaving: Vec<Leaving>,
-    /// When to retry resuming the removals that an earlier daemon began.
+    /// The pauses between attempts to resume the removals that an earlier daemon began.
     pub resuming: Backoff,
     /// Whether a wait for readers is under way.
     waiting_for_readers: bool,
@@ -65,7 +66,7 @@ impl Clients {
         }
     }
 
-    /// Settles the next client that waits for it, if any.
+    /// Settles the next client that is to be settled, if there is one.
     fn settle_next(&mut self, now: Instant) {
         let next = self.to_settle.pop_first();
         // A reload may have removed the client.
@@ -86,15 +87,15 @@ impl Clients {
 }
 
 impl Controller {
-    /// Adds a client that was opened. It replaces the client of the same name, if there is one,
-    /// because that one's pins were removed.
+    /// Adds a client that was opened. It replaces a running client of the same name, whose pins
+    /// were removed.
     pub fn take_in(&mut self, mut client_task: ClientTask, others: Vec<Leaving>, now: Instant) {
-        // The first sample. The counts of the last minute are computed against it.
+        // This is the first sample, with which the counts of the last minute are compared.
         if let Err((error, _)) = client_task.sample(now) {
             warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read the programs' counters; retrying");
         }
         if !client_task.has_cgroup() {
-            // Logged, because the path may be mistyped.
+            // This is logged because the path may be mistyped.
             warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "the client's cgroup does not exist; waiting for it");
         }
         let name = client_task.client.name.clone();
@@ -158,9 +159,9 @@ impl Controller {
         }
     }
 
-    /// Settles one client now, and each other client in a turn of its own. One client with many
+    /// Settles one client now, and each other client in a later turn. To settle a client with many
     /// services takes milliseconds, and the service manager, operators and probes must not wait
-    /// until all are settled.
+    /// until all clients are settled.
     pub fn settle(&mut self, now: Instant) {
         self.clients.find_unsettled(now);
         // One turn settles at most one client, however many changes it has.
@@ -170,10 +171,10 @@ impl Controller {
         self.clients.is_settling |= !self.clients.to_settle.is_empty();
     }
 
-    /// Settles all clients in this turn, because at the start nothing else waits for the loop.
+    /// Settles all clients in this turn. At the start nothing else waits for the loop.
     pub fn settle_all(&mut self, now: Instant) {
         self.settle(now);
-        // Bound: each turn removes one.
+        // Bound: each turn settles one client.
         while !self.clients.to_settle.is_empty() {
             self.settle_next(now);
         }
@@ -189,8 +190,8 @@ impl Controller {
         }
     }
 
-    /// Settles the next client that waits for it, if any. After the last one, logs changes of
-    /// health and starts a wait for readers.
+    /// Settles the next client that is to be settled, if there is one. After the last one, logs
+    /// changes of health and starts a wait for readers.
     fn settle_next(&mut self, now: Instant) {
         self.clients.settle_next(now);
         if self.clients.to_settle.is_empty() {
@@ -247,8 +248,8 @@ impl Controller {
     pub fn follow_cgroups(&mut self, now: Instant) {
         let mut moved = false;
         let Clients { tasks, to_settle, .. } = &mut self.clients;
-        // If a client is not attached yet, it is attached only after it was settled and if the
-        // kernel refused no step, so that no flow begins before its tables are right. (If an
+        // A client that is not attached yet is attached only after it was settled, and only if the
+        // kernel refused no step, so that no flow begins before its tables are complete. (If an
         // earlier daemon has attached it, its links stay attached.)
         let is_ready = |client_task: &ClientTask| {
             !client_task.has_failed() && !to_settle.contains(&client_task.client.name)
@@ -274,9 +275,10 @@ impl Controller {
         self.answer_waiters();
     }
 
-    /// Stops flows from beginning in cgroups that clients have left, and detaches there once their
-    /// flows have ended. Call this after all clients are attached to their new cgroups: if two
-    /// clients swap cgroups, each must be attached to its new cgroup before the other leaves it.
+    /// Stops flows from beginning in cgroups that clients have left, and detaches from such a
+    /// cgroup once its flows have ended. Call this after all clients are attached to their new
+    /// cgroups: if two clients swap cgroups, each must be attached to its new cgroup before the
+    /// other leaves it.
     pub fn leave_other_cgroups(&mut self, now: Instant) {
         let unable_to_leave: BTreeSet<String> =
             self.unable_to_leave().into_iter().map(|CannotLeave { client, .. }| client).collect();

@@ -1,6 +1,6 @@
-//! Weights that follow load, for all client tasks. Once a second each client task evaluates its
-//! reports. Then the tables that differ most from the wanted weights are rebuilt, as many as one
-//! tick has room for.
+//! Weights that follow load, for all client tasks. Once a second each client task evaluates the
+//! reports of its backends. Then the tables that differ most from the wanted weights are rebuilt,
+//! as many as one tick has room for.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ use super::probing::{Probing, name_of};
 use crate::config::{ClientService, ProbeConfig};
 
 impl Controller {
-    /// Adapts the sizes of subsets to the open flows of their client tasks, where this is
-    /// configured.
+    /// Adapts the sizes of the subsets whose size follows load to the open flows of their client
+    /// tasks.
     pub fn follow_flows(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if let Err(refused) = client_task.follow_flows(now) {
@@ -37,7 +37,7 @@ impl Controller {
         for (number, client_task) in clients.tasks.iter_mut().enumerate() {
             let member_reports = MemberReports::of(client_task, probing);
             let report_of = |position, member| member_reports.report_of(position, member);
-            // Different clients count their failed flows in different ticks.
+            // The number is added so that clients count their failed flows in different ticks.
             let tick = ticks.wrapping_add(u32::try_from(number).unwrap_or_default());
             client_task.weigh_errors(now);
             client_task.count_reported_errors(report_of, now);
@@ -48,7 +48,7 @@ impl Controller {
             self.clients.tasks[number].publish_factors(position, proposal.factors, now);
         }
         self.settle_if_needed(now);
-        // The regions of replaced tables are free once no program reads them any more.
+        // The regions of replaced tables are free only when no program reads them any more.
         self.wait_for_readers();
         self.store_loads(now);
     }
@@ -80,8 +80,8 @@ impl Controller {
                 "a switch was requested, but no client has this service with weights that follow load"
             );
         } else {
-            // The next tick applies the switch. It is stored as soon as possible, so that it stays
-            // in effect if this process ends.
+            // The next tick applies the switch. It is stored as soon as possible, so that it
+            // remains in effect even if this process ends.
             not_kept = self.loads_store_error();
             self.load_store.hurry();
             self.sources.files_to_store.hurry();
@@ -97,8 +97,8 @@ struct MemberReports(Vec<Vec<Option<ReceivedReport>>>);
 
 impl MemberReports {
     /// Collects reports for services whose weights follow load, or whose policy counts reported
-    /// errors as load. It locks the reports for one service at a time, so that the thread that
-    /// receives reports does not wait longer.
+    /// errors as load. The reports are locked for only one service at a time, so that the thread
+    /// that receives reports does not wait long.
     fn of(client_task: &ClientTask, probing: &Probing) -> Self {
         let services = client_task.client.services.iter().enumerate();
         let of_service = |(position, configured): (usize, &ClientService)| {

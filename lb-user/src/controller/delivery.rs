@@ -1,7 +1,7 @@
 //! The delivery of endpoint lists to the client tasks that use them.
 //!
 //! The assignments of a list are computed beside the loop. If clients change in the meantime, the
-//! missing assignments are computed next. Until then these clients retain the lists that they have.
+//! missing assignments are computed next. Until they are, these clients retain their earlier lists.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ impl Controller {
     /// list, it is stored for later starts.
     pub fn deliver(&mut self, service: &str, contents: Contents, now: Instant) {
         let mut next = Some(contents);
-        // Bound: after a list that is now in force, at most one list that was refused before is
+        // Bound: once this list is in force, at most one other list, which was refused before, is
         // delivered again.
         while let Some(contents) = next.take() {
             let delivered = self.deliver_assignments(service, &contents.assignments, now);
@@ -32,7 +32,7 @@ impl Controller {
                         info!(service, "the endpoint list that was refused is now in force");
                     }
                     let text = file.feed.in_force().map(|contents| std::mem::take(&mut contents.text));
-                    // The text is empty if it was stored before.
+                    // The text is empty if it is already stored.
                     if let Some(text) = text.filter(|text| !text.is_empty()) {
                         self.sources.files_to_store.add(file.source.last_good.clone(), text);
                     }
@@ -87,7 +87,7 @@ impl Controller {
         }
     }
 
-    /// Delivers lists again that did not fit, because slots are free now.
+    /// Delivers again the lists that did not fit before, now that slots are free.
     pub fn assign_again(&mut self, now: Instant) {
         for client_task in
             self.clients.tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())

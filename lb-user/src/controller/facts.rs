@@ -57,7 +57,7 @@ impl Controller {
         }
     }
 
-    /// By name, the offsets that the programs receive.
+    /// The offsets of kernel structures that the programs receive, by name.
     fn offsets(&self) -> BTreeMap<String, u32> {
         let offsets = self.environment.features.offsets.iter().flat_map(Offsets::named);
         offsets.map(|(name, offset)| (name.to_owned(), offset)).collect()
@@ -83,7 +83,7 @@ impl Controller {
             unavailable: client_task.unavailable(now),
             probes: self.probe_views(client_task),
             loads: client_task.loads(),
-            // If the run times of programs cannot be read, only they are missing in the facts.
+            // If the run times of programs cannot be read, the facts lack only these.
             runs: client_task.datapath().kernel().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),
         }
@@ -169,7 +169,7 @@ impl Controller {
     }
 
     /// Why a client's programs are not attached as they should be, and the remedy; `None` if they
-    /// are.
+    /// are attached as they should be.
     fn detachment(&self, client_task: &ClientTask) -> Option<String> {
         let path = client_task.client.cgroup.display();
         if client_task.is_unpinned() {

@@ -1,5 +1,5 @@
-//! Endpoint files: when each file is checked and read, and how the feed's decisions are carried
-//! out.
+//! Endpoint files: when each file is checked and read, and how the decisions of the feed are
+//! carried out.
 //!
 //! [`Feed`] decides the order. A list is read, and its assignments are computed, beside the event
 //! loop; the loop applies both together (`delivery`).
@@ -26,7 +26,7 @@ pub struct Sources {
     pub statics: AssignmentsByService,
     /// The endpoint files, by service name.
     pub files: BTreeMap<String, WatchedFile>,
-    /// How many reads of files have begun.
+    /// The number of reads of files that have begun.
     pub readings: u64,
     /// Lists and other files that are stored for later starts.
     pub files_to_store: FilesToStore,
@@ -57,8 +57,8 @@ pub struct Reading {
     pub service: String,
     pub source: FileSource,
     pub first: FirstRead,
-    /// The assignments that were in force when the read began, completed for the tasks of the new
-    /// configuration. `None` if the file can be used.
+    /// The assignments that were in force when the read began, with those for the tasks of the new
+    /// configuration added. `None` if the file can be used.
     pub in_force: Option<Assignments>,
 }
 
@@ -107,10 +107,11 @@ pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
 impl Controller {
     /// Applies the first read of a file that a configuration names, with complete assignments. At a
     /// start this happens before anything is attached. If the file cannot be used, the list in
-    /// force stays, or else the stored last good list is used. If there is neither, the kernel's
-    /// state stays; on a first start, connects then fail with the service's errno.
+    /// force stays. If no list is in force, the stored last good list is used. If there is no
+    /// stored list either, the kernel's state stays; if the kernel has none, because this is the
+    /// first start, connects fail with the service's errno.
     ///
-    /// If the service had a file before, the file's failures and times are retained.
+    /// If the service had a file before, that file's failures and times are retained.
     pub fn take_reloaded(&mut self, reading: Reading, begun: u64, before: Option<WatchedFile>, now: Instant) {
         let Reading { service, source, first: FirstRead { version, result, instead }, in_force } = reading;
         let before = before.filter(|before| before.source.service == source.service);
@@ -129,7 +130,8 @@ impl Controller {
             if let Some(computed) = &in_force {
                 contents.assignments.take_over(computed);
                 // Another list may have arrived while the configuration was read. Until its
-                // assignments for new clients are computed, new clients use the earlier list.
+                // assignments for new clients are computed, new clients use the list that was in
+                // force when the read began.
                 self.deliver_assignments(&service, computed, now);
             }
             self.deliver(&service, contents, now);
@@ -151,8 +153,8 @@ impl Controller {
 
     pub fn files_changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
         for file in self.sources.files.values_mut() {
-            // Any change in the directory counts, because the file may be a link to another name
-            // there.
+            // Any change in the directory counts, because the file may be a link to another file in
+            // this directory.
             let directory = directory_of(&file.source.file.path);
             if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
                 file.feed.progress.changed(now);
@@ -161,8 +163,8 @@ impl Controller {
     }
 
     /// Requests a check of each file and a watch on its directory. Both run beside the loop,
-    /// because the file system may not answer. A file is read only after a check or a reload has
-    /// found a change. If `watch` is off, files are read only at SIGHUP.
+    /// because the file system may not answer. A file is read only after a check has found a
+    /// change, or because of a reload. If `watch` is off, files are read only at SIGHUP.
     pub fn look_at_files(&mut self) {
         if !self.config.daemon.watch {
             return;
@@ -207,7 +209,7 @@ impl Controller {
         }
     }
 
-    /// Starts to read each file that has changed and then settled.
+    /// Starts to read each file that has changed and has then stopped changing.
     pub fn start_reading(&mut self, now: Instant) {
         let clients: Vec<&ClientConfig> =
             self.clients.tasks.iter().map(|client_task| &client_task.client).collect();

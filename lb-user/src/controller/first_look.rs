@@ -1,6 +1,6 @@
 //! The first look: if a client has no pins on this host yet, its backends are probed or polled once
-//! before its connects are balanced. Otherwise a connect could go to a backend that turns out a
-//! moment later to be a lame duck, or dead.
+//! before its connects are balanced. Without a first look, a connect could go to a backend, and the
+//! daemon could find a moment later that this backend is a lame duck, or dead.
 //!
 //! The first look is short: a client whose cgroup exists waits until each of its members has
 //! answered, but at most [`AT_MOST`]. There is no first look for a client that has pins, that a
@@ -27,7 +27,7 @@ const AT_MOST: Duration = Duration::from_millis(500);
 /// probe or poll the same backend at the same moment.
 const MAX_JITTER: Duration = Duration::from_millis(50);
 
-/// The longest time from one backend's probe to the next: a timer of one millisecond may take two.
+/// The longest time between the probes of two backends. A timer of one millisecond may take two.
 const SPACING: Duration = BETWEEN.saturating_mul(2);
 
 impl Controller {
@@ -49,8 +49,9 @@ impl Controller {
         }
     }
 
-    /// Polls the backends of all first looks that are under way. Without this, the first poll could
-    /// come at any time within the poll interval. Call this after the backends have become targets.
+    /// Polls the backends of all first looks that are under way. Without this call, the first poll
+    /// could come at any time within the poll interval. Call this after the backends have become
+    /// targets.
     pub fn poll_first(&self) {
         let Some(listener) = self.probing.listener() else { return };
         let looking = self.clients.tasks.iter().filter(|client_task| client_task.first_look.is_some());
@@ -66,7 +67,7 @@ impl Controller {
         listener.poll_first(names.collect(), self.first_look_jitter, SPACING);
     }
 
-    /// The latest time at which the next first look ends.
+    /// The time at which the next first look ends at the latest.
     pub fn next_end_of_first_look(&self) -> Option<Instant> {
         self.clients.tasks.iter().filter_map(|client_task| client_task.first_look).min()
     }

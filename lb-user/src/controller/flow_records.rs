@@ -21,8 +21,8 @@ pub struct ReclaimPasses {
     /// When the last pass began.
     last: Option<Instant>,
     clients: BTreeMap<String, ClientReclaim>,
-    /// Why the last pass could not find which sockets processes hold; `None` if it could, or did
-    /// not need to.
+    /// Why the last pass could not find which sockets processes hold; `None` if it could, or if the
+    /// pass did not need to know.
     holders: Option<String>,
 }
 
@@ -43,8 +43,8 @@ impl ReclaimPasses {
         Self { suspects: Some(Suspects::default()), ..Self::default() }
     }
 
-    /// Notes an empty result for the clients without an active flow: they have no flow records, so
-    /// a pass would find nothing.
+    /// Records an empty result for each client without an active flow: such a client has no flow
+    /// records, so a pass would find nothing.
     fn nothing_open(&mut self, client_tasks: &[ClientTask], targets: &[ReclaimTarget], now: Instant) {
         let is_target = |name: &str| targets.iter().any(|target| target.pins.client == name);
         let client_task =
@@ -88,11 +88,12 @@ impl Controller {
             cgroup: Some(client_task.path().to_owned()),
         };
         let mut targets: Vec<ReclaimTarget> = open.map(target).collect();
-        // Leaving clients are examined, too: they wait only for their last flows. This version does
-        // not know the layout of another version's records.
+        // Leaving clients are examined too, because they stay only until their last flow has ended.
+        // Clients of another version are not: this version does not know the layout of their
+        // records.
         let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         targets.extend(leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None }));
-        // If a pass takes longer than the interval, the next one begins after it.
+        // If a pass takes longer than the interval, the next one begins when that pass has ended.
         let Some(suspects) = self.passes.suspects.take() else { return };
         self.passes.last = Some(now);
         self.passes.nothing_open(&self.clients.tasks, &targets, now);

@@ -2,8 +2,9 @@
 //! their last flow.
 //!
 //! A client leaves when a reload removes it from the configuration, or when a socklb of another ABI
-//! version has taken over its hooks. A leaving client has no links at which flows begin. A later
-//! daemon recognizes it by this, and continues.
+//! version has taken over its hooks. A leaving client has no links at which flows begin. Because
+//! such links are missing, a later daemon recognizes the client as leaving, and continues its
+//! removal.
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,10 +20,10 @@ use crate::controller::client_task::ClientTask;
 
 pub struct Leaving {
     pub pins: Pins,
-    /// Whether no flow begins there any more. Flows still begin there until the client that takes
-    /// over the cgroup is attached.
+    /// Whether the client begins no flows any more. It still begins flows until the client that
+    /// takes over its cgroup is attached.
     retired: bool,
-    /// When to retry a failed removal.
+    /// The pauses between attempts to remove the client.
     removing: Backoff,
     _lock: Option<Lock>,
 }
@@ -50,15 +51,15 @@ impl Leaving {
         !self.retired
     }
 
-    /// A client of this daemon. The lock that the client task holds is reused, so no later step can
-    /// fail for lack of a file descriptor.
+    /// A client of this daemon. Reuses the lock that the client task holds, so that no later step
+    /// can fail for lack of a file descriptor.
     pub fn of(client_task: ClientTask) -> Self {
         let (pins, lock) = client_task.into_lock();
         Self { retired: false, pins, removing: Backoff::default(), _lock: lock }
     }
 }
 
-/// Locks the pins of a client that other versions have created, except pins that are already
+/// Locks the pins that other versions have created for a client, except pins that are already
 /// leaving.
 ///
 /// # Errors
@@ -108,7 +109,7 @@ impl Controller {
             let found = match kernel.is_retired(&pins) {
                 Ok(true) => Leaving::new(kernel, pins).map(|leaving| self.clients.leaving.push(leaving)),
                 Ok(false) => {
-                    // Logged only at the start. `status` always shows it.
+                    // This is logged only at the start; `status` always shows it.
                     if !self.is_ready {
                         let detach = pins.detach_command();
                         warn!(client = %pins.client, "attached, but not configured; remove it with `{detach}`");
@@ -141,8 +142,8 @@ impl Controller {
     }
 
     /// Stops leaving clients from beginning flows, and removes those whose last flow has ended. If
-    /// another client is to take over the cgroup, the leaving client balances there until that
-    /// client is attached. Failures are retried after a growing pause.
+    /// another client is to take over the cgroup, the leaving client continues to balance there
+    /// until the other client is attached. Failures are retried after a growing pause.
     pub fn retire_leaving(&mut self, now: Instant) {
         let unable_to_leave = self.unable_to_leave();
         let is_held_back = |pins: &Pins| {
@@ -169,9 +170,9 @@ impl Controller {
         });
     }
 
-    /// Clients that should leave a cgroup, or be removed, but still balance there, because the
-    /// client that takes over the cgroup is not attached yet, or because it cannot be determined
-    /// whether it is.
+    /// Clients that should leave a cgroup, or be removed, but still balance there. The client that
+    /// takes over the cgroup is not attached yet, or it cannot be determined whether it is
+    /// attached.
     pub fn unable_to_leave(&self) -> Vec<CannotLeave> {
         let mut unable_to_leave = Vec::new();
         let mut add = |pins: &Pins, missing: Result<Option<String>, DatapathError>| {
@@ -242,7 +243,7 @@ impl Leaving {
     }
 
     /// Stops the client from beginning flows, and removes it if its last flow has ended. Returns
-    /// whether it is gone.
+    /// whether the client was removed.
     fn go_on(&mut self, kernel: &dyn Kernel) -> Result<bool, DatapathError> {
         let Pins { client, version, .. } = &self.pins;
         if !self.retired {

@@ -17,19 +17,20 @@ use tracing::{info, warn};
 
 use super::{BackgroundWork, Controller};
 
-/// While learnt weights change, they are stored at this interval.
+/// The interval at which learnt weights are stored while they change.
 const STORE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Learnt weights are stored at least at this interval, so that the age of the file shows for how
-/// long no daemon has run.
+/// Learnt weights are stored at least once per this interval even if they do not change, so that
+/// the age of the file shows for how long no daemon has run.
 const MAX_STORE_INTERVAL: Duration = Duration::from_mins(5);
 
-/// A factor counts as changed if it has changed by more than this part of itself.
+/// A factor counts as changed if it has changed by more than this fraction of its value.
 const MOVED: f64 = 0.02;
 
-/// The longest file that is read. 64 client tasks with ten services of 256 members each need 6 MB;
-/// 64 with one service of 16,384 members, the most that a table has, need 40 MB. For some minutes
-/// the file may also contain the same number of members that have left.
+/// The largest size of a file that is read. 64 client tasks with ten services of 256 members each
+/// need 6 MB; 64 client tasks with one service of 16,384 members, the most that a table has, need
+/// 40 MB. For some minutes the file may also contain members that have left, at most the same
+/// number.
 pub const MAX_BYTES: u64 = 128 << 20;
 
 /// By service name.
@@ -68,8 +69,8 @@ struct StoredClient {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct StoredService {
     switch: String,
-    /// Whether tables followed the factors. Factors that were only computed (observe) must not take
-    /// effect later.
+    /// The mode, which shows whether tables followed the factors. Factors that were only computed
+    /// (mode `observe`) must not take effect later.
     #[serde(default)]
     mode: String,
     /// Factors by member, in units of 1/65,536. A member that is not listed has factor 1.
@@ -81,7 +82,7 @@ struct StoredService {
 
 const SCHEMA: u32 = 1;
 
-/// What the daemon knows of the file.
+/// The state of the file, as known to the daemon.
 #[derive(Default)]
 pub struct LoadStore {
     /// The content of the file, by client task.
@@ -97,7 +98,7 @@ pub struct LoadStore {
     is_urgent: bool,
 }
 
-/// The path of the file, below the directory of state.
+/// The path of the file, below the state directory.
 pub fn path(state: &Path) -> PathBuf {
     state.join("load").join("factors.json")
 }
@@ -139,7 +140,7 @@ impl StoredService {
         ControlSnapshot { switch, mode, factors, starting: starting.collect() }
     }
 
-    /// Whether the other state differs enough to be written.
+    /// Whether the other state differs so much that it must be written.
     fn differs(&self, other: &Self) -> bool {
         let units = |factors: &BTreeMap<SocketAddr, u32>, address| {
             f64::from(factors.get(address).copied().unwrap_or(Factor::ONE.units()))
@@ -202,7 +203,7 @@ impl LoadStore {
         Some((client.services.get(service)?.snapshot(now), age))
     }
 
-    /// Requests that an operator's switch is stored at once.
+    /// Requests that the switch that an operator has set is stored at once.
     pub fn hurry(&mut self) {
         self.is_urgent = true;
     }
@@ -213,7 +214,7 @@ impl Controller {
     pub fn store_loads(&mut self, now: Instant) {
         let has_passed =
             |last: Option<Instant>, time| last.is_none_or(|last| now.saturating_duration_since(last) >= time);
-        // A change of slow start is stored now, because the slow start may end before the next
+        // A change of slow start is stored at once, because the slow start may end before the next
         // comparison.
         for client_task in &mut self.clients.tasks {
             self.load_store.is_urgent |= client_task.take_slow_starts_changed();
@@ -299,8 +300,8 @@ impl Controller {
         if let Some(client_task) = clients.task_mut(client) {
             client_task.make_sizes();
             client_task.make_controls(|service| load_store.snapshot(client, service, clock), now);
-            // A switch ends with the law that it switches, even if the service soon has a law
-            // again.
+            // A switch ends together with the law that it switches, even if the service soon has a
+            // law again.
             let services = &client_task.client.services;
             let lost_it = |name: &str| {
                 services.iter().any(|known| known.service.name == name && known.service.control.law.is_none())

@@ -1,5 +1,5 @@
-//! Searches for the network namespaces and the processes of all clients. One thread at a time
-//! searches, beside the loop.
+//! Searches for the network namespaces and the processes of all clients. The searches run beside
+//! the loop, on one thread at a time.
 
 use std::io;
 use std::path::PathBuf;

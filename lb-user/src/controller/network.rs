@@ -23,8 +23,8 @@ use crate::reports::ExchangeCounts;
 /// tasks, and wakes the controller with [`Event::HealthChanged`](super::Event::HealthChanged) when
 /// the health of a backend has changed. No call blocks.
 pub trait Network: Send {
-    /// Sets the targets of connect probes; the earlier targets are no longer probed. Each comes
-    /// with a service that uses it.
+    /// Sets the targets of connect probes, each with a service that uses it. The earlier targets
+    /// are no longer probed.
     fn probe(&mut self, targets: &BTreeMap<ConnectTarget, String>);
 
     /// Delays the next probe by this time, and so all probes after it.
@@ -48,7 +48,8 @@ pub trait Network: Send {
     /// The listener that receives reports; `None` if [`listen`](Self::listen) was never called.
     fn listener(&self) -> Option<&dyn ReportListener>;
 
-    /// Makes the kernel receive reports at the place that `at` describes, and nowhere else.
+    /// Makes the kernel receive reports on the interfaces and at the address that `at` describes,
+    /// and nowhere else.
     fn receive(&mut self, at: Option<ReceiveAt>);
 
     /// For each interface of the configuration, how reports are received there.
@@ -68,7 +69,7 @@ pub trait ReportListener {
 
     /// Sets the backends that are polled; others are no longer polled. For a backend that was not
     /// polled before, `adopted` returns the last report that an earlier daemon has believed, and
-    /// until when the backend is a lame duck.
+    /// the time until which the backend is a lame duck.
     fn poll(&self, targets: Vec<Target>, adopted: &dyn Fn(Name) -> (Option<Base>, Option<Duration>));
 
     /// See [`Senders::poll_first`].

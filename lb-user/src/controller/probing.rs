@@ -1,10 +1,11 @@
 //! Decides which backends are probed or polled for the current clients, and gives the results to
 //! the clients.
 //!
-//! The members of each client task are probed, and the backends that would replace members next;
-//! each backend once, however many client tasks need the result. All probes come from the daemon's
-//! network namespace. A thread receives reports, and asynchronous tasks make connect probes. When
-//! something has changed, they wake the event loop, which then reads the health of all backends.
+//! The members of each client task are probed, and also the backends that would replace members
+//! next. Each backend is probed once, however many client tasks need the result. All probes come
+//! from the daemon's network namespace. A thread receives reports, and asynchronous tasks make
+//! connect probes. When something has changed, they wake the event loop, which then reads the
+//! health of all backends.
 
 mod views;
 
@@ -43,8 +44,8 @@ use crate::probes::ConnectTarget;
 
 /// The state of probing.
 pub struct Probing {
-    /// The backends that client tasks wanted to have probed when the targets were last set. If they
-    /// want the same again, there is nothing to do.
+    /// The probes that client tasks wanted when the targets were last set. If they want the same
+    /// again, there is nothing to do.
     wanted: Vec<Wanted>,
     /// How often the targets were set.
     aimed: u64,
@@ -55,14 +56,14 @@ pub struct Probing {
     polled: Vec<Target>,
     /// The targets of connect probes, each with a service that uses it.
     connected: BTreeMap<ConnectTarget, String>,
-    /// `None` until a backend is to be polled.
+    /// The register of reporting backends; `None` until a backend is to be polled.
     register: Option<Register>,
     /// Why there is no register, if it could not be opened.
     error: Option<String>,
     /// Why some polled backends are missing from the register.
     unregistered: Option<String>,
-    /// The ids for the rows of backends. `None` until a backend is polled; then rows retain the ids
-    /// that they have.
+    /// The ids for the rows of backends. `None` until a backend is polled; until then, rows retain
+    /// the ids that they have.
     ids: Option<ReportIdMap>,
     /// The derived keys of all backends that are to be polled. Deriving a key takes microseconds.
     keys: BTreeMap<Name, (Keys<ServiceKey>, Keys<BackendKey>)>,
@@ -71,14 +72,15 @@ pub struct Probing {
     has_no_use: bool,
 }
 
-/// Backends for which services, or their lists, contradict each other.
+/// Backends on which services, or their lists, disagree.
 #[derive(Default)]
 struct Disagreements {
-    /// Backends with two keys. The daemon cannot know which key is right, so it does not poll these
-    /// backends: the holder of either key could report for the backend of the other.
+    /// Backends for which two services have no key in common. The daemon cannot know which key is
+    /// right, so it does not poll these backends: the holder of either key could report for the
+    /// backend of the other.
     keys: BTreeSet<Name>,
-    /// Backends with two agents. The daemon polls the first agent. It believes no report without
-    /// the key, so a wrong agent cannot do more than be silent.
+    /// Backends for which lists or services name two agents. The daemon polls the first agent. It
+    /// believes no report without the key, so a wrong agent can only fail to answer.
     agents: BTreeSet<Name>,
 }
 
@@ -151,8 +153,8 @@ impl Probing {
         }
     }
 
-    /// Opens the register and starts the listener, unless both is done, if an agent is to be
-    /// polled.
+    /// If an agent is to be polled, opens the register and starts the listener, unless both are
+    /// already open.
     fn open(&mut self, targets: &Targets, address: SocketAddr, kernel: &dyn Kernel, pins: &Path) {
         if targets.is_empty() {
             self.error = None;
@@ -322,14 +324,14 @@ impl Probing {
         })
     }
 
-    /// How many datagrams the kernel's receiver program has received, by outcome; `None` if it is
-    /// not attached or the counts cannot be read.
+    /// How many datagrams the kernel's receiver program has received, by outcome; `None` if the
+    /// program is not attached or the counts cannot be read.
     fn receptions(&self) -> Option<[u64; RECEPTIONS]> {
         let register = self.register.as_ref().filter(|_| !self.network.interfaces().is_empty())?;
         register.maps().receptions().ok()
     }
 
-    /// Whether everything for these probes and polls is set up, and nothing is to be retried.
+    /// Whether everything for these probes and polls is set up, so that nothing has to be retried.
     fn has_done(&self, wanted: &[Wanted]) -> bool {
         let is_open = self.error.is_none() && self.receive_error.is_none();
         let is_steady = self.register.as_ref().is_none_or(Register::is_steady);
@@ -346,7 +348,7 @@ impl Probing {
         self.register.iter_mut().for_each(Register::before_wait);
     }
 
-    /// Call this when that wait has ended.
+    /// Call this when the wait for readers that followed [`Self::before_wait`] has ended.
     pub fn after_wait(&mut self) {
         self.register.iter_mut().for_each(Register::after_wait);
     }
@@ -376,7 +378,7 @@ pub struct ProbeCandidate {
     /// The address of its agent, if the list names one.
     pub agent: Option<SocketAddr>,
     /// Whether the client task has an open flow to the backend or chose it recently. If weights
-    /// follow load, one active backend makes all backends of its row active.
+    /// follow load, one such backend makes all backends of its row active.
     pub is_active: bool,
 }
 
@@ -398,7 +400,7 @@ pub fn name_of(protocol: Protocol, address: SocketAddr) -> Name {
     Name { protocol, address }.on_wire()
 }
 
-/// The first of these names, and how many more there are; `None` if there are none.
+/// The first of these names, and the number of the others; `None` if there are no names.
 fn first_of(names: &BTreeSet<Name>) -> Option<String> {
     let others = match names.len() {
         0 | 1 => String::new(),
@@ -455,8 +457,8 @@ impl Controller {
         };
         let may_poll = self.config.clients.iter().any(polls);
         self.probing.receive(&self.config.reports, may_poll);
-        // Needed even if the targets are unchanged: a client task that was reconfigured needs its
-        // ids again.
+        // This is needed even if the targets are unchanged, because a client task that was
+        // reconfigured needs its ids again.
         self.give_ids(now);
         self.let_go(gone);
     }
@@ -489,7 +491,8 @@ impl Controller {
         let listener = self.probing.listener();
         let sick = listener.map(ReportListener::sick).unwrap_or_default();
         let restarted = listener.map(ReportListener::take_restarted).unwrap_or_default();
-        // Read before the results: if they change in between, they are applied again.
+        // The version is read before the results, so that results that change in between are
+        // applied again.
         let version = (self.probing.aimed, self.probing.network.version());
         let is_news = self.clients.tasks.iter().any(|task| task.applied_probes != Some(version));
         let results = if is_news { self.probing.network.results() } else { BTreeMap::new() };
@@ -510,8 +513,8 @@ impl Controller {
                         let of = |address| {
                             let name = name_of(protocol, address);
                             let health = *sick.get(&name)?;
-                            // After a restart of the daemon the kernel's data cannot distinguish a
-                            // backend that is down from a lame duck.
+                            // After a restart of the daemon, the data in the kernel does not
+                            // distinguish a backend that is down from a lame duck.
                             let is_adopted = client_task.is_down_by_report(position, address)
                                 && probing.has_no_report(name);
                             Some((if is_adopted { Health::Refusing } else { health }, Why::Report))
@@ -531,7 +534,7 @@ impl Controller {
                         let verdicts = |address| {
                             let found = *results.get(&connect_target(probe, address)?)?;
                             // If an earlier daemon found the backend healthy, one lost probe does
-                            // not change that.
+                            // not change its health.
                             let is_news =
                                 !found.is_unconfirmed || !client_task.is_taken_over_well(position, address);
                             is_news.then_some((found.health, found.why))
@@ -547,8 +550,8 @@ impl Controller {
         self.try_returned(now);
     }
 
-    /// Makes the next connect the trial of each backend that is healthy again. Clients whose maps
-    /// do not match their plans yet follow later.
+    /// For each ejected backend that is healthy again, makes the next connect its trial. Backends
+    /// of clients whose maps do not match their plans yet follow later.
     pub fn try_returned(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if !self.clients.to_settle.contains(&client_task.client.name) {
@@ -595,8 +598,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A service that requests reports with keys of these ids. The candidates are backends at
-    /// 10.0.0.1: their ports, and whether they are active.
+    /// A service that requests reports with keys of these ids. Each candidate is given as the port
+    /// of a backend at 10.0.0.1, and whether the backend is active.
     fn wanted(keys: &[u16], candidates: &[(u16, bool)]) -> Wanted {
         let numbered = |id: u16| Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) };
         let keys = Keys::new(numbered(keys[0]), keys.get(1).copied().map(numbered));

@@ -61,8 +61,8 @@ impl Controller {
                 answer.send(client_task.map(explain).unwrap_or_default());
             }
             ControllerQuery::Readmit { service, backend, client, who, answer } => {
-                // If the requesting process has given up, it has already been answered that nothing
-                // was done.
+                // If the requesting process has given up, its user has already seen that
+                // nothing was done.
                 if !answer.is_closed() {
                     let readmission = self.readmit(&service, backend, client.as_deref(), &who);
                     answer.send(readmission);
@@ -107,8 +107,8 @@ impl Controller {
         Readmission { schema: readmission::SCHEMA, service: service.to_owned(), backend, clients }
     }
 
-    /// Answers the requests for cgroups that are covered now, and those for clients that do not
-    /// exist.
+    /// Answers the requests whose cgroups are now covered, and the requests that name a client that
+    /// does not exist.
     pub fn answer_waiters(&mut self) {
         for waiter in std::mem::take(&mut self.waiters) {
             let Waiter { client, cgroups, answer } = waiter;
@@ -124,7 +124,7 @@ impl Controller {
                 answer.send(Coverage::UnknownClient { clients });
                 continue;
             };
-            // The cgroup that is at the client's path now. If there is none, the cgroup of the
+            // The cgroup that is at the client's path now. If there is no cgroup, the cgroup of the
             // requesting process may have been removed.
             let now = self.environment.kernel.cgroup(client_task.path()).ok();
             // While it cannot be determined whether a cgroup is covered, the request continues to

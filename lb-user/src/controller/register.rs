@@ -1,5 +1,5 @@
 //! The register of reporting backends, in the kernel's host maps: for each backend its id and keys,
-//! the last report that was believed, and until when it is a lame duck.
+//! the last report that was believed, and the time until which the backend is a lame duck.
 //!
 //! The register outlives the daemon. Only the event loop creates and removes entries. The thread
 //! that receives reports ([`Stores`]), and the receiver program of network interfaces if it is
@@ -32,7 +32,7 @@ pub struct Register {
     ids: ReportIds,
     /// The keys of each entry, as they were written.
     written: BTreeMap<Name, Keys<BackendKey>>,
-    /// Backends that have an entry but are no longer polled, and since when.
+    /// Backends that have an entry but are no longer polled, and the time since which they are not.
     absent: BTreeMap<Name, Instant>,
 }
 
@@ -60,7 +60,7 @@ impl Register {
             match taken {
                 Some(Ok(())) => {
                     // No report can request so long a time, so the value does not come from a
-                    // report. No later report would clear it.
+                    // report. It is cleared here, because no later report would clear it.
                     if maps.lame_until_ns(sender.id) > latest {
                         maps.set_lame_until_ns(sender.id, 0);
                     }
@@ -101,9 +101,9 @@ impl Register {
         }
         let _storing = self.storing.lock();
         // The last believed report stays, whichever daemon stored it, with two exceptions. If the
-        // old and the new keys have none in common, the report came from another party. If the name
-        // is new, an earlier daemon may have ended before it could clear the id. In both cases the
-        // stored report is cleared.
+        // old and the new keys have none in common, another party sent the report. If the name is
+        // new, an earlier daemon may have ended before it could clear the id. In these two cases
+        // the stored report is cleared.
         let before = if is_known { self.maps.sender(&key_of(name))? } else { None };
         let sender = sender(id, keys);
         if before.is_none_or(|before| !share_a_key(&before, &sender)) {
@@ -114,10 +114,9 @@ impl Register {
         Ok(id)
     }
 
-    /// For a backend whose polling begins now: the last report that was believed, and until when
-    /// the backend is a lame duck. An earlier daemon may have stored these, or this daemon when it
-    /// polled the backend before. If the kernel does not have them, both are `None` until an answer
-    /// arrives.
+    /// For a backend whose polling begins now: the last report that was believed, and the time
+    /// until which the backend is a lame duck. An earlier daemon has stored them, or this daemon
+    /// when it polled the backend before. Each is `None` if the kernel does not have it.
     pub fn adopted(&self, name: Name) -> (Option<Base>, Option<Duration>) {
         let _storing = self.storing.lock();
         let Some(id) = self.ids.get(name) else { return (None, None) };
@@ -125,7 +124,7 @@ impl Register {
         (Base::of(self.maps.base(id)), until.map(Duration::from_nanos))
     }
 
-    /// `asked` are the backends that are polled from now on. Returns the ids for the rows of
+    /// `names` are the backends that are polled from now on. Returns the ids for the rows of
     /// backends, and the backends to remove from the register once no row has their id any more.
     pub fn renew(&mut self, names: &BTreeSet<Name>, now: Instant) -> (ReportIdMap, Vec<Name>) {
         self.ids.retain_uncovered(|name| names.contains(name));
@@ -155,7 +154,7 @@ impl Register {
     }
 
     /// Whether every backend with an entry is polled, and every polled backend has an entry. If so,
-    /// the passing of time changes nothing.
+    /// nothing has to be done later.
     pub fn is_steady(&self) -> bool {
         self.absent.is_empty() && self.ids.uncovered() == 0
     }
@@ -175,7 +174,7 @@ impl Register {
         self.ids.before_wait();
     }
 
-    /// Call this when that wait has ended.
+    /// Call this when the wait for readers that followed [`Self::before_wait`] has ended.
     pub fn after_wait(&mut self) {
         let over = self.ids.after_wait();
         for id in &over {
@@ -188,8 +187,8 @@ impl Register {
 /// Stores believed reports in the register.
 pub struct Stores {
     maps: Arc<HostMaps>,
-    /// Locked from the read of an entry until its write, because other handles also store reports,
-    /// and the event loop writes keys.
+    /// This lock is held from the read of an entry until its write, because other handles also
+    /// store reports, and the event loop writes keys.
     storing: Arc<Mutex<()>>,
 }
 
@@ -209,8 +208,8 @@ impl Entries for Stores {
         let known = self.maps.base(target.id);
         let number = Base::number(Some(base));
         let is_stored = if known == number {
-            // The program or another listener stored this report when it arrived. This thread is
-            // late, and must not start the times of the report a second time.
+            // The receiver program or another listener stored this report when it arrived. This
+            // thread is late, and must not start the times of the report a second time.
             before == Some(base)
         } else {
             !is_old(base, Base::of(known), before) && self.maps.replace_base(target.id, known, number)
@@ -297,8 +296,8 @@ mod tests {
         for (known, before, expected) in [
             (Some(base(7, 9)), None, true),
             (Some(base(7, 9)), Some(base(7, 3)), true),
-            // This listener stored the report itself, or it is not later, or the two cannot be
-            // ordered.
+            // In each of the other cases, this listener has stored the report itself, the known
+            // report is not later, or the two cannot be ordered.
             (Some(base(7, 9)), Some(base(7, 9)), false),
             (Some(base(7, 8)), None, false),
             (Some(base(8, 9)), None, false),

@@ -24,7 +24,7 @@ use crate::source::{FileSource, NoAnswer, Stamp, directory_of};
 pub enum ConfigLoad {
     /// The configuration that the daemon starts with.
     Given(Box<Config>),
-    /// The present configuration file.
+    /// The configuration that is in the file now.
     File,
 }
 
@@ -71,7 +71,8 @@ pub struct Reload {
     pub refused: u64,
     /// Since when the current configuration is in force.
     pub in_force_since: SystemTime,
-    /// What the configuration in force has changed; `None` once the maps of all clients match it.
+    /// The changes that the configuration in force has made; `None` once the maps of all clients
+    /// match it.
     following: Option<String>,
     /// Why the file cannot be used; `None` if it can.
     pub error: Option<String>,
@@ -80,7 +81,7 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// `version` is the version of the file when it was read; its configuration is in force since
+    /// `version` is the version of the file when it was read. Its configuration is in force since
     /// `now`.
     pub fn new(file: &Path, version: Version<Stamp>, now: SystemTime) -> Self {
         Self {
@@ -117,7 +118,7 @@ impl Controller {
         self.request(true, now);
     }
 
-    /// Requests a read of the file: now, or after the read that is under way.
+    /// Requests a read of the file: now, or after the read that is under way, if there is one.
     fn request(&mut self, is_requested: bool, now: Instant) {
         if self.reload.turn.request(is_requested) {
             self.load(ConfigLoad::File, is_requested, now);
@@ -132,8 +133,8 @@ impl Controller {
         }
     }
 
-    /// Requests a check of the configuration file if it has changed and then settled. A changed
-    /// file is then loaded.
+    /// Requests a check of the configuration file if it has changed and has then stopped changing.
+    /// A changed file is then loaded.
     pub fn look_at_due_config(&mut self, now: Instant) {
         if self.reload.progress.begin(now).is_some() {
             self.effects.push(BackgroundWork::LookAtConfig { is_due: true }.into());
@@ -200,7 +201,7 @@ impl Controller {
         }
         match loaded.config {
             // The file was touched without a change, or was read twice because its stamp could not
-            // distinguish versions, or was corrected back to the configuration in force.
+            // distinguish versions, or was changed back to the configuration in force.
             Ok(config) if config == self.config && !is_requested && !is_first => {
                 if self.reload.error.take().is_some() {
                     info!("the configuration can be used again; it is unchanged");
@@ -224,7 +225,7 @@ impl Controller {
             }
             Err(ReadFailure::Unread(error)) => {
                 self.reload.progress.found_nothing();
-                // Counted and logged once, however often the read is retried.
+                // The error is counted and logged once, however often the read is retried.
                 if self.reload.error.as_ref() != Some(&error) {
                     self.reload.refused += 1;
                     let next = if self.config.daemon.watch { "retrying" } else { "waiting for SIGHUP" };
@@ -234,8 +235,8 @@ impl Controller {
             }
             Err(ReadFailure::Faulty(error)) => {
                 self.reload.refused += 1;
-                // Logged once per fault, not at each check. An operator who has requested a reload
-                // always gets an answer.
+                // Each fault is logged once, not at each check. But an operator who has requested a
+                // reload always gets an answer.
                 if is_requested || self.reload.error.as_ref() != Some(&error) {
                     warn!(%error, "the configuration cannot be used; the earlier one stays in force");
                 }
@@ -268,7 +269,7 @@ impl Controller {
             let (clients, files) = (self.config.clients.len(), self.sources.files.len());
             info!(clients, files, changed, "configuration applied");
         }
-        // If another reload is under way, it will report this.
+        // If another reload is under way, that reload will report its own end.
         if !self.reload.turn.is_reading() {
             let status = self.summary();
             self.effects.push(Effect::Notify(Notice::Ready(status)));
@@ -303,8 +304,8 @@ impl Controller {
             }
             self.make_controls(&client.name, now);
         }
-        // If a client was removed and added again while this configuration was read, it is not in
-        // `opened`. It is retried.
+        // If a client was removed and added again while this configuration was read, `opened` does
+        // not contain the client. It is retried later.
         for client in &config.clients {
             let is_there = self.clients.task(&client.name).is_some();
             if !is_there && !opened.iter().any(|opened| opened.client.name == client.name) {
@@ -328,8 +329,8 @@ impl Controller {
         self.watch();
         self.look_at_files();
         self.look_at_config();
-        // Leaving clients are still attached, so cgroups stay balanced if a client only got another
-        // name, or if two clients swapped cgroups.
+        // Leaving clients are still attached, so cgroups stay balanced if a client has only got
+        // another name, or if two clients have swapped cgroups.
         self.clients.leaving.extend(gone);
         if is_first {
             self.begin_first_looks(now);

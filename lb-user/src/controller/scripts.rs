@@ -2,9 +2,9 @@
 //! configurations and cgroups, make connects, and let time pass.
 //!
 //! Each script runs twice: without faults, and with a tenth of all kernel operations failing,
-//! chosen from a fixed seed. With faults, safety must hold at each step (connects go to backends of
-//! a list, and counts are exact), and the final state must be the same once the faults have
-//! stopped.
+//! chosen from a fixed seed. With faults, each step must still be safe: connects go to backends of
+//! a list, and counts are exact. Once the faults have stopped, the final state must be the same as
+//! without faults.
 
 mod stage;
 
@@ -92,7 +92,7 @@ fn a_trial_readmits_an_ejected_backend() {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
         assert_eq!(stage.states()[&address(BACKENDS[0])], (BackendState::Member, true));
-        // Each trial fails until the backend is healthy.
+        // Until the backend is healthy, each trial fails.
         stage.pass(Duration::from_secs(3));
         assert_eq!(stage.dial(60), 1);
         stage.dead.clear();
@@ -147,7 +147,7 @@ fn a_removed_backend_holds_its_slot_and_counts_until_its_last_flow() {
     });
 }
 
-/// Until then, a program may still read an entry that names the slot.
+/// Until such a wait succeeds, a program may still read an entry that names the slot.
 #[test]
 fn a_slot_stays_until_a_wait_for_readers_succeeds() {
     script("", |stage| {
@@ -243,7 +243,7 @@ fn a_client_removed_by_an_operator_stays_removed() {
         stage.changed(CONFIG);
         stage.tick();
         assert_eq!((stage.connect(), stage.pinned()), (Err(0), vec![]));
-        // SIGHUP creates the client again; another configuration or a start would do so, too.
+        // SIGHUP creates the client again, as another configuration or a start would.
         (stage.sent, stage.open) = Default::default();
         stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
         stage.dispatch(Event::Hangup);
@@ -312,8 +312,8 @@ fn a_failing_backend_gets_at_most_its_share() {
     }
 }
 
-/// `p2c` compares the failing backend with one other backend at a time. A backend with few open
-/// connections must not set the measure for backends with many.
+/// `p2c` compares the failing backend with one other backend at a time. If that backend has few
+/// open connections while others have many, the failing backend must still not get more connects.
 #[test]
 fn unequal_open_flows_give_a_failing_backend_no_more() {
     let list = |first: &str| {
@@ -348,7 +348,7 @@ fn unequal_open_flows_give_a_failing_backend_no_more() {
     }
 }
 
-/// Each other backend loses a connection now and then, as every backend does.
+/// The other backends lose a connection now and then, as every backend does.
 #[test]
 fn single_errors_of_others_give_a_failing_backend_no_more() {
     for policy in ["p2c", "least-loaded"] {

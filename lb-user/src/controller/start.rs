@@ -1,8 +1,8 @@
 //! The controller's start.
 //!
-//! A start is the first reload of a controller, which has no clients yet. If one client cannot be
-//! started, the start succeeds and the client is retried. The start fails only if no client can be
-//! started.
+//! A start is the first reload of a controller, which has no clients yet. The start fails only if
+//! no client can be started. If some clients can be started, it succeeds, and the others are
+//! retried.
 
 use std::time::Instant;
 
@@ -65,8 +65,8 @@ fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
         text.push_str(&format!("\nto remove the clients whose maps have another shape: {remove}"));
     }
     let denied = |error: &anyhow::Error| crate::error::is_permission(error);
-    // Keeps the error with the missing privilege, if there is one, as the cause: it decides the
-    // exit code.
+    // If one of the errors is a missing privilege, that error stays the cause, because it decides
+    // the exit code.
     match faults.into_iter().find(|(_, error)| denied(error)) {
         Some((_, error)) => error.context(text),
         None => anyhow!(text),

@@ -1,5 +1,5 @@
-//! The files that a later start needs. They are stored beside the loop, all in one piece of work.
-//! Files that could not be stored are retried.
+//! The files that a later start needs. They are stored beside the loop, all of them in one piece of
+//! background work. Files that could not be stored are retried.
 //!
 //! The file system may be full, or may not answer. Connects do not need these files, so a failure
 //! is only logged, once.
@@ -19,7 +19,7 @@ pub type StateFiles = BTreeMap<PathBuf, Arc<[u8]>>;
 
 #[derive(Default)]
 pub struct FilesToStore {
-    /// The files to store. A newer content of a file replaces the older one.
+    /// The files to store. New content of a file replaces older content that is not stored yet.
     files: StateFiles,
     is_busy: bool,
     retry: Backoff,

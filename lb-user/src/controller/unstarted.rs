@@ -1,4 +1,4 @@
-//! Clients that could not be started: they are opened again at intervals, beside the loop, and then
+//! Clients that could not be started. They are opened again at intervals, beside the loop, and then
 //! receive the lists in force.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,8 +26,8 @@ pub struct Tried {
     pub by_service: AssignmentsByService,
 }
 
-/// A client that was opened beside the loop, with the locked pins that other versions have of it;
-/// or the error.
+/// The result of opening a client beside the loop: the client, and the pins that other versions
+/// have created for it, which are now locked; or the error.
 pub struct Opened {
     pub client: ClientConfig,
     pub result: Result<(ClientTask, Vec<Leaving>)>,
@@ -37,7 +37,7 @@ pub struct OpenRequest {
     /// All clients to be started. Those named in `there` already run with an earlier configuration.
     pub clients: Vec<ClientConfig>,
     pub there: BTreeSet<String>,
-    /// Lists in the configuration itself; `in_force`: the lists of files.
+    /// The lists in the configuration itself. `in_force`: the lists of endpoint files.
     pub statics: AssignmentsByService,
     pub in_force: BTreeMap<String, (FileSource, Assignments)>,
     pub opener: ClientOpener,
@@ -48,7 +48,7 @@ pub struct ClientOpener {
     pub environment: Environment,
     pub pins: PathBuf,
     pub limits: Limits,
-    /// The pins of leaving clients, which this daemon has locked.
+    /// The pins of leaving clients, which this daemon has already locked.
     pub leaving: Vec<Pins>,
     pub now: Instant,
 }
@@ -65,13 +65,14 @@ impl Controller {
         }
     }
 
-    /// Starts to retry the clients that could not be started, unless they are being opened.
+    /// Starts to retry the clients that could not be started, unless clients are being opened
+    /// already.
     pub fn start_unstarted(&mut self, now: Instant) {
         if self.clients.unstarted.is_empty() || self.clients.opening || self.reload.turn.is_reading() {
             return;
         }
-        // A client may be configured again while it is leaving. To open it, its lock has to be
-        // free, so it is no longer leaving.
+        // A client may be configured again while it is leaving. Opening it needs its lock, so the
+        // client is removed from the leaving clients, which frees the lock.
         let clients: Vec<ClientConfig> =
             self.clients.unstarted.iter().map(|(client, _)| client.clone()).collect();
         let names: BTreeSet<String> = clients.iter().map(|client| client.name.clone()).collect();

@@ -26,15 +26,15 @@ use lb_host::notify::Notifier;
 use lb_host::watch::Watch;
 use lb_kernel::{Features, Kernel as _, Linux};
 
-/// The number of threads for blocking work beside the loop. Each kind of work has a limit of its
-/// own, and this is the sum, so that no kind waits for another: calls on files that may not answer;
-/// computing assignments, one thread for each of 256 services; and 64 threads for a wait for
-/// readers, a pass over flow records, a search for network namespaces, opening clients, and writing
-/// pages and answers.
+/// The number of threads for blocking work beside the loop. It is the sum of the limits of all
+/// kinds of work, so that no kind waits for another. There are [`MAX_THREADS`] threads for calls on
+/// files that may not answer, and one thread for each of 256 services to compute assignments. 64
+/// threads are for a wait for readers, a pass over flow records, a search for network namespaces,
+/// opening clients, and writing pages and answers.
 const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 
-/// Runs the daemon until SIGTERM or SIGINT. `stamp` is the stamp that the configuration's file had
-/// when it was read. At the end, maps, programs and links stay in the kernel.
+/// Runs the daemon until SIGTERM or SIGINT. `stamp` is the stamp of the configuration file at the
+/// time when it was read. At the end, maps, programs and links stay in the kernel.
 ///
 /// # Errors
 /// If the daemon cannot start. Once it is ready, it does not fail.
@@ -42,24 +42,25 @@ pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
     crate::memory::give_back_what_is_freed();
     let runtime = runtime()?;
     // If a thread beside the loop panicked, its result would never arrive, and the loop would wait
-    // for it. So the process ends instead, and is started again; connects are not affected.
+    // for it. So the process ends instead, and the service manager starts it again. Connects are
+    // not affected.
     let panic_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         panic_hook(panic);
         std::process::abort();
     }));
     let result = runtime.block_on(turn(config, stamp, reread));
-    // A file system that does not answer must not keep the daemon from ending.
+    // A file system that does not answer must not prevent the daemon from ending.
     runtime.shutdown_timeout(TICK);
     result
 }
 
-/// The event loop runs on this thread. One other thread serves the socket and the metrics port, and
-/// blocking work runs on further threads.
+/// The runtime. The event loop runs on this thread. One other thread serves the socket and the
+/// metrics port, and blocking work runs on further threads.
 ///
 /// # Errors
-/// If the kernel refuses a descriptor or a thread. For the parts that tokio sets up once per
-/// process, tokio panics in this case; the panic becomes an error.
+/// If the kernel refuses a descriptor or a thread. Where tokio panics instead of returning an
+/// error, the panic becomes an error.
 fn runtime() -> Result<Runtime> {
     let build = || {
         tokio::runtime::Builder::new_multi_thread()
@@ -69,7 +70,7 @@ fn runtime() -> Result<Runtime> {
             .build()
     };
     let panic_hook = std::panic::take_hook();
-    // The hook prints nothing: the message of the panic becomes an error.
+    // The hook that is set here prints nothing, because the message of the panic becomes an error.
     std::panic::set_hook(Box::new(|_| {}));
     let built = std::panic::catch_unwind(build);
     std::panic::set_hook(panic_hook);
@@ -168,8 +169,8 @@ fn environment(features: Features) -> Environment {
 struct Shell {
     watch: Watch,
     watches: Watches,
-    /// Whether directories were watched and `Event::Watched` is still to be passed to the
-    /// controller.
+    /// Whether directories were watched and `Event::Watched` has not been passed to the controller
+    /// yet.
     is_watched: bool,
     notifier: Notifier,
     worker: Worker,
@@ -194,7 +195,7 @@ impl Shell {
                     let (worker, events) = (self.worker.clone(), self.events.clone());
                     tokio::spawn(async move {
                         let event = worker.carry_out(*work).await;
-                        // Fails only when the daemon is stopping: then the receiver is gone.
+                        // This fails only if the daemon is stopping and the receiver is gone.
                         let _ = events.send(event).await;
                     });
                 }
@@ -204,8 +205,9 @@ impl Shell {
 }
 
 /// The shortest time between two turns in which the loop applies results of probes and reports. The
-/// holder of a backend's key can make the backend's reports change all the time; because of this
-/// pause, they do not take all of the loop's time. Connects avoid a lame duck without the loop.
+/// holder of a backend's key can make the backend's reports change all the time. Because of this
+/// pause, such changes cannot use all of the loop's time. Connects avoid a lame duck even before
+/// the loop has applied its report.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Waits for news, and until [`HEALTH_INTERVAL`] has passed since the last news.

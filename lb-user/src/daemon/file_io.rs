@@ -1,8 +1,8 @@
 //! System calls on files whose file system may not answer, on threads beside the loop.
 //!
-//! If an NFS or FUSE server is gone, a system call on its files, even stat(2), may hold its thread
-//! for an unlimited time. Nothing can release the thread. So there is at most one thread per file,
-//! and [`MAX_THREADS`] in all. A caller stops waiting after a while, and other files are not
+//! If an NFS or FUSE server is gone, a system call on its files, even stat(2), may block its thread
+//! for an unlimited time, and nothing can release the thread. So there is at most one thread per
+//! file, and [`MAX_THREADS`] in all. A caller stops waiting after a while, and other files are not
 //! delayed.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct FileIo {
     threads: Arc<Semaphore>,
-    /// A lock for each file. The thread that works on the file holds the lock.
+    /// A lock for each file. The thread that makes a call on the file holds the lock.
     turns: Arc<Mutex<BTreeMap<PathBuf, Arc<Turn<()>>>>>,
 }
 
@@ -54,7 +54,7 @@ impl FileIo {
         };
         match tokio::time::timeout(patience, done).await {
             Ok(result) => Ok(result),
-            // No thread works on this file, so `work` has waited only for a free thread.
+            // No thread makes a call on this file, so `work` has only waited for a free thread.
             Err(_) if turn.try_lock().is_ok() && self.threads.available_permits() == 0 => {
                 Err(NoAnswer::NoThread(file.to_owned()))
             }
@@ -85,11 +85,11 @@ mod tests {
         let short = Duration::from_millis(20);
         assert_eq!(io.run(hung, short, work).await, Err(NoAnswer::Hung(hung.to_owned())));
         assert_eq!(io.run(other, PATIENCE, || 1).await, Ok(1));
-        // While the first work hangs, no other work is done on the file.
+        // While the first call hangs, no other call is made on the file.
         assert_eq!(io.run(hung, short, || true).await, Err(NoAnswer::Hung(hung.to_owned())));
         answer.send(()).unwrap();
         assert_eq!(io.run(hung, PATIENCE, || 2).await, Ok(2));
-        // The thread unlocks the file a moment before it drops its reference to the lock.
+        // The thread releases the lock a moment before it drops its reference to the lock.
         let gone = async {
             while io.turns.lock().unwrap().contains_key(hung) {
                 io.turn(other);

@@ -10,13 +10,13 @@ use tracing::warn;
 use crate::controller::{MAX_STORED_LOADS_BYTES, StateFiles, StoreFailures, StoredLoads, StoredLoadsRead};
 use crate::source::{self, SourceError, Stamp, last_good};
 
-/// The files of a host. Each call may take as long as the file system does.
+/// The files of a host. Each call blocks until the file system answers.
 pub trait Files: Send + Sync {
     /// The stamp of the file at a path; `None` if there is no file.
     fn stamp(&self, path: &Path) -> Option<Stamp>;
 
     /// The version of the file at a path. Also opens the file, because some file systems answer
-    /// stat(2) from a cache.
+    /// stat(2) from a cache even while they hang.
     fn version(&self, path: &Path) -> Version<Stamp>;
 
     /// Reads an endpoint file.
@@ -36,7 +36,7 @@ pub trait Files: Send + Sync {
     fn rename_stored(&self, path: &Path, to: &Path) -> Result<(), StoreError>;
 
     /// # Errors
-    /// See [`last_good::keep`].
+    /// See [`last_good::save`].
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError>;
 }
 
@@ -129,7 +129,7 @@ mod tests {
         assert!(matches!(read_stored_loads(&HostFiles, &file), StoredLoadsRead::Nothing));
         let aside = file.with_file_name("factors.json.not-understood");
         assert!(!file.exists() && std::fs::read(aside).unwrap() == b"{\"schema\":1,");
-        // A file that cannot be renamed is not overwritten.
+        // A file that cannot be renamed must not be overwritten.
         std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::write(&file, "{\"schema\":2}").unwrap();
@@ -138,7 +138,7 @@ mod tests {
         };
         assert!(why.contains("its schema is 2") && why.contains("cannot be renamed"), "{why}");
         std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
-        // If a file is too long, it is renamed as well, so that later files can be stored.
+        // A file that is too long is renamed as well, so that later files can be stored.
         std::fs::File::create(&file).unwrap().set_len(MAX_STORED_LOADS_BYTES + 1).unwrap();
         assert!(matches!(read_stored_loads(&HostFiles, &file), StoredLoadsRead::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();

@@ -1,5 +1,5 @@
-//! Reads endpoint lists beside the loop. Any number of files may fail to answer, and only a few
-//! texts are in memory at the same time.
+//! Reads endpoint lists beside the loop. Any number of files may fail to answer without delaying
+//! the others, and only a few texts are in memory at the same time.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use super::files::Files;
 use crate::controller::{self, FirstRead, ListPurpose};
 use crate::source::{Contents, FileSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp};
 
-/// The most texts that are in memory for parsing at the same time. Each has up to 4 MiB.
+/// The most texts that are in memory for parsing at the same time. Each text has up to 4 MiB.
 const TEXTS: usize = 4;
 
 /// Cheap to clone.
@@ -50,7 +50,8 @@ impl ListReader {
     }
 
     /// Reads the file for a start. If it cannot be used, reads the stored last good list instead,
-    /// if there is one and `wants_last_good` is set. Waits at most `patience` for each of the two.
+    /// if there is one and `wants_last_good` is set. Waits at most `patience` for each of the two
+    /// files.
     pub async fn read_first(
         &self,
         source: &FileSource,
@@ -84,7 +85,7 @@ impl ListReader {
         let permit = self.texts.clone().acquire_owned().await.expect("the semaphore is never closed");
         let (files, file, is_stored) = (Arc::clone(&self.files), path.to_owned(), path == source.last_good);
         let read = move || if is_stored { files.read_stored(&file, MAX_BYTES) } else { files.read(&file) };
-        // If the file does not answer, this returns and releases the permit.
+        // If the file does not answer in time, this returns, and so releases the permit.
         let text = self.io.run(path, patience, read).await??;
         let (source, path, parsing) = (source.clone(), path.to_owned(), self.parsing.clone());
         let parse = move || {
@@ -100,7 +101,7 @@ impl ListReader {
     }
 }
 
-/// Whether no list was ever stored.
+/// Whether no list is stored.
 fn is_absent(instead: &Result<Contents, SourceError>) -> bool {
     matches!(instead, Err(SourceError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound)
 }

@@ -60,7 +60,7 @@ impl Loader {
             loaded.files = self.read_files(&config, &before, patience).await;
             let open = move || {
                 let statics = assignments::statics(&config.clients, &statics);
-                // Opening a client takes tens of milliseconds, to load its programs.
+                // Opening a client takes tens of milliseconds, because its programs are loaded.
                 let absent = config.clients.into_iter().filter(|client| !there.contains(&client.name));
                 (statics, opener.open_all(absent))
             };
@@ -70,8 +70,8 @@ impl Loader {
     }
 
     async fn reread(&self) -> (Option<Version<Stamp>>, Result<Config, ReadFailure>) {
-        /// Longer than `PATIENCE`, because a large configuration takes longer to parse than to
-        /// read.
+        /// This is longer than `PATIENCE`, because a large configuration takes longer to parse than
+        /// to read.
         const TO_READ: Duration = Duration::from_secs(10);
         let reread = self.reread.clone();
         // The version is taken before the file is read, so that any later change is detected.
@@ -87,8 +87,8 @@ impl Loader {
         (Some(version.unwrap_or(NO_VERSION)), config)
     }
 
-    /// Reads all files that a configuration names at the same time, so that a file that does not
-    /// answer does not delay others.
+    /// Reads all files that a configuration names. They are read at the same time, so that a file
+    /// that does not answer does not delay the others.
     async fn read_files(
         &self,
         config: &Config,

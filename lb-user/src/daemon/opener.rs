@@ -32,15 +32,16 @@ impl ClientOpener {
     /// Opens a client, and locks the pins that other versions have created for it.
     fn open(&self, client: ClientConfig) -> Result<(ClientTask, Vec<Leaving>)> {
         let kernel = &*self.environment.kernel;
-        // While the daemon is stopping, another client must not be opened: a successor waits for
-        // the locks.
+        // While the daemon is stopping, no further client may be opened, because a successor waits
+        // for the locks.
         ensure!(!self.environment.stopping.load(Ordering::Relaxed), "the daemon is stopping");
-        // Locked before any change, because a socklb of another version may be running.
+        // These pins are locked before any change, because a socklb of another version may be
+        // running.
         let others = lock_other_versions(kernel, &self.pins, &client.name, &self.leaving)?;
         match self.open_here(client) {
             Ok(client_task) => Ok((client_task, others)),
-            // Not wrapped in `ClientTaskError`: the remedy depends on the kind of the error, which
-            // is searched for among the causes.
+            // This error is not wrapped in `ClientTaskError`, because the remedy depends on the
+            // kind of the error, which is searched for among the causes.
             Err(ClientTaskError::Datapath(error)) => Err(error.into()),
             Err(error) => Err(error.into()),
         }
@@ -60,8 +61,8 @@ impl ClientOpener {
         ClientTask::open(client, pins, kernel, self.limits, &self.environment, self.now)
     }
 
-    /// Opens several clients on several threads at once: the kernel's verifier takes nearly all of
-    /// the time. May block for tens of milliseconds per client.
+    /// Opens clients on several threads at the same time, because the kernel's verifier takes
+    /// nearly all of the time. May block for tens of milliseconds per client.
     pub fn open_all(&self, clients: impl IntoIterator<Item = ClientConfig>) -> Vec<Opened> {
         let clients: Vec<ClientConfig> = clients.into_iter().collect();
         let open =
@@ -89,8 +90,8 @@ impl ClientOpener {
             match &waited {
                 Ok(()) => {
                     client_task.after_wait();
-                    // Done before lists are delivered: they may need the slots of backends whose
-                    // last flow has ended in the meantime.
+                    // Slots are freed before lists are delivered, because lists may need the slots
+                    // of backends whose last flow has ended in the meantime.
                     client_task.free_idle(self.now);
                 }
                 Err(error) => *result = Err(anyhow!(error.clone())),
@@ -101,7 +102,7 @@ impl ClientOpener {
 }
 
 /// Calls `of` for each thing, on at most `threads` threads including this one. If the kernel
-/// refuses to start a thread, for example at a limit of tasks, the existing threads do its part.
+/// refuses to start a thread, for example at a limit of tasks, the existing threads do its work.
 /// The results are in the order of the things.
 fn on_threads<T: Sync, R: Send>(
     threads: usize,

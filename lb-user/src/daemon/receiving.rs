@@ -1,7 +1,7 @@
-//! The reception of reports by the kernel, on the network interfaces that the configuration names,
-//! so that connects take reports into account even while the daemon does not run. On other
-//! interfaces only the daemon's socket receives reports, by the same rules. Attached programs
-//! outlive the daemon.
+//! The reception of reports by the kernel, on the network interfaces that the configuration names.
+//! Connects then take new reports into account even while the daemon does not run, because attached
+//! programs outlive the daemon. On other interfaces only the daemon's socket receives reports, by
+//! the same rules.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use tracing::{info, warn};
 use crate::controller::ReceiveAt;
 use crate::error::chain;
 
-/// How reports are received on the interfaces of the configuration, and the thread that manages the
-/// programs there.
+/// How reports are received on the configured interfaces, and the thread that manages the programs
+/// there.
 #[derive(Default)]
 pub struct Receiving {
     follower: Option<Follower<ReceiverWork>>,
@@ -60,7 +60,7 @@ impl Receiving {
         self.follower.as_ref().map(Follower::found).unwrap_or_default()
     }
 
-    /// How reports are received on each interface of the configuration.
+    /// How reports are received on each configured interface.
     pub fn interfaces(&self) -> Vec<status::InterfaceStatus> {
         let interfaces = self.found().interfaces.into_iter().map(|one| status::InterfaceStatus {
             mode: one.mode().to_owned(),
@@ -126,16 +126,16 @@ impl Work for ReceiverWork {
         if let Err(error) = &taken {
             found.error = Some(format!("cannot take over the links of another version: {}", chain(error)));
         }
-        // The addresses are set first: the program passes datagrams to other addresses on without
-        // looking at them.
+        // The addresses are set first, because the program examines only datagrams to these
+        // addresses. It passes all others on to the network stack.
         if let Err(error) = listen(wanted, all) {
             found.error = Some(error);
         }
         found.interfaces = match self.load(wanted) {
             Ok(program) => attach_to(&wanted.place, all, program.id(), |to, modes| program.attach(to, modes)),
             Err(error) => {
-                // The other version's program would continue to judge reports by its own maps, and
-                // would drop the reports that this daemon requests.
+                // If the other version's program stayed attached, it would continue to judge
+                // reports by its own maps, and would drop the reports that this daemon requests.
                 if taken.is_ok_and(|taken| taken)
                     && let Err(error) = receiver::detach_others(&self.pins, &BTreeSet::new())
                 {

@@ -23,8 +23,8 @@ use crate::controller::{Controller, Event};
 use crate::descriptors;
 use crate::metrics;
 
-/// Checks whether the host can run socklb, whatever its clients: features of the kernel, cgroup2,
-/// bpffs.
+/// Checks whether the host can run socklb, whichever clients are configured: features of the
+/// kernel, cgroup2, bpffs.
 ///
 /// # Errors
 /// If socklb cannot run on this host, or not as this user.
@@ -50,10 +50,11 @@ pub struct Listeners {
     /// user.
     admins: Option<u32>,
     bound: Option<(api::Bound, Option<TcpListener>)>,
-    /// The names that requests to the metrics port may contain.
+    /// The configuration of the metrics port, with the host names that requests to the port may
+    /// use.
     metrics: Metrics,
     servers: Vec<JoinHandle<()>>,
-    /// The most simultaneous connections, of each of the two.
+    /// The most simultaneous connections of each of the two listeners.
     connections: usize,
 }
 
@@ -99,8 +100,8 @@ impl Listeners {
 
     /// Stops accepting connections, and frees the socket and the port for a successor.
     async fn close(self) {
-        // The path is removed before the listener is closed: until the listener is closed, no other
-        // daemon can have put its own socket there.
+        // The path is removed before the listener is closed. Until the listener is closed, no other
+        // daemon can have put its own socket at this path.
         if self.bound.is_none() {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -120,9 +121,9 @@ fn group_number(name: &str) -> Result<u32> {
     })
 }
 
-/// Releases everything that a successor needs within seconds, whatever hangs: the sockets, the
-/// locks of all clients, and the state at the service manager. Threads in a file system that does
-/// not answer may still hold the process and its descriptors for longer.
+/// Ends the daemon. Within seconds, whatever hangs, this closes the sockets, releases the locks of
+/// all clients, and notifies the service manager, so that a successor can start. A thread in a file
+/// system that does not answer may prevent the process from ending for longer.
 pub async fn stop(
     controller: Controller,
     stopping: &AtomicBool,
@@ -138,8 +139,8 @@ pub async fn stop(
     notifier.stopping();
     listeners.close().await;
     drop((controller, events));
-    // Clients that are being opened arrive here, and their locks are dropped. The channel ends when
-    // all senders are gone.
+    // Clients that have just been opened arrive here, and are dropped together with their locks.
+    // The channel ends when all senders are gone.
     let emptied = async { while inbox.recv().await.is_some() {} };
     let _ = tokio::time::timeout(PATIENCE, emptied).await;
     drop(inbox);

@@ -18,7 +18,7 @@ pub struct Watches(Arc<Mutex<WatchState>>);
 struct WatchState {
     /// `None` if an inotify instance could not be created.
     watcher: Option<Watcher>,
-    /// The directories for which a failure to watch was logged.
+    /// The directories that cannot be watched and for which this was logged.
     unwatched: BTreeSet<PathBuf>,
 }
 
@@ -37,15 +37,15 @@ impl Watches {
         self.with(|state| state.watcher.clone())
     }
 
-    /// Watches a directory. Takes as long as the directory's file system does.
+    /// Watches a directory. Blocks until the directory's file system answers.
     pub fn add(&self, directory: &Path) {
         if let Some(Err(error)) = self.watcher().map(|watcher| watcher.add(directory)) {
             self.report(directory, &error.to_string());
         }
     }
 
-    /// Creates an inotify instance if there is none. Returns the instance only if it was created
-    /// now.
+    /// Creates an inotify instance if there is none. Returns the instance only if this call created
+    /// it.
     pub fn open_again(&self) -> Option<Watch> {
         if self.watcher().is_some() {
             return None;
@@ -56,13 +56,13 @@ impl Watches {
         Some(watch)
     }
 
-    /// Watches for cgroups to appear, and removes the watches that are no longer needed.
-    /// `directories` are the directories of files; other calls watch them, when their files are
-    /// checked.
+    /// Watches for cgroups to appear, and removes the watches that are no longer needed. Watches on
+    /// `directories`, the directories of files, stay. They are added by other calls, when the files
+    /// are checked.
     pub fn watch(&self, cgroups: &[PathBuf], mut directories: BTreeSet<PathBuf>) {
         let Some(watcher) = self.watcher() else { return };
         let mut failed = BTreeMap::new();
-        // Most cgroups have a common parent, so one search per parent is enough.
+        // Most cgroups have a common parent, so it is enough to search once for each parent.
         let one_of_each: BTreeMap<_, _> = cgroups.iter().map(|path| (path.parent(), path)).collect();
         for path in one_of_each.into_values() {
             match watcher.add_nearest(path) {

@@ -19,7 +19,7 @@ use crate::controller::{
 };
 use crate::source::{NoAnswer, Stamp, directory_of};
 
-/// The longest time to wait until files are stored. They are written and synchronized one by one.
+/// The longest wait until files are stored. Files are written and synchronized one by one.
 const TO_STORE: Duration = Duration::from_secs(10);
 
 /// A process counts as the client's if it has begun a flow within this time.
@@ -40,8 +40,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// `state` is the directory of the files for later starts. `knows_mptcp`: whether paths of
-    /// MPTCP sockets have no flow records.
+    /// `state` is the directory of the files for later starts. `knows_mptcp`: whether programs
+    /// recognize the paths of MPTCP sockets, so that these paths have no flow records.
     pub fn new(
         files: Arc<dyn Files>,
         file: PathBuf,
@@ -55,7 +55,7 @@ impl Worker {
     }
 
     /// Does the work. Calls that may block run on threads of their own. If a file does not answer,
-    /// its part of the work ends with an error after a while.
+    /// the part of the work that needs the file ends with an error after a while.
     pub async fn carry_out(self, work: BackgroundWork) -> Event {
         match work {
             BackgroundWork::Look { service, source } => {
@@ -113,7 +113,8 @@ impl Worker {
         let (file, watches) = (path.to_owned(), self.watches.clone());
         let files = Arc::clone(&self.lists.files);
         let look = move || {
-            // The watch comes first, so that it reports any change after the stamp was read.
+            // The watch comes first, so that it reports any change that happens after the stamp was
+            // read.
             watches.add(&directory_of(&file));
             files.stamp(&file)
         };
@@ -140,7 +141,7 @@ pub async fn read_stored_loads(lists: &ListReader, state: &Path) -> StoredLoadsR
         .unwrap_or_else(|no_answer| StoredLoadsRead::Unread(no_answer.to_string()))
 }
 
-/// Runs work that may block on a thread of its own.
+/// Runs, on a thread of its own, work that may block.
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     spawn_blocking(work).await.expect("a panic ends the process")
 }

@@ -6,7 +6,7 @@ use lb_view::diagnosis::{Diagnosis, Severity};
 
 use crate::config::Paths;
 
-/// How root gives the daemon the privileges that it needs. Other users cannot.
+/// How root gives the daemon the privileges that it needs. Other users cannot give them.
 const GIVE_ALL: &str = "run the daemon as root, or as root give USER all three capabilities: `setpriv --reuid USER --regid GROUP --init-groups \
                         --inh-caps +bpf,+net_admin,+perfmon --ambient-caps +bpf,+net_admin,+perfmon socklb run` (in a \
                         unit AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_PERFMON)";
@@ -67,8 +67,8 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
     let missing = || host.capabilities.iter().filter(|capability| !capability.held);
     for capability in &host.capabilities {
         let text = format!("{}: {}", capability.name, capability.why);
-        // The help appears once, at the last missing capability: a user who lacks one can grant
-        // none of them.
+        // The help appears only once, at the last missing capability, because it is the same for
+        // all: a user who lacks one capability can grant none of them.
         let is_last = missing().next_back().is_some_and(|last| last == capability);
         let help = is_last.then_some(GIVE_ALL);
         if capability.held {

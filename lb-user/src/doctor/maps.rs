@@ -5,8 +5,8 @@ use lb_kernel::{Fullness, Pins, Tables};
 use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::AnomalyCounts;
 
-/// Reports how full a client's maps are. On a kernel without compare-and-swap, all flows are in the
-/// table of collisions (`has_two_tables` is `false`).
+/// Reports how full a client's maps are. On a kernel without compare-and-swap, the overflow table
+/// contains all flows, and `has_two_tables` is `false`.
 pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables: bool) {
     let Ok([entries, slots, records, overflow, datagrams]) =
         Tables::open(pins, false).and_then(|tables| tables.fullness())
@@ -23,8 +23,8 @@ pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables:
     let (limit, places) = (records.map, records.capacity);
     let flows = records.used + overflow.used;
     if has_two_tables {
-        // The table of collisions has room for the same number of flows again, for flows that find
-        // their place in the flow table taken.
+        // The overflow table has room for the same number of flows again: those that find their
+        // bucket in the flow table taken.
         let what = format!("{limit} ({places}, and as many again on collisions)");
         full(limit, flows, places.saturating_mul(2), &what);
     } else {

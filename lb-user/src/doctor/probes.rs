@@ -35,9 +35,9 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
     }
 }
 
-/// Reports a client that is in another network namespace than this process and has backends probed
-/// by connection. If the namespace cannot be examined, there is no finding: missing privileges have
-/// findings of their own.
+/// Reports a client that has backends with connect probes, and is in a different network namespace
+/// from this process. If the namespace cannot be examined, there is no finding, because missing
+/// privileges have findings of their own.
 fn namespace(diagnosis: &mut Diagnosis, client: &ClientConfig) {
     let connects = |probe: &ProbeConfig| !probe.is_by_report();
     let probed = client.services.iter().filter(|service| service.probe.as_ref().is_some_and(connects));

@@ -1,9 +1,9 @@
-//! `socklb doctor --pid`: examines whether the connects of one process are balanced; if not, why,
-//! and what to do.
+//! `socklb doctor --pid`: examines whether the connects of one process are balanced. If they are
+//! not, it reports the reason and the remedy.
 //!
 //! A client covers a process if the client's programs are attached to the cgroup of the process or
-//! to a cgroup above it. For a socket, the cgroup in which the socket was created decides, which
-//! may differ from the present cgroup of the process.
+//! to a cgroup above it. For a socket, the cgroup in which the socket was created counts, and the
+//! process may have left that cgroup.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::config::{Config, Paths};
 /// Examines a process. `status` is the daemon's status, if one answers.
 ///
 /// # Errors
-/// If there is no such process, or its cgroups or the programs attached to them cannot be read.
+/// If the process does not exist, or its cgroups or the programs attached to them cannot be read.
 pub fn examine(
     paths: &Paths,
     pid: u32,
@@ -41,8 +41,8 @@ pub fn examine(
             "client {client}{version} covers it: programs are attached to {place}, {}",
             cgroup.display()
         );
-        // Programs of the inner cgroup run first. If they send a connect to a backend, the programs
-        // of outer cgroups no longer see the address of a service.
+        // Programs of the inner cgroup run first. If they have rewritten the destination to a
+        // backend, the programs of outer cgroups no longer see the address of a service.
         diagnosis.add("coverage", if number == 0 { Severity::Ok } else { Severity::Note }, text, None);
     }
     if let Some(first) = covering.first() {
@@ -94,8 +94,8 @@ fn covering(paths: &Paths, cgroups: &[(PathBuf, u64)]) -> Result<Vec<Covering>, 
             let (covers, abi) = if pins.is_of_this_version() {
                 (lb_kernel::is_balanced(pins, *id)?, None)
             } else {
-                // This version does not know the hooks of another version. If flows begin at the
-                // cgroup, the cgroup counts as covered.
+                // This version does not know the hooks of another version. If that version's flows
+                // begin at the cgroup, the cgroup counts as covered.
                 (lb_kernel::begins_at(pins)?.contains(id), Some(pins.version))
             };
             if covers {

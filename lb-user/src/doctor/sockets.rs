@@ -8,8 +8,8 @@ use lb_view::text::counted;
 
 use super::AS_ROOT;
 
-/// The largest number of sockets of one client that get their own finding: a process that received
-/// thousands of sockets is one fault, not thousands.
+/// The largest number of sockets of one client that get their own finding. A process that received
+/// thousands of sockets from elsewhere is one fault, not thousands.
 const SHOWN: usize = 20;
 
 /// What to do if a service uses a socket that was created elsewhere and passed to it.
@@ -67,7 +67,7 @@ pub fn report_sockets(diagnosis: &mut Diagnosis, subject: &str, sockets: &Socket
 fn one(diagnosis: &mut Diagnosis, subject: &str, holders: &[&Uncovered], help: &str) {
     let Some(socket) = holders.first() else { return };
     let made_in = match &socket.made_in {
-        // Escaped, because the process that makes a cgroup chooses its name.
+        // The name is escaped, because the process that makes a cgroup chooses it.
         Some(path) => format!("created in {}", path.to_string_lossy().escape_debug()),
         None => "created in a cgroup that is gone".to_owned(),
     };

@@ -1,5 +1,5 @@
-//! The message if there is no explanation: no client dials the service, only other clients dial it,
-//! the client does not exist, or there is no list yet.
+//! Makes the message that explains why there is no explanation: no client dials the service, only
+//! other clients dial it, the client does not exist, or there is no list yet.
 
 use std::collections::BTreeSet;
 

@@ -30,8 +30,8 @@ pub struct MapMetrics {
 pub fn collect(facts: ClientFacts) -> ClientMetrics {
     let maps = Tables::open(&facts.pins, false).and_then(|tables| read_maps(&tables, facts.lately.as_ref()));
     let maps = maps.inspect_err(|error| {
-        // This is not a warning: the page shows it (`socklb_client_readable`), and it would repeat
-        // with every scrape.
+        // This is logged for debugging only. The page itself shows it (`socklb_client_readable`),
+        // and a warning would be repeated with every scrape.
         tracing::debug!(client = %facts.pins.client, error = %crate::error::chain(error), "the client's maps cannot be read for metrics");
     });
     ClientMetrics { maps: maps.ok(), facts }
@@ -40,7 +40,7 @@ pub fn collect(facts: ClientFacts) -> ClientMetrics {
 fn read_maps(tables: &Tables, lately: Option<&Lately>) -> Result<MapMetrics, DatapathError> {
     let mut snapshot = Snapshot::read(tables)?;
     // A service that was removed and configured again may have two indexes until the last flow of
-    // the old one has ended. A series has one value; it comes from the new index.
+    // the old index has ended. A series has only one value, which comes from the new index.
     snapshot.services.sort_by(|a, b| (&a.view.name, b.view.open).cmp(&(&b.view.name, a.view.open)));
     snapshot.services.dedup_by(|one, before| one.view.name == before.view.name);
     let backends = snapshot.services.iter().flat_map(|service| &service.backends);

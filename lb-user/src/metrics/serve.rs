@@ -1,7 +1,7 @@
 //! Answers requests for `/metrics` on the daemon's socket, and on a port if one is configured.
 //!
-//! For each of the two formats, one page at a time is made, and every waiting reader receives the
-//! complete page. A slow or stopped reader does not delay others.
+//! For each of the two formats, only one page is made at a time, and every waiting reader receives
+//! the complete page. A slow or stopped reader does not delay others.
 
 use std::io;
 use std::net::SocketAddr;

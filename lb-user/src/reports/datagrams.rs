@@ -74,8 +74,8 @@ impl ReportSocket {
             .each_mut()
             .map(|bytes| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: ROOM });
         let mut headers = parts.each_mut().map(|part| header(part, &mut SocketName::None));
-        // SAFETY: the headers name parts, and these name buffers, that outlive the call; no address
-        // is requested.
+        // SAFETY: the headers point to parts, and the parts to buffers, all of which outlive the
+        // call. No address is requested.
         let count = unsafe {
             libc::recvmmsg(
                 self.socket.as_raw_fd(),
@@ -87,8 +87,8 @@ impl ReportSocket {
         };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::last_os_error();
-            // The error of a datagram that this socket has sent earlier does not concern the
-            // received datagrams.
+            // This may be the error of a datagram that this socket sent earlier. It does not
+            // concern the received datagrams.
             let is_nothing = matches!(
                 error.raw_os_error(),
                 Some(
@@ -103,15 +103,15 @@ impl ReportSocket {
         Ok(count)
     }
 
-    /// Sends datagrams without waiting. Returns how many were sent. Those that were not sent are
-    /// replaced by the next poll.
+    /// Sends datagrams without waiting. Returns how many were sent. The others need no retry,
+    /// because the next poll of their agents replaces them.
     pub fn send(&self, datagrams: &[(SocketAddr, [u8; BYTES])]) -> usize {
         datagrams.chunks(BATCH).map(|batch| self.send_batch(batch)).sum()
     }
 
     fn send_batch(&self, batch: &[(SocketAddr, [u8; BYTES])]) -> usize {
         let mut sent = 0;
-        // Bound: each turn passes at least one datagram.
+        // Bound: each turn skips or sends at least one datagram.
         let mut at = 0;
         while at < batch.len() {
             let rest = &batch[at..];
@@ -124,8 +124,8 @@ impl ReportSocket {
             let mut headers: Vec<libc::mmsghdr> =
                 parts.iter_mut().zip(&mut names).map(|(part, name)| header(part, name)).collect();
             let length = libc::c_uint::try_from(headers.len()).expect("a batch");
-            // SAFETY: the headers name addresses, parts and bytes that outlive the call, which only
-            // reads them.
+            // SAFETY: the headers point to addresses, parts and bytes that outlive the call, which
+            // only reads them.
             let count = unsafe {
                 libc::sendmmsg(self.socket.as_raw_fd(), headers.as_mut_ptr(), length, libc::MSG_DONTWAIT)
             };
@@ -150,7 +150,7 @@ impl AsFd for ReportSocket {
 }
 
 impl ReceivedBatch {
-    /// The bytes of the datagram at this index. If it was too long, only its beginning.
+    /// The bytes of the datagram at this index. If it was too long, only its beginning is there.
     pub fn get(&self, at: usize) -> &[u8] {
         &self.bytes[at][..self.lengths[at].min(ROOM)]
     }
@@ -166,12 +166,12 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     if let SocketAddr::V6(v6) = address {
         sockopt::set_ipv6_v6only(&socket, !v6.ip().is_unspecified())?;
     }
-    // If the host allows less, the kernel sets the largest size that it allows.
+    // If the host's limit is lower, the kernel sets the largest size that the limit allows.
     let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
     let _ = sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER);
-    // These datagrams fit every path. If a packet may be fragmented, it needs an id from a counter
-    // that all processors share; this takes a twentieth of the cost of sending. If the option is
-    // refused, sending has this cost.
+    // These datagrams are so small that no path has to fragment them. A packet that may be
+    // fragmented needs an id from a counter that all processors share, which takes a twentieth of
+    // the cost of sending. If the kernel refuses the option, sending includes this cost.
     let _ = sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO);
     rustix::net::bind(&socket, &address)?;
     Ok(UdpSocket::from(socket))

@@ -1,10 +1,10 @@
 //! Limits how often the reports thread takes a turn. A turn, with its system calls and its wait,
-//! costs more than a datagram. If thousands of datagrams arrive and leave per second, a turn
-//! handles many of them together; if few do, no datagram has to wait.
+//! costs more than a datagram. If thousands of datagrams are exchanged per second, one turn handles
+//! many of them together. If only a few are, no datagram has to wait.
 
 use std::time::Duration;
 
-/// The time between turns if many datagrams arrive. A change is stored at most this much later,
+/// The time between turns if many datagrams arrive. A change is stored later by at most this time,
 /// which is less than half of the time after which an agent repeats a change.
 pub const APART: Duration = Duration::from_millis(4);
 

@@ -11,7 +11,7 @@ use lb_host::store::{StateDirectory, StoreError};
 
 use crate::source::{self, SourceError};
 
-/// The end of a list that was written completely. In JSON, the closing bracket shows this.
+/// The end of a stored list, if the whole list was written. In JSON, the closing bracket is enough.
 const END_OF_TOML: &[u8] = b"\n# socklb: the list is complete\n";
 
 /// The bytes that are added to the end of a list when it is stored.
@@ -99,11 +99,11 @@ mod tests {
         let json = folder.path().join("last-good/users.json");
         save(&json, b"[]").unwrap();
         assert_eq!(fs::read(&json).unwrap(), b"[]");
-        // The text decides on the format, not the name of the file.
+        // The text, not the name of the file, determines the format.
         save(&toml, b"[{}]").unwrap();
         assert_eq!(fs::read(&toml).unwrap(), b"[{}]");
         save(&toml, b"list").unwrap();
-        // A list that is stored already is not written again.
+        // If a list is already stored, it is not written again.
         let before = fs::metadata(&toml).unwrap().modified().unwrap();
         save(&toml, b"list").unwrap();
         assert_eq!(fs::metadata(&toml).unwrap().modified().unwrap(), before);

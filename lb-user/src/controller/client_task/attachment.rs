@@ -12,8 +12,8 @@ use lb_kernel::{Cgroup, ClientKernel, DatapathError};
 
 use super::ClientTask;
 
-/// How often links to a cgroup that still exists are checked. Only an operator removes such links,
-/// and each check takes three system calls.
+/// How often links to a cgroup that still exists are checked. This is rare, because only an
+/// operator removes such links, and each check takes three system calls.
 const LINKS: Duration = Duration::from_secs(10);
 
 /// The result of a check of a client's cgroup.
@@ -88,7 +88,7 @@ impl ClientTask {
             return Ok(Followed::Unchanged);
         }
         let there = self.cgroup_there()?;
-        // Links that an earlier daemon created receive this daemon's programs.
+        // Programs on links that an earlier daemon created are replaced by this daemon's programs.
         self.links_seen = None;
         if let Some(there) = there
             && self.kernel().is_fully_attached(there.id)?
@@ -102,7 +102,7 @@ impl ClientTask {
         if self.look_for_pins()? { self.attach() } else { Ok(Followed::Unpinned) }
     }
 
-    /// Notes that the client's cgroup has changed: the next check happens without a pause.
+    /// Notes that the client's cgroup has changed, so that the next check happens without a pause.
     pub fn cgroup_changed(&mut self) {
         self.links_seen = None;
         self.attaching.retry_now();
@@ -181,7 +181,7 @@ impl ClientTask {
 
     fn remove_other_links(&mut self) -> Result<(), DatapathError> {
         let Some(cgroup) = &self.cgroup else { return Ok(()) };
-        // Only this daemon creates links, so no old link can appear until the client moves again.
+        // Only this daemon creates links, so no old link can appear before the client moves again.
         self.has_old_links = self.kernel().has_old_links(cgroup.id)?;
         if !self.has_old_links || self.open_flows() > 0 {
             return Ok(());

@@ -28,12 +28,12 @@ pub struct Controlled {
     control: Control,
     lives: Lives,
     activity: Activity,
-    /// The number of flows that had begun until the last tick; `None` before the first tick.
+    /// The number of flows that had begun by the last tick; `None` before the first tick.
     begun: Option<u64>,
     counted: ByAddress<BackendFlows>,
     /// The state of the row at the last tick.
     look: Look,
-    /// When the last tick was, by CLOCK_MONOTONIC.
+    /// The time of the last tick, by CLOCK_MONOTONIC.
     looked: Duration,
     /// How many tables were built because of the control.
     tables: u64,
@@ -49,8 +49,8 @@ struct BackendFlows {
     of_late: OfLate,
 }
 
-/// The number of ticks between two counts of failed flows. Each count reads half a kilobyte per
-/// backend and CPU.
+/// The number of ticks between two counts of failed flows. Counts are rare, because each reads half
+/// a kilobyte per backend and CPU.
 const COUNTED_TICKS: u32 = 5;
 
 impl Controlled {
@@ -107,8 +107,9 @@ impl ClientTask {
     }
 
     /// Applies stored learnt weights that could not be read at the start. A switch that an operator
-    /// has set in the meantime has precedence. So do factors that were learnt in the meantime,
-    /// because they are newer, unless the stored switch freezes the weights or turns the law off.
+    /// has set in the meantime has precedence. Factors that were learnt in the meantime are newer,
+    /// so they have precedence too, unless the stored switch freezes the weights or turns the law
+    /// off.
     pub fn adopt_late(
         &mut self,
         snapshot: impl Fn(&str) -> Option<(ControlSnapshot, Duration)>,
@@ -127,10 +128,10 @@ impl ClientTask {
         }
     }
 
-    /// Runs the control laws on the current reports and counts, once per tick. Returns, by
-    /// position, the proposals that are worth a new table. `report` returns the report of a member,
-    /// by the position of the service and the position of the member in its table. `tick` is the
-    /// number of this tick.
+    /// Runs the control laws on the current reports and counts, once per tick. Returns the
+    /// proposals that differ enough to justify a new table, by position of the service. `report`
+    /// returns the report of a member, by the position of the service and the position of the
+    /// member in its table. `tick` is the number of this tick.
     pub fn tick_controls(
         &mut self,
         tick: u32,
@@ -192,9 +193,10 @@ impl ClientTask {
         }
     }
 
-    /// Applies factors to a table. Returns whether the table changed. If the maps match the rest of
-    /// the plan, the table is written to them at once: making a plan would repeat all other
-    /// services and backends, and following load makes many tables.
+    /// Applies factors to a table. Returns whether the table changed. If the maps already match the
+    /// rest of the plan, the table is written to them at once. A new plan would compute all other
+    /// services and backends again, which costs too much because weights that follow load change
+    /// tables often.
     fn apply_factors(&mut self, position: usize, factors: Factors, now: Instant) -> bool {
         let is_new =
             self.balancer.handle(now, Fact::Factors(position, factors)).expect("factors need no room");
@@ -263,7 +265,7 @@ impl ClientTask {
         for ((_, controlled), outcomes) in followed.into_iter().zip(outcomes) {
             let begun = flows_begun(&outcomes);
             let open: u64 = controlled.counted.values().map(|counted| tables.active(counted.at.slot)).sum();
-            // It is unknown when the flows began that existed before the first count.
+            // Flows that existed before the first count began at an unknown time.
             if let Some(before) = controlled.begun.replace(begun) {
                 let new = begun.saturating_sub(before);
                 controlled.lives.tick(float(new), float(open));
@@ -301,7 +303,8 @@ impl ClientTask {
             let failed = Ending::ALL.into_iter().filter(|ending| ending.is_error());
             let failed: u64 = failed.map(|ending| counts.sums.endings[ending as usize]).sum();
             let begun = counts.sums.chosen;
-            // The first count is only a baseline: it does not describe the present.
+            // The first count covers all earlier times, so it only serves as the baseline for the
+            // next one.
             let known = before[position].remove(&address).filter(|known| known.at == at);
             let known = known.unwrap_or(BackendFlows { at, begun, failed, of_late: OfLate::default() });
             let mut of_late = known.of_late;
@@ -323,7 +326,7 @@ impl ClientTask {
         Some(before)
     }
 
-    /// By service name: the learnt weights, to be stored for the next daemon.
+    /// The learnt weights of each service, by name, to be stored for the next daemon.
     pub fn snapshots(&self, now: Instant) -> impl Iterator<Item = (&str, ControlSnapshot)> {
         let now = self.clock.monotonic(now);
         self.controls.iter().flatten().filter_map(move |(name, controlled)| {
@@ -340,7 +343,7 @@ impl ClientTask {
         controls.fold(false, |any, (_, controlled)| controlled.control.take_slow_starts_changed() || any)
     }
 
-    /// By service name: the part of status that shows weights that change.
+    /// The part of status that shows weights that change, for each service, by name.
     pub fn loads(&self) -> BTreeMap<String, load::ServiceLoadStatus> {
         let controls = self.controls.iter().flatten();
         controls.map(|(name, controlled)| (name.clone(), controlled.view())).collect()
@@ -383,14 +386,15 @@ impl Controlled {
 
 /// Whether a member accepts new flows, as far as is known.
 fn is_available(row: &Row, address: SocketAddr) -> bool {
-    // The usual case needs no lookup: all members are healthy.
+    // In the usual case, all members are healthy, and no lookup is needed.
     if !row.is_unsettled() && row.available.1 > 0 {
         return true;
     }
     row.usable.get(&address).is_none_or(|(_, health)| *health == Health::Healthy)
 }
 
-/// The number of calls that have begun a flow that is counted while it is open.
+/// The number of calls that have begun a tracked flow, that is, a flow that is counted while it is
+/// open.
 pub(super) fn flows_begun(outcomes: &Outcomes) -> u64 {
     let begins_a_flow =
         |outcome: &Outcome| outcome.is_balanced() && !matches!(outcome, Outcome::Reused | Outcome::Untracked);

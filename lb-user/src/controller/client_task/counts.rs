@@ -36,7 +36,8 @@ impl ClientTask {
         let (tables, backends) = (self.datapath.tables(), &self.datapath.applied().backends);
         let slots: Vec<Slot> = backends.keys().copied().collect();
         let at = |slot: Slot| BackendRef { slot, generation: backends[&slot].generation };
-        // The chosen flows are read before the open flows, because a flow is counted in this order.
+        // The chosen flows are read before the open flows, because the programs count a flow in
+        // this order.
         let chosen = tables.chosen(&slots)?;
         let has_changed = |(slot, chosen): &(&Slot, u64)| {
             tables.active(**slot) != 0 || !self.window.is_settled(at(**slot), *chosen)
@@ -63,8 +64,8 @@ impl ClientTask {
         Ok(())
     }
 
-    /// For each service with a limit: how many connects were refused because all backends had
-    /// reached the limit.
+    /// For each service with a limit: how many connects were refused because all backends were at
+    /// the limit.
     fn limited(&self) -> Result<Vec<(ServiceIndex, u64)>, DatapathError> {
         let services = self.datapath.applied().services.iter();
         let limited = services.filter(|(_, service)| service.rules.active_limit != 0);

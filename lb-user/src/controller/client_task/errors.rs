@@ -16,8 +16,8 @@ use lb_core::service::{Policy, Service};
 use super::ClientTask;
 use super::control::flows_begun;
 
-/// The time at which errors were last weighed, and the number of connects that each service with
-/// errors had had until then.
+/// The time at which errors were last weighed, and for each service with errors the number of its
+/// connects up to that time.
 #[derive(Debug, Default)]
 pub struct ErrorLook {
     at: Option<Instant>,
@@ -30,12 +30,12 @@ struct ServiceLoad {
     policy: Policy,
     /// The half-life of errors.
     decay: Duration,
-    /// The members of its table: slot, load, and whether any errors are left.
+    /// The members of the service's table: slot, load, and whether any errors are left.
     members: Vec<(Slot, MemberLoad, bool)>,
     /// The base-2 logarithm of the number of entries of the table.
     length_log2: u8,
-    /// The largest number of open flows per share of any member, in the form that the kernel
-    /// programs receive.
+    /// The peak: the number of open flows of a member divided by its share, for the member with the
+    /// largest quotient. It has the form that the kernel programs receive.
     peak_flows: u64,
 }
 
@@ -73,8 +73,8 @@ impl ClientTask {
         loads
     }
 
-    /// Publishes to the kernel programs, for each service, the largest number of open flows per
-    /// share of any member. Call this whenever tables have changed.
+    /// Publishes to the kernel programs, for each service, the peak (see `peak_flows`). Call this
+    /// whenever tables have changed.
     pub(super) fn publish_peak_flows(&mut self) {
         self.set_peak_flows(&self.service_loads());
     }
@@ -85,9 +85,9 @@ impl ClientTask {
         }
     }
 
-    /// Publishes the largest number of open flows per share to the kernel programs, for each
-    /// service. Limits each backend's errors to the equivalent of that number of flows, and delays
-    /// their halving while there are few connects. Call this each tick.
+    /// Publishes the peak of each service (see `peak_flows`) to the kernel programs. Limits each
+    /// backend's errors to the equivalent of the peak, and delays their halving while there are few
+    /// connects. Call this each tick.
     pub fn weigh_errors(&mut self, now: Instant) {
         let last = self.errors_seen.at.replace(now);
         let elapsed = last.map_or(TICK, |last| now.saturating_duration_since(last));
@@ -107,8 +107,8 @@ impl ClientTask {
             let new = before.get(&index).map_or(0, |before| connects.saturating_sub(*before));
             let all = members.iter().map(|(_, load, _)| load.share(policy)).sum();
             for (slot, load, _) in members.iter().filter(|(.., has_errors)| *has_errors) {
-                // Reported errors count according to the backend's share of requests, however many
-                // flows are open.
+                // Reported errors count according to the backend's share of requests, not according
+                // to open flows, so they need no limit.
                 if !reported.contains(slot) {
                     let most = most_errors(peak_of(policy as u8, peak_flows, load.entries, length_log2));
                     self.datapath.limit_errors(*slot, most);
@@ -122,8 +122,8 @@ impl ClientTask {
         }
     }
 
-    /// Adds the errors that backends report to their recent errors, for services whose policy
-    /// counts errors as load. Call this each tick. For `report_of`, see
+    /// Adds the errors that backends report to the backends' recent errors, for services whose
+    /// policy counts errors as load. Call this each tick. For `report_of`, see
     /// [`ClientTask::tick_controls`].
     pub fn count_reported_errors(
         &mut self,

@@ -1,5 +1,5 @@
-//! Guesses: backends that fail the daemon's probes although the client is in another network
-//! namespace. Such a failure is a guess until the client's own connections refute it.
+//! Guesses: if the client and the daemon are in different network namespaces, a failed probe of a
+//! backend is only a guess, until the client's own connections refute it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,11 +15,11 @@ use super::ClientTask;
 /// A backend that fails probes, as seen from another network namespace.
 #[derive(Debug, Default)]
 pub struct Guess {
-    /// The backend when this guess ejected it, and how many connections the client had established
-    /// to it until then; `None` before the backend has a slot.
+    /// The backend, and how many connections the client had established to it, at the time when
+    /// this guess ejected it; `None` before the backend has a slot.
     ejected: Option<(BackendRef, u64)>,
-    /// Whether the client has established a connection since then. Once set, this stays until a
-    /// probe succeeds. If the backend fails later, the client's own connects eject it.
+    /// Whether the client has established a connection after that ejection. Once set, this stays
+    /// set until a probe succeeds. If the backend fails later, the client's own connects eject it.
     is_refuted: bool,
 }
 
@@ -45,7 +45,7 @@ impl ClientTask {
         self.apply_verdicts(position, Who::Probe, verdicts, now);
     }
 
-    /// The health that this client sees if the probes have found `found`.
+    /// The health that counts for this client if the probes have found `found`.
     fn seen(&self, identity: Identity, found: Health) -> Health {
         let is_refuted = self.guesses.get(&identity).is_some_and(|guess| guess.is_refuted);
         seen_from(found, self.is_elsewhere(), is_refuted)
@@ -55,10 +55,10 @@ impl ClientTask {
         self.balancer.services().nth(position).map(|(_, index, _)| index)
     }
 
-    /// Ejects backends for new guesses, so that the kernel programs try them. Marks the guesses
-    /// that connections have refuted; the next reading of probe results applies this. Does nothing
-    /// until the maps match the plan, because connects may still have no backend other than those
-    /// to be ejected.
+    /// Ejects backends for new guesses, so that the kernel programs test them by trials. Marks the
+    /// guesses that connections have refuted; the next reading of probe results applies the marks.
+    /// Does nothing until the maps match the plan, because until then connects may have no other
+    /// backends than those to be ejected.
     pub fn judge_guesses(&mut self) {
         if self.guesses.is_empty() || !self.is_settled() {
             return;

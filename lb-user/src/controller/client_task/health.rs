@@ -28,21 +28,21 @@ use crate::controller::probing::{ProbeCandidate, connect_target};
 use crate::probes::probed;
 use crate::status;
 
-/// The most lines per client task and call. One more line gives the number of the rest.
+/// The most lines that one call logs per client task. One more line gives the number of the rest.
 const MOST_LINES: usize = 8;
 
-/// The health and panics that the log last showed, and the early trials of backends that have
+/// The health and panics as the log last showed them, and the early trials of backends that have
 /// returned.
 #[derive(Debug, Default)]
 pub struct LoggedHealth {
     /// Whether the health of any backend may have changed since it was last logged.
     pub is_stale: bool,
-    /// By service position and address: the health that was logged last, and the witness that found
-    /// it.
+    /// For each backend, by service position and address: the health that was logged last, and the
+    /// witness that found it.
     health: BTreeMap<(usize, SocketAddr), (Health, Option<Who>)>,
     backends: BTreeMap<BackendRef, LoggedEjections>,
-    /// The ejected backends that should be tried early. `tried`: when each backend was last tried
-    /// early.
+    /// The ejected backends that should get an early trial. `tried`: when each backend last got
+    /// one.
     returned: BTreeSet<BackendRef>,
     tried: BTreeMap<BackendRef, Instant>,
     panics: BTreeSet<String>,
@@ -69,13 +69,14 @@ const EVERY: Duration = Duration::from_millis(900);
 #[derive(Debug, Default)]
 pub struct Serving {
     looked_at: Option<Instant>,
-    /// At the last check: how many connections had been established to each backend.
+    /// For each backend, the number of connections that had been established by the last check.
     established: BTreeMap<BackendRef, u64>,
     /// When any of these counts last grew.
     grown_at: Option<Instant>,
 }
 
-/// At the last reading: a backend's ejections and readmissions, and whether it was ejected.
+/// The ejections and readmissions of a backend up to the last reading, and whether it was ejected
+/// then.
 #[derive(Clone, Copy, Debug)]
 struct LoggedEjections {
     ejections: u64,
@@ -134,10 +135,11 @@ impl ClientTask {
         }
     }
 
-    /// Finds the services that have too few available backends but still serve: within the duration
-    /// of a first ejection, a backend has established connections. Call this before a service's
-    /// changes are carried out, so that a single fact does not start panic. If counters cannot be
-    /// read, the check is repeated about a second later.
+    /// Finds the services that have too few available backends but still serve, which means that a
+    /// backend has established connections within the duration of a first ejection. Call this
+    /// before a service's changes are carried out; otherwise one new fact could start panic
+    /// although the service still serves. If counters cannot be read, the check is repeated about a
+    /// second later.
     pub fn look_who_serves(&mut self, now: Instant) {
         /// The most backends that are checked per service.
         const LOOKS: usize = 256;
@@ -167,7 +169,7 @@ impl ClientTask {
                 let at = BackendRef { slot, generation: backend.generation };
                 let new = || window.established(at).map_or(0, u64::from);
                 let before = serving.established.entry(at).or_insert_with(new);
-                // A sample in the window holds only the low 32 bits of the count.
+                // A sample in the window contains only the low 32 bits of the count.
                 let low = |count: u64| count & u64::from(u32::MAX);
                 if low(std::mem::replace(before, counts.sums.established)) != low(counts.sums.established) {
                     serving.grown_at = Some(now);
@@ -195,16 +197,16 @@ impl ClientTask {
         self.take_in(Fact::Verdicts(position, who, verdicts), now);
     }
 
-    /// Notes that the agents of these backends, of the service at this position, have restarted: if
-    /// such a backend is ejected, it is tried early.
+    /// Notes that the agents of these backends, of the service at this position, have restarted. If
+    /// such a backend is ejected, it gets an early trial.
     pub fn note_restarts(&mut self, position: usize, has_restarted: impl Fn(SocketAddr) -> bool) {
         self.balancer.note_returns(position, has_restarted);
     }
 
-    /// Makes the next connect the trial of each ejected backend that has returned: a probe or the
-    /// backend's own report shows that it is healthy again, or its agent has restarted. This
-    /// happens at most once per backend within the duration of a first ejection. Call this only
-    /// when the maps match the plan; no backend may be tried before.
+    /// Makes the next connect the trial of an ejected backend that has returned. A backend has
+    /// returned if a probe or its own report shows that it is healthy again, or if its agent has
+    /// restarted. Each backend gets at most one such trial within the duration of a first ejection.
+    /// Call this only when the maps match the plan, because before that no backend may get a trial.
     pub fn try_returned(&mut self, now: Instant) {
         let backends = &self.datapath.applied().backends;
         let at = |slot: Slot| {
@@ -241,13 +243,13 @@ impl ClientTask {
         self.standing(position, address).is_some_and(BackendEvidence::is_down_by_report)
     }
 
-    /// Whether an earlier daemon's probes are the only evidence that the backend is healthy.
+    /// Whether probes of an earlier daemon are the only evidence that the backend is healthy.
     pub fn is_taken_over_well(&self, position: usize, address: SocketAddr) -> bool {
         self.standing(position, address).is_some_and(BackendEvidence::is_taken_over_well)
     }
 
     /// Gives the ids of reporting backends to the services that request reports. `ids` is `None`
-    /// until a backend is polled; then these services retain the ids that they have.
+    /// until a backend is polled; until then, these services retain the ids that they have.
     pub fn take_report_ids(&mut self, ids: Option<&ReportIdMap>, now: Instant) {
         let none = ReportIdMap::default();
         for (position, configured) in self.client.services.iter().enumerate() {
@@ -295,7 +297,7 @@ impl ClientTask {
     }
 
     /// Readmits a service's backend if it is ejected. Returns whether it was ejected; `None` if
-    /// this client has no such backend.
+    /// this client does not have the backend.
     pub fn readmit(&mut self, service: &str, address: SocketAddr) -> Option<bool> {
         let plan = self.datapath.applied();
         let (index, _) = plan.services.iter().find(|(_, known)| known.open && known.name == service)?;
@@ -305,7 +307,7 @@ impl ClientTask {
         Some(self.datapath.readmit(slot))
     }
 
-    /// Whether the maps match the plan, so that nothing is left to be carried out.
+    /// Whether the maps match the plan, so that nothing is left to do.
     pub fn is_settled(&self) -> bool {
         self.settled.is_some()
     }
@@ -405,7 +407,7 @@ impl ClientTask {
         services.map(|service| (service.name.clone(), service.health.replace_after)).collect()
     }
 
-    /// By name: the services for which ejection is configured but cannot happen, because the
+    /// The names of the services for which ejection is configured but cannot happen, because the
     /// programs do not see why flows fail.
     pub fn without_causes(&self) -> BTreeSet<String> {
         let services = self.client.services.iter().map(|configured| &configured.service);
@@ -421,7 +423,7 @@ impl ClientTask {
         panics.map(|(_, (service, ..))| service.name.clone()).collect()
     }
 
-    /// By service name: the endpoints that no task of the job uses.
+    /// The endpoints of each service, by name, that no task of the job uses.
     pub fn unused(&self) -> BTreeMap<String, UnusedEndpoints> {
         let unused = self.balancer.services().filter_map(|(service, _, in_use)| {
             let (_, membership) = in_use?;
@@ -430,7 +432,7 @@ impl ClientTask {
         unused.collect()
     }
 
-    /// By service name: the lists in use.
+    /// The list in use of each service, by name.
     pub fn lists(&self) -> BTreeMap<String, Arc<EndpointList>> {
         let services = self.client.services.iter().enumerate();
         let lists = services.filter_map(|(position, configured)| {
@@ -439,7 +441,7 @@ impl ClientTask {
         lists.collect()
     }
 
-    /// By service name and address: for how long backends have been unavailable.
+    /// For how long each unavailable backend has been unavailable, by service name and address.
     pub fn unavailable(&self, now: Instant) -> BTreeMap<(String, SocketAddr), Duration> {
         let names: BTreeMap<ServiceIndex, &str> =
             self.balancer.services().map(|(service, index, _)| (index, service.name.as_str())).collect();
@@ -499,7 +501,7 @@ impl ClientTask {
                     readmissions: now.readmissions.saturating_sub(before.readmissions),
                 });
             }
-            // Trials that fail in the meantime are counted in the line that logs the return.
+            // Trials that failed in the meantime are counted in the line that logs the return.
             let ejections = if has_changed || has_flapped { now.ejections } else { before.ejections };
             // The counters of a backend that is healthy again are not read any more.
             if verdicts.contains_key(&slot) {

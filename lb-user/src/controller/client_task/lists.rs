@@ -1,5 +1,5 @@
-//! Turns the endpoint lists of a client task's services into facts for its balancer: for each list,
-//! the task's assignment.
+//! Turns the endpoint lists of a client task's services into facts for its balancer. The fact of
+//! each list is the task's assignment of this list.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -26,7 +26,7 @@ impl ClientTask {
             let configured = &self.client.services[position];
             let name = configured.service.name.clone();
             // If the client could not apply the present configuration, it still has an earlier one,
-            // and retains the lists of that one.
+            // and retains the lists of the earlier one.
             let Some(assignments) =
                 by_service.get(&name).filter(|_| matches!(configured.source, EndpointSource::Static(_)))
             else {
@@ -40,7 +40,7 @@ impl ClientTask {
         result
     }
 
-    /// By service name: why a list in the configuration itself was refused.
+    /// For each service, by name: why its list in the configuration itself was refused.
     pub fn refused_static(&self) -> &BTreeMap<String, String> {
         &self.refused_static
     }

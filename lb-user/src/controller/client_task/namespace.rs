@@ -1,6 +1,7 @@
-//! Determines which flows may provide evidence on backends, by the network namespace of the
-//! client's processes, and whether several processes begin flows. The daemon searches for both
-//! beside the loop, and publishes the results to the programs.
+//! Determines two things that the programs need to judge backends: the network namespace of the
+//! client's processes, because only flows in it may provide evidence on backends; and whether
+//! several processes begin flows. The daemon searches for both beside the loop, and publishes the
+//! results to the programs.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,8 +14,9 @@ use super::ClientTask;
 
 /// The time between two searches.
 const EVERY: Duration = Duration::from_secs(10);
-/// The time to the next search if a search found no process, or another namespace than before: a
-/// service manager first starts a process and then moves it into its namespace.
+/// The time to the next search if a search found no process, or a different namespace from before.
+/// It is short, because a service manager first starts a process and then moves it into its
+/// namespace.
 const SOON: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -43,8 +45,8 @@ pub struct Search {
 }
 
 impl ClientTask {
-    /// Whether a search is due: at the start, when the client has another cgroup than at the last
-    /// search, and some time after each search.
+    /// Whether a search is due. A search is due at the start, when the client's cgroup has changed
+    /// since the last search, and some time after each search.
     pub fn is_search_due(&self, now: Instant) -> bool {
         let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.id);
         self.search.last.is_none_or(|(last, due)| last != cgroup || due <= now)
@@ -67,7 +69,7 @@ impl ClientTask {
     }
 
     /// Applies the result of a search. If the search found no process, the earlier namespace stays,
-    /// because nothing connects.
+    /// because without a process there are no connects.
     pub fn search_ended(
         &mut self,
         found: io::Result<Option<ClientNamespace>>,
@@ -76,7 +78,7 @@ impl ClientTask {
     ) {
         self.recorded = recorded.unwrap_or(self.recorded);
         let has_process = !matches!(found, Ok(None));
-        // While a client restarts, the records of its old and its new process both look current
+        // While a client restarts, the records of both its old and its new process look current
         // until the new process runs.
         self.search.has_new_flows |= !has_process && self.recorded.are_several;
         let namespace = found.map_or(None, |found| found.or(self.namespace));
@@ -98,9 +100,9 @@ impl ClientTask {
         self.publish_evidence_scope();
     }
 
-    /// Publishes to the programs which flows may provide evidence: flows of the namespace that was
-    /// found; if that may not be read, of the namespace in flow records; if none is known, of the
-    /// daemon's namespace. This is also needed for each new service.
+    /// Publishes to the programs which flows may provide evidence: those in the namespace that the
+    /// search found. If that namespace may not be read, the namespace in the flow records is used,
+    /// and if these have none, the daemon's namespace. This is also needed for each new service.
     pub(super) fn publish_evidence_scope(&mut self) {
         let RecordedProcesses { are_several, namespace } = self.recorded;
         let found = self.namespace.and_then(|found| found.cookie);
@@ -108,8 +110,8 @@ impl ClientTask {
         self.datapath.set_evidence_scope(found.or(namespace).or(own), are_several);
     }
 
-    /// Stores a namespace that differs from the earlier one, and applies the consequences. It is
-    /// `None` if it may not be read.
+    /// Stores a namespace that differs from the earlier one, and applies the consequences.
+    /// `namespace` is `None` if it may not be read.
     fn namespace_found(&mut self, namespace: Option<ClientNamespace>) {
         let was_elsewhere = self.is_elsewhere();
         self.namespace = namespace;
@@ -123,7 +125,8 @@ impl ClientTask {
             }
             (false, false) | (true, true) => return,
         }
-        // From now on, failed probes have another meaning, so their results are applied again.
+        // From now on, failed probes have another meaning, so the results of probes are applied
+        // again.
         self.applied_probes = None;
     }
 

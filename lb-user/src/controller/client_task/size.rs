@@ -1,6 +1,6 @@
-//! Subsets whose size follows the client task's open flows. The sizes are checked once a second; a
+//! Subsets whose size follows the client task's open flows. The sizes are checked once a second. A
 //! subset grows or shrinks by one backend at a time along the task's own order of endpoints. The
-//! order was computed beside the loop; the loop only cuts it at another place.
+//! order was computed beside the loop, which now only changes how many endpoints of it are used.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use lb_core::service::{Size, Subset};
 use super::ClientTask;
 use crate::assignments::Assignment;
 
-/// The size of one service's subset, and the assignment that the subset is cut from.
+/// The size of one service's subset, and the assignment whose first members are the subset.
 pub struct FollowedSize {
     band: LoadBand,
     size: BandedSize,
@@ -45,7 +45,7 @@ impl ClientTask {
         }
     }
 
-    /// The fact of a new assignment. If the size follows load, it contains the present number of
+    /// The fact of a new assignment. If the size follows load, the fact has the present number of
     /// members.
     pub(super) fn sized(&mut self, position: usize, assignment: Assignment) -> Fact {
         match self.sizes.get_mut(position) {

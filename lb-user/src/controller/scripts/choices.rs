@@ -34,8 +34,8 @@ fn unusable_backends_are_skipped_and_the_fallback_serves_last() {
         assert_eq!(stage.dialled(300), of(&[1, 2, 3, 4]));
         stage.leave_with(&slots, NO_SLOT);
         assert_eq!(stage.dialled(300), of(&[0, 1, 2, 3, 4]), "one store makes the backend usable again");
-        // Five equal weights are five different entries in a row. If only one backend is usable, it
-        // receives all connects.
+        // With five equal weights, any five entries in a row name five different backends. If only
+        // one backend is usable, it receives all connects.
         stage.leave_with(&slots[4..], NO_SLOT);
         assert_eq!((stage.dial(200), stage.dialled(200)), (0, of(&[4])));
         stage.leave_with(&[], slots[2]);
@@ -145,7 +145,7 @@ fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
     let (lame_line, drained_line) =
         (with(&[lame], "\nstate = \"lame-duck\""), with(&[drained], "\nweight = 0"));
     script("ejection = { base = \"2s\", max = \"1h\" }", |stage| {
-        // Of the four backends of the list with a weight, three are dead.
+        // The list has four backends with a weight other than 0, and three of them are dead.
         stage.list(&[DEAD[0], DEAD[1], DEAD[2], well]);
         stage.list_text(&(list_of(&[DEAD[0], DEAD[1], DEAD[2], well]) + &lame_line + &drained_line));
         stage.stop_faults();
@@ -163,8 +163,8 @@ fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
         assert!(!panics(stage));
         stage.pass(std::time::Duration::from_mins(2));
         assert!(panics(stage));
-        // Failing backends have their shares again; lame ducks and drained backends have none. This
-        // needs no daemon.
+        // In panic, failing backends have their shares again; lame ducks and drained backends have
+        // none. This needs no daemon.
         stage.kill();
         let before = stage.sent.clone();
         assert_eq!(stage.dial(80), 60);
@@ -175,8 +175,8 @@ fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
             stage.tick();
         }
         assert!(!panics(stage), "the healthy backend serves");
-        // If the list has no ordinary backend, the lame duck serves. If it has no lame duck either,
-        // no backend serves: a drained backend never does.
+        // If the list has no ordinary backend, the lame duck serves. If there is no lame duck
+        // either, no backend serves, because a drained backend never does.
         stage.list_text(&(lame_line.clone() + &drained_line));
         stage.stop_faults();
         assert_eq!((stage.dial(20), stage.dialled(20)), (0, [address(lame)].into()));
@@ -186,8 +186,8 @@ fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
     });
 }
 
-/// R15: counts were stored by position in a table. After a rebuild or a restart, they and open
-/// connections counted for other backends.
+/// R15: counts were stored by position in a table. After a rebuild or a restart, these counts and
+/// the open connections counted for other backends.
 #[test]
 fn r15_counts_stay_with_their_backend_through_new_tables_and_restarts() {
     script("", |stage| {

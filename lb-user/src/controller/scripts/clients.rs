@@ -44,7 +44,7 @@ impl Stage {
         flow
     }
 
-    /// Checks a flow of the second service after that service was removed: the flow continues, no
+    /// Checks a flow of the second service after that service was removed. The flow continues, no
     /// new flow begins, and getpeername(2) returns the dialled address. When the flow ends, nothing
     /// is left of the service.
     fn ends_after_more_was_removed(&mut self, flow: FakeFlow) {
@@ -63,8 +63,8 @@ impl Stage {
 }
 
 /// Lets each kernel operation of a change fail, each in a run of its own. In every run the service
-/// must be balanced before and after the failure. Returns the stage of the run in which no
-/// operation failed.
+/// must be balanced both before and after the failure. Returns the stage of an additional run in
+/// which no operation failed.
 fn balanced_at_each_step(change: impl Fn(&mut Stage)) -> Stage {
     let run = |fails: Option<u64>| {
         let mut stage = Stage::new("");
@@ -174,7 +174,7 @@ fn a_faulty_configuration_changes_nothing_and_is_a_fault_until_corrected() {
         stage.changed(CONFIG);
         stage.tick();
         assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
-        // If its file system does not answer, this is a fault, and nothing else is affected.
+        // If the file's file system does not answer, this is a fault, and nothing else is affected.
         stage.disk.set_hung(CONFIG, true);
         stage.changed(CONFIG);
         stage.pass(2 * SECOND);
@@ -224,7 +224,7 @@ fn fixed_settings_are_named_and_all_others_change() {
         let expected = [remade.to_owned(), restart("paths.run"), restart("metrics.listen")];
         assert_eq!(stage.faults(), expected);
         assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
-        // Only the key that needs new maps is set back.
+        // Only the key that needs new maps is changed back.
         stage.write_text(&(good + &second_service() + metrics));
         stage.dispatch(Event::Hangup);
         stage.settle();
@@ -235,7 +235,8 @@ fn fixed_settings_are_named_and_all_others_change() {
     });
 }
 
-/// Pins of another owner: first of one client, then of both. These clients are refused.
+/// The pins have another owner, first those of one client, then those of both. A client with such
+/// pins is refused.
 #[test]
 fn an_unstartable_client_is_retried_and_affects_no_other() {
     script("", |stage| {
@@ -470,7 +471,7 @@ fn a_client_stays_until_its_successor_is_attached() {
     });
 }
 
-/// The client is opened with the configuration and the list at the time when opening began.
+/// The client is opened with the configuration and the list of the time when the opening began.
 #[test]
 fn a_late_client_follows_changes_made_meanwhile() {
     script("", |stage| {
@@ -592,7 +593,7 @@ fn changes_made_without_a_daemon_are_applied_at_a_start() {
     });
 }
 
-/// Four clients whose maps match their plans. Only changes cause events.
+/// Four clients whose maps match their plans. No event comes without a change.
 fn with_four_clients() -> Stage {
     let mut stage = Stage::new("");
     let clients = [("a", "a"), ("b", "b"), ("c", "c"), ("d", "d")];
@@ -611,8 +612,8 @@ fn unsettled(stage: &Stage) -> usize {
     stage.controller().clients.tasks.iter().filter(|task| !task.is_settled()).count()
 }
 
-/// If one turn settled all of many clients with many services, it would delay probes, queries and
-/// the service manager.
+/// If one turn settled all of many clients with many services, probes, queries and the service
+/// manager would have to wait for its end.
 #[test]
 fn a_change_of_all_clients_settles_one_in_each_turn() {
     let mut stage = with_four_clients();
@@ -656,7 +657,7 @@ fn a_reload_settles_one_client_in_each_turn() {
     assert!(matches!(stage.notices[..], [Notice::Reloading, Notice::Ready(_)]), "{:?}", stage.notices);
 }
 
-/// Each event comes twice, and for an object that is gone.
+/// Each event comes twice, and also for an object that no longer exists.
 #[test]
 fn repeated_and_late_events_change_nothing() {
     script("", |stage| {

@@ -1,6 +1,6 @@
-//! Scripts of ejection: the programs' decisions, mostly while no daemon runs. The local tests of
-//! the same name show, for one case of each kind, that the programs in the kernel decide in the
-//! same way.
+//! Scripts of ejection: the programs' decisions, mostly while no daemon runs. For one case of each
+//! kind, the local tests of the same name show that the programs in the kernel decide in the same
+//! way.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -51,8 +51,8 @@ fn each_failed_trial_doubles_the_next_ejection() {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
         for level in 2..=5 {
-            // Jitter is a tenth: the ejection lasts longer than half of `least`, and less than 1.2
-            // times `least`.
+            // The jitter is a tenth of the duration. So the ejection lasts longer than half of
+            // `least`, and less than 1.2 times `least`.
             let least = SECOND * (1 << (level - 2));
             stage.pass(least / 2);
             assert_eq!(stage.dial(30), 0, "level {level}");
@@ -127,8 +127,8 @@ fn more_dead_backends_than_can_be_listed_are_ejected_and_readmitted() {
         stage.leave_alone(&backends);
         let dead: Vec<String> = backends.iter().step_by(30).cloned().collect();
         stage.lose(&dead);
-        // Each dead backend is chosen once. Its trial is the first sample that hits it after its
-        // second of ejection.
+        // Each dead backend is chosen once, and is ejected for a second. After that, the first
+        // connect whose sample hits it is its trial.
         stage.dial(6_000);
         assert_eq!(stage.dial(500), 0);
         stage.dead.clear();
@@ -142,7 +142,8 @@ fn more_dead_backends_than_can_be_listed_are_ejected_and_readmitted() {
     });
 }
 
-/// Resets that come later, or after an answer, come from the client or a middlebox.
+/// Resets that come after an answer, or long after the connection was established, are caused by
+/// the client or a middlebox.
 #[test]
 fn a_reset_after_an_answer_does_not_eject() {
     script(FOR_LONG, |stage| {
@@ -166,7 +167,7 @@ fn a_leaving_backend_is_no_longer_named_for_a_trial() {
         stage.stop_faults();
         stage.pass(60 * SECOND);
         assert_eq!(stage.dial(60), 0, "there is no trial");
-        // A backend that gets the slot has no failures at first.
+        // Another backend that gets the slot has no failures at first.
         stage.list(&[BACKENDS[1], BACKENDS[2], "10.0.0.4:80"]);
         stage.stop_faults();
         let states = stage.states();
@@ -225,8 +226,8 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
     });
 }
 
-/// A subset of four of ten endpoints. A member that stays ejected is replaced; it still has trials,
-/// and returns to its place.
+/// The subset has four of ten endpoints. A member that stays ejected is replaced. It still has
+/// trials, and returns to its place.
 #[test]
 fn a_replaced_member_still_has_trials() {
     let lines = "subset = { size = 4 }\nejection = { failures = 2, base = \"1s\", max = \"1s\" }\n\
@@ -303,7 +304,8 @@ fn a_readmission_ends_an_ejection_early() {
         let before = stage.sent[&address(BACKENDS[0])];
         assert_eq!(stage.dial(30), 0);
         assert_eq!(stage.sent[&address(BACKENDS[0])] - before, 10, "the backend has its whole share");
-        // Four failures do not eject the backend. The fifth does, for as long as the first time.
+        // Four failures do not eject the backend. The fifth failure does, for the duration of a
+        // first ejection.
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
         assert_eq!(stage.slot(address(BACKENDS[0])).ejection.level, 1);

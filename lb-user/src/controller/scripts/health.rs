@@ -32,7 +32,8 @@ fn probes_exclude_a_refusing_backend_before_any_connect_fails() {
     });
 }
 
-/// Without ejection, every connect to the backend would fail until probes found the failure again.
+/// Ejection is off. If the results were lost, every connect to the backend would fail until probes
+/// found the failure again.
 #[test]
 fn results_of_probes_outlive_the_daemon() {
     script(PROBED, |stage| {
@@ -73,7 +74,7 @@ fn a_new_endpoint_gets_no_connect_before_a_probe_succeeds() {
     });
 }
 
-/// This is the last resort, and better than having no backend.
+/// To choose such backends is the last resort, and better than to have no backend.
 #[test]
 fn all_backends_serve_if_all_refuse_connections() {
     script(PROBED, |stage| {
@@ -95,7 +96,7 @@ fn only_members_and_the_next_endpoints_are_probed() {
         stage.settle();
         let probed = stage.wire.probed();
         assert_eq!(probed.len(), 2 + 4, "{probed:?}");
-        // Two members that stay dead are replaced by healthy backends.
+        // If two members stay dead, healthy backends replace them.
         let members = stage.dialled(20);
         stage.find(&ten, true);
         let dead: Vec<String> = members.iter().map(ToString::to_string).collect();
@@ -107,7 +108,7 @@ fn only_members_and_the_next_endpoints_are_probed() {
         stage.list(&ten[..2]);
         stage.settle();
         assert_eq!(stage.wire.probed(), [address(ten[0]), address(ten[1])].into());
-        // If a configuration has no probes, they stop, and their results are dropped.
+        // If a new configuration has no probes, the probes stop, and their results are dropped.
         stage.configure("subset = \"all\"");
         stage.settle();
         assert!(stage.wire.probed().is_empty());

@@ -80,8 +80,8 @@ fn a_lame_duck_gets_no_new_connects_and_retains_open_ones() {
         stage.settle();
         assert_eq!(stage.dialled(60), of(&[0, 2]));
         stage.close_all();
-        // When the last connection to a lame duck ends, its slot is freed. One of the two lame
-        // ducks keeps its slot, as the backup.
+        // When the last connection to a lame duck ends, its slot is freed. But one of the two lame
+        // ducks retains its slot, because it is the backup.
         stage.list_text(&with(["", lame, lame]));
         stage.stop_faults();
         assert_eq!(stage.dialled(60), of(&[0]));
@@ -216,8 +216,8 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
     });
 }
 
-/// R13: a source that returned empty, or a daemon that started without its source, removed all
-/// backends.
+/// R13: all backends were removed when a source returned an empty list, or when a daemon started
+/// without its source.
 #[test]
 fn r13_only_a_valid_list_removes_backends() {
     let whole = list_of(&BACKENDS);
@@ -256,7 +256,7 @@ fn prometheus_json_is_read_and_ignored_keys_are_noted() {
         stage.stop_faults();
         assert_eq!(notes(stage), [""; 0]);
         assert_eq!(stage.backend(BACKENDS[2]).state, "lame-duck");
-        // The stored list starts as JSON does, and serves a start without the file.
+        // The stored list begins as JSON does. A start without the file uses it.
         stage.disk.remove(LIST);
         stage.try_to_start(1);
         stage.settle();
@@ -316,7 +316,8 @@ fn an_idle_daemon_reads_no_file_again() {
     });
 }
 
-/// The arena has room for twice the limit; tables that grow and shrink become scattered over it.
+/// The arena has room for twice the limit, because tables that grow and shrink become scattered
+/// over it.
 #[test]
 fn tables_of_many_lengths_always_find_room() {
     // Up to 32 backends need 1,024 entries, 128 backends need 4,096.
@@ -416,8 +417,8 @@ fn a_list_without_free_slots_is_applied_once_slots_are_free() {
         stage.tick();
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
         assert!(stage.dialled(30).iter().all(|backend| old.contains(&backend.to_string())));
-        // A shorter list comes first: the slots of the other backends are freed, except the slot
-        // with an open flow.
+        // A shorter list comes first. The slots of the backends that it does not contain are freed,
+        // except the slot with an open flow.
         stage.list_all(&old[..20]);
         stage.stop_faults();
         stage.list_all(&new[..400]);
@@ -551,7 +552,7 @@ fn the_late_result_of_a_former_file_is_dropped() {
         stage.finish_hung();
         stage.stop_faults();
         assert_eq!(stage.dialled(30), of(&[1]));
-        // A read that begins while the configuration is read is newer than that of the reload.
+        // A read that begins while the configuration is read is newer than the read of the reload.
         stage.write_list(&BACKENDS[1..]);
         stage.hangs = |work| matches!(work, BackgroundWork::Load(_) | BackgroundWork::Read { .. });
         stage.write_config("");

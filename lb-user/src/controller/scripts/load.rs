@@ -24,7 +24,8 @@ fn lines(load: &str) -> String {
 const FEEDBACK: &str = "load = { control = \"feedback\" }";
 
 impl Stage {
-    /// Makes agents report these utilizations, in thousandths, and 100 requests per second.
+    /// Makes the agents of the three backends report these utilizations, in thousandths, and 100
+    /// requests per second.
     fn utilize(&mut self, thousandths: [u32; 3]) {
         for (backend, utilization) in BACKENDS.iter().zip(thousandths) {
             self.report(backend, |agent| agent.load = [100_000, 0, utilization]);
@@ -119,8 +120,9 @@ fn a58_weights_are_requests_over_utilization() {
         stage.utilize([900, 300, 300]);
         stage.use_for(60);
         stage.stop_faults();
-        // 100 requests per second at 0.9 give a weight of 111; 100 at 0.3, twice, give 333 each:
-        // 111 of 778.
+        // 100 requests per second at a utilization of 0.9 give the first backend a weight of 111.
+        // The same rate at 0.3 gives each of the two others 333. So the share of the first is 111
+        // of 778.
         assert!((stage.shares()[0] - 1.0 / 7.0).abs() < 0.01, "{:?}", stage.shares());
     });
 }
@@ -159,16 +161,16 @@ fn all_members_of_an_active_service_are_polled_often() {
         assert_eq!(stage.sent.get(&address(BACKENDS[2])).copied(), before, "the backend gets no connects");
         let load = stage.load();
         assert!(!load.is_idle && (load.reporting, load.expected) == (3, 3), "{load:?}");
-        // The backend's next report arrives within an interval, plus a second for the daemon's
-        // tick.
+        // The backend's next report arrives within an interval, and the daemon's tick applies it at
+        // most a second later.
         stage.utilize([300, 300, 700]);
         stage.use_for(3);
         assert_eq!(stage.member(2).utilization, Some(0.7));
     });
 }
 
-/// An impossible utilization moves the backend's share to the clamp, as a possible one may, and
-/// moves no other share.
+/// An impossible utilization moves the backend's factor no further than its limit (the clamp),
+/// which a possible utilization may reach too. It moves no other share.
 #[test]
 fn an_absurd_report_moves_only_its_own_share_and_no_further_than_the_clamp() {
     script(&lines(FEEDBACK), |stage| {
@@ -314,7 +316,7 @@ fn slow_start_covers_new_and_recovered_backends_and_restarts() {
         stage.list(&[BACKENDS[0], BACKENDS[1], BACKENDS[2], new]);
         stage.use_for(2);
         stage.stop_faults();
-        // 64 seconds have passed, so the slow start has ended and the share is complete.
+        // 64 seconds have passed, so the slow start has ended and the backend has its full share.
         assert!(stage.shares().iter().all(|share| (share - 0.25).abs() < 0.02), "{:?}", stage.shares());
         stage.report(BACKENDS[0], |agent| agent.readiness = lb_report::wire::Readiness::LameDuck);
         stage.use_for(10);

@@ -86,7 +86,8 @@ fn round_robin_ignores_weights_and_random_follows_them() {
         let explained = stage.explained();
         assert!(explained.contains("share = 1 / members: round-robin ignores weights"), "{explained}");
         assert_eq!(got(stage, "weighted-round-robin"), [33, 991, 0]);
-        // Samples of a hash: the same in each run, but not in the order of the cursor.
+        // The samples come from a hash: they are the same in each run, but not in the order of the
+        // cursor.
         let [first, second, third] = got(stage, "random");
         assert!(
             (15..=55).contains(&first) && first != 33 && first + second == 1_024 && third == 0,
@@ -95,8 +96,8 @@ fn round_robin_ignores_weights_and_random_follows_them() {
     });
 }
 
-/// A cursor that started again with each table would send everything to the backends of the first
-/// entries.
+/// If a cursor started again with each table, it would send all connects to the backends of the
+/// first entries.
 #[test]
 fn the_cursor_continues_in_a_new_table() {
     script("", |stage| {
@@ -127,7 +128,7 @@ fn status_shows_the_actual_shares() {
     });
 }
 
-/// Ticks wrap after 52 days. Errors that had decayed to nothing would then count again.
+/// Ticks wrap after 52 days. If decayed errors were not removed, they would then count again.
 #[test]
 fn old_errors_are_removed_and_recent_ones_stay() {
     const DAY_NS: u64 = 86_400_000_000_000;

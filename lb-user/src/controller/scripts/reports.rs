@@ -1,6 +1,6 @@
-//! Scripts of reports, while daemons and agents start and stop. Other tests show which datagrams
-//! are believed (in `lb_report`), and that the kernel's receiver program follows the same rules
-//! (the local tests `xdp`).
+//! Scripts of reports, while daemons and agents start and stop. Other tests complete them: those of
+//! `lb_report` show which datagrams are believed, and the local tests `xdp` show that the kernel's
+//! receiver program follows the same rules.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -103,8 +103,8 @@ fn a_lame_duck_is_chosen_before_backends_at_their_limit() {
                 "the lame duck serves, because the others are at their limit"
             );
         }
-        // When all backends are at their limit, one that is not a lame duck is chosen in excess of
-        // it.
+        // When all backends are at their limit, a backend that is not a lame duck is chosen above
+        // its limit.
         assert_ne!(next(), address(BACKENDS[0]));
     });
 }
@@ -127,7 +127,7 @@ fn an_ejected_lame_duck_has_no_trial_before_it_is_ready() {
     });
 }
 
-/// The programs of all clients read the same word.
+/// The programs of all clients read the same word of the verdict array.
 #[test]
 fn all_clients_of_a_host_obey_a_report() {
     script(REPORTS, |stage| {
@@ -144,7 +144,8 @@ fn all_clients_of_a_host_obey_a_report() {
     });
 }
 
-/// If the backend's id went to another backend, the old rows would follow that backend's reports.
+/// If the backend's id were given to another backend, the old rows would follow the reports of that
+/// other backend.
 #[test]
 fn backends_of_a_leaving_client_stay_registered() {
     script(REPORTS, |stage| {
@@ -248,8 +249,8 @@ fn a_key_is_replaced_without_a_gap() {
     });
 }
 
-/// Otherwise, anyone who has a key and can write a list could report for a backend of another
-/// service.
+/// Otherwise, anyone who has the key of one service, and can write its list, could report for a
+/// backend of another service.
 #[test]
 fn a_service_believes_only_reports_with_its_own_key() {
     let (more, list) = ("10.96.0.11:80", "/lists/more.toml");
@@ -313,7 +314,7 @@ fn missing_keys_and_a_port_in_use_are_faults_and_reports_stay_valid() {
 }
 
 /// The agent has lost its disk, and its clock was ahead before. So its new numbers are lower than
-/// the believed ones.
+/// those of the reports that were believed.
 #[test]
 fn a_restarted_agent_with_lower_numbers_is_believed() {
     script(REPORTS, |stage| {

@@ -50,8 +50,8 @@ pub const SEED: u64 = 20_261_127;
 pub const CONFIG: &str = "/etc/socklb/socklb.toml";
 pub const LIST: &str = "/lists/users.toml";
 pub const PINS: &str = "/sys/fs/bpf";
-/// Seconds after which the daemon has done everything that it can. The longest pause after failures
-/// is half a minute.
+/// After this number of seconds the daemon has done everything that it can. The longest pause after
+/// failures is half a minute.
 const SETTLED: u32 = 64;
 /// The number of attempts to start; the chance that all of them fail is negligible.
 const STARTS: u32 = 100;
@@ -76,10 +76,11 @@ pub struct Disk(Mutex<DiskState>);
 
 #[derive(Default)]
 struct DiskState {
-    /// By path: the content of the file, and how many changes the disk had had when it was written.
+    /// For each file, by path: its content, and the number of changes of the disk up to its last
+    /// write.
     files: BTreeMap<PathBuf, (u64, Vec<u8>)>,
     changes: u64,
-    /// Paths that can be neither read nor written, and neither can files below them.
+    /// Paths that can be neither read nor written. This includes files below them.
     broken: BTreeSet<PathBuf>,
     /// Paths whose file system does not answer; this includes files below them.
     hung_paths: BTreeSet<PathBuf>,
@@ -468,8 +469,8 @@ pub struct Stage {
     runtime: tokio::runtime::Runtime,
     /// Events that the controller has not handled yet.
     inbox: VecDeque<Event>,
-    /// Selects the work that hangs for now. `hung` contains the work that has not been done because
-    /// of it.
+    /// Selects the work that hangs for now. `hung` contains the work that was selected and is not
+    /// done yet.
     pub hangs: fn(&BackgroundWork) -> bool,
     hung: Vec<BackgroundWork>,
     /// The notifications to the service manager without status lines; `state_line` is the last
@@ -723,7 +724,7 @@ impl Stage {
                     })
                     .collect(),
             ),
-            // Done without a thread, because there are two such pieces of work per second.
+            // This is done without a thread, because there are two such pieces of work per second.
             BackgroundWork::Look { service, source } => {
                 let result = self.disk.look(&source.file.path);
                 Event::Looked { service, source, result }
@@ -736,7 +737,7 @@ impl Stage {
         self.inbox.push_back(event);
     }
 
-    /// Does all work that hung, late.
+    /// Does all the work that has hung until now.
     pub fn finish_hung(&mut self) {
         self.hangs = |_| false;
         for work in std::mem::take(&mut self.hung) {
@@ -805,8 +806,8 @@ impl Stage {
         self.found(backends, ProbedHealth { health, why: Why::Probe, is_unconfirmed: false });
     }
 
-    /// The first probe of these backends fails by chance, and no second probe has corrected this
-    /// yet.
+    /// Makes the first probe of these backends fail, as if by chance. No second probe has corrected
+    /// this result yet.
     pub fn lose_first_probe(&mut self, backends: &[&str]) {
         self.found(
             backends,
@@ -835,7 +836,8 @@ impl Stage {
         self.changed(LIST);
     }
 
-    /// Reports a change at this path, as a watch does, and waits until the file counts as settled.
+    /// Reports a change at this path, as a watch does, and waits until the daemon considers that
+    /// the file has stopped changing.
     pub fn changed(&mut self, path: impl AsRef<Path>) {
         self.dispatch(Event::Changed([path.as_ref().to_owned()].into()));
         self.pass(lb_core::feed::SETTLE);

@@ -1,4 +1,4 @@
-//! Scripts of subsets: the endpoints that a task of a job uses, while lists, load and the
+//! Scripted tests of subsets: which endpoints a task of a job uses while lists, load and the
 //! configuration change.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,8 @@ impl Stage {
     }
 }
 
-/// Each of 5 tasks has an arc of three fifths of 7 backends: 4 1/5 backends.
+/// There are 5 tasks and 7 backends. The arc of each task has three fifths of the backends, which
+/// is 4 1/5 backends.
 #[test]
 fn the_edges_of_an_arc_show_in_the_shares() {
     script("", |stage| {
@@ -41,7 +42,7 @@ fn the_edges_of_an_arc_show_in_the_shares() {
         let indexed = (0..).zip(&seven).map(|(index, one)| format!("{}index = {index}\n", list_of(&[one])));
         stage.list_text(&indexed.collect::<String>());
         stage.stop_faults();
-        // Shares of 5, 5, 5, 5 and 1 of 21, in 1,024 entries.
+        // The shares are 5, 5, 5, 5 and 1 of 21, in a table of 1,024 entries.
         let expected: BTreeMap<_, _> =
             seven.iter().map(|one| address(one)).zip([244, 244, 244, 244, 48]).collect();
         let entries = |(backend, member): (SocketAddr, SubsetMember)| (backend, member.entries);
@@ -127,8 +128,8 @@ fn the_only_task_of_a_job_uses_300_backends() {
     });
 }
 
-/// Tests a size that follows from the list, and one that has to be computed: two tasks that choose
-/// at random leave out some of 60 backends unless both use all.
+/// Tests a size that follows from the list, and a size that has to be computed: if two tasks choose
+/// at random, they leave out some of 60 backends unless both use all.
 #[test]
 fn a_refused_list_names_the_needed_and_the_allowed_entries() {
     let both = "would have 2048 entries, limits.schedule_entries allows 1024";
@@ -149,8 +150,8 @@ fn a_refused_list_names_the_needed_and_the_allowed_entries() {
     }
 }
 
-/// Assignments are computed beside the loop. A reload in between must not receive the result for
-/// another task.
+/// Assignments are computed beside the loop. If a reload happens before a computation ends, the
+/// result for the earlier task must not be applied.
 #[test]
 fn a_reload_during_a_computation_ends_with_both_changes() {
     let lines = "subset = { algorithm = \"random\", size = 8 }";
