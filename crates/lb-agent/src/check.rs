@@ -1,7 +1,7 @@
-//! Health checks of an application: the methods, and one run of a check within its timeout.
+//! Health checks of an application: the methods, and one attempt of a check within its timeout.
 //!
-//! If a check cannot be run, its outcome is `Impossible`, which says nothing about the application.
-//! If the application fails the check, the outcome contains the reason.
+//! The outcome `Impossible` means that the check could not be made; it shows nothing about the
+//! application. If the application fails the check, the outcome contains the reason.
 
 use std::fmt;
 use std::io;
@@ -20,13 +20,13 @@ mod command;
 pub enum CheckMethod {
     /// Connects and closes.
     Tcp(SocketAddr),
-    /// Requests a page: a status from 200 to 299 passes.
+    /// Requests a page. A status from 200 to 299 passes.
     Http {
         at: SocketAddr,
         /// Path of the page, with its query.
         path: String,
     },
-    /// Runs a command: exit code 0 passes.
+    /// Runs a command. Exit code 0 passes.
     Command(Vec<String>),
 }
 
@@ -71,7 +71,7 @@ impl CheckMethod {
         Ok(Self::Http { at, path: path.to_owned() })
     }
 
-    /// Runs the check once. Takes at most `timeout`, plus the time to kill a command.
+    /// Makes the check once. Takes at most `timeout`, plus the time to kill a command.
     pub async fn run(&self, timeout: Duration) -> Outcome {
         match self {
             Self::Tcp(at) => within(timeout, "accept a connection", tcp(*at)).await,
@@ -105,8 +105,8 @@ async fn tcp(at: SocketAddr) -> Outcome {
     }
 }
 
-/// Connects, but refuses a connection of the socket to itself: TCP may create one if `at` is an
-/// ephemeral port of this host without a listener.
+/// Connects to `at`. Refuses a connection of the socket to itself, which TCP may create if `at` is
+/// an ephemeral port of this host and nothing listens there.
 ///
 /// # Errors
 /// If no process accepts the connection.
@@ -129,8 +129,8 @@ async fn http(at: SocketAddr, path: &str) -> Outcome {
     }
 }
 
-/// Decides from a connect error whether the application has failed, or this host could not run the
-/// check.
+/// Decides from a connect error whether the application has failed the check, or whether this host
+/// could not make the check.
 fn unconnected(at: SocketAddr, error: &io::Error) -> Outcome {
     use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
     match error.kind() {

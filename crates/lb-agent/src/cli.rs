@@ -1,4 +1,4 @@
-//! The commands `socklb agent ...`: their options, and what they do. They print nothing: each
+//! The commands `socklb agent ...`: their options, and their effects. They print nothing; each
 //! returns the text to print.
 
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ mod serve;
 
 pub use run::Run;
 
-/// The exit code for degraded: something works, but an operator should look.
+/// The exit code for a degraded state: something works, but an operator should examine it.
 const DEGRADED: u8 = 3;
 
 /// `socklb agent`.
@@ -213,8 +213,8 @@ fn backends(count: usize) -> String {
     if count == 1 { "1 backend".to_owned() } else { format!("{count} backends") }
 }
 
-/// Directory of the control socket: from the command line, else from the configuration at the
-/// default path, else the default.
+/// The directory of the control socket: the one on the command line, else the one in the
+/// configuration at the default path, else the default directory.
 fn client_directory(directories: &Directories) -> Result<PathBuf> {
     Ok(match &directories.run {
         Some(run) => std::path::absolute(run)?,
@@ -325,7 +325,7 @@ impl Serve {
                 Some(HealthCheck::new(check))
             }
         };
-        // The key file is read once: without a configuration file there is no reload.
+        // The key file is not followed, because without a configuration file there is no reload.
         Ok(BackendConfig { key_file: None, ..backend })
     }
 }

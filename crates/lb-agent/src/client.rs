@@ -17,10 +17,11 @@ use tokio::net::UnixStream;
 use crate::config::{AgentConfig, DEFAULT_PATH};
 use crate::serve::control;
 
-/// Timeout of an answer. The agent's event loop answers within milliseconds.
+/// Time limit for an answer. The agent's event loop answers within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Maximum size of an answer, in bytes. A status of all backends takes a hundredth of it.
+/// Maximum size of an answer, in bytes. A status with the maximum number of backends takes a
+/// hundredth of it.
 const MAX_BYTES: usize = 4 << 20;
 
 /// Why the agent did not answer, or refused.
@@ -32,7 +33,7 @@ pub enum ClientError {
     /// The socket cannot be opened.
     #[error("connect to {}", socket.display())]
     Connect { socket: PathBuf, source: io::Error },
-    /// The agent runs as a user that is not trusted.
+    /// The agent runs as a user that this program does not trust.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
     /// The agent did not answer in time.
@@ -77,9 +78,9 @@ impl Client {
         Self { socket: control::socket(run), run: run.to_owned() }
     }
 
-    /// Whether this host is expected to run an agent: the agent's directory exists, or it is the
-    /// default directory and the default configuration file exists. Both also exist while the agent
-    /// restarts.
+    /// Whether this host is expected to run an agent: either the directory of the control socket
+    /// exists, or it is the default directory and the default configuration file exists. Both
+    /// conditions also hold while the agent restarts.
     pub fn is_expected(&self) -> bool {
         self.run.exists() || self.run == AgentConfig::default().run && Path::new(DEFAULT_PATH).exists()
     }
@@ -148,7 +149,7 @@ impl Client {
 
 async fn exchange(stream: UnixStream, method: Method, uri: String) -> anyhow::Result<(StatusCode, Bytes)> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // The connection ends after the answer, and so does this task.
+    // This task ends when the connection ends, after the answer.
     tokio::spawn(connection);
     let request = hyper::Request::builder().method(method).uri(uri).header("host", "localhost");
     let response = sender.send_request(request.body(Empty::<Bytes>::new())?).await?;

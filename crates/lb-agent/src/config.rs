@@ -1,5 +1,5 @@
 //! The content of `agent.toml`: the backends of this host, and how the agent learns the health and
-//! load of each.
+//! load of each backend.
 //!
 //! In reading order: the values (this file), the rows of all keys (`keys`), the parsers of the text
 //! and of its key files (`read`, `key_file`), and the tables for the documentation page
@@ -41,8 +41,8 @@ pub const PORT: u16 = 9465;
 pub struct AgentConfig {
     /// The file that this configuration was read from, if any.
     pub path: Option<PathBuf>,
-    /// Addresses to listen at. `None`: [`PORT`] on all addresses of both families, or of IPv4 if
-    /// there is no IPv6.
+    /// Addresses to listen at. `None` means port [`PORT`] on all addresses of both families, or on
+    /// all IPv4 addresses if there is no IPv6.
     pub listen: Option<Vec<SocketAddr>>,
     /// Directory of the state that is stored for the next start.
     pub state: PathBuf,
@@ -102,7 +102,7 @@ pub struct BackendConfig {
     /// The health check; `None` if the agent does not check the backend's health.
     pub check: Option<HealthCheck>,
     pub utilization: Utilization,
-    /// How long a report is valid.
+    /// How long a client uses a report if no newer one arrives.
     pub valid_for: Duration,
     /// How long clients still treat a lame duck as a lame duck after its reports stop.
     pub hold: Duration,
@@ -160,7 +160,7 @@ impl HealthCheck {
         }
     }
 
-    /// How long a result counts if no newer one arrives: the time of three checks.
+    /// How long a result is used if no newer one arrives: the time of three checks.
     pub fn stale_after(&self) -> Duration {
         3 * (self.interval + self.timeout)
     }
@@ -174,7 +174,7 @@ pub enum Utilization {
     /// The application reports it. While it reports nothing, the agent measures the use of the
     /// cgroup.
     Cgroup {
-        /// Path relative to the mount of the cgroups.
+        /// The cgroup's path, relative to the mount of cgroups.
         cgroup: PathBuf,
         /// The processors that the cgroup can use, in thousandths. `None`: the smallest limit of
         /// the cgroup and of those above it, else the host's processors.

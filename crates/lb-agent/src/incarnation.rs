@@ -1,10 +1,10 @@
-//! The incarnation: a number that grows with each start of the agent, even if the disk is lost or
-//! the clock goes back.
+//! The incarnation: a number that is larger at each start of the agent, even if the disk is lost or
+//! the clock is set back.
 //!
-//! It is the last stored number plus one, or the wall clock's seconds if that is more. So a lost
-//! disk does no harm while the clock goes forward, and a clock that goes back does no harm while
-//! the disk is intact. If both happen at once, clients still accept the agent's answers, and accept
-//! its pushes after the first answer.
+//! The incarnation is the last stored number plus one, or the wall clock's seconds if that is more.
+//! So a lost disk does no harm if the clock was not set back, and a clock that was set back does no
+//! harm if the disk is intact. If both happen at once, clients still accept the agent's answers,
+//! and after the first answer they also accept its pushes.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -19,20 +19,20 @@ const FILE: &str = "incarnation";
 /// Maximum size of the file, in bytes. A number of 32 bits and a line break take eleven bytes.
 const MAX_BYTES: u64 = 64;
 
-/// The latest time of the clock that is used, in seconds. Even a clock that is a century fast
-/// leaves room for a million further starts.
+/// The latest time of the clock that is used, in seconds. Even if the clock is a century fast, a
+/// million further starts are possible.
 const LATEST: u32 = u32::MAX - 1_000_000;
 
 /// Returns the number of this start. `stored` is the last stored number.
 pub fn next(stored: Option<u32>, wall: SystemTime) -> u32 {
     let seconds = wall.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let seconds = u32::try_from(seconds).unwrap_or(u32::MAX).min(LATEST);
-    // At the maximum the number does not grow: clients accept answers of any incarnation.
+    // At the maximum, the number stays the same: clients accept answers of any incarnation.
     stored.map_or(seconds, |stored| stored.saturating_add(1).max(seconds))
 }
 
 /// Chooses the number of this start and stores it. If the directory cannot be used, the agent logs
-/// that and starts nevertheless, because reports matter more.
+/// this and starts nevertheless, because reports are more important.
 pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
     let stored = match stored(store) {
         Ok(stored) => stored,

@@ -1,5 +1,5 @@
-//! Creates keys for the commands: a service's key from the kernel's random numbers, a backend's key
-//! from its service's key.
+//! Creates keys for the commands: a service's key from random numbers of the kernel, and a
+//! backend's key from the key of its service.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub fn fill(bytes: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// A new key of a service, as a line of a key file.
+/// Creates a key of a service, as a line of a key file.
 ///
 /// # Errors
 /// If the kernel provides no random numbers.

@@ -1,13 +1,13 @@
 //! The agent that runs beside backends: it reports the state of each backend to clients that have
 //! its key and request a report. It needs no kernel programs and no root, except for `[xdp]`.
 //!
-//! In reading order: a backend's name as text ([`name`]; the reports themselves are in
-//! `lb-report`), the keys that authenticate reports ([`keys`]), health checks ([`check`]) and the
-//! measurement of load ([`utilization`]); the configuration ([`config`]), the number of this start
-//! ([`incarnation`]), the running agent ([`serve`]), its state ([`status`], [`metrics`]) and the
-//! client of its control socket ([`client`]); how a program reports a backend's readiness
-//! ([`reporter`]), the run of a backend's command from its start to its end ([`run`]), and the
-//! commands ([`cli`]).
+//! In reading order: a backend's name as text ([`name`]), the keys that authenticate reports
+//! ([`keys`]), health checks ([`check`]) and the measurement of load ([`utilization`]); the
+//! configuration ([`config`]) and the number of this start ([`incarnation`]); the running agent
+//! ([`serve`]), its state ([`status`], [`metrics`]) and the client of its control socket
+//! ([`client`]); how a program reports a backend's readiness ([`reporter`]), how a backend's
+//! command is run from its start to its end ([`run`]), and the commands ([`cli`]). The reports
+//! themselves are in `lb-report`.
 
 pub mod name;
 

@@ -1,4 +1,4 @@
-//! The metrics of an agent for Prometheus, as a page in OpenMetrics.
+//! The metrics of an agent, as a page in the OpenMetrics format for Prometheus.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use prometheus_client::registry::Registry;
 
 use crate::status::{AgentStatus, ReportedLoadStatus, ServedBackendStatus};
 
-/// The HTTP content type of a page.
+/// The HTTP content type of the metrics page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Returns the page of metrics.
 ///
 /// # Errors
-/// None: the page is in memory.
+/// None, because the page is written to memory.
 pub fn page(status: AgentStatus) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Page(status)));

@@ -12,16 +12,16 @@ pub use remote::{CLAIM, RemoteReporter};
 
 /// Reports the readiness of one backend.
 pub trait ReadinessReporter: Send {
-    /// Reports this readiness from now on. Returns once the agent has accepted it; from then on
-    /// clients are notified.
+    /// Reports this readiness from now on. Returns when the agent has accepted the readiness, and
+    /// clients are then notified.
     ///
     /// # Errors
     /// If the agent does not accept it. The caller retries.
     fn report(&mut self, readiness: Readiness) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// The number of clients that have sent a request recently and have not acknowledged the last
-    /// report. It is at least 1 until the agent has reported the backend for so long that every
-    /// client has sent a request.
+    /// report. If the agent has not yet reported the backend for so long that every client has sent
+    /// a request, the number is at least 1.
     ///
     /// # Errors
     /// If the agent does not answer.

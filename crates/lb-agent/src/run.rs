@@ -2,7 +2,7 @@
 //! is ready, and again before it ends ("Site Reliability Engineering", chapter 20, clean shutdown).
 //!
 //! In reading order: the options ([`Args`]); how a command ends ([`ProcessStatus`]); the pure state
-//! machine that decides what happens when ([`lifecycle`]); and the parts that carry it out: the
+//! machine that decides all actions ([`lifecycle`]); and the parts that carry out the actions: the
 //! processes and their groups, the terminal, the connections, the reports to the agent, and the one
 //! loop (`driver`). While [`run`] is active, nothing else in this process may start children.
 
@@ -46,7 +46,7 @@ use self::terminal::Terminal;
 use crate::reporter::ReadinessReporter;
 
 /// Runs a command as the backend at this address, and reports its readiness to the agent through
-/// `reporter`. Signals that arrived earlier are handled first. Returns how the command ended, for
+/// `reporter`. Handles signals that arrived earlier first. Returns how the command ended, for
 /// [`ProcessStatus::end`].
 pub async fn run<V: ReadinessReporter + 'static>(
     args: Args,

@@ -2,11 +2,11 @@
 //! exchange messages with it.
 //!
 //! In reading order: the queries to the loop (`query`) and the programs that send them
-//! (`registrations`); the sources of facts (`checks`, `measuring`, `udp`); the kernel's answers in
-//! the agent's place (`responding`); the stored state (`lame_duck_store`); the loop (`event_loop`),
-//! how it applies queries (`verbs`) and a changed configuration (`reload`), and its status
-//! (`showing`); and HTTP (`pages`, `control`). An agent is started here, by the command `socklb
-//! agent serve` or within a program that runs a backend.
+//! (`registrations`); the inputs (`checks`, `measuring`, `udp`); the kernel's answers in the
+//! agent's place (`responding`); the stored state (`lame_duck_store`); the loop (`event_loop`),
+//! which applies queries (`verbs`) and a changed configuration (`reload`) and shows its status
+//! (`showing`); and HTTP (`pages`, `control`). Two callers start an agent here: the command `socklb
+//! agent serve`, and a program that runs a backend and has its own agent.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -72,28 +72,28 @@ use responding::Responding;
 enum AgentEvent {
     /// A health check has ended.
     Checked { name: Name, number: u64, outcome: Outcome },
-    /// Cgroups were read.
+    /// The cgroups were read.
     Measured(Vec<(Name, Measured)>),
     /// The configuration was read.
     Read(Result<Box<AgentConfig>, String>),
-    /// Directories are watched from now on.
+    /// The watches of directories are in place.
     Watched,
 }
 
-/// Reads the configuration again, in the same way as for the start.
+/// Reads the configuration again, in the same way as at the start.
 pub type Reread = Arc<dyn Fn() -> Result<AgentConfig> + Send + Sync>;
 
-/// What an agent does besides reporting.
+/// What an agent does besides reporting the state of backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The host's agent: it has a control socket, stores its state, follows its file, and notifies
-    /// the service manager.
+    /// The host's agent. It has a control socket, stores its state, applies changes of its file,
+    /// and notifies the service manager.
     Host,
-    /// An agent in the process of the program that runs the backend; it only reports.
+    /// An agent in the process of a program that runs a backend. It only reports.
     Within,
 }
 
-/// A running agent. Dropping it ends it; [`Agent::stop`] also cleans up.
+/// A running agent. Dropping it ends the agent; [`Agent::stop`] also cleans up.
 pub struct Agent {
     queries: mpsc::Sender<Query>,
     addresses: Vec<SocketAddr>,
@@ -102,14 +102,14 @@ pub struct Agent {
     socket: Option<PathBuf>,
 }
 
-/// Maximum number of HTTP connections at a time, for each port and for the control socket.
+/// Maximum number of simultaneous HTTP connections, for each port and for the control socket.
 const CONNECTIONS: usize = 64;
 
-/// Maximum number of waiting queries, and of waiting events. Beyond it, senders wait.
+/// Maximum number of waiting queries, and of waiting events. If there are that many, senders wait.
 const WAITING: usize = 256;
 
-/// Starts an agent in the caller's runtime. When this returns, the agent answers. With `reread` the
-/// agent applies changes of its file.
+/// Starts an agent in the caller's runtime. The agent answers requests by the time this function
+/// returns. If `reread` is given, the agent applies changes of its file.
 ///
 /// # Errors
 /// If the agent cannot listen at an address, or another agent has the control socket.
@@ -172,12 +172,12 @@ pub async fn start(config: AgentConfig, role: Role, reread: Option<Reread>) -> R
 struct StoredState {
     incarnation: u32,
     lame_duck_lists: LameDuckLists,
-    /// Stores changes. Stores nothing if the earlier state cannot be read.
+    /// Stores changes of the state. Stores nothing if the earlier state cannot be read.
     lame_duck_store: LameDuckStore,
 }
 
 impl StoredState {
-    /// Time limit for reading the directory: a start without the state is better than no reports.
+    /// Time limit for reading the directory. A start without the state is better than no reports.
     const WITHIN: Duration = Duration::from_secs(5);
 
     /// Reads the state directory on a separate thread, because its file system may hang.
@@ -204,7 +204,7 @@ impl StoredState {
     }
 
     fn read(store: &StateDirectory, wall: SystemTime) -> Self {
-        // The lame ducks are read first, because the write of the incarnation waits for the disk.
+        // The lame ducks are read first, because writing the incarnation waits for the disk.
         let lame_duck_lists = LameDuckLists::read(store);
         let incarnation = incarnation::draw(store, wall);
         match lame_duck_lists {
@@ -239,7 +239,7 @@ impl StoredState {
     }
 }
 
-/// Watches files. Without a watch, changes are applied only on SIGHUP.
+/// Watches files. Without a watch, the agent applies changes only on SIGHUP.
 fn watch(config: &AgentConfig) -> Watch {
     if config.path.is_none() {
         return Watch::none();
@@ -280,11 +280,11 @@ impl Agent {
         let _ = self.queries.send(Query::Reload).await;
     }
 
-    /// Waits until all clients have acknowledged the last change, but at most for `within`.
+    /// Waits until all clients have acknowledged the last change, but no longer than `within`.
     pub async fn wait_acknowledged(&self, within: Duration) {
         let all_have = async {
             let mut looks = tokio::time::interval(Duration::from_millis(10));
-            // Runs until there is no client to wait for; the caller's time limit bounds it.
+            // Runs until all clients have acknowledged; the caller's time limit bounds it.
             while let Some(status) = query::status(&self.queries).await
                 && status.backends.iter().any(|backend| backend.unheard > 0)
             {
@@ -294,12 +294,12 @@ impl Agent {
         let _ = tokio::time::timeout(within, all_have).await;
     }
 
-    /// Ends the agent, and frees its ports and its socket for a successor. Clients continue with
+    /// Ends the agent, and frees its ports and its socket for the next agent. Clients continue with
     /// its last reports.
     pub async fn stop(mut self) {
         let _ = self.queries.send(Query::Stopping).await;
-        // The socket is removed before the listener is closed: until then no other agent can have
-        // put its socket at the path.
+        // The socket is removed before the listener is closed: while the listener exists, no other
+        // agent can have put a socket of its own at the path.
         if let Some(socket) = self.socket.take() {
             let _ = std::fs::remove_file(socket);
         }

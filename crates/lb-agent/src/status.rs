@@ -24,7 +24,7 @@ pub struct AgentStatus {
     pub faults: Vec<String>,
     /// The configuration file, if there is one.
     pub configuration: Option<Configuration>,
-    /// The network interfaces on which the kernel is to answer in the agent's place.
+    /// The network interfaces on which the kernel should answer in the agent's place.
     pub interfaces: Vec<InterfaceStatus>,
     pub backends: Vec<ServedBackendStatus>,
     pub datagrams: DatagramCounts,
@@ -34,7 +34,8 @@ pub struct AgentStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Configuration {
     pub path: String,
-    /// Why the current file cannot be used, if it cannot. The earlier configuration stays in force.
+    /// Why the current file cannot be used; `None` if it can. If it cannot, the earlier
+    /// configuration stays in force.
     pub error: Option<String>,
     /// Keys that have changed in the file and need a restart.
     pub takes_a_restart: Vec<String>,
@@ -50,15 +51,15 @@ pub struct ServedBackendStatus {
     pub why: String,
     /// Seconds since the readiness changed.
     pub since_seconds: f64,
-    /// Whether the operator has made it a lame duck.
+    /// Whether the operator has made the backend a lame duck.
     pub operator_lame_duck: bool,
     pub check: Option<HealthCheckStatus>,
-    /// The program that runs it and reports its readiness.
+    /// The program that runs the backend and reports its readiness.
     pub runner: Option<Runner>,
     pub load: Option<ReportedLoadStatus>,
     /// Clients that are notified of changes.
     pub subscribers: usize,
-    /// The subscribers that have sent a request recently and have not acknowledged the last change.
+    /// The subscribers that have sent a request recently but have not acknowledged the last change.
     pub unheard: usize,
     /// The IDs of its keys, with the key in use first.
     pub keys: Vec<u16>,
@@ -77,11 +78,11 @@ pub struct HealthCheckStatus {
 /// A program that runs a backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Runner {
-    /// Process ID; `None` if the program has registered only with an earlier start of the agent.
+    /// Process ID; `None` if the program has registered only before the agent restarted.
     pub process: Option<u32>,
     /// The user of the process.
     pub user: Option<u32>,
-    /// Whether it has renewed its registration in time.
+    /// Whether the program has renewed its registration in time.
     pub alive: bool,
     /// How often other programs have claimed the backend.
     pub others_refused: u64,
@@ -107,11 +108,11 @@ pub struct ReportedLoadStatus {
 pub struct DatagramCounts {
     /// Requests that were answered.
     pub answered: u64,
-    /// The part of `answered` that the kernel answered.
+    /// How many of the `answered` requests the kernel answered.
     pub answered_by_kernel: u64,
     /// Datagrams that were not answered, by reason.
     pub refused: BTreeMap<String, u64>,
-    /// Pushes; each repetition counts as one.
+    /// Pushes that were sent; each repetition counts as one.
     pub pushed: u64,
     /// Answers and pushes that the kernel refused to send.
     pub unsent: u64,

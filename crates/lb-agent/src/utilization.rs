@@ -1,8 +1,8 @@
-//! How much of its capacity a backend uses: how long the tasks of its cgroup have run on
-//! processors, and how long at least one of them has waited for a processor.
+//! How much of its capacity a backend uses. This is computed from two times: how long the tasks of
+//! its cgroup have run on processors, and how long at least one task has waited for a processor.
 //!
-//! Both are counted, because the use does not rise when neighbours occupy the processors. This file
-//! has the arithmetic; `cgroup` reads the files of the kernel.
+//! The time of waiting counts because the time on processors does not rise when neighbours occupy
+//! the processors. This file has the arithmetic; `cgroup` reads the files of the kernel.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,16 +25,17 @@ pub fn below_the_mount(text: &str) -> Option<PathBuf> {
     (is_below && !path.as_os_str().is_empty()).then(|| path.to_owned())
 }
 
-/// The use of a cgroup up to some time.
+/// The use of a cgroup up to the time of reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// When it was read.
+    /// When the use was read.
     pub at: Instant,
     /// Time on processors, of all its threads together.
     pub used: Duration,
-    /// Time in which at least one task waited for a processor, if the kernel counts it.
+    /// Time in which at least one task waited for a processor; `None` if the kernel does not count
+    /// it.
     pub waited: Option<Duration>,
-    /// The processors that it can use, in thousandths.
+    /// The processors that the cgroup can use, in thousandths.
     pub cores: u32,
 }
 
@@ -48,10 +49,11 @@ impl Usage {
         let of_capacity = used.as_micros() * 1_000_000 / (window.as_micros().max(1) * cores);
         let waited = match (self.waited, before.waited) {
             (Some(now), Some(before)) => now.checked_sub(before)?,
-            // The kernel has begun or stopped to count it.
+            // Between the two readings, the kernel has begun or stopped to count the time of
+            // waiting.
             (None, _) | (_, None) => Duration::ZERO,
         };
-        // Throttling is counted per processor, and may be longer than the elapsed time.
+        // Throttling is counted per processor, and so may be longer than the elapsed time.
         let share = (waited.as_micros() * 1000 / window.as_micros().max(1)).min(1000);
         Some((u32::try_from(of_capacity + share).unwrap_or(u32::MAX - 1), window))
     }

@@ -1,6 +1,6 @@
-//! The program that the tests run: `run` is `socklb agent run` with an agent that records the
-//! reports it receives, `serve` is an application that records the signals it receives. Both write
-//! lines to the same file, so that it has their order.
+//! The program that the tests run. `run` is `socklb agent run` with an agent that records the
+//! reports it receives. `serve` is an application that records the signals it receives. Both write
+//! their lines to the same file, so that the file shows their order.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -74,8 +74,8 @@ fn write(log: &Path, line: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Records the reports that it receives. Fails while a file `broken` exists beside the log. While a
-/// file `unacknowledged` exists there, one client has not acknowledged.
+/// Records the reports that it receives. If a file `broken` exists beside the log, a report fails.
+/// If a file `unheard` exists there, one client has not acknowledged.
 struct Diary {
     log: PathBuf,
 }
@@ -108,7 +108,7 @@ fn serve(log: &Path, address: SocketAddr) -> anyhow::Result<()> {
 }
 
 async fn take_signals(log: &Path, stubborn: bool) -> anyhow::Result<ExitCode> {
-    // SIGRTMIN + 3 as libc counts; systemd uses it for itself.
+    // This is SIGRTMIN + 3 as libc counts; systemd uses that signal for itself.
     const REAL_TIME: i32 = 37;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -1,4 +1,5 @@
-//! An agent over real sockets: its answers, its pushes, and the pages that every client may read.
+//! Tests of an agent over real sockets: its answers, its pushes, and the pages that every client
+//! may read.
 
 mod stage;
 
@@ -20,8 +21,8 @@ fn refused(status: &lb_agent::status::AgentStatus) -> u64 {
     status.datagrams.refused.values().sum()
 }
 
-/// Waits until all clients have acknowledged. A new agent also waits for clients that may not have
-/// sent a request yet.
+/// Waits until all clients have acknowledged. With a new agent, this includes clients that may not
+/// have sent a request yet.
 async fn wait_all_acknowledged(reporter: &mut LocalReporter) {
     let look = async {
         let mut looks = tokio::time::interval(Duration::from_millis(10));
@@ -133,7 +134,7 @@ async fn an_operators_lame_duck_survives_an_agent_restart() {
     assert!(after.incarnation > before.incarnation);
     stage.post("/v1/ready", &[("backend", "10.0.0.1:80")]).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "unknown", "nobody says more of it");
-    // An operator can also undo the lame duck of a backend that is gone.
+    // An operator can also undo the lame duck of a backend that no longer exists.
     let run = stage.folder.path().join("run");
     let other = lb_agent::name::parse("10.0.0.2:80").unwrap();
     let reporter =
@@ -187,8 +188,8 @@ async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
     assert_eq!(UdpRequester::of(&stage.agent).await.exchange(0).await.readiness(), Some(Readiness::Ready));
     first.leave().await.unwrap();
     assert_eq!(stage.status().await.backends, []);
-    // A program that is killed has the backend for a while, and the next program waits for that
-    // time.
+    // After a program was killed, it still has the backend for a while. The next program waits
+    // until that time is over.
     drop(register(Some(keys())).await.unwrap());
     let next = RemoteReporter::register(&run, name(), Some(keys()), Readiness::LameDuck, CLAIM).await;
     next.unwrap().leave().await.unwrap();
@@ -225,7 +226,7 @@ async fn the_agent_receives_changed_keys_of_a_program() {
     write(8);
     reporter.follow(file.clone()).await;
     stage.until(|status| status.backends[0].keys == [8]).await;
-    // A fault changes nothing; the next good file is used.
+    // A file with a fault changes nothing. The next file without a fault is used.
     fs::write(&file, "8 x\n").unwrap();
     reporter.follow(file.clone()).await;
     assert_eq!(stage.status().await.backends[0].keys, [8]);
@@ -233,8 +234,8 @@ async fn the_agent_receives_changed_keys_of_a_program() {
     stage.until(|status| status.backends[0].keys == [9]).await;
 }
 
-/// If the agent's file has other keys than the program, because only one of them has been changed
-/// yet, the agent's keys count.
+/// If the keys in the agent's file and in the program's file differ, because only one file has been
+/// changed yet, the agent's keys apply.
 #[tokio::test]
 async fn a_program_registers_while_only_one_file_has_the_new_key() {
     let stage = Stage::with(vec![backend()]).await;
@@ -249,7 +250,7 @@ async fn a_program_registers_while_only_one_file_has_the_new_key() {
     }
     let error = register(format!("7 {other}\n")).await.err().unwrap().to_string();
     assert!(error.contains("the configuration has other keys for 10.0.0.1:80"), "{error}");
-    // If the agent refuses the keys of a file, the registration of the program stays.
+    // If the agent refuses the keys of a file, the program stays registered.
     let mut reporter = register(format!("7 {same}\n")).await.unwrap();
     let file = stage.folder.path().join("key");
     fs::write(&file, format!("7 {other}\n")).unwrap();
@@ -268,10 +269,10 @@ async fn a_program_without_keys_waits_for_the_agent() {
             RemoteReporter::register(&run, name(), keys, Readiness::LameDuck, Duration::from_hours(1));
         tokio::time::timeout(stage::DEADLINE, registered)
     };
-    // A program that has the keys can be an agent itself, so it does not wait.
+    // A program that has the keys does not wait, because it can be an agent itself.
     let error = register(Some(keys())).await.expect("nobody is waited for").err().unwrap();
     assert!(matches!(error, ClientError::NotRunning(_)), "{error}");
-    // The wait begins before there is an agent.
+    // The wait begins before any agent runs.
     let agent = async {
         tokio::task::yield_now().await;
         start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap()
@@ -311,7 +312,7 @@ async fn a_lame_duck_stays_one_after_its_program_dies() {
     };
     // The check passes all the time.
     assert_eq!(stage.until(is_dead).await.backends[0].readiness, "lame-duck");
-    // The next program reports the readiness.
+    // The next program reports the readiness of the backend.
     let _next = RemoteReporter::register(&run, name(), None, Readiness::Ready, Duration::ZERO).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "ready");
 }
@@ -325,7 +326,7 @@ async fn a_lame_duck_stays_one_after_an_agent_restart() {
     let run = stage.folder.path().join("run");
     let reporter =
         RemoteReporter::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
-    // The program is killed as well, so that only the agent has the state.
+    // The program is killed as well, so that only the agent knows the state.
     drop(reporter);
     let Stage { folder, agent } = stage;
     agent.stop().await;
@@ -339,8 +340,8 @@ async fn a_lame_duck_stays_one_after_an_agent_restart() {
     assert_eq!(status.backends[0].readiness, "lame-duck", "{status:?}");
     let runner = status.backends[0].runner.as_ref().expect("it is remembered");
     assert_eq!((runner.alive, runner.process), (false, None));
-    // The next program reports the readiness. If it reported ready before it died, the check
-    // decides.
+    // The next program reports the readiness. Its last report before it dies is ready, so the check
+    // decides after its death.
     let mut reporter =
         RemoteReporter::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
     reporter.report(Readiness::Ready).await.unwrap();
@@ -368,7 +369,7 @@ async fn a_program_registers_again_after_an_agent_restart() {
     assert!(reporter.report(Readiness::Ready).await.is_err());
     let agent = start(stage::config(folder.path(), vec![]), Role::Host, None).await.unwrap();
     let stage = Stage { folder, agent };
-    // The registration is repeated without another report.
+    // The program registers again by itself, without another report.
     stage.until(|status| status.backends.first().is_some_and(|backend| backend.readiness == "ready")).await;
     drop(reporter);
     let dead =
@@ -402,18 +403,19 @@ async fn a_changed_configuration_is_applied_as_a_whole_or_not_at_all() {
         fs::write(at("new"), text).unwrap();
         fs::rename(at("new"), at("agent.toml")).unwrap();
     };
-    // The agent sees a change by itself, also one from before its directory was watched.
+    // The agent detects a change by itself, even a change from before its directory was watched.
     let other = text("").replace(":80'", ":81'");
     write(&(text(directories) + &other));
     stage.until(|status| status.backends.len() == 2).await;
-    // A fault changes nothing, and the status reports it.
+    // A file with a fault changes nothing, and the status reports the fault.
     write("listen = 7");
     stage.agent.reload().await;
     let error = |status: &lb_agent::status::AgentStatus| status.configuration.as_ref().unwrap().error.clone();
     let status = stage.until(|status| error(status).is_some()).await;
     assert!(error(&status).unwrap().contains("listen must be a list"), "{status:?}");
     assert_eq!(status.backends.len(), 2);
-    // Keys that need a restart are named, and the others are applied. Key files are read again.
+    // The status names changed keys that need a restart. The other changes are applied. Key files
+    // are read again.
     fs::write(at("key"), format!("8 {}\n", "0e".repeat(16))).unwrap();
     write(&text("listen = '127.0.0.2:0'\nstate = 'state'\nrun = 'run'"));
     stage.agent.reload().await;

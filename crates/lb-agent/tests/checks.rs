@@ -1,5 +1,5 @@
-//! Health checks of real sockets and commands: what passes, what fails and why, and which outcome
-//! is no statement about the application.
+//! Health checks of real sockets and commands: which checks pass, which fail and why, and which
+//! outcome shows nothing about the application.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use lb_report::agent::streak::Outcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-/// Longer than any check that is not meant to exceed its time.
+/// Longer than any check takes, except for checks that must exceed their time.
 const LONG: Duration = Duration::from_secs(20);
 
 /// A server that answers one request with these bytes, and then closes or waits.
@@ -66,7 +66,7 @@ async fn a_page_passes_by_its_status_and_redirects_fail() {
 async fn a_huge_page_is_not_read_and_a_slow_head_fails_in_time() {
     let mut huge = b"HTTP/1.1 200 OK\r\n\r\n".to_vec();
     huge.resize(200_000, b'x');
-    // The page does not end, and the check does not wait for it.
+    // The server never ends the page, and the check does not wait for the end.
     assert_eq!(http(&huge, false, LONG).await, Outcome::Passed);
     let mut head = b"HTTP/1.1 200 OK\r\nx: ".to_vec();
     head.resize(200_000, b'x');
@@ -89,7 +89,7 @@ async fn a_command_passes_by_its_exit_code_and_an_unstartable_command_is_impossi
     }
 }
 
-/// Only the command and its child can write to the pipe: when it is closed, both are dead.
+/// Only the command and its child can write to the pipe, so when the pipe is closed, both are dead.
 #[tokio::test]
 async fn a_command_that_takes_too_long_is_killed_with_all_that_it_has_started() {
     let folder = tempfile::tempdir().unwrap();
@@ -101,8 +101,8 @@ async fn a_command_that_takes_too_long_is_killed_with_all_that_it_has_started() 
     let checked = tokio::spawn(async move { command(&["sh", "-c", &script], Duration::from_secs(1)).await });
     let mut reader = reader;
     let mut text = String::new();
-    // Ends when the last process that can write to the pipe is dead. Until the command has opened
-    // it, there is none.
+    // The loop ends when the last process that can write to the pipe is dead. Before the command
+    // opens the pipe, no process can write to it.
     let ended = tokio::time::timeout(LONG, async {
         while !text.contains("begun") {
             text.clear();

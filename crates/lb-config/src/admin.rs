@@ -1,20 +1,20 @@
-//! The `[admin]` table: which group may change what the daemon does, besides root and the daemon's
-//! own user.
+//! The `[admin]` table: the group whose members may change what the daemon does, like root and the
+//! daemon's own user.
 
 use super::keys::admin::{GROUP, SECTION};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
 
-/// Reads the group; `None` if none is named. The daemon checks at its start whether the host has
-/// this group.
+/// Reads the group; `None` if the table names none. The daemon checks at its start that the host
+/// has this group.
 pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<String> {
     let table = root.table(&SECTION, report);
     GROUP.take_written(&table, report).flatten()
 }
 
 pub fn group(text: &str) -> Result<String, Refusal> {
-    // The characters that useradd(8) and similar tools allow, at most 32 of them.
+    // At most 32 of the characters that useradd(8) and similar tools allow.
     let is_name = !text.is_empty()
         && text.len() <= 32
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));

@@ -1,7 +1,7 @@
-//! The cgroup of a client: a path below the cgroup2 mount, not nested with the cgroups of other
-//! clients.
+//! The cgroup of a client: a path below the cgroup2 mount. Cgroups of clients may not nest.
 //!
-//! This module does not check whether the cgroup exists: it may appear while the daemon runs.
+//! This module does not check that the cgroup exists, because it may be created while the daemon
+//! runs.
 
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
@@ -9,10 +9,11 @@ use std::path::{Component, Path, PathBuf};
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::Refusal;
 
-/// Hierarchies of cgroup version 1 on a hybrid host. Programs cannot attach to cgroups in them.
+/// Hierarchies of cgroup version 1 on a hybrid host. Programs cannot be attached to cgroups in
+/// them.
 const CONTROLLERS_V1: &str = "blkio cpu cpuacct cpuset devices freezer hugetlb memory misc net_cls net_prio perf_event pids rdma systemd";
 
-/// Reads the path of a cgroup below the mount, in its one normal form.
+/// Reads the path of a cgroup below the mount, and returns it in its one normal form.
 pub fn parse(text: &str) -> Result<String, Refusal> {
     let cgroup = below_mount(text);
     cgroup.map_err(|(why, help)| (format!("{} {why}", quote(text)), Some(help)))
@@ -48,7 +49,8 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
     if components().any(|component| component == Component::ParentDir) {
         return Err(("contains \"..\"", example()));
     }
-    // A "." has no effect, and two spellings of one path would hide that both are the same cgroup.
+    // Each "." is dropped: it has no effect, and two spellings of one path would hide that both
+    // name the same cgroup.
     let names = components().filter(|component| *component != Component::CurDir);
     let cgroup = names.collect::<PathBuf>().to_string_lossy().into_owned();
     if cgroup.is_empty() {
@@ -62,9 +64,9 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
 pub struct ClientCgroups(Vec<(PathBuf, String, Range<usize>)>);
 
 impl ClientCgroups {
-    /// Refuses a cgroup that is inside another client's cgroup or contains it. The programs of both
-    /// clients would run for the inner cgroup, and each would balance addresses that the other had
-    /// rewritten.
+    /// Refuses a cgroup that is inside another client's cgroup or contains it. For the inner
+    /// cgroup, the programs of both clients would run, and each client would balance addresses that
+    /// the other client had rewritten.
     pub fn add(
         &mut self,
         cgroup: &str,

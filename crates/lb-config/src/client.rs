@@ -1,8 +1,8 @@
 //! The `[[client]]` tables.
 //!
-//! A client's task number decides its subsets, so it must be right on every host. The number is
-//! written, or read from the environment or the host name. This module does not check whether a
-//! cgroup exists.
+//! A client's task number decides its subsets, so it must be right on every host. The number is in
+//! the configuration, or it is read from the environment or the host name. This module does not
+//! check that a cgroup exists.
 
 use lb_core::limits::Limits;
 use lb_core::service::Task;
@@ -91,8 +91,8 @@ fn read_services<'s>(
         let Some(declared) = find(services.as_slice(), name) else {
             let known: Vec<_> = services.as_slice().iter().filter_map(|declared| declared.name).collect();
             let help = format!("{}services: {}", did_you_mean(name, &known), known.join(", "));
-            // `add_absent` drops this fault if any line could not be parsed: the service's table
-            // may begin in that line.
+            // `add_absent` drops this fault if any line could not be parsed, because the service's
+            // table may begin in that line.
             report.add_absent(item.span(), format!("no service is named {}", quote(name)), help);
             continue;
         };
@@ -107,8 +107,8 @@ fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared
     services.iter().find(|declared| declared.name == Some(name))
 }
 
-// Checks that the limits have room for the map entries that the client needs at least. No endpoint
-// file has been read yet, so the final need may be larger.
+// Checks that the limits have room for the minimum number of map entries that the client needs. No
+// endpoint file has been read yet, so the client may need more in the end.
 fn check_limits(
     table: &Table<'_>,
     name: Option<&str>,

@@ -1,5 +1,5 @@
-//! The `ejection` of a `[[service]]`: after how many failures in a row a backend is ejected, and
-//! for how long.
+//! The `ejection` of a `[[service]]`: after how many failures a backend is ejected, and for how
+//! long.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use lb_document::in_units;
 /// The value that turns ejection off.
 const OFF: &str = "off";
 
-/// The value of a written `ejection` key.
+/// The value of the key `ejection`, if it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EjectionSetting {
     /// `None` if no backend is ever ejected.
@@ -24,8 +24,8 @@ pub struct EjectionSetting {
     pub span: Range<usize>,
 }
 
-/// Reads the key of a service's table: the inner `None` if it is not written, the outer one if it
-/// is wrong.
+/// Reads the key of a service's table. The inner `None` means that the key is not written, the
+/// outer `None` that it is wrong.
 pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<EjectionSetting>> {
     let Some(item) = EJECTION.item(table, report) else { return Some(None) };
     let span = item.span();
@@ -49,7 +49,7 @@ pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<O
 }
 
 /// Refuses a first ejection that is longer than the longest one. Reports the fault at `base` if
-/// that is written, else at `max`.
+/// `base` is written, else at `max`.
 fn check_order(table: &Table<'_>, base: Duration, max: Duration, report: &mut DiagnosticCollector<'_>) {
     if base <= max {
         return;

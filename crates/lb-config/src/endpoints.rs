@@ -1,9 +1,9 @@
-//! Parses the endpoints of one service from a file: socklb's own TOML, or the JSON or YAML that
-//! other programs write.
+//! Parses the endpoints of one service from a file. The file is in socklb's own TOML format, or in
+//! JSON or YAML that other programs write.
 //!
-//! A file is accepted as a whole or refused as a whole: a half-written file must not remove
-//! backends from the service. This module parses text only. The caller decides when to read the
-//! file, and retains the last good list if this module refuses the new one.
+//! A file is accepted as a whole or refused as a whole, so that a half-written file cannot remove
+//! backends from the service. This module only parses text. The caller decides when to read the
+//! file, and retains the last valid list if this module refuses the new one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -41,8 +41,8 @@ mod yaml;
 
 use json::JsonDocument;
 
-/// The largest endpoint file that is read, which bounds memory and time when the operator names the
-/// wrong file: 16,384 endpoints in TOML need about 2 MiB.
+/// The maximum size of an endpoint file in bytes: 16,384 endpoints in TOML need about 2 MiB. It
+/// bounds memory and time if the operator names the wrong file.
 pub const MAX_FILE_BYTES: usize = 4 << 20;
 
 section! {
@@ -62,7 +62,8 @@ section! {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
     pub list: EndpointList,
-    /// The ignored parts of the file and the reasons: sentences without a full stop.
+    /// The ignored parts of the file, each with the reason. A note is a sentence without a full
+    /// stop.
     pub notes: Vec<String>,
 }
 
@@ -90,7 +91,7 @@ fn is_yaml(text: &str) -> bool {
         || key.is_some_and(|(key, _)| is_key(key))
 }
 
-/// An endpoint file that is being read, and what its reader knows about its purpose.
+/// An endpoint file that is being read, and what its reader knows about the use of the file.
 #[derive(Clone, Copy, Debug)]
 pub struct ListContext<'a> {
     /// A name that ends in `.json`, `.yaml` or `.yml` decides the format if the text does not.
@@ -104,7 +105,8 @@ pub struct ListContext<'a> {
 }
 
 impl ListContext<'_> {
-    /// Notes that `port_name` has no effect for these entries, because their ports have no names.
+    /// Adds a note that `port_name` has no effect for these entries, because their ports have no
+    /// names.
     fn note_port_name(&self, entries: &[ListEntry], notes: &mut Vec<String>) {
         if let Some(port_name) = self.port_name.filter(|_| !entries.is_empty()) {
             notes.push(format!(
@@ -115,8 +117,8 @@ impl ListContext<'_> {
     }
 }
 
-/// Parses the content of an endpoint file. The beginning of the text, or else the file name, shows
-/// whether it is JSON or YAML; otherwise it is TOML.
+/// Parses the content of an endpoint file. The beginning of the text shows whether it is JSON or
+/// YAML; if it does not, the file name decides. In all other cases the text is TOML.
 ///
 /// # Errors
 /// All faults of the file. A file without any endpoint is a fault.
@@ -168,7 +170,7 @@ fn document<'t>(
 ) -> Option<JsonDocument<'t>> {
     let named_yaml = format_of(path) == "yaml";
     let json = JsonDocument::json(text, named_yaml);
-    // JSON is also valid YAML, but the JSON reader reports faults of JSON better.
+    // JSON is also valid YAML, but the reader of JSON describes faults of JSON better.
     if is_json(text.as_bytes()) && !(named_yaml && json.root().is_err()) {
         Some(json)
     } else if named_yaml || is_yaml(text) {
@@ -233,8 +235,10 @@ fn read_toml(text: &str, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry>
     tables.iter().filter_map(|table| read_table(table, report)).collect()
 }
 
-// One fault of an entry does not hide another: every part that can be read is checked. An entry
-// with neither address nor index, as at the end of a truncated file, causes no further fault.
+// A fault of one part of an entry does not hide other faults: every part that can be read is
+// checked. An entry with neither address nor index, as at the end of a truncated file, causes no
+// further fault.
+// further fault.
 fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<ListEntry> {
     let address = keys::ADDRESS.item(table, report);
     let is_cut = address.is_none() && table.get(keys::INDEX.name).is_none();
@@ -255,14 +259,14 @@ fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option
 pub enum Index {
     /// The file gives no index.
     Absent,
-    /// The value is not an index; this fault is already reported.
+    /// The value is not an index. This fault has been reported.
     Wrong(Range<usize>),
-    /// The index, and where it is written.
+    /// The index, and its position in the file.
     Given(Range<usize>, u32),
 }
 
 impl Index {
-    /// An index written at `span`; `value` is `None` if it could not be read.
+    /// An index at `span`; `value` is `None` if it could not be read.
     pub fn read(span: Range<usize>, value: Option<u32>) -> Self {
         match value {
             Some(value) => Self::Given(span, value),
@@ -285,8 +289,8 @@ impl Index {
     }
 }
 
-/// An endpoint as written in a file. A part that could not be read has been reported, and is
-/// treated here as if it were not written.
+/// An endpoint as written in a file. If a part could not be read, that has been reported, and the
+/// part is treated as if it were not written.
 pub struct ListEntry {
     /// The position of its address, or of the whole entry if it has no address.
     pub span: Range<usize>,
@@ -302,7 +306,7 @@ pub struct ListEntry {
 }
 
 impl ListEntry {
-    /// An endpoint with this address and otherwise default values.
+    /// An endpoint with this address, and defaults for everything else.
     pub fn bare(span: Range<usize>, address: Option<SocketAddr>) -> Self {
         Self {
             span,
@@ -336,9 +340,9 @@ pub fn check(
     }
     check_indexes_without_address(&entries, report);
     let given: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
-    // An entry with a reported fault needs an index so that the remaining entries can be checked;
-    // it receives one that no other entry has. If no entry has an index, the endpoint list assigns
-    // all indexes later.
+    // An entry with a reported fault still needs an index, so that the remaining entries can be
+    // checked. It receives an index that no other entry has. If no entry has an index, the endpoint
+    // list assigns all indexes later.
     let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());
@@ -360,10 +364,10 @@ pub fn check(
     }
 }
 
-// An entry with an unreadable address is not part of any list, but another entry may still have the
-// same index. The list itself detects two entries that have addresses and the same index.
+// An entry with an unreadable address is in no list, but another entry may have the same index. The
+// list itself detects equal indexes of two entries that have addresses.
 fn check_indexes_without_address(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
-    // By index: its first position, and whether an entry with an address had it.
+    // For each index: its first position, and whether an entry with an address has had it.
     let mut seen: BTreeMap<u32, (&Range<usize>, bool)> = BTreeMap::new();
     for entry in entries {
         let Index::Given(span, index) = &entry.index else { continue };
@@ -390,9 +394,9 @@ fn new_list(
     if let Some(service) = service {
         return make(endpoints, service, services);
     }
-    // The list does not check an address further if its family differs from the service's. So all
-    // addresses are checked twice, once as if the service were IPv4 and once as if it were IPv6.
-    // Faults that do not depend on the family are reported once.
+    // If the family of an address differs from the service's, the list checks nothing else of that
+    // address. So all addresses are checked twice, once as if the service were IPv4 and once as if
+    // it were IPv6. Faults that do not depend on the family are reported once.
     let v4 = make(endpoints.clone(), (Ipv4Addr::LOCALHOST, 0).into(), services);
     let v6 = make(endpoints, (Ipv6Addr::LOCALHOST, 0).into(), services);
     let (mut faults, of_v6) = match (v4, v6) {
@@ -415,7 +419,7 @@ fn new_list(
     Err(faults)
 }
 
-// A position in the list does not help an operator, so the message names the line instead.
+// Operators do not know positions in the list, so the message names the line instead.
 fn add_fault(
     position: usize,
     fault: &EndpointFault,

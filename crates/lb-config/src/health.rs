@@ -1,4 +1,4 @@
-//! The `health` of a `[[service]]`: how backends are probed, and the consequences when they are
+//! The `health` of a `[[service]]`: how backends are probed, and what happens when they are
 //! unavailable.
 
 use lb_core::service::{HealthRules, Protocol};
@@ -9,8 +9,8 @@ use super::keys::health::{PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
 use super::keys::service::HEALTH;
 use super::probe::{self, Around, ProbeConfig, ProbeKind};
 
-/// Reads the key of a service's table; `None` if it is wrong. If it is not written, every default
-/// applies.
+/// Reads the key of a service's table; `None` if its value is wrong. If the key is not written, all
+/// defaults apply.
 pub fn read(
     table: &Table<'_>,
     protocol: Option<Protocol>,

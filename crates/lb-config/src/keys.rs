@@ -1,8 +1,8 @@
 //! Every key of the configuration: its allowed values, its default, and its effect.
 //!
 //! These rows define the checks of each single value, the messages of these checks,
-//! docs/reference/configuration.md and socklb.toml(5). The reader modules beside this file decide
-//! what keys mean together.
+//! docs/reference/configuration.md and socklb.toml(5). The modules beside this file check the
+//! values of several keys together.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -61,19 +61,20 @@ section! {
     client, "[[client]]", "a client", "one for each cgroup, up to 64";
 
     JOB "job": Text<String>(&["frontend"], job_name), Required,
-        "the job that this client is a task of; the same on every host";
+        "the job that this client is a task of. It must have the same name on every host";
     NAME "name": Text<String>(&["frontend-a"], client_name), Means("the job"),
-        "the client's name, unique on the host: letters, digits, `_` and `-`; also the name of its pins";
+        "the client's name, which is also the name of its pins. It is unique on the host, and consists of letters, digits, `_` and `-`";
     CGROUP "cgroup": Text<String>(&["system.slice/frontend.service"], cgroup::parse), Required,
-        "the client's cgroup, relative to the cgroup2 mount; cgroups of clients may not nest";
+        "the client's cgroup, relative to the cgroup2 mount. Cgroups of clients may not nest";
     INDEX "index": FreeForm(&["13", "{ env = \"TASK\" }", "{ hostname = true }"]), Means("`0`"),
         "this task's number in its job, below 65,536";
-    // As many tasks as endpoint indexes, because the subset algorithms number both in the same way.
+    // The maximum is the number of endpoint indexes, because the subset algorithms number tasks and
+    // endpoints in the same way.
     COUNT "count": Number(1..=MAX_INDEXES), Is(1), "number of tasks of the job; `index` must be less";
     SERVICES "services": FreeForm(&["[\"users\"]"]), Means("all"), "the services that the client dials";
     ACCOUNTING "accounting": Keyword<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
-        "what the programs record about flows: with `full`, how each went and why it ended; with `active`, only how many are open, by \
-         cheaper hooks. Both record that a flow failed";
+        "what the programs record about flows. `full`: how each flow went and why it ended. `active`: only how many flows are open, which \
+         needs cheaper hooks. With both, the programs record that a flow failed";
 }
 
 section! {
@@ -89,53 +90,52 @@ section! {
 
     NAME "name": Text<String>(&["users"], service_name), Required, "the service's name: letters, digits, `_`, `-` and `.`";
     ADDRESS "address": Text<SocketAddr>(&["10.96.0.10:80", "[2001:db8::10]:80"], service_address), Required,
-        "the address that processes dial; IPv6 sockets that dial an IPv4 service in v4-mapped form are balanced too";
+        "the address that processes dial. IPv6 sockets that dial an IPv4 service in v4-mapped form are balanced too";
     PROTOCOL "protocol": Keyword<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
-        "an address with both protocols is two services";
+        "the transport protocol. If clients dial an address with both protocols, write two services";
     POLICY "policy": Keyword<Policy>(&Policy::ALL, Policy::name), Is(Policy::WeightedRoundRobin),
         "how the kernel chooses a backend: see [policies.md](policies.md)";
     ACTIVE_LIMIT "active_limit": Number(1..=u32::MAX), Means("none"),
-        "a backend is skipped while this client task has this many open flows to it. Flows are connections, not requests; one \
-         connection may carry many requests";
+        "a backend is skipped while this client task has this many open flows to it. A flow is a connection, not a request; a connection may \
+         carry many requests";
     OVERFLOW "overflow": Keyword<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
-        "if every backend is at its `active_limit`: `least-loaded` chooses the backend with the fewest open flows nevertheless, `refuse` \
-         fails the connect with `on_no_backend`";
-    // An error from hours ago does not describe the backend now. The default equals the length of
-    // the first ejection: with a longer half-life, errors would still divert connects from a
-    // backend after an outage in which no backend was ejected.
+        "what a connect does if every backend is at its `active_limit`. `least-loaded`: it chooses the backend with the fewest open flows \
+         nevertheless. `refuse`: it fails with `on_no_backend`";
+    // The maximum is an hour, because an error from hours ago does not describe the backend now.
+    // The default equals the length of the first ejection. With a longer half-life, after an outage
+    // in which no backend was ejected, errors would divert connects from a backend for too long.
     ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Some(Duration::from_secs(5))),
-        "half-life of an error. `least-loaded` and `p2c` count an error as an open flow, so that a backend that fails fast \
-         does not look idle; `off`: errors do not count";
-    // The kernel first retransmits a SYN after about a second, and without a limit gives up after
+        "half-life of an error. `least-loaded` and `p2c` count an error as an open flow, so that a backend that fails fast does not look \
+         idle. `off`: errors do not count";
+    // The kernel first retransmits a SYN after about a second. Without a limit, it gives up after
     // 127 s.
     CONNECT_TIMEOUT "connect_timeout": Time(Duration::from_secs(1)..=Duration::from_secs(127)),
         Means("the kernel's, about 127 s"),
-        "`tcp` only: about how long a connect waits for a backend that does not answer. The kernel's intervals between SYNs \
-         decide the exact time. A limit that the application has set itself (TCP_SYNCNT) remains";
+        "`tcp` only: about how long a connect waits for a backend that does not answer. The kernel's intervals between SYNs decide the exact \
+         time. If the application has set a limit itself (TCP_SYNCNT), that limit applies instead";
     // The programs' clock advances in steps of up to 10 ms. No application waits longer than a
     // minute for an answer.
     UNANSWERED_AFTER "unanswered_after": Time(Duration::from_millis(10)..=Duration::from_secs(60)),
         Is(lb_core::service::UNANSWERED_AFTER),
-        "`tcp` only: the time in which an answer to a SYN is due. If the application gives up after that, or after a SYN was sent again, \
-         the flow ends as `unanswered` and counts against the backend; if it gives up earlier, as `gave-up`, which does not. Use at least twice \
-         the usual handshake time; `status` checks this";
+        "`tcp` only: the time in which an answer to a SYN is due. If the application gives up after that, or after a SYN was sent again, the \
+         flow ends as `unanswered` and counts against the backend. If the application gives up earlier, the flow ends as `gave-up` and does \
+         not count against the backend. Use at least twice the usual handshake time; `status` checks this";
     EJECTION "ejection": FreeForm(&["{ failures = 5 }", "\"off\""]),
         Means("`{}` with `accounting = \"full\"`, `\"off\"` with `\"active\"`"),
-        "`tcp` only: a backend that fails several times in a row gets no connects for a while: see \
-         [ejection.md](ejection.md)";
+        "`tcp` only: whether and when backends that fail are ejected, that is, get no connects for a while: see [ejection.md](ejection.md)";
     HEALTH "health": FreeForm(&["{ panic_threshold = 50 }"]), Means("`{}`"),
         "how backends are probed, and what happens when they are unavailable: see [health.md](../design/health.md)";
     LOAD "load": FreeForm(&["{ control = \"feedback\" }"]), Means("none"),
-        "weights follow the load that backends report: see [follow-load.md](../guide/follow-load.md). Needs `health = { probe = \"report\" }`, with an \
-         `interval` of at most 20 s, and a policy that uses weights";
-    // With a shorter time, slow start would be over with the first tables that contain the backend.
-    // After more than an hour, no operator still waits for the backend.
+        "makes weights follow the load that backends report: see [follow-load.md](../guide/follow-load.md). Needs `health = { probe = \
+         \"report\" }` with an `interval` of at most 20 s, and a policy that uses weights";
+    // With a shorter time, slow start would end before the first tables that contain the backend
+    // are replaced. No operator waits more than an hour for a backend.
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
-        "time in which an endpoint that is new, or available again, reaches its share: it starts with a tenth of the share, which grows in proportion to time. Needs \
-         a policy that uses weights";
+        "time in which an endpoint that is new, or available again, reaches its share. It starts with a tenth of its share, which then grows \
+         in proportion to time. Needs a policy that uses weights";
     UDP "udp": FreeForm(&["{ rebind = \"30s\" }"]), Means("`{}`"),
-        "`udp` only: flows of sockets that are not connected";
+        "`udp` only: how flows of unconnected sockets are balanced";
     SUBSET "subset": FreeForm(&["\"all\"", "{ size = 20 }"]),
         Means("`{ algorithm = \"rocksteadier\", size = \"auto\" }`"),
         "which endpoints this task may use: see [subsets.md](subsets.md)";
@@ -150,16 +150,16 @@ section! {
         gone "max_share": "leave it out: only health.panic_threshold decides whether too many backends fail at once";
 
     FAILURES "failures": Number(1..=255), Is(5),
-        "number of failures in a row that eject a backend; each established connection removes one failure";
-    // The kernel's clock does not measure shorter times well. No operator waits longer than an hour
-    // for a backend that has recovered.
+        "number of failures that eject a backend. The count rises with each failure and falls by one with each established connection";
+    // The kernel's clock is too coarse for shorter times. No operator waits longer than an hour for
+    // a backend that has recovered.
     BASE "base": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_secs(5)),
-        "how long the first ejection lasts; each further ejection without recovery lasts twice as long";
+        "how long the first ejection lasts. Each further ejection of a backend that has not recovered lasts twice as long as the one before";
     MAX "max": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_mins(5)),
         "the longest time that an ejection lasts";
     HANGS "hangs": Boolean(), Is(true),
-        "whether an established connection is a failure if the client sent data and received none within half a second, while \
-         other backends answer; write `false` for protocols in which only the client sends";
+        "whether an established connection counts as a failure if the client sent data and received none within half a second, while other \
+         backends answer. Write `false` for protocols in which only the client sends";
 }
 
 section! {
@@ -168,43 +168,47 @@ section! {
                             write probe = \"report\", or rely on ejection";
 
     PANIC_THRESHOLD "panic_threshold": Number(0..=100), Is(50),
-        "percentage of the backends that a task has tried: if fewer are available, and none of these has served recently, connects also \
-         choose ejected backends, because so many simultaneous failures rarely have their causes in the backends; `0`: never";
-    // With less than a second, every brief failure would change tables. After more than a day, no
-    // operator still waits for the backend.
+        "a percentage of a task's backends: of those in its table and those that were replaced. If a smaller part of them is available, and \
+         no available backend has established a connection recently, connects also choose ejected backends, because so many simultaneous \
+         failures rarely have their causes in the backends. With `0`, connects never do this";
+    // With less than a second, every brief failure would change tables. No operator waits more than
+    // a day for a backend.
     REPLACE_AFTER "replace_after": Time(Duration::from_secs(1)..=Duration::from_hours(24)),
         Is(Duration::from_secs(10)),
-        "time after which the next endpoint in the task's order replaces a member that is unavailable";
+        "if a member is unavailable for this time, the next endpoint in the task's order replaces it";
     PROBE "probe": Keyword<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
-        "how the daemon checks backends: `report` requests reports from the agents beside them (see [reports.md](reports.md)), `tcp` \
-         connects, `http` requests `path`. A backend that fails a `tcp` or `http` probe is treated as refusing connections, or as ejected if \
-         the client is in another network namespace than the daemon. Without probes, only the connects of this host show failures";
+        "how the daemon checks backends. `report`: it requests reports from the agents beside the backends (see [reports.md](reports.md)). \
+         `tcp`: it connects. `http`: it requests `path`. A backend that fails a `tcp` or `http` probe is treated as refusing connections or, \
+         if the client is in another network namespace than the daemon, as ejected. Without probes, only the connects of this host show \
+         failures";
     PORT "port": Number(1..=65_535), Means("9465 for `report`, else the backend's own port"),
-        "the port of probes; with `report`, an endpoint may name another address (`agent`)";
+        "the port of probes. With `report`, an endpoint may have another address for probes (`agent`)";
     PATH "path": Text<String>(&["/healthz"], request_path), Means("`\"/\"`"),
         "`http` only: the path to request. A status of 2xx passes; redirects are not followed";
-    // With less than a tenth of a second, probes would themselves be load. With more than a minute,
-    // no change would be detected in time.
+    // With less than a tenth of a second, the probes themselves would be a load. With more than a
+    // minute, changes would be detected too late.
     INTERVAL "interval": Time(Duration::from_millis(100)..=Duration::from_mins(1)), Is(Duration::from_secs(2)),
         "time between two probes of a backend, varied by up to a tenth";
     IDLE_INTERVAL "idle_interval": Time(Duration::from_millis(100)..=Duration::from_mins(10)), Is(Duration::from_secs(15)),
-        "`report` only: time between two requests to a backend to which no client task has an open flow, and which none has chosen recently; with `load`, to any backend while the service is not used";
+        "`report` only: time between two requests to an idle backend. A backend is idle if no client task has an open flow to it or has \
+         chosen it recently. With `load`, this interval applies to all backends of a service that is not used";
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
         "`tcp` and `http`: time after which a probe without an answer fails";
     RISE "rise": Number(1..=100), Is(2), "`tcp` and `http`: successful probes in a row after which a backend is healthy again";
     FALL "fall": Number(1..=100), Is(3),
-        "`tcp` and `http`: failed probes in a row after which a backend is refusing; if nothing is known about the backend yet, the \
-         first probe counts at once";
+        "`tcp` and `http`: failed probes in a row after which a backend is refusing. If nothing is known about a backend yet, its first \
+         probe decides at once";
     KEY "key": Text<Cow<'static, str>>(&["users.key"], path), Means("the `key` of `[reports]`"),
-        "`report` only: the file with the service's keys, lines `ID KEY`. Only its owner may write it, and only its owner and group may read it";
+        "`report` only: the file with the service's keys, in lines `ID KEY`. Only its owner may write it, and only its owner and group may \
+         read it";
 }
 
 section! {
     load, "load", "load", "";
 
     CONTROL "control": Keyword<Law>(&[Law::Feedback, Law::A58], Law::name), Required,
-        "`feedback` equalizes the utilization of all members, whatever the cause of a difference; `a58` is gRPC's \
-         `weighted_round_robin` (gRFC A58), which needs requests per second in the reports and replaces structural weights";
+        "`feedback` equalizes the utilization of all members, whatever causes a difference. `a58` is gRPC's `weighted_round_robin` (gRFC \
+         A58): it replaces structural weights, and needs requests per second in the reports";
     MODE "mode": Keyword<Mode>(&Mode::ALL, Mode::name), Is(Mode::Enforce),
         "`enforce` applies the computed weights; `observe` only shows them";
 }
@@ -212,10 +216,10 @@ section! {
 section! {
     udp, "udp", "udp", "";
 
-    // With a shorter time, nearly every datagram would cause a new choice; with a longer one, there
-    // would hardly ever be a new choice.
+    // With a shorter time, a flow would choose again for nearly every datagram. With a longer time,
+    // it would hardly ever choose again.
     REBIND "rebind": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("never"),
-        "time after which a flow chooses a backend again";
+        "time after which a flow of an unconnected socket chooses a backend again";
 }
 
 section! {
@@ -225,19 +229,20 @@ section! {
         "the algorithm that chooses endpoints: see [subsets.md](subsets.md)";
     SIZE "size": FreeForm(&["1 to 256", "\"auto\"", "{ min = 12 }", "{ low = 0.875, high = 1.125 }"]), Means("`\"auto\"`"), "how many endpoints a task uses";
     SEED "seed": Text<u64>(&["123"], seed), Means("derived from the names of job and service"),
-        "a number of up to 64 bits, in quotes; the same for all tasks of a job";
+        "a number of up to 64 bits, in quotes. It must be the same for all tasks of a job";
 }
 
 section! {
     size, "subset.size", "size", "";
 
     MIN "min": Number(1..=MAX_SUBSET), Required,
-        "like `\"auto\"`, but with this minimum instead of 12; beside `low` or `high`, `min` is optional, and 12 by default";
-    // The maximum is far more flows than a host has ports to one backend.
-    LOW "low": Thousandths(LOADS), Means("`0.875` beside `high`"),
-        "with `algorithm = \"random\"`: the size follows the task's own load. It shrinks by one if this many flows, or fewer, are open for each of \
-         the subset's endpoints";
-    HIGH "high": Thousandths(LOADS), Means("`1.125` beside `low`"), "with `algorithm = \"random\"`: the size grows by one if this many flows, or more, are open for each of the subset's endpoints";
+        "like `\"auto\"`, but at least this many. The sizes of `auto` begin at 12, so a lower minimum has no effect. If `low` or `high` is \
+         written too, every minimum has an effect, and the default is 12";
+    // The maximum is far larger than the number of ports that a host has for flows to one backend.
+    LOW "low": Thousandths(LOADS), Means("`0.875` if `high` is written"),
+        "with `algorithm = \"random\"`: the size follows the task's own load. It falls by one if the task has this many open flows, or \
+         fewer, for each endpoint of the subset";
+    HIGH "high": Thousandths(LOADS), Means("`1.125` if `low` is written"), "with `algorithm = \"random\"`: the size rises by one if the task has this many open flows, or more, for each endpoint of the subset";
 }
 
 section! {
@@ -246,38 +251,38 @@ section! {
     FILE "file": Text<Cow<'static, str>>(&["users.toml"], path), Means("none"),
         "an endpoint file, which the daemon watches: see [endpoint files](../guide/endpoint-files.md)";
     PORT_NAME "port_name": Text<String>(&["http"], port_name), Means("none"),
-        "which port to use if the file gives the endpoints several named ports, as EndpointSlices do";
+        "the name of the port to use if the endpoints in the file have several named ports, as in EndpointSlices";
     STATIC "static": FreeForm(&["[\"10.0.0.1:8080\"]"]), Means("none"),
-        "the list of endpoints itself; with `[]`, every connect is refused";
+        "the list of endpoints. With `[]`, every connect is refused";
 }
 
 section! {
     paths, "[paths]", "[paths]",
-    "each overridden by an option of the same name on every command (`--pins`, `--run`, `--state`)";
+    "directories; on every command, an option of the same name overrides each key (`--pins`, `--run`, `--state`)";
 
     PINS "pins": Text<Cow<'static, str>>(&["/sys/fs/bpf/other"], path), Is(Cow::Borrowed(abi::DEFAULT_PINS)),
-        "directory in a bpf file system";
+        "directory of pinned maps and links, in a bpf file system";
     RUN "run": Text<Cow<'static, str>>(&["/run/other"], path), Is(Cow::Borrowed("/run/socklb")), "directory of the daemon's socket";
     STATE "state": Text<Cow<'static, str>>(&["/srv/socklb"], path), Is(Cow::Borrowed("/var/lib/socklb")),
-        "directory of the state that the daemon stores for a later start: the last good endpoint lists and learnt weights";
+        "directory of the state that the daemon stores for a later start: learnt weights and the last valid endpoint lists";
 }
 
 section! {
     limits, "[limits]", "[limits]",
-    "the sizes of each client task's maps; [limits.md](limits.md) has their memory and all fixed limits. The sizes are fixed while \
-     the daemon runs; to change one for an attached client, stop the daemon and `detach` the client first";
+    "the sizes of each client task's maps. [limits.md](limits.md) shows how much memory they need, and lists all fixed limits. The sizes are \
+     fixed while the daemon runs; to change one for an attached client, stop the daemon and `detach` the client first";
 
     // The maximum is eight times the default: 16 MiB of kernel memory.
     SCHEDULE_ENTRIES "schedule_entries":
         PowerOfTwo(1 << abi::MIN_SCHEDULE_LOG2..=8 * abi::SCHEDULE_ENTRIES), Is(abi::SCHEDULE_ENTRIES),
         "number of entries in the schedules of all services together";
-    // The maximum takes 352 MiB of kernel memory (88 bytes for each record) before the tables of
-    // collisions and of datagrams hold anything.
+    // The maximum takes 352 MiB of kernel memory (88 bytes for each record), even while the
+    // overflow table and the table of datagrams are empty.
     FLOW_RECORDS "flow_records": PowerOfTwo(64..=1 << 22), Is(abi::FLOW_RECORDS),
-        "number of sockets that have a flow record, and as many again after collisions";
+        "number of flow records. The overflow table has room for the same number again, see [limits.md](limits.md)";
     // The maximum is the largest slot number that a schedule entry can hold.
     SLOTS "slots": Number(64..=abi::MAX_SLOTS), Is(abi::SLOTS),
-        "number of backends of all services together, including removed ones with open connections; each takes half a kilobyte of \
+        "number of backends of all services together, including removed backends with open connections. Each takes half a kilobyte of \
          counters on every CPU";
 }
 
@@ -285,61 +290,61 @@ section! {
     daemon, "[daemon]", "[daemon]", "the daemon itself";
 
     WATCH "watch": Boolean(), Is(true),
-        "whether the daemon reads this file and endpoint files when they change; with `false`, it reads them only at a start and on SIGHUP \
-         (`systemctl reload socklb`), so that a change in several files takes effect at once";
+        "whether the daemon reads this file and endpoint files when they change. With `false`, it reads them only at a start and on SIGHUP \
+         (`systemctl reload socklb`), so that a change to several files takes effect all at once";
     LOG_FORMAT "log_format": Keyword<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
-        "format of the log's lines; `json`: an object with `timestamp`, `level`, `target`, `message` and the fields. The journal of a service \
-         manager adds its own time, so lines have no `timestamp` there. Fixed while the daemon runs";
+        "format of the log's lines. `json`: each line is an object with `timestamp`, `level`, `target`, `message` and the fields. The \
+         journal of a service manager adds its own time, so lines have no `timestamp` there. Fixed while the daemon runs";
 }
 
 section! {
     metrics, "[metrics]", "[metrics]", "where the daemon serves metrics besides its own socket";
 
     LISTEN "listen": Text<SocketAddr>(&["127.0.0.1:9464"], loopback), Means("none"),
-        "a TCP address on loopback. Other addresses are refused, because every user that reaches the port can read the metrics. Fixed while the \
-         daemon runs";
+        "a TCP address on loopback. Other addresses are refused, because every user who can reach the port can read the metrics. Fixed while \
+         the daemon runs";
     HOSTS "hosts": FreeForm(&["[\"metrics.example\"]"]), Means("none"),
-        "names that the `Host` field of a request may have, besides `localhost` and the port's own address; a request for another \
-         name is refused, because a browser may send it for a page of any site (DNS rebinding). Fixed while the daemon runs";
+        "names that the `Host` field of a request may have, besides `localhost` and the port's own address. A request with another name is \
+         refused, because any web page can make a browser send it (DNS rebinding). Fixed while the daemon runs";
 }
 
 section! {
     accounting, "[accounting]", "[accounting]", "how flows are counted";
 
     // A pass reads all flow records and lists of sockets, so it runs rarely. Two passes are at
-    // least a second apart, because a socket that moves from one process to another is briefly in
+    // least a second apart, because a socket that one process sends to another is for a moment in
     // no list and in no process.
     RECLAIM_INTERVAL "reclaim_interval": Time(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Duration::from_secs(60)),
-        "time between two passes over the flow records. If no program saw the end of a flow, its record is reclaimed once two passes \
-         find the socket neither in the kernel's lists nor in use by a process";
+        "time between two passes over the flow records. If no program saw the end of a flow, its record is reclaimed after two passes that \
+         found its socket neither in the kernel's lists nor in use by a process";
 }
 
 section! {
     reports, "[reports]", "[reports]", "how the daemon requests reports from the backends' agents: see [reports.md](reports.md)";
 
     LISTEN "listen": Text<SocketAddr>(&["[::]:9467", "0.0.0.0:9467"], address), Means("`\"[::]:9467\"`"),
-        "the UDP address from which the daemon sends requests, and at which it receives reports; `[::]` means both address families. Fixed while the \
-         daemon runs";
+        "the UDP address from which the daemon sends requests, and at which it receives reports. `[::]` means both address families. Fixed \
+         while the daemon runs";
     KEY "key": Text<Cow<'static, str>>(&["reports.key"], path), Means("none"),
-        "the file with the keys of all services that have no `key` of their own; read again at every reload";
+        "the file with the keys of all services that have no `key` of their own. It is read again at every reload";
     XDP "xdp": FreeForm(&["[\"eth0\"]"]), Means("none"),
         "the network interfaces on which the kernel itself processes reports (XDP), so that they affect connects even while the \
          daemon is down: see [reports.md](reports.md#while-the-daemon-is-down-xdp)";
     XDP_GENERIC "xdp_generic": FreeForm(&["true"]), Means("`false`"),
-        "whether the network stack may run that program if a device's driver cannot; this turns GRO off on that interface";
+        "whether the network stack may run the XDP program on an interface whose driver cannot. This turns GRO off on that interface";
 }
 
 section! {
     admin, "[admin]", "[admin]", "which users may control the daemon through its socket";
 
     GROUP "group": Text<String>(&["socklb-admin", "4711"], group), Means("none"),
-        "a group whose members may end ejections (`socklb readmit`) and control weights that follow load (`socklb load freeze`), besides root and the daemon's user. A daemon that \
-         runs as root gives its socket to this group; with the package, its members must also be in the group `socklb`, \
-         which may read the status. Fixed while the daemon runs";
+        "a group whose members, like root and the daemon's user, may end ejections (`socklb readmit`) and control weights that follow load \
+         (`socklb load freeze`). A daemon that runs as root gives its socket to this group. With the package, members must also be in the \
+         group `socklb`, which may read the status. Fixed while the daemon runs";
 }
 
-/// How many flows may be open for each backend of a subset that grows and shrinks with load, in
+/// The number of flows that may be open for each backend of a subset whose size follows load, in
 /// thousandths.
 pub const LOADS: RangeInclusive<u32> = 1..=1_000_000_000;
 
@@ -348,10 +353,10 @@ pub type Errno = (&'static str, i32);
 
 const EHOSTUNREACH: Errno = ("EHOSTUNREACH", 113);
 
-/// Errors that connect(2) itself returns, so that callers handle them. EPERM is not among them: a
-/// hook that refuses a connect returns EPERM if the kernel has no `bpf_set_retval` (before 5.18),
-/// and callers attribute it to a firewall. The numbers are those of Linux (`asm-generic/errno.h`),
-/// whichever machine reads the file.
+/// Errors that connect(2) itself returns, so that callers handle them. EPERM is excluded: if the
+/// kernel has no `bpf_set_retval` (before 5.18), a refused connect returns EPERM, and callers
+/// attribute it to a firewall. The numbers are those of Linux (`asm-generic/errno.h`), on whatever
+/// machine the file is read.
 pub const ERRNOS: [Errno; 11] = [
     ("ECONNREFUSED", 111),
     EHOSTUNREACH,
@@ -366,7 +371,8 @@ pub const ERRNOS: [Errno; 11] = [
     ("EACCES", 13),
 ];
 
-/// The longest name of a job, client or service in bytes: the kernel's copy ends with a zero byte.
+/// The maximum length of the name of a job, client or service in bytes. The kernel's copy also has
+/// a zero byte at the end.
 pub const MAX_NAME_BYTES: usize = abi::NAME_BYTES - 1;
 
 fn job_name(text: &str) -> Result<String, Refusal> {
@@ -391,7 +397,7 @@ fn name(text: &str, allowed: fn(u8) -> bool, letters: &str) -> Result<String, Re
     Err((why, Some(format!("write 1 to {MAX_NAME_BYTES} of {letters}"))))
 }
 
-/// Reads a path. A path in a file system has no zero byte, and no path is empty.
+/// Reads a path, which may not be empty and may not contain a zero byte.
 pub fn path(text: &str) -> Result<Cow<'static, str>, Refusal> {
     match text {
         "" => Err(("is empty".to_owned(), None)),

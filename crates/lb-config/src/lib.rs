@@ -1,10 +1,10 @@
 //! Turns the configuration file into values that are known to be valid.
 //!
 //! This crate makes every check that needs only the text, and reports all faults of the text at
-//! once, so later code does not check again. The same holds for the text of an endpoint file
+//! once, so that later code need not check again. The same holds for the text of an endpoint file
 //! ([`endpoints`]). The daemon uses this crate, and so does the planner, which runs without a
-//! kernel or cgroups. The crate must not look at the host: the datapath checks whether a cgroup
-//! exists. Environment variables, the host name and key files come in through
+//! kernel or cgroups. So the crate must not inspect the host: the datapath checks that a cgroup
+//! exists. Callers supply environment variables, the host name and key files through
 //! [`ProcessEnvironment`].
 #![forbid(unsafe_code)]
 
@@ -71,7 +71,7 @@ pub use paths::Paths;
 pub use probe::{AGENT_PORT, ProbeConfig, ProbeKind};
 pub use reports::ReportsConfig;
 
-/// The longest configuration file that is read, which bounds memory and time when the operator
+/// The maximum size of a configuration file in bytes. It bounds memory and time if the operator
 /// names the wrong file. A configuration with the maximum number of services, each with a hundred
 /// static endpoints, needs less than 1 MiB.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
@@ -79,17 +79,17 @@ pub const MAX_FILE_BYTES: usize = 16 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub path: PathBuf,
-    /// In file order; at least one.
+    /// In the order of the file; at least one.
     pub clients: Vec<ClientConfig>,
-    /// The addresses of all services, whether a client uses them or not. No backend may have one of
-    /// these addresses.
+    /// The addresses of all services, including services that no client uses. No backend may have
+    /// one of these addresses.
     pub addresses: Vec<SocketAddr>,
     pub paths: Paths,
-    /// Sizes of each client task's maps.
+    /// The sizes of each client task's maps.
     pub limits: Limits,
     pub daemon: DaemonConfig,
     pub metrics: Metrics,
-    /// The group, by name or number. Its members may change what the daemon does.
+    /// The name or number of a group; its members may change what the daemon does.
     pub admins: Option<String>,
     /// Time between two passes over the flow records.
     pub reclaim_interval: Duration,
@@ -102,10 +102,11 @@ pub struct ClientConfig {
     pub job: String,
     /// Unique among the clients; letters, digits, `_` and `-`.
     pub name: String,
-    /// Relative to the cgroup2 mount; neither inside another client's cgroup nor around one.
+    /// The cgroup, relative to the cgroup2 mount. It is not inside another client's cgroup, and
+    /// does not contain one.
     pub cgroup: PathBuf,
     pub task: Task,
-    /// The services that it dials; at least one.
+    /// The services that the client dials; at least one.
     pub services: Vec<ClientService>,
     pub accounting: Accounting,
 }
@@ -113,7 +114,7 @@ pub struct ClientConfig {
 /// A service as one client task sees it, and the source of its endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientService {
-    /// The seed in it is derived from the client's job, unless the configuration sets one.
+    /// Its seed is derived from the client's job, unless the configuration sets a seed.
     pub service: Service,
     pub source: EndpointSource,
     /// `None` if its backends are not probed.
@@ -128,7 +129,7 @@ pub enum EndpointSource {
     File(ListFile),
 }
 
-/// An endpoint file, and the settings that the configuration gives for reading it.
+/// An endpoint file, and the settings in the configuration that apply when it is read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListFile {
     pub path: PathBuf,
@@ -181,7 +182,7 @@ pub trait ProcessEnvironment {
     fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String>;
 }
 
-/// Parses the text of a configuration. `path` is the location of the file; relative paths in the
+/// Parses the text of a configuration. `path` is the location of the file: relative paths in the
 /// text are relative to its directory.
 ///
 /// # Errors
@@ -190,9 +191,9 @@ pub fn parse(text: &str, path: &Path, env: &dyn ProcessEnvironment) -> Result<Co
     parse_with(text, path, env, |_, _, _| ())
 }
 
-/// As [`parse`], and calls `look` with the endpoint files that the text names and with the
-/// addresses of all services, even if the text has faults. What `look` reports becomes a fault of
-/// the configuration.
+/// As [`parse`], but also calls `look`, even if the text has faults. `look` receives the endpoint
+/// files that the text names and the addresses of all services. The faults that it reports become
+/// faults of the configuration.
 ///
 /// # Errors
 /// All faults of the text.
@@ -211,11 +212,11 @@ pub fn parse_with(
     report.finish(Some(config))
 }
 
-/// Reads only the table `[paths]`, whatever faults the rest of the text has, for commands that need
-/// nothing else.
+/// Reads only the table `[paths]`, even if the rest of the text has faults. This is for commands
+/// that need nothing else.
 ///
 /// # Errors
-/// The faults of that table. If there is no such table and the text cannot be parsed, the faults of
+/// The faults of that table. If the text cannot be parsed and no such table is found, the faults of
 /// the text.
 pub fn parse_paths(text: &str, path: &Path) -> Result<Paths, Diagnostics> {
     let mut syntax = DiagnosticCollector::new(path, text);

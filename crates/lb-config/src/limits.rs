@@ -1,6 +1,6 @@
 //! The `[limits]` table: the sizes of each client task's maps.
 //!
-//! The client reader checks whether services fit these sizes, and the daemon checks again when
+//! The reader of clients checks that the services fit these sizes, and the daemon checks again when
 //! lists arrive.
 
 use lb_core::limits::Limits;
@@ -91,7 +91,7 @@ mod tests {
             format!("{}{}[limits]\n{limits}\n", clients(1), services(count, rest))
         };
         let help = |key: &str| format!("(raise {key} in [limits], or use smaller subsets or fewer services)");
-        // 256 backends need 8,192 entries; 524,288 is 64 times that.
+        // 256 backends need 8,192 entries, and 524,288 is 64 times that number.
         let slots = "slots = 20_000";
         good(&text(64, &file(256), slots));
         let expected = format!(
@@ -107,7 +107,8 @@ mod tests {
         let expected = format!("1:1: client \"j0\" needs 68 slots, and 64 are allowed {}", help("slots"));
         check(&text(4, &file(17), "slots = 64"), &[&expected]);
 
-        // A file may hold no endpoint for `all`, but even then a schedule has its minimum length.
+        // With `all`, the file may contain no endpoint, but even then a schedule has its minimum
+        // length.
         let all = "backends = { file = 'f' }";
         good(&text(2, all, "schedule_entries = 2048"));
         let expected = format!(
@@ -116,8 +117,8 @@ mod tests {
         );
         check(&text(3, all, "schedule_entries = 2048"), &[&expected]);
 
-        // A static list that is shorter than the subset needs entries only for its own endpoints:
-        // 33 backends exceed 1,024 entries, 32 do not.
+        // If a static list is shorter than the subset, only its own endpoints need entries: 33
+        // backends need more than 1,024 entries, 32 backends do not.
         let listed = |count: u32| {
             let list: Vec<_> = (1..=count).map(|n| format!("'10.0.0.{n}:80'")).collect();
             format!("subset = {{ size = 256 }}\nbackends = {{ static = [{}] }}", list.join(", "))

@@ -1,7 +1,7 @@
 //! The keys of a `[[service]]` that change weights: `load` and `slow_start`.
 //!
-//! Both act through weights. So a policy that ignores weights is refused with them, and the fault
-//! is reported at the value that would have no effect.
+//! Both change weights, so they are refused if the policy ignores weights. The fault is reported at
+//! the value that would have no effect.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use super::keys::load::{CONTROL, MODE, SECTION};
 use super::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
 use super::probe::ProbeConfig;
 
-/// With a longer report interval, a change becomes visible only after more than a minute, and
-/// feedback does not learn from data that old.
+/// The maximum interval between reports. With a longer one, a change would become visible only
+/// after more than a minute, and feedback does not learn from data that old.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Reads the keys of a service's table; `None` if any is wrong. `policy` and `probe` are those of

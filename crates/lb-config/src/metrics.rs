@@ -1,7 +1,7 @@
-//! The `[metrics]` table: an address for metrics besides the daemon's own socket.
+//! The `[metrics]` table: a TCP address at which the daemon serves metrics, besides its own socket.
 //!
 //! The mode of a Unix socket's file decides which users may open it. A TCP port has no mode, so it
-//! must be on loopback.
+//! must be on loopback, where only users of this host can reach it.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,8 @@ use lb_document::{Table, address, hosts};
 pub struct Metrics {
     /// A TCP address on loopback; `None` if only the daemon's own socket serves metrics.
     pub listen: Option<SocketAddr>,
-    /// Names of that port besides `localhost` and its address, in lower case.
+    /// Names that a request to that port may have as its host, besides `localhost` and the port's
+    /// address; in lower case.
     pub hosts: Vec<String>,
 }
 
@@ -33,7 +34,7 @@ pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Metrics {
     Metrics { listen, hosts }
 }
 
-/// Reads an address and refuses it unless it is on loopback.
+/// Reads an address, and refuses it if it is not on loopback.
 pub fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
     let address = address(text)?;
     let (why, help) = if !address.ip().is_loopback() {

@@ -1,6 +1,6 @@
 //! The `[paths]` table: the directories that outlive the daemon.
 //!
-//! Every command has options that override them. This module does not check whether they exist.
+//! Every command has options that override these paths. This module does not check that they exist.
 
 use std::path::{Path, PathBuf};
 
@@ -10,11 +10,11 @@ use lb_document::diagnostic::DiagnosticCollector;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
-    /// Pinned maps and links; a directory in a bpffs.
+    /// The directory of pinned maps and links, in a bpffs.
     pub pins: PathBuf,
     /// The directory of the daemon's socket.
     pub run: PathBuf,
-    /// The state for a later start: last good endpoint lists and learnt weights.
+    /// The state for a later start: learnt weights and the last valid endpoint lists.
     pub state: PathBuf,
 }
 

@@ -1,8 +1,8 @@
 //! How a `[[service]]` chooses its backends: policy, limit of open flows, and times.
 //!
-//! This module refuses combinations that cannot work and keys that have no effect, each at the
-//! value that should change. It does not know clients: the client reader checks combinations that a
-//! client's accounting rules out.
+//! This module refuses combinations that cannot work and keys that have no effect. It reports each
+//! fault at the value that should change. This module does not know clients: the reader of clients
+//! refuses combinations that do not work with a client's accounting.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub struct PolicyConfig {
     pub policy: Policy,
     /// The number of open flows at which a backend is skipped.
     pub active_limit: Option<u32>,
-    /// Applies when all backends are at the limit.
+    /// What a connect does if all backends are at the limit.
     pub overflow: Overflow,
     /// The half-life of errors; `None` if errors do not count.
     pub error_decay: Option<Duration>,
@@ -28,14 +28,15 @@ pub struct PolicyConfig {
     pub ejection: Option<ejection::EjectionSetting>,
     /// A connect fails after this time. `None`: the kernel's own limit.
     pub connect_timeout: Option<Duration>,
-    /// A SYN counts as unanswered if the application gives up after this time.
+    /// The time in which an answer to a SYN is due. A SYN counts as unanswered if the application
+    /// gives up after this time.
     pub unanswered_after: Duration,
-    /// A flow of an unconnected socket chooses a backend again after this time. `None`: never.
+    /// The time after which a flow of an unconnected socket chooses a backend again. `None`: never.
     pub rebind: Option<Duration>,
 }
 
 /// Reads these keys of a service's table; `None` if any of them is wrong. `protocol` is the
-/// service's, or `None` if it cannot be read.
+/// service's protocol, or `None` if it cannot be read.
 pub fn read(
     table: &Table<'_>,
     protocol: Option<Protocol>,
@@ -77,7 +78,7 @@ fn check_overflow(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) {
     }
 }
 
-/// Refuses a key that has a meaning only for another protocol.
+/// Refuses a key that has an effect only with another protocol.
 fn check_protocol(
     table: &Table<'_>,
     key: &'static str,
@@ -94,7 +95,7 @@ fn check_protocol(
     }
 }
 
-/// Refuses a choice that may examine more backends than one run of a kernel program can process.
+/// Refuses a choice of backend that may examine more backends than a kernel program can in one run.
 pub fn check_scan(
     table: &Table<'_>,
     choice: &PolicyConfig,
@@ -259,7 +260,8 @@ mod tests {
         for (lines, expected) in cases {
             check(&with_line(lines), &[expected]);
         }
-        // One fault does not hide another, and an unreadable protocol does not rule out any key.
+        // A fault does not hide another fault. If the protocol cannot be read, no key is refused
+        // because of it.
         check(
             &with_line("udp = { rebind = '0s' }\noverflow = 'x'"),
             &[
@@ -277,8 +279,8 @@ mod tests {
         );
     }
 
-    /// Each way to request a scan: the line, the position and name of the key that causes the scan,
-    /// and another remedy for the help text.
+    /// The ways to request a scan of all backends: the lines, the position and name of the key that
+    /// causes the scan, and another remedy for the help text.
     const SCANS: [(&str, &str, &str); 3] = [
         ("policy = 'least-loaded'", "8:10: policy \"least-loaded\"", ""),
         ("active_limit = 9", "8:16: overflow \"least-loaded\", the default,", ", or overflow = \"refuse\""),
@@ -317,7 +319,7 @@ mod tests {
                 );
                 let lines = format!("{scan}\n{subset}");
                 check(&with_backends(None, &lines), &[&expected]);
-                // An arc of a list without indexes has a fault of its own.
+                // For a list without indexes, an arc is refused with another fault.
                 if algorithm.is_empty() {
                     check(&with_backends(Some(257), &lines), &[&expected]);
                     assert_eq!(services(&with_backends(Some(256), &lines)).len(), 1, "{lines}");

@@ -1,4 +1,5 @@
-//! The keys of `health` for probes, by which the daemon learns the health of a service's backends.
+//! The keys of `health` for probes. By probes, the daemon learns the health of a service's
+//! backends.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +16,7 @@ use super::ProcessEnvironment;
 use super::keys::health::{FALL, IDLE_INTERVAL, INTERVAL, KEY, PATH, PORT, PROBE, RISE, TIMEOUT};
 use super::reports::{self, ReportsConfig};
 
-/// The default port of agents.
+/// The agents' default port.
 pub const AGENT_PORT: u16 = 9465;
 
 /// The kinds of probes, as the configuration spells them.
@@ -45,7 +46,7 @@ impl ProbeWord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeConfig {
     pub kind: ProbeKind,
-    /// The port that probes go to; `None` for the backend's own port.
+    /// The port to probe; `None` means the backend's own port.
     pub port: Option<u16>,
     /// Time between two probes of a backend.
     pub interval: Duration,
@@ -57,19 +58,19 @@ pub enum ProbeKind {
     Report {
         /// The keys of the service.
         keys: Keys<ServiceKey>,
-        /// Time between two requests to a backend to which no client task has an open flow and
-        /// which none has chosen recently.
+        /// Time between two requests to an idle backend: no client task has an open flow to it or
+        /// has chosen it recently.
         idle_interval: Duration,
     },
-    /// Opens a connection, and may send an HTTP request over it.
+    /// Opens a connection, and may send an HTTP request on it.
     Connect {
         /// The path of the HTTP request; `None` if the probe sends none.
         path: Option<String>,
-        /// A probe without an answer fails after this time.
+        /// Time after which a probe without an answer fails.
         timeout: Duration,
-        /// Successes in a row after which the backend is healthy again.
+        /// Number of successes in a row after which the backend is healthy again.
         rise: u32,
-        /// Failures in a row after which the backend counts as refusing connections.
+        /// Number of failures in a row after which the backend counts as refusing connections.
         fall: u32,
     },
 }
@@ -94,7 +95,7 @@ impl ProbeConfig {
     }
 }
 
-/// The inputs that the reader of these keys needs besides the table.
+/// What the reader of these keys needs besides the table.
 #[derive(Clone, Copy)]
 pub struct Around<'a> {
     /// Relative paths are relative to this directory.
@@ -104,8 +105,8 @@ pub struct Around<'a> {
     pub reports: &'a ReportsConfig,
 }
 
-/// Reads the keys for probes of a `health` table: the inner `None` if there are none, the outer one
-/// if they are wrong.
+/// Reads the keys for probes of a `health` table. The inner `None` means that there are no such
+/// keys, the outer `None` that they are wrong.
 pub fn read(
     keys: &Table<'_>,
     protocol: Option<Protocol>,
@@ -183,8 +184,8 @@ pub fn read(
     Some(Some(ProbeConfig { kind, port, interval: interval? }))
 }
 
-/// Refuses an `idle_interval` below `interval`: an idle backend must not receive more requests than
-/// one in use.
+/// Refuses an `idle_interval` below `interval`, because an idle backend must not receive more
+/// requests than a backend in use.
 fn read_idle(
     keys: &Table<'_>,
     interval: Option<Duration>,
@@ -198,8 +199,8 @@ fn read_idle(
             report.add(item.span(), message, format!("write at least \"{interval}\""));
             None
         }
-        // If only `interval` is written, the idle interval is the longer of the default and
-        // `interval`.
+        // If only `interval` is written, the idle interval is its default or `interval`, whichever
+        // is longer.
         _ => Some(idle.max(interval)),
     }
 }

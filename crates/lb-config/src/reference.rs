@@ -13,8 +13,8 @@ pub const INTRODUCTION: &str = "The format is TOML. Unknown keys are refused. Al
 pub fn page() -> String {
     let mut page = format!(
         "# Configuration: every key of `socklb.toml`\n\n{INTRODUCTION}\n\n\
-         Also installed as `man socklb.toml`. Written by `cargo run --package lb-user --example configuration` from\n\
-         `crates/lb-config/src/keys.rs`.\n"
+         This page is also installed as `man socklb.toml`. The command\n\
+         `cargo run --package lb-user --example configuration` writes it from `crates/lb-config/src/keys.rs`.\n"
     );
     for sections in SECTIONS {
         let Section { header, text, .. } = sections[0];

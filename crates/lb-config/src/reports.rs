@@ -20,17 +20,17 @@ pub const PORT: u16 = 9467;
 pub struct ReportsConfig {
     /// The UDP address from which the daemon sends requests.
     pub listen: Option<SocketAddr>,
-    /// The keys of services that do not name their own.
+    /// The keys of all services that do not name a key file of their own.
     pub keys: Option<Keys<ServiceKey>>,
     /// The network interfaces on which the receiver (XDP) processes reports in the kernel.
     pub xdp: Vec<String>,
-    /// Whether the receiver may run in the network stack on interfaces with a driver that does not
+    /// Whether the receiver may run in the network stack on an interface whose driver does not
     /// support XDP.
     pub xdp_generic: bool,
 }
 
 impl ReportsConfig {
-    /// All addresses of both families, at the default port.
+    /// The default address: all addresses of both families, at the default port.
     pub const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), PORT);
 }
 
@@ -49,8 +49,9 @@ pub fn read(
         && listen.is_some_and(|address| address.port() == 0)
         && let Some(item) = LISTEN.item(&table, report)
     {
-        // Agents remember the port beyond a restart of the daemon. While the daemon is down, the
-        // receiver drops every datagram to this port that is not a report.
+        // Agents remember the port even after the daemon restarts. While the daemon is down, the
+        // receiver drops every datagram to this port that is not a report. So the port must be
+        // fixed.
         let help = format!("name a port that only the daemon uses, such as {PORT}");
         report.add(item.span(), "with `xdp`, the port must stay the same across restarts", help);
     }
@@ -58,7 +59,7 @@ pub fn read(
     ReportsConfig { listen, keys, xdp, xdp_generic }
 }
 
-/// Reads the key file that a key of the configuration names.
+/// Reads the key file that a key of the configuration names, and reports its faults.
 pub fn read_keys(
     item: &Item<'_>,
     directory: &Path,

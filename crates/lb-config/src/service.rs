@@ -1,7 +1,7 @@
 //! The `[[service]]` tables.
 //!
-//! Each service is read once. Each client task that dials it then receives a copy with the seed of
-//! that client's job. This module does not know clients.
+//! Each service is read once. Each client task that dials the service then receives a copy with the
+//! seed of the task's job. This module does not know clients.
 
 use std::net::SocketAddr;
 
@@ -21,13 +21,13 @@ pub struct DeclaredServices<'t>(Vec<Declared<'t>>);
 
 /// A service as written in the file. A part that could not be read is `None`.
 pub struct Declared<'t> {
-    /// The name as written, valid or not, so that a client that names this service causes no second
-    /// fault.
+    /// The name as written, even if it is not valid. A client that names this service then causes
+    /// no second fault.
     pub name: Option<&'t str>,
     address: Option<SocketAddr>,
     protocol: Option<Protocol>,
     file: Option<NamedFile>,
-    /// `None` if any other part has a fault.
+    /// `None` if any part of the service has a fault.
     pub template: Option<ServiceTemplate>,
 }
 
@@ -46,8 +46,8 @@ impl<'t> DeclaredServices<'t> {
     }
 }
 
-/// Reads the services, their addresses first, because no static endpoint may have the address of
-/// any service.
+/// Reads the services. Their addresses are read first, because no static endpoint may have the
+/// address of any service.
 pub fn read<'t>(
     tables: &[Table<'t>],
     around: Around<'_>,
@@ -86,7 +86,8 @@ fn read_identity<'t>(
     Declared { name, address, protocol, file: None, template: None }
 }
 
-/// Reads the address of a service. Addresses of endpoints have other rules, which lb-core checks.
+/// Reads the address of a service. Other rules apply to addresses of endpoints, and lb-core checks
+/// them.
 pub fn service_address(text: &str) -> Result<SocketAddr, Refusal> {
     let address = address(text)?;
     let mapped = match address {

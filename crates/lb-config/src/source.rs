@@ -1,4 +1,4 @@
-//! The `backends` of a `[[service]]`: a file, or a list in the configuration itself.
+//! The `backends` of a `[[service]]`: a file, or a list in the configuration.
 //!
 //! A static list is checked in the same way as a file. This module reads no file.
 
@@ -17,8 +17,8 @@ use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::ValueKind as _;
 use lb_document::{Item, Table, address};
 
-/// Reads the source of the endpoints of the service at `service`; `services` are the addresses of
-/// all services.
+/// Reads where the endpoints of a service come from. `service` is the address of this service, and
+/// `services` are the addresses of all services.
 pub fn read(
     item: &Item<'_>,
     service: Option<SocketAddr>,
@@ -26,7 +26,7 @@ pub fn read(
     directory: &Path,
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<EndpointSource> {
-    // Both wrong forms show what the operator meant, so the help can name the right form.
+    // Two wrong forms show what the operator meant, so the help names the right form.
     let instead = match item.value() {
         DeValue::String(file) => Some(format!("write {{ file = {} }}", quote(file))),
         DeValue::Array(_) => Some("write { static = [..] }".to_owned()),
@@ -67,7 +67,7 @@ pub fn read(
     }
 }
 
-/// The endpoint file of a service, as far as it can be read. Its faults are reported elsewhere.
+/// The endpoint file of a service, as far as it can be read. Faults are reported elsewhere.
 pub fn named_file(
     table: &Table<'_>,
     name: Option<&str>,

@@ -17,12 +17,12 @@ use lb_document::{Item, Table};
 /// The default size; docs/reference/subsets.md gives the reason.
 const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };
 
-/// The subset of a service without the key.
+/// The subset of a service that does not have the key.
 pub fn default() -> Subset {
     Subset::Sized { algorithm: ALGORITHM.default(), size: AUTO }
 }
 
-/// Reads the subset, and the seed if one is written.
+/// Reads the subset, and its seed if the key is written.
 pub fn read(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<(Subset, Option<u64>)> {
     match item.value() {
         DeValue::String(text) if text == "all" => return Some((Subset::All, None)),
@@ -75,8 +75,7 @@ fn read_size(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Si
     }
 }
 
-/// Reads a size that follows the task's own load. Keys that are not written have their usual
-/// defaults.
+/// Reads a size that follows the task's own load. Keys that are not written have their defaults.
 fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<LoadBand> {
     let usual = LoadBand::default();
     let (low, high) = (LOW.take_written(table, report), HIGH.take_written(table, report));
@@ -96,7 +95,8 @@ fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollecto
     Some(LoadBand { low_thousandths, high_thousandths, min: min?.unwrap_or(usual.min) })
 }
 
-/// Refuses a size that follows load if the algorithm computes the subsets of all tasks together.
+/// Refuses a size that follows load if the algorithm computes the subsets of all tasks together,
+/// which needs equal sizes.
 fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut DiagnosticCollector<'_>) {
     if algorithm != Algorithm::Random {
         let message = format!(
@@ -108,7 +108,7 @@ fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut Diagno
     }
 }
 
-// The seed is a string because numbers in most TOML and JSON parsers do not hold 64 bits.
+// The seed is a string, because most parsers of TOML and JSON cannot hold numbers of 64 bits.
 fn read_seed(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<u64>> {
     if let Some(item) = SEED.item(table, report)
         && let DeValue::Integer(_) = item.value()

@@ -1,7 +1,7 @@
-//! Which task of its job a client is. The number decides the client's subsets, so it must be right
-//! on every host.
+//! Which task of its job a client is. The task number decides the client's subsets, so it must be
+//! right on every host.
 //!
-//! The number is written, or read from the environment or the host name.
+//! The number is in the configuration, or it is read from the environment or the host name.
 
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::service::Task;
@@ -94,8 +94,8 @@ fn index_of_host(
         report.add(item.span(), "the host name cannot be read", help);
         return None;
     };
-    // The domain follows the first dot. A number in it would be the same for every host of the
-    // domain.
+    // The number is at the end of the first label. The domain, which begins at the first dot, is
+    // the same on every host, and so would be a number in it.
     let label = name.split('.').next().unwrap_or_default();
     let start = label.trim_end_matches(|character: char| character.is_ascii_digit()).len();
     let index = parse_index(&label[start..]);

@@ -1,8 +1,8 @@
 //! A service before it has the seed of a client's job, and before the client's accounting decides
-//! whether causes of failures are known.
+//! whether the causes of failures are known.
 //!
-//! The template also computes how many map entries a client task needs for the service, as far as
-//! the text of the configuration shows: endpoint files are not read.
+//! The template also computes how many map entries a client task needs for the service. This uses
+//! only the text of the configuration: endpoint files are not read.
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
 use lb_core::service::{Ejection, Protocol, Service, Size, Subset, Task, seed};
@@ -12,11 +12,11 @@ use lb_core::weights;
 use super::{Accounting, ClientService, EndpointSource, ProbeConfig};
 
 pub struct ServiceTemplate {
-    /// Without a seed and without ejection; [`Self::of_job`] sets both.
+    /// Has no seed and no ejection yet; [`Self::of_job`] sets both.
     pub service: Service,
     /// `None` if the configuration sets no seed.
     pub seed: Option<u64>,
-    /// The outer `None` if `ejection` is not written; the inner `None` if it is `"off"`.
+    /// The outer `None` means that `ejection` is not written, the inner `None` that it is `"off"`.
     pub ejection: Option<Option<Ejection>>,
     pub source: EndpointSource,
     /// `None` if its backends are not probed.
@@ -30,16 +30,17 @@ impl ServiceTemplate {
         let ejection = match (self.ejection, accounting, self.service.protocol) {
             (Some(written), _, _) => written,
             (None, Accounting::Full, Protocol::Tcp) => Some(Ejection::default()),
-            // With accounting `active` most causes of failures are unknown, with UDP all of them.
+            // With accounting `active`, most causes of failures are unknown. With UDP, all of them
+            // are.
             (None, Accounting::Active, _) | (None, _, Protocol::Udp) => None,
         };
         let service = Service { seed, ejection, ..self.service.clone() };
         ClientService { service, source: self.source.clone(), probe: self.probe.clone() }
     }
 
-    /// The smallest number of backends that a client task uses of this service, as far as the text
-    /// shows. For an endpoint file, which is not read, it is the configured size, or 1 if the text
-    /// gives no size. The size that `auto` chooses is computed only once there is a list.
+    /// The minimum number of backends of this service that a client task uses, as far as the text
+    /// shows. For an endpoint file, which is not read, this is the configured size, or 1 if the
+    /// text gives no size. The size that `auto` chooses is known only when there is a list.
     pub fn backends(&self, task: Task) -> u32 {
         let count = match &self.source {
             EndpointSource::Static(list) => Some(list.count()),
@@ -63,7 +64,7 @@ impl ServiceTemplate {
         length(algorithm, Position { size, ..position })
     }
 
-    /// The number of schedule entries for [`Self::backends`].
+    /// The number of schedule entries for [`Self::backends`] backends.
     pub fn schedule_entries(&self, task: Task) -> u32 {
         let wanted = self.backends(task).saturating_mul(SCHEDULE_ENTRIES_PER_BACKEND);
         wanted.clamp(1 << MIN_SCHEDULE_LOG2, 1 << MAX_SCHEDULE_LOG2).next_power_of_two()
@@ -97,16 +98,17 @@ mod tests {
 
     #[test]
     fn the_least_need_of_a_subset_follows_from_the_text() {
-        // From a file: the configured size.
+        // An endpoint file: the configured size.
         check_least("'all'", None, (0, 1), 1, 1024);
         check_least("{}", None, (0, 1), 1, 1024);
         check_least("{ size = 200 }", None, (0, 9), 200, 8192);
         check_least("{ size = { min = 200 } }", None, (0, 9), 1, 1024);
-        // Static: all endpoints, except those that a size leaves out.
+        // A static list: all its endpoints, or the configured size if that is smaller.
         check_least("'all'", Some(300), (0, 9), 300, 16_384);
         check_least("{ size = 200 }", Some(300), (0, 9), 200, 8192);
         check_least("{ size = 200 }", Some(33), (0, 9), 33, 2048);
-        // A lone task uses all endpoints; each of several tasks uses at least its part.
+        // If the job has one task, it uses all endpoints. Each of several tasks uses at least its
+        // part.
         check_least("{}", Some(300), (0, 1), 300, 16_384);
         check_least("{}", Some(300), (2, 5), 60, 2048);
         check_least("{}", Some(300), (2, 100), 12, 1024);

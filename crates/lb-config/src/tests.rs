@@ -14,7 +14,7 @@ use super::*;
 
 /// An environment with one variable and a host name.
 pub struct Fake {
-    /// Name and value.
+    /// The variable's name and value.
     pub variable: Option<(&'static str, &'static str)>,
     pub host_name: Option<&'static str>,
 }
@@ -34,7 +34,7 @@ impl ProcessEnvironment for Fake {
     }
 }
 
-/// The key that [`Fake`] reads from a file whose name contains the key's number.
+/// The key that [`Fake`] reads from a file; the name of the file contains the key's number.
 pub fn key(id: u16) -> Keys<ServiceKey> {
     Keys::new(Numbered { id, key: ServiceKey::from_bytes([7; 32]) }, None)
 }
@@ -70,12 +70,12 @@ pub fn check(text: &str, expected: &[&str]) {
     assert_eq!(faults(text), expected, "{text}");
 }
 
-/// A configuration with one client, which consists of these lines; they begin at line 6.
+/// A configuration with one client, which consists of these lines. They begin at line 6.
 pub fn with_client(lines: &str) -> String {
     format!("{SERVICE}[[client]]\n{lines}\n")
 }
 
-/// A configuration with one client, which has one additional line, the 8th.
+/// A configuration with one client, which has one additional line, the 8th of the configuration.
 pub fn with_client_line(line: &str) -> String {
     with_client(&format!("job = 'j'\ncgroup = 'c'\n{line}"))
 }
@@ -83,17 +83,18 @@ pub fn with_client_line(line: &str) -> String {
 /// A service in 4 lines.
 pub const SERVICE: &str = "[[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
 
-/// A configuration with one service, which consists of these lines; they begin at line 5.
+/// A configuration with one service, which consists of these lines. They begin at line 5.
 pub fn with_service(lines: &str) -> String {
     format!("[[client]]\njob = 'j'\ncgroup = 'c'\n[[service]]\n{lines}\n")
 }
 
-/// A configuration with one service, which has one additional line, the 8th.
+/// A configuration with one service, which has one additional line, the 8th of the configuration.
 pub fn with_line(line: &str) -> String {
     with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {{ static = [] }}\n{line}"))
 }
 
-/// The services of a configuration that must be valid, as its first client sees them.
+/// Parses a configuration that must be valid, and returns its services as its first client sees
+/// them.
 pub fn services(text: &str) -> Vec<ClientService> {
     good(text).clients.remove(0).services
 }

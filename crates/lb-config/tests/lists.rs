@@ -1,8 +1,9 @@
-//! Endpoint lists in the shapes that other programs write: which parts are used, and which are left
-//! out with which notes.
+//! Endpoint lists in the formats of other programs: the parts that are used, the parts that are
+//! left out, and the notes about these.
 //!
-//! Consul 1.8.7, kubectl 1.20.2 (with an API server that answers as v1 does), Prometheus 2.42 and
-//! Envoy 1.40 have written or accepted the files in `lists`, with other values.
+//! The files in `lists` were written or accepted by Consul 1.8.7, kubectl 1.20.2 (with an API
+//! server that answers as v1 does), Prometheus 2.42 and Envoy 1.40. Their values were changed
+//! afterwards.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,7 +24,7 @@ fn read(text: &str, path: &str) -> Result<Parsed, String> {
     parse(text.as_bytes(), &reading(path, None)).map_err(|faults| faults.to_string())
 }
 
-/// Address, index, weight, state and zone of each endpoint, one line each.
+/// One line for each endpoint: address, index, weight, state and zone.
 fn lines(list: &EndpointList) -> Vec<String> {
     let line = |Endpoint { address, index, weight, state, zone, agent }: &Endpoint| {
         assert_eq!(*agent, None);
@@ -93,7 +94,7 @@ fn checks_decide_the_state_and_weight_of_a_consul_instance() {
         let expected = format!("10.0.0.1:80 12823 {expected} -");
         assert_eq!(read(checks.clone(), weights.clone()).unwrap(), expected, "{checks}");
     }
-    // For {"Passing": 5} alone, Consul reports a warning weight of 0.
+    // If the weights are {"Passing": 5}, Consul reports 0 as the weight for warnings.
     let warning = json!([check("a", "warning")]);
     let unset = read(warning, json!({ "Passing": 5, "Warning": 0 }));
     assert_eq!(unset.unwrap(), "10.0.0.1:80 12823 1 Healthy -");
@@ -189,10 +190,11 @@ fn targets_in_yaml_are_read_as_prometheus_reads_them() {
     check(&parsed, &expected, &[note]);
 }
 
-/// A list as these tests write it: port, index, weight, state and zone of each endpoint.
+/// The lists of these tests: port, index, weight, state and zone of each endpoint.
 type Rows = Vec<(u16, u32, u16, EndpointState, u8)>;
 
-/// Lists that every shape can express: weights from 1, and an index for every endpoint.
+/// Lists that can be written in every format: all weights are at least 1, and every endpoint has an
+/// index.
 fn rows() -> impl Strategy<Value = Rows> {
     let state = prop_oneof![Just(EndpointState::Healthy), Just(EndpointState::LameDuck)];
     proptest::collection::btree_map(1..2000_u16, (0..300_u32, 1..=9_u16, state, 0..3_u8), 1..20).prop_map(
@@ -245,7 +247,7 @@ fn toml(rows: &Rows) -> String {
     rows.iter().map(entry).collect()
 }
 
-/// The same list as Consul instances, one for each endpoint; Consul has no lame ducks.
+/// The same list as Consul instances, one instance for each endpoint. Consul has no lame ducks.
 fn instances(rows: &Rows) -> Value {
     let instance = |(port, index, weight, _, zone): &(u16, u32, u16, EndpointState, u8)| {
         json!({
@@ -260,7 +262,7 @@ fn instances(rows: &Rows) -> Value {
     rows.iter().map(instance).collect()
 }
 
-/// Writes a value as block YAML. It must not contain empty lists or texts that need quotes.
+/// Writes a value as block YAML. The value must not contain empty lists, or texts that need quotes.
 fn yaml(value: &Value, indent: usize, text: &mut String) {
     let pad = " ".repeat(indent);
     match value {
@@ -282,7 +284,7 @@ fn yaml(value: &Value, indent: usize, text: &mut String) {
 }
 
 proptest! {
-    // Proptest would store failures in files that do not belong in this tree.
+    // By default, proptest would store failures in files, which do not belong in this tree.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
@@ -400,7 +402,7 @@ fn slices_without_a_kind_or_in_a_plain_list_are_detected() {
     {
         assert_eq!(read(&value.to_string(), "users").as_ref(), Ok(&expected), "{value}");
     }
-    // Without a known service, IPv4 is preferred to IPv6, whatever the order.
+    // If the service is not known, IPv4 is preferred to IPv6, whatever the order is.
     let mut other = slice("b", &json!([pod("fd00::1", &json!({}))]));
     other["addressType"] = json!("IPv6");
     for slices in [json!([whole, other]), json!([other, whole])] {
@@ -440,7 +442,7 @@ fn the_best_of_several_entries_with_one_address_counts() {
     }
 }
 
-/// Its priority, its weight, and the weight and status of each endpoint.
+/// The locality's priority and weight, and the weight and status of each of its endpoints.
 type Locality<'a> = (u32, Option<u32>, &'a [(u32, &'a str)]);
 
 #[test]
@@ -472,7 +474,8 @@ fn localities_weigh_as_in_envoy() {
     assert_eq!(shared, (vec![(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)], vec![]));
     let parts = read(&[(0, Some(1), &[(1, WELL); 2]), (0, Some(1), &[(1, WELL)])]);
     assert_eq!(parts, (vec![(1, 32768), (2, 32768), (3, 65535)], vec![]));
-    // If any locality has no weight, no locality's weight counts. Envoy prints 0 for no weight.
+    // If any locality has no weight, the weight of no locality counts. Envoy prints 0 for no
+    // weight.
     for other in [None, Some(0)] {
         let own = read(&[(0, Some(4), &[(1, WELL), (2, WELL)]), (0, other, &[(5, WELL)])]);
         assert_eq!(own, (vec![(1, 1), (2, 2), (3, 5)], vec![]));
@@ -485,7 +488,7 @@ fn localities_weigh_as_in_envoy() {
             vec!["weights are scaled so that the largest is 65535, the maximum".to_owned()]
         )
     );
-    // A priority without an endpoint is skipped.
+    // Envoy skips a priority that has no endpoint.
     let spare = read(&[
         (0, None, &[(1, "UNHEALTHY")]),
         (2, None, &[(3, WELL)]),
@@ -754,7 +757,7 @@ fn yaml_is_detected_by_its_first_line_or_its_name() {
             assert_eq!(read(text, name).as_ref(), Ok(&expected), "{name}: {text:?}");
         }
     }
-    // In YAML, labels need no quotes, and retain the text as written.
+    // In YAML, labels need no quotes, and retain their text as written.
     let labels = "\"labels\": {\"zone\": 7.50, \"socklb_weight\": 3}";
     let group = format!("[{{\"targets\": [\"10.0.0.1:1\"], {labels}}}]");
     for (text, name) in [(&group, "users.YAML"), (&format!("# x\n{group}"), "users.yml")] {
@@ -774,7 +777,7 @@ fn yaml_is_detected_by_its_first_line_or_its_name() {
         ["True", "true", "0x10", "-"]
     );
     assert_eq!(read("# nothing\n", "users.yaml").unwrap_err(), read("", "users.yaml").unwrap_err());
-    // JSON is valid YAML, and so is JSON without quotes.
+    // JSON is valid YAML, and JSON without quotes is valid YAML, too.
     for text in ["[10.0.0.1:1]", "[\"10.0.0.1:1\", ]", "[\"10.0.0.1:1\"]"] {
         assert_eq!(read(text, "users.yml").as_ref(), Ok(&expected), "{text:?}");
     }

@@ -1,9 +1,9 @@
-//! The kernel's lists of sockets (sock_diag(7)), with their cookies: TCP sockets that are
-//! listening, connecting or connected, and UDP sockets that have a port. Other sockets are in no
-//! list, although they may be open.
+//! The kernel's lists of sockets (sock_diag(7)), with the sockets' cookies. The lists have TCP
+//! sockets that are listening, connecting or connected, and UDP sockets that have a port. Other
+//! sockets are in no list, even while they are open.
 //!
-//! It is a separate crate because two crates use it: the kernel side, to find open sockets, and the
-//! agent, to find a backend's connections without kernel programs.
+//! This is a crate of its own because two crates use it: the kernel side finds open sockets with
+//! it, and the agent finds a backend's connections without kernel programs.
 
 use std::cell::Cell;
 use std::io;
@@ -24,53 +24,54 @@ use netlink_packet_sock_diag::{
 };
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 
-/// A socket of a list.
+/// A socket in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketEntry {
     /// Unique while the host is up.
     pub cookie: u64,
     /// Its inode, as `/proc/<pid>/fd` shows it.
     pub inode: u32,
-    /// Whether it listens: such a socket does not connect.
+    /// Whether it listens. A listening socket has no connection.
     pub listens: bool,
-    /// Its own address, unspecified if it listens on all addresses, and its own port.
+    /// Its own address and port. The address is unspecified if the socket listens on all addresses.
     pub local: SocketAddr,
-    /// Whether its process has closed it: the kernel ends the connection by itself.
+    /// Whether its process has closed it. The kernel then ends the connection by itself.
     pub is_closed: bool,
-    /// Bytes that its process has not read, plus bytes that its peer has not acknowledged.
+    /// The number of bytes that its process has not read, plus those that its peer has not
+    /// acknowledged.
     pub queued: u64,
-    /// Time since data was last received or sent, for a TCP connection.
+    /// For a TCP connection, the time since data was last received or sent.
     pub idle: Option<Duration>,
-    /// The cgroup in which it was made, if the kernel reports it (Linux 5.8).
+    /// The cgroup in which it was created, if the kernel reports it (Linux 5.8).
     pub cgroup: Option<u64>,
     pub peer: SocketAddr,
-    /// Whether it is a path of an MPTCP socket. The kernel reports this to CAP_NET_ADMIN only.
+    /// Whether it is a subflow of an MPTCP socket. The kernel reports this only to CAP_NET_ADMIN.
     pub is_mptcp: bool,
 }
 
-// The library has no names for these, and reads none of them.
+// The netlink library has no names for these, and does not parse them.
 const INET_DIAG_CGROUP_ID: u16 = 21;
-/// The upper-layer protocol of a connection; itself a list of attributes.
+/// The upper-layer protocol of a connection, which is itself a list of attributes.
 const INET_DIAG_ULP_INFO: u16 = 19;
 const INET_ULP_INFO_NAME: u16 = 1;
-/// A connection with an incomplete handshake, which is not a socket yet.
+/// A connection with an incomplete handshake, which has no socket yet.
 const TCP_NEW_SYN_RECV: u8 = 12;
-/// Listening, established, the first state of both handshakes, and every state of a closing
-/// connection. Excludes the states of incomplete sockets: time wait (6) and requests (12).
+/// The states listening, established, SYN sent and SYN received, and every state of a connection
+/// that is closing. Excludes the states of incomplete sockets: time wait (6) and requests (12).
 const STATES: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << TCP_LISTEN | 1 << 11;
-/// The states of a connection that its own side has ended: both FIN wait states, last ACK, and
-/// closing. A connection without an inode in another state waits to be accepted.
+/// The states of a connection that this host has ended: both FIN wait states, last ACK, and
+/// closing. A connection that has no inode and is in another state waits to be accepted.
 const CLOSING: u32 = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11;
-/// The positions in `struct tcp_info` of the milliseconds since data was last sent, and last
-/// received.
+/// The positions in `struct tcp_info` of the time since data was last sent, and of the time since
+/// data was last received, both in milliseconds.
 const LAST_DATA_SENT: usize = offset_of!(libc::tcp_info, tcpi_last_data_sent);
 const LAST_DATA_RECEIVED: usize = offset_of!(libc::tcp_info, tcpi_last_data_recv);
 
-/// Queries the lists of the network namespace in which it was opened.
+/// Queries the lists of the network namespace in which this was opened.
 pub struct SocketLists {
     socket: OwnedFd,
-    /// Number of the last request: unread messages of an earlier request must not be mistaken for
-    /// an answer.
+    /// The number of the last request. It shows whether a message answers this request, because
+    /// unread messages of an earlier request may still arrive.
     requests: Cell<u32>,
 }
 
@@ -97,7 +98,7 @@ impl SocketLists {
         const SO_NETNS_COOKIE: libc::c_int = 71;
         let mut cookie = 0u64;
         let mut length = libc::socklen_t::try_from(size_of::<u64>()).map_err(io::Error::other)?;
-        // SAFETY: the option's value is 64 bits wide, and that much room is given.
+        // SAFETY: the value of the option has 64 bits, and the variable has as many.
         let result = unsafe {
             libc::getsockopt(
                 self.socket.as_fd().as_raw_fd(),
@@ -120,8 +121,8 @@ impl SocketLists {
         Ok(sockets)
     }
 
-    /// Calls `each` with one TCP socket of the namespace after the other: there may be a million of
-    /// them.
+    /// Calls `each` with the TCP sockets of the namespace, one after the other, because there may
+    /// be a million sockets.
     ///
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
@@ -130,8 +131,8 @@ impl SocketLists {
     }
 
     /// Calls `each` with the TCP sockets of the namespace that have `port` as their own port,
-    /// including connections with an incomplete handshake. The kernel selects them, and reads its
-    /// whole table of connections for this.
+    /// including connections with an incomplete handshake. The kernel selects these sockets, but
+    /// for this it reads its whole table of connections.
     ///
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
@@ -141,7 +142,7 @@ impl SocketLists {
         self.dump(&request, &mut each)
     }
 
-    /// Calls `each` with one UDP socket of the namespace after the other.
+    /// Calls `each` with the UDP sockets of the namespace, one after the other.
     ///
     /// # Errors
     /// If the kernel refuses, has no such list (`CONFIG_INET_UDP_DIAG`), or could not list all
@@ -161,8 +162,8 @@ impl SocketLists {
     }
 
     fn dump_family(&self, request: InetRequest, each: &mut impl FnMut(SocketEntry)) -> io::Result<()> {
-        /// The maximum that the kernel fills at once (NLMSG_GOODSIZE is 8 KiB; it is larger for
-        /// readers with larger buffers).
+        /// The maximum number of bytes that the kernel sends at once (NLMSG_GOODSIZE is 8 KiB; it
+        /// is larger for readers with larger buffers).
         const BUFFER: usize = 32 << 10;
         let sequence = self.requests.get().wrapping_add(1);
         self.requests.set(sequence);
@@ -175,7 +176,7 @@ impl SocketLists {
         message.serialize(&mut bytes);
         rustix::net::send(&self.socket, &bytes, SendFlags::empty())?;
         let mut buffer = vec![0; BUFFER];
-        // Bound: the kernel ends a dump with a message that marks the end, or with an error.
+        // Bound: the kernel ends the list with a message that marks the end, or with an error.
         loop {
             let (length, _) = rustix::net::recv(&self.socket, buffer.as_mut_slice(), RecvFlags::empty())?;
             if read_datagram(&buffer[..length], sequence, each)? {
@@ -185,7 +186,7 @@ impl SocketLists {
     }
 }
 
-/// A request for the sockets of a protocol that are in one of these states.
+/// A request for those sockets of a protocol that are in one of these states.
 fn request(protocol: u8, states: u32) -> InetRequest {
     InetRequest {
         family: AF_INET,
@@ -196,26 +197,26 @@ fn request(protocol: u8, states: u32) -> InetRequest {
     }
 }
 
-/// As [`request`], for TCP. The kernel reports an upper-layer protocol, and so MPTCP, only if the
-/// request includes details of the connection.
+/// As [`request`], for TCP. The kernel reports an upper-layer protocol such as MPTCP only if the
+/// request wants details of the connection.
 fn tcp_request(states: u32) -> InetRequest {
     InetRequest { extensions: ExtensionFlags::INFO, ..request(IPPROTO_TCP, states) }
 }
 
-/// Reads one datagram of messages. Returns whether the dump ended with it.
+/// Reads one datagram of messages. Returns whether the list ended with it.
 ///
-/// Parses in place: the library's own message type copies each attribute, and fails for an
-/// attribute that no caller needs.
+/// Parses the datagram in place. The library's own message type would copy each attribute, and
+/// fails for an attribute that no caller needs.
 fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEntry)) -> io::Result<bool> {
     let cut = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of sockets is cut off");
     let mut rest = datagram;
-    // Bound: each message is at least a header long.
+    // Bound: each message is at least as long as its header.
     while !rest.is_empty() {
         let message = NetlinkBuffer::new_checked(rest).map_err(|_| cut())?;
         let body = message.payload();
-        // Messages begin at multiples of four.
+        // Each message begins at a multiple of four bytes.
         rest = rest.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
-        // The answer to an earlier request, which was left unread.
+        // This answers an earlier request; it was left unread.
         if message.sequence_number() != sequence {
             continue;
         }
@@ -227,7 +228,7 @@ fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEnt
         }
         match message.message_type() {
             NLMSG_DONE | NLMSG_ERROR => {
-                // Both contain a negated errno; zero means no error.
+                // Both kinds contain a negated errno. Zero means no error.
                 let error = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
                 return if error == 0 { Ok(true) } else { Err(io::Error::from_raw_os_error(-error)) };
             }
@@ -241,7 +242,7 @@ fn read_socket(body: &[u8]) -> Option<SocketEntry> {
     let header = InetResponseHeader::parse(body).ok()?;
     let id = &header.socket_id;
     let mut socket = SocketEntry {
-        // The kernel sends the low word first, which is the native order of little-endian machines.
+        // The kernel sends the low word first. On little-endian machines, this is the native order.
         cookie: u64::from_ne_bytes(id.cookie),
         inode: header.inode,
         listens: header.state == TCP_LISTEN,
@@ -267,13 +268,13 @@ fn read_socket(body: &[u8]) -> Option<SocketEntry> {
     Some(socket)
 }
 
-/// The time since data was received or sent, whichever was later.
+/// The time since data was last received or last sent, whichever was later.
 fn idle(tcp_info: &[u8]) -> Option<Duration> {
     let ms = |at: usize| tcp_info.get(at..)?.first_chunk().map(|ms| u32::from_ne_bytes(*ms));
     Some(Duration::from_millis(ms(LAST_DATA_SENT)?.min(ms(LAST_DATA_RECEIVED)?).into()))
 }
 
-/// The attributes of a list, up to the first incomplete one.
+/// The attributes in a list, up to the first incomplete one.
 fn attributes(list: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     NlasIterator::new(list).map_while(Result::ok)
 }
@@ -304,7 +305,7 @@ mod tests {
         rustix::net::connect(&path_of_mptcp, &listener.local_addr().unwrap()).unwrap();
         let local = SocketAddr::try_from(rustix::net::getsockname(&path_of_mptcp).unwrap()).unwrap();
         let sockets = SocketLists::open().unwrap().tcp().unwrap();
-        // The path is a socket of its own, with another cookie.
+        // The subflow is a socket of its own, with another cookie.
         let path = sockets.iter().find(|socket| socket.local == local).expect("connected");
         assert!(path.is_mptcp);
         let find = |cookie: u64| sockets.iter().find(|socket| socket.cookie == cookie);
@@ -334,7 +335,7 @@ mod tests {
         assert!(seen.idle.expect("told of a connection") < Duration::from_mins(1));
         assert!(!seen.is_closed);
         assert!(find(cookie(&listener)).expect("it listens").listens);
-        // These sockets have another port of their own.
+        // The own port of these sockets is another one.
         assert_eq!(find(cookie(&client)), None);
         assert_eq!(find(cookie(&other)), None);
     }

@@ -1,4 +1,4 @@
-//! Parses addresses, and describes why a text is not an address.
+//! Parses addresses, and explains why a text is not an address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,12 +7,12 @@ use crate::diagnostic::quote;
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct NotAnAddress {
-    /// The reason; follows the quoted text in a message.
+    /// The reason. In a message, it follows the quoted text.
     pub why: &'static str,
     pub help: String,
 }
 
-/// As [`parse_address`], with the quoted text in the message.
+/// As [`parse_address`], but the message begins with the quoted text.
 pub fn address(text: &str) -> Result<SocketAddr, Refusal> {
     parse_address(text).map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
 }

@@ -1,8 +1,8 @@
-//! Faults of a file: what is wrong, where, and the correction.
+//! Faults of a file: what is wrong, at which position, and the correction.
 //!
-//! To repair a file, an operator needs all its faults at once, each with line and column: on one
-//! line for a log, or with the source line and a caret for a terminal. This module does not know
-//! what the files mean; their readers do.
+//! To repair a file, an operator needs all its faults at once, each with line and column. A fault
+//! is shown in one line for a log, or with its source line and a caret for a terminal. This module
+//! does not know the meaning of files.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -10,27 +10,28 @@ use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The maximum number of faults stored for one file. A file with more faults is not the kind of
-/// file that its reader expects.
+/// The maximum number of faults stored for one file. A file with more faults is probably a file of
+/// another kind.
 pub const MAX_FAULTS: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
     pub path: PathBuf,
-    /// From 1.
+    /// The line, from 1.
     pub line: usize,
-    /// In characters, from 1.
+    /// The column, in characters, from 1.
     pub column: usize,
     /// Byte offsets in the file.
     pub span: Range<usize>,
-    /// The fault, naming the value.
+    /// What is wrong. Names the value.
     pub message: String,
     /// The correction, if there is one.
     pub help: Option<String>,
     excerpt: Excerpt,
 }
 
-/// All faults of a file, in file order. Never empty. Faults beyond [`MAX_FAULTS`] are only counted.
+/// All faults of a file, in the order of the file. Never empty. Faults beyond [`MAX_FAULTS`] are
+/// only counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostics {
     list: Vec<Diagnostic>,
@@ -38,7 +39,7 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// The faults for a terminal: several lines each, with the source line and a caret.
+    /// The faults for a terminal. Each takes several lines, with the source line and a caret.
     pub fn terminal(&self, colour: bool) -> impl Display {
         fmt::from_fn(move |f| {
             for fault in &self.list {
@@ -83,9 +84,9 @@ impl Diagnostic {
         escaped(self.path.to_string_lossy().into_owned())
     }
 
-    // This code does not use `annotate-snippets` (0.12), for two reasons. That crate needs the
-    // whole source line to compute the column, which takes 40 ms per fault if a JSON file is one
-    // line of 4 MiB. It also passes U+009B, which begins an escape sequence, to the terminal.
+    // This code does not use `annotate-snippets` (0.12), for two reasons. That crate computes the
+    // column from the whole source line, which takes 40 ms per fault if the file is one line of 4
+    // MiB of JSON. It also passes U+009B, which begins an escape sequence, to the terminal.
     fn write_terminal(&self, f: &mut Formatter<'_>, colour: bool) -> fmt::Result {
         let (red, blue, bold, plain) =
             if colour { ("\x1b[1;31m", "\x1b[34m", "\x1b[1m", "\x1b[0m") } else { ("", "", "", "") };
@@ -105,7 +106,7 @@ impl Diagnostic {
     }
 }
 
-/// The part of a source line that is shown, safe for a terminal.
+/// The part of a source line that is shown, without characters on which a terminal would act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Excerpt {
     text: String,
@@ -113,8 +114,8 @@ struct Excerpt {
     width: usize,
 }
 
-/// How many bytes of a line are shown before and after the start of a fault. The limit exists
-/// because a JSON file may be a single line.
+/// The number of bytes of a line that are shown before and after the start of a fault. They are
+/// limited because a JSON file may be a single line.
 const EXCERPT_BYTES: Range<usize> = 60..100;
 
 impl Excerpt {
@@ -130,7 +131,8 @@ impl Excerpt {
     }
 }
 
-// An escape sequence in a file must not reach the terminal, and a tab would move the caret.
+// Replaces a character on which a terminal would act: escape sequences in a file must not reach the
+// terminal, and a tab would move the caret.
 fn printable(character: char) -> char {
     match character {
         '\t' => ' ',
@@ -139,15 +141,15 @@ fn printable(character: char) -> char {
     }
 }
 
-/// Returns whether a terminal acts on a character instead of showing it: control characters, and
-/// characters that change the writing direction.
+/// Returns whether a terminal acts on a character instead of showing it. These are control
+/// characters and characters that change the writing direction.
 fn is_obeyed(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Escapes the characters of a message on which a terminal would act: messages contain names and
-/// keys of a file unchanged.
+/// Escapes those characters of a message on which a terminal would act, because messages contain
+/// names and keys from a file.
 fn escaped(text: String) -> String {
     if !text.contains(is_obeyed) {
         return text;
@@ -163,7 +165,7 @@ fn escaped(text: String) -> String {
     escaped
 }
 
-/// Quotes a value of a file for a message: escaped, and truncated if it is long.
+/// Quotes a value from a file for a message: escapes it, and truncates it if it is long.
 pub fn quote(text: &str) -> String {
     const LONGEST: usize = 80;
     if text.len() <= LONGEST {
@@ -177,14 +179,14 @@ pub struct DiagnosticCollector<'t> {
     path: &'t Path,
     text: &'t str,
     line_starts: Vec<usize>,
-    /// Lines that could not be parsed; other faults in them are dropped.
+    /// The lines that could not be parsed. Other faults in these lines are dropped.
     broken: BTreeSet<usize>,
     faults: Vec<Diagnostic>,
     left_off: usize,
 }
 
 impl<'t> DiagnosticCollector<'t> {
-    /// Starts without faults for the file at `path` with the content `text`.
+    /// Begins a collection without faults, for the file at `path` with the content `text`.
     pub fn new(path: &'t Path, text: &'t str) -> Self {
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
         Self { path, text, line_starts, broken: BTreeSet::new(), faults: Vec::new(), left_off: 0 }
@@ -201,17 +203,17 @@ impl<'t> DiagnosticCollector<'t> {
         self.push(span, message.into(), help);
     }
 
-    /// Reports a wrong value. Drops the fault if the value is in a line that could not be parsed.
+    /// Reports a wrong value. Does not report it if the line of the value could not be parsed.
     pub fn add(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<Option<String>>) {
-        // The parser uses an empty span for a value that it invented to continue.
+        // If the parser has invented a value to continue, its span is empty.
         if self.broken.contains(&self.line(&span)) || (span.is_empty() && !self.broken.is_empty()) {
             return;
         }
         self.push(span, message.into(), help.into());
     }
 
-    /// Reports that something is missing. Drops the fault if any line could not be parsed, because
-    /// the missing part may be in that line.
+    /// Reports that something is missing. Does not report it if any line could not be parsed,
+    /// because the missing part may be in that line.
     pub fn add_absent(
         &mut self,
         span: Range<usize>,
@@ -223,7 +225,7 @@ impl<'t> DiagnosticCollector<'t> {
         }
     }
 
-    /// Counts faults that were found but are not stored.
+    /// Counts further faults, which are not stored.
     pub fn leave_off(&mut self, faults: usize) {
         self.left_off += faults;
     }
@@ -287,7 +289,7 @@ pub fn utf8<'t>(bytes: &'t [u8], path: &Path) -> Result<&'t str, Diagnostics> {
     report.finish(None)
 }
 
-/// An error and its causes on one line.
+/// The texts of an error and its causes, on one line.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Units of time in milliseconds. `ms` precedes `s`, because `ms` also ends with `s`.
+/// Units of time in milliseconds. `ms` is before `s`, because a time in `ms` also ends with `s`.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("ms", 1), ("s", 1000)];
 
 /// Parses a time; `None` if the text is not a time, or if the value overflows.
@@ -14,7 +14,8 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     number.checked_mul(ms).map(Duration::from_millis)
 }
 
-/// Formats a time as configurations write it, in the longest unit that gives a whole number.
+/// Formats a time as it is written in configurations, in the longest unit that gives a whole
+/// number.
 pub fn in_units(duration: Duration) -> String {
     let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let whole = UNITS.into_iter().filter(|(_, unit)| ms >= *unit && ms.is_multiple_of(*unit));

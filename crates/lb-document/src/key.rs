@@ -1,8 +1,8 @@
-//! Keys of a document. One row for each key defines the accepted values, the refused values, and
-//! the text of the documentation pages.
+//! The keys of a document. Each key has one row, which defines the accepted values, the refused
+//! values, and the text of the documentation pages.
 //!
-//! The rows of the configuration are in `crates/lb-config/src/keys.rs`, those of endpoint files
-//! beside their reader. This module does not know what a value decides.
+//! The rows of the configuration are in `crates/lb-config/src/keys.rs`, and those of endpoint files
+//! are beside their reader. This module does not know the effects of values.
 
 use std::ops::Range;
 
@@ -10,13 +10,13 @@ use super::kind::ValueKind;
 use super::{Item, Table};
 use crate::diagnostic::DiagnosticCollector;
 
-/// The meaning of a key that is not written.
+/// What applies if a key is not written.
 pub enum Unset<V> {
     /// The key must be written.
     Required,
     /// The default value.
     Is(V),
-    /// There is no default value; the text describes the behaviour.
+    /// There is no default value; the text describes what applies.
     Means(&'static str),
 }
 
@@ -29,7 +29,7 @@ pub struct ConfigKey<K: ValueKind> {
 }
 
 impl<K: ValueKind> ConfigKey<K> {
-    /// The item if the key is written. Reports a required key that is not written.
+    /// The item if the key is written. Reports a required key that is missing.
     pub fn item<'t>(&self, table: &Table<'t>, report: &mut DiagnosticCollector<'_>) -> Option<Item<'t>> {
         let item = table.get(self.name);
         if item.is_none() && matches!(self.unset, Unset::Required) {
@@ -40,7 +40,7 @@ impl<K: ValueKind> ConfigKey<K> {
         item
     }
 
-    /// Returns whether the key is written, even with a wrong value.
+    /// Returns whether the key is written, even if its value is wrong.
     pub fn is_written(&self, table: &Table<'_>) -> bool {
         table.get(self.name).is_some()
     }
@@ -54,7 +54,7 @@ impl<K: ValueKind> ConfigKey<K> {
     }
 
     /// The written value, or the default. `None` if the value is wrong or a required key is
-    /// missing; both are reported.
+    /// missing. Both faults are reported.
     pub fn take(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<K::Value> {
         match self.item(table, report) {
             Some(item) => self.kind.read(&item, report),
@@ -63,7 +63,8 @@ impl<K: ValueKind> ConfigKey<K> {
         }
     }
 
-    /// The written value and its position. `None` also if the value is wrong, which is reported.
+    /// The written value and its position. `None` if the key is not written, or if its value is
+    /// wrong, which is reported.
     pub fn take_at(
         &self,
         table: &Table<'_>,
@@ -73,7 +74,7 @@ impl<K: ValueKind> ConfigKey<K> {
         Some((self.kind.read(&item, report)?, item.span()))
     }
 
-    /// The written value; the outer `None` if it is wrong, which is reported.
+    /// The written value. The outer `None` means that it is wrong, which is reported.
     pub fn take_written(
         &self,
         table: &Table<'_>,
@@ -85,8 +86,8 @@ impl<K: ValueKind> ConfigKey<K> {
         }
     }
 
-    /// The written value, or the default. A wrong value is reported, and the default is used for
-    /// it.
+    /// The written value, or the default. If the value is wrong, reports that and returns the
+    /// default.
     pub fn take_or_default(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> K::Value {
         self.take(table, report).unwrap_or_else(|| self.default())
     }
@@ -116,14 +117,14 @@ impl<K: ValueKind> DocumentedKey for ConfigKey<K> {
 }
 
 pub struct Section {
-    /// Its header, `[[name]]` or `[name]`; if the section is the value of a key, `key` or
+    /// Its header: `[[name]]` or `[name]`. If the section is the value of a key, `key` or
     /// `key.key`.
     pub header: &'static str,
     /// Its name in messages.
     pub what: &'static str,
     /// Its description on documentation pages.
     pub text: &'static str,
-    /// Its keys, in the order of pages and messages.
+    /// Its keys, in the order in which pages and messages list them.
     pub rows: &'static [&'static dyn DocumentedKey],
     /// Former keys, and what to write instead.
     pub gone: &'static [(&'static str, &'static str)],
@@ -140,15 +141,15 @@ impl Section {
         self.rows.iter().map(|row| row.name()).collect()
     }
 
-    /// Its keys as pages name them, with their cells.
+    /// Its keys as pages show them, each with its cells.
     fn entries(&self) -> impl Iterator<Item = (String, [String; 3])> {
         let prefix = if self.header.starts_with('[') { String::new() } else { format!("{}.", self.header) };
         self.rows.iter().map(move |row| (format!("{prefix}{}", row.name()), row.cells()))
     }
 }
 
-/// The keys of a table as pages name them, with their cells. If the value of a key is a table, that
-/// table's keys follow the key.
+/// The keys of a table as pages show them, each with its cells. If the value of a key is a table,
+/// that table's keys follow the key.
 pub fn entries(sections: &[&Section]) -> Vec<(String, [String; 3])> {
     let mut entries: Vec<(String, [String; 3])> = Vec::new();
     for section in sections {
@@ -168,7 +169,7 @@ pub fn markdown(sections: &[&Section]) -> String {
     text
 }
 
-/// Defines a module with a constant for each key, and their [`Section`].
+/// Defines a module that has a constant for each key, and the [`Section`] of these keys.
 #[macro_export]
 macro_rules! section {
     (

@@ -1,8 +1,8 @@
-//! The kinds of values that a key may have, with their limits and their parsers.
+//! The kinds of values that a key may have. A kind has limits and a parser.
 //!
-//! A kind defines both what readers refuse and what documentation pages list, so the two cannot
-//! disagree. A value that accepts more than one kind is a [`FreeForm`], which the key's own reader
-//! parses.
+//! A kind defines both the values that readers refuse and the values that documentation pages list,
+//! so the two cannot differ. If a key accepts more than one kind of value, its kind is a
+//! [`FreeForm`], and the key's own reader parses the value.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -18,11 +18,11 @@ use crate::diagnostic::{DiagnosticCollector, quote};
 pub trait ValueKind: Sync {
     /// The type of the parsed value.
     type Value: Clone + Sync;
-    /// The accepted values: examples, or all of them.
+    /// The accepted values: either all of them, or examples.
     fn values(&self) -> Vec<String>;
-    /// Formats a value as a file writes it.
+    /// Formats a value as it is written in a file.
     fn written(&self, value: &Self::Value) -> String;
-    /// Parses the value; reports a fault and returns `None` if it is wrong.
+    /// Parses the value. If it is wrong, reports a fault and returns `None`.
     fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Self::Value>;
 }
 
@@ -59,7 +59,7 @@ impl ValueKind for Number {
     }
 }
 
-/// A decimal fraction of up to three digits within a range, in thousandths.
+/// A decimal fraction within a range, in thousandths. It may have up to three decimal places.
 pub struct Thousandths(pub RangeInclusive<u32>);
 
 impl ValueKind for Thousandths {
@@ -92,7 +92,7 @@ impl ValueKind for Thousandths {
     }
 }
 
-/// Parses digits, and up to three more after a decimal point.
+/// Parses digits, which a decimal point and up to three more digits may follow.
 fn thousandths(text: &str) -> Option<u32> {
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
     let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -188,7 +188,7 @@ fn read_time(
     duration
 }
 
-/// One of several words: the values, and a function that names each.
+/// One of several words: the values, and a function that returns the word for each value.
 pub struct Keyword<T: 'static>(pub &'static [T], pub fn(T) -> &'static str);
 
 impl<T: Copy + Sync> ValueKind for Keyword<T> {
@@ -215,10 +215,10 @@ impl<T: Copy + Sync> ValueKind for Keyword<T> {
     }
 }
 
-/// A string that a function parses without further context; with examples.
+/// A string that a function can parse without further context, and examples.
 pub struct Text<T>(pub &'static [&'static str], pub fn(&str) -> Result<T, Refusal>);
 
-/// The fault of a text, which follows the name of its key in a message; and the correction.
+/// The fault of a text and its correction. In a message, the fault follows the name of the key.
 pub type Refusal = (String, Option<String>);
 
 impl<T: Clone + Sync + Display> ValueKind for Text<T> {
@@ -259,7 +259,7 @@ impl ValueKind for Boolean {
     }
 }
 
-/// A value that the key's own reader parses; with examples.
+/// A value that the key's own reader parses, and examples.
 pub struct FreeForm(pub &'static [&'static str]);
 
 impl ValueKind for FreeForm {

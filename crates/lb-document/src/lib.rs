@@ -1,9 +1,9 @@
-//! Parses TOML documents into trees of values with their positions, and reports all faults of a
-//! file at once.
+//! Parses TOML documents into trees of values with their positions. Reports all faults of a file at
+//! once.
 //!
-//! A derived deserializer stops at the first fault, so an operator would repair one fault per
-//! attempt. This crate knows only tables of keys and kinds of values; its callers know what keys
-//! and values mean.
+//! A derived deserializer stops at the first fault, so an operator would have to repair one fault
+//! per attempt. This crate knows only tables with their keys, and kinds of values. Its callers know
+//! the meaning of keys and values.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -39,11 +39,12 @@ pub use near::did_you_mean;
 use key::Section;
 use kind::Refusal;
 
-/// For a longer text, only the first syntax fault is reported: a file that is not TOML may cause a
-/// fault for every byte.
+/// The maximum length, in bytes, of a text for which all syntax faults are reported. For a longer
+/// text only the first is reported, because a file that is not TOML may cause a fault for every
+/// byte.
 pub const MAX_RECOVERED_BYTES: usize = 1 << 20;
 
-/// Parses a document. Syntax faults are reported; the return value holds everything that could be
+/// Parses a document. Syntax faults are reported. The return value holds everything that could be
 /// read.
 pub fn read<'t>(text: &'t str, report: &mut DiagnosticCollector<'_>) -> DeTable<'t> {
     let first = match DeTable::parse(text) {
@@ -62,7 +63,7 @@ pub fn read<'t>(text: &'t str, report: &mut DiagnosticCollector<'_>) -> DeTable<
     root
 }
 
-/// Reports a syntax fault in the library's words, with a correction if one is known.
+/// Reports a syntax fault in the words of the TOML library, with a correction if one is known.
 pub fn add_syntax(span: Range<usize>, message: &str, report: &mut DiagnosticCollector<'_>) {
     let message = message.strip_suffix(", expected nothing").unwrap_or(message);
     // An address without quotes begins like a number.
@@ -81,7 +82,7 @@ pub struct Table<'t> {
 }
 
 impl<'t> Table<'t> {
-    /// The document itself; `what` is its name in messages.
+    /// The document as a table; `what` is its name in messages.
     pub fn root(what: &'static str, entries: &'t DeTable<'t>) -> Self {
         Self { what, span: 0..0, entries: Some(entries) }
     }
@@ -95,7 +96,8 @@ impl<'t> Table<'t> {
         self.check_keys_and_former(known, &[], report);
     }
 
-    /// As `check_keys`, but for a former key (in `gone`) the message names the replacement.
+    /// As `check_keys`, but if a former key (in `gone`) is written, the message names its
+    /// replacement.
     fn check_keys_and_former(
         &self,
         known: &[&str],
@@ -117,13 +119,13 @@ impl<'t> Table<'t> {
         self.entries?.get(key).map(|value| Item { name: Cow::Borrowed(key), value })
     }
 
-    /// The table headed `[name]`; an absent one has no keys.
+    /// The table with the header `[name]`. If it is absent, the result has no keys.
     pub fn table(&self, section: &Section, report: &mut DiagnosticCollector<'_>) -> Self {
         let table = self.get(section.name()).and_then(|item| item.table(section, report));
         table.unwrap_or(Self { what: section.what, span: 0..0, entries: None })
     }
 
-    /// The tables headed `[[name]]`, at most `limit` of them.
+    /// The tables with the header `[[name]]`, at most `limit` of them.
     pub fn tables(&self, section: &Section, limit: usize, report: &mut DiagnosticCollector<'_>) -> Vec<Self> {
         let key = section.name();
         let Some(item) = self.get(key) else { return Vec::new() };
@@ -184,7 +186,7 @@ impl<'t> Item<'t> {
         report.add(self.span(), message, help);
     }
 
-    /// Returns whether it is `true`; reports a value that is not a truth value.
+    /// Returns whether the value is `true`. Reports a value that is not a truth value.
     pub fn is_true(&self, report: &mut DiagnosticCollector<'_>) -> bool {
         match self.value() {
             DeValue::Boolean(is_true) => *is_true,
@@ -195,7 +197,7 @@ impl<'t> Item<'t> {
         }
     }
 
-    /// The string; reports a value of another kind.
+    /// The string. Reports a value of another kind.
     pub fn text(&self, report: &mut DiagnosticCollector<'_>) -> Option<&'t str> {
         let DeValue::String(text) = self.value() else {
             self.wrong_kind("a string", report);
@@ -204,7 +206,7 @@ impl<'t> Item<'t> {
         Some(text)
     }
 
-    /// The elements of the list; reports a value of another kind.
+    /// The elements of the list. Reports a value of another kind.
     pub fn list(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<Self>> {
         let DeValue::Array(elements) = self.value() else {
             self.wrong_kind("a list", report);
@@ -217,7 +219,7 @@ impl<'t> Item<'t> {
         elements.iter().map(|value| Self { name: Cow::Owned(format!("an entry of {}", self.name)), value })
     }
 
-    /// The table, with its keys checked against the section.
+    /// The table. Its keys are checked against the section.
     pub fn table(&self, section: &Section, report: &mut DiagnosticCollector<'_>) -> Option<Table<'t>> {
         let DeValue::Table(entries) = self.value() else {
             self.wrong_kind("a table", report);
@@ -228,7 +230,7 @@ impl<'t> Item<'t> {
         Some(table)
     }
 
-    /// Applies a parser to the string, and reports its refusal.
+    /// Parses the string with `parse`, and reports the error.
     pub fn parse<T>(
         &self,
         parse: fn(&str) -> Result<T, Refusal>,
@@ -256,7 +258,7 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// The positions of values that may occur only once.
+/// The positions of those values that may occur only once.
 pub struct Unique<K>(BTreeMap<K, Range<usize>>);
 
 impl<K> Default for Unique<K> {
@@ -266,7 +268,8 @@ impl<K> Default for Unique<K> {
 }
 
 impl<K: Ord> Unique<K> {
-    /// Refuses `key` at `span` if it was claimed before; `what` names it in the message.
+    /// Refuses `key` at `span` if it has been claimed before. `what` names the value in the
+    /// message.
     pub fn claim(
         &mut self,
         key: K,

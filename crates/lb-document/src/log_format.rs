@@ -1,4 +1,4 @@
-//! The log formats of the resident programs, as their configurations name them.
+//! The log formats of the daemon and the agent, as their configurations name them.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! Lists of names: of network interfaces, and of hosts.
+//! Lists of names: the names of network interfaces, and of hosts.
 
 use crate::diagnostic::{DiagnosticCollector, quote};
 use crate::{Item, Unique};
@@ -54,8 +54,8 @@ fn article(what: &str) -> String {
     format!("{article} {what}")
 }
 
-/// Returns whether it is a host name (RFC 1123 section 2.1; an underscore is also allowed, as in
-/// resolvers), or an IP address.
+/// Returns whether the text is an IP address or a host name (RFC 1123 section 2.1; as in resolvers,
+/// an underscore is also allowed).
 fn is_host(name: &str) -> bool {
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -64,7 +64,7 @@ fn is_host(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label) || name.parse::<std::net::IpAddr>().is_ok()
 }
 
-/// Returns whether the kernel accepts this name for an interface.
+/// Returns whether the kernel accepts this text as the name of an interface.
 fn is_interface(name: &str) -> bool {
     let is_odd = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_odd)

@@ -1,6 +1,6 @@
 //! Suggests the intended word for a misspelt one.
 
-/// Words of other load balancers (HAProxy, nginx, Envoy, IPVS), and socklb's words for them.
+/// Words of other load balancers (HAProxy, nginx, Envoy, IPVS), each with socklb's word for it.
 const ELSEWHERE: [(&str, &str); 16] = [
     ("leastconn", "least-loaded"),
     ("least_conn", "least-loaded"),
@@ -26,15 +26,16 @@ pub fn did_you_mean(word: &str, known: &[&str]) -> String {
     if let Some((_, ours)) = elsewhere {
         return format!("did you mean {ours}? ");
     }
-    // Up to two wrong letters count as a typing error, but only one in a short word, because short
-    // words are all similar.
+    // Up to two wrong letters count as a typing error. In a short word fewer do, because all short
+    // words are similar.
     let near = |candidate: &&&str| distance(word, candidate) <= (candidate.len() / 3).min(2);
     let best = known.iter().filter(near).min_by_key(|candidate| distance(word, candidate));
     best.map_or_else(String::new, |best| format!("did you mean {best}? "))
 }
 
-/// Counts the letters to insert, delete, replace or swap with their neighbour. A word of more than
-/// 64 bytes is not compared, because no known word is that long.
+/// Counts the changes of letters between two words: to insert, delete or replace a letter, or to
+/// swap it with its neighbour. Words of more than 64 bytes are not compared, because no known word
+/// is that long.
 fn distance(left: &str, right: &str) -> usize {
     if left.len() > 64 { usize::MAX } else { strsim::osa_distance(left, right) }
 }

@@ -1,12 +1,11 @@
-//! Access to the host, for the daemon and for the agent, without any decision that belongs to one
-//! of them.
+//! Access to the host, for the daemon and the agent. The crate makes no decision that belongs to
+//! one of them.
 //!
-//! In reading order: which directories and processes are trusted ([`trust`]), the path of a Unix
-//! socket ([`socket`]), changes in directories ([`watch`]), messages to the service manager
-//! ([`notify`]), logging of resident programs ([`log`]), reading whole files ([`regular_file`]),
-//! storage for a later start ([`store`]), and waking a thread ([`wake`]). Messages to the service
-//! manager and changes in directories have threads of their own. A call that accesses the file
-//! system may block as long as the file system does.
+//! In reading order: which directories and processes are trusted ([`trust`]), binding a Unix socket
+//! ([`socket`]), changes in directories ([`watch`]), messages to the service manager ([`notify`]),
+//! logging ([`log`]), reading whole files ([`regular_file`]), files for a later start ([`store`]),
+//! and waking a thread ([`wake`]). [`watch`] and [`notify`] have threads of their own. A call that
+//! accesses the file system may block as long as the file system does.
 
 pub mod trust;
 

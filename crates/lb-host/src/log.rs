@@ -1,8 +1,8 @@
-//! Logging of resident programs: to standard error, in the form that its reader expects.
+//! Logging of the daemon and the agent to standard error, in the form that the reader expects.
 //!
-//! If a service manager connects standard error to its journal, it sets `JOURNAL_STREAM`
-//! (systemd.exec(5)). The journal adds the time to each line and reads a priority from a leading
-//! `<N>` (sd-daemon(3)), so that `journalctl -p warning` works.
+//! If standard error is a connection to the journal of a service manager, the manager has set
+//! `JOURNAL_STREAM` (systemd.exec(5)). The journal adds the time to each line. It reads a priority
+//! from `<N>` at the beginning of a line (sd-daemon(3)), so that `journalctl -p warning` works.
 
 use std::fmt;
 use std::io;
@@ -16,8 +16,8 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts logging. `RUST_LOG` selects levels, as in `warn,lb_user=debug`; the default level is
-/// INFO. `is_json`: log one JSON object per line. `colour`: use colours, for a terminal that has
-/// them.
+/// INFO. `is_json`: log one JSON object per line. `colour`: use colours if standard error is a
+/// terminal that has them.
 pub fn init(is_json: bool, colour: bool) {
     let selected = std::env::var("RUST_LOG").unwrap_or_default();
     let (targets, wrong) = targets(&selected);
@@ -56,13 +56,13 @@ fn targets(list: &str) -> (Targets, Vec<&str>) {
     (targets, wrong)
 }
 
-/// One object per event, which has the event's fields beside its message.
+/// One object per event. The fields of the event are beside its message.
 fn json() -> Format<Json> {
     Format::default().json().flatten_event(true)
 }
 
-/// Whether a descriptor is the journal's stream. `stream`: device and inode of that stream, as in
-/// `JOURNAL_STREAM`.
+/// Whether a descriptor is connected to the journal. `stream` is the value of `JOURNAL_STREAM`: the
+/// device and inode of the connection.
 fn is_journal(stream: Option<&str>, descriptor: Option<rustix::fs::Stat>) -> bool {
     let numbers = stream.and_then(|stream| stream.split_once(':'));
     let numbers = numbers.and_then(|(device, inode)| Some((device.parse().ok()?, inode.parse().ok()?)));
@@ -71,7 +71,7 @@ fn is_journal(stream: Option<&str>, descriptor: Option<rustix::fs::Stat>) -> boo
     })
 }
 
-/// Lines in the format `F`, each with a priority before it.
+/// Log lines in the format `F`, with a priority before each line.
 struct Journal<F>(F);
 
 impl<S, N, F> FormatEvent<S, N> for Journal<F>
@@ -92,13 +92,14 @@ where
     }
 }
 
-/// A text with a priority before each line: the journal stores each line as an entry of its own.
+/// The text with a priority before each line, because the journal stores each line as an entry of
+/// its own.
 fn prioritized(text: &str, priority: u8) -> String {
     text.lines().fold(String::new(), |all, line| all + &format!("<{priority}>{line}\n"))
 }
 
-/// Text of an error for standard error. If that is the journal, each line begins with the priority
-/// of errors.
+/// The text of an error for standard error. If standard error is the journal, each line begins with
+/// the priority of errors.
 pub fn as_error(text: &str) -> String {
     if stderr_is_journal() { prioritized(text, priority(Level::ERROR)) } else { text.to_owned() }
 }

@@ -8,11 +8,11 @@ use tracing::warn;
 
 /// The connection to the service manager that started the program, if there is one.
 ///
-/// A separate thread sends the messages: a manager that does not read blocks the sender, and the
-/// event loop must not block.
+/// A separate thread sends the messages: if the manager does not read them, the sender blocks, and
+/// the event loop must not block.
 pub struct Notifier {
     messages: Option<mpsc::SyncSender<String>>,
-    /// Closed when the thread has sent everything.
+    /// Closed when the thread has sent all messages.
     finished: mpsc::Receiver<()>,
     status: String,
 }
@@ -20,8 +20,8 @@ pub struct Notifier {
 impl Notifier {
     /// Connects to the manager that `NOTIFY_SOCKET` names, if it is set.
     pub fn new() -> Self {
-        /// Maximum number of waiting messages. Further ones are dropped: a later message reports
-        /// the state at its time.
+        /// Maximum number of waiting messages. Further messages are dropped, because a later
+        /// message reports a newer state.
         const WAITING: usize = 16;
         let (ended, finished) = mpsc::channel();
         let messages = std::env::var_os("NOTIFY_SOCKET").and_then(|_| {
@@ -35,18 +35,18 @@ impl Notifier {
         Self { messages, finished, status: String::new() }
     }
 
-    /// Interval between watchdog messages: half of the manager's limit. `None` if the manager
-    /// requests none.
+    /// The interval between watchdog messages, half of the manager's limit. `None` if the manager
+    /// requests no such messages.
     pub fn watchdog(&self) -> Option<Duration> {
         sd_notify::watchdog_enabled().map(|limit| limit / 2).filter(|interval| !interval.is_zero())
     }
 
-    /// Sends a watchdog message, the sign of life that the manager demands.
+    /// Sends a watchdog message, which shows the manager that this process is alive.
     pub fn watchdog_fed(&self) {
         self.send(&[NotifyState::Watchdog]);
     }
 
-    /// Reports that everything requested is in place, after a start and after a reload.
+    /// Reports that a start or a reload is complete.
     pub fn ready(&mut self, status: String) {
         self.send(&[NotifyState::Ready, NotifyState::Status(&status)]);
         self.status = status;
@@ -74,7 +74,8 @@ impl Notifier {
         self.send(&[NotifyState::Stopping]);
     }
 
-    /// Waits until everything is sent, but at most a second, because the manager may not read.
+    /// Waits until all messages are sent, but at most a second, because the manager may not read
+    /// them.
     pub fn finish(mut self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         if self.messages.take().is_some() {
@@ -101,7 +102,7 @@ fn send_all(inbox: &mpsc::Receiver<String>) {
     let mut before = None;
     for message in inbox {
         let error = sd_notify::notify(&[NotifyState::Custom(&message)]).err().map(|error| error.to_string());
-        // Log a lasting error once, not once per watchdog message.
+        // An error that lasts is logged once, not once per watchdog message.
         if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
             warn!(%error, "cannot notify the service manager");
         }

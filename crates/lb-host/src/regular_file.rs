@@ -1,4 +1,4 @@
-//! Reads whole files: only regular ones, and up to a limit.
+//! Reads whole files. They must be regular files, and not longer than a limit.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
@@ -27,7 +27,7 @@ pub fn open_itself(path: &Path) -> io::Result<(File, Metadata)> {
 }
 
 fn open_with(path: &Path, flags: i32) -> io::Result<(File, Metadata)> {
-    // Without O_NONBLOCK the open of a pipe would wait for a writer.
+    // Without O_NONBLOCK, opening a pipe would wait for a writer.
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -37,13 +37,13 @@ fn open_with(path: &Path, flags: i32) -> io::Result<(File, Metadata)> {
 }
 
 /// Returns the content of a file; `None` if it has more than `most` bytes. The limit bounds memory
-/// and time if the wrong file is named.
+/// and time if the operator names the wrong file.
 ///
 /// # Errors
 /// If the file cannot be read.
 pub fn read(file: &File, most: u64) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
-    // One byte more than allowed, so that a longer file is detected and not truncated.
+    // Reads one byte more than allowed, so that a longer file is detected and not truncated.
     let length = file.take(most + 1).read_to_end(&mut bytes)?;
     Ok((length as u64 <= most).then_some(bytes))
 }

@@ -1,5 +1,5 @@
-//! Binds a Unix socket at its path when a program starts, without waiting for a process that may
-//! listen there.
+//! Binds a Unix socket at its path when a program starts. Does not wait for a process that may
+//! listen at that path.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -18,10 +18,10 @@ pub struct Bound {
     path: PathBuf,
 }
 
-/// Binds the socket under a temporary name, so that errors show before the kernel is changed, and
-/// no client can connect before the program can answer. A socket without a listening process is
-/// left over from a dead process, and is replaced. The socket's owner and the members of the group
-/// `admins` may open it.
+/// Binds the socket under a temporary name. So errors show before the kernel is changed, and no
+/// client can connect before the program can answer. If a socket exists at the final path and no
+/// process listens on it, a dead process has left it, and it is replaced. The socket's owner and
+/// the members of the group `admins` may open the socket.
 ///
 /// # Errors
 /// If the directory cannot be created or is not trusted, if another process answers on the socket,
@@ -51,8 +51,8 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
         }
     }
     let listener = UnixListener::bind(&hidden)?;
-    // Users other than root may give a file only to their own groups: for them, the service manager
-    // controls the access.
+    // Only root may give a file to any group; other users may give it only to their own groups. For
+    // a program of another user, the service manager controls the access.
     if admins.is_some() && rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&hidden, None, admins)?;
     }
@@ -60,8 +60,8 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
     Ok(Bound { listener: Some(listener), hidden, path })
 }
 
-/// Whether a process listens on a socket. Does not wait: if the queue is full, as that of a stopped
-/// daemon, connect(2) returns EAGAIN, which also means that a process listens.
+/// Whether a process listens on a socket. Does not wait: if the queue of the socket is full, as for
+/// a stopped daemon, connect(2) returns EAGAIN, which also means that a process listens.
 fn is_answered(path: &Path) -> io::Result<bool> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -85,7 +85,7 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // A failed start leaves no socket behind.
+        // If the start fails, no socket is left.
         if self.listener.is_some() {
             let _ = std::fs::remove_file(&self.hidden);
         }

@@ -1,13 +1,14 @@
-//! What socklb stores for a later start: files that are read and written whole, in a directory that
-//! only its user and root may write to.
+//! The files that socklb stores for a later start. They are read and written whole, in a directory
+//! that only socklb's user and root may write to.
 //!
-//! Another user with write permission there could place a file or a link, and so decide what a
-//! start loads and which files a daemon of root overwrites. So each directory from the root of the
-//! store down to the file, and the file itself, must belong to root or to the user of this process,
-//! and no other user may have write permission. No symbolic link below the root is followed.
+//! If another user could write to that directory, that user could create a file or a link there,
+//! and so decide what is loaded at a start and which files a daemon of root overwrites. So each
+//! directory from the root of the store down to the file, and the file itself, must belong to root
+//! or to the user of this process, and no other user may have write permission. No symbolic link
+//! below the root is followed.
 //!
-//! Each call may block for as long as the file system takes: do not call it from a thread of a
-//! runtime.
+//! Each call may block for as long as the file system does, so a thread of an asynchronous runtime
+//! must not make it.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -35,7 +36,7 @@ pub enum StoreError {
     /// The file is longer than the caller's limit, in bytes.
     #[error("{} is larger than {} KiB, the limit for a valid file", .0.display(), .1 >> 10)]
     TooLarge(PathBuf, u64),
-    /// The file cannot be written. The content that was stored before stays.
+    /// The file cannot be written. The previous content stays.
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
@@ -77,13 +78,13 @@ impl StateDirectory {
         bytes.map(Some).ok_or(StoreError::TooLarge(path, most))
     }
 
-    /// Writes a file, in place of an existing one. All of the content goes to a temporary file,
-    /// which is renamed once it is on the disk. Missing directories are created.
+    /// Writes a file, and replaces an existing one. The content goes to a temporary file, which is
+    /// renamed once all of it is on the disk. Missing directories are created.
     ///
     /// # Errors
-    /// If other users may write to a directory above the file, if another process writes in its
-    /// directory at the same moment, or if the file cannot be written. The content that was stored
-    /// before stays, unless the only failure was to synchronize the directory.
+    /// If other users may write to a directory above the file, if another process writes to its
+    /// directory at the same moment, or if the file cannot be written. The previous content stays,
+    /// unless the only failure was to synchronize the directory.
     pub fn write(&self, name: impl AsRef<Path>, parts: &[&[u8]]) -> Result<(), StoreError> {
         let path = self.path(name);
         let fail = |source| StoreError::Write { path: path.clone(), source };
@@ -104,11 +105,11 @@ impl StateDirectory {
         let new = PathBuf::from(new);
         let written = write_new(&new, parts).and_then(|()| fs::rename(&new, &path));
         if let Err(error) = written {
-            // A partly written file takes space on a disk that may be full.
+            // A partly written file would take space on a disk that may be full.
             let _ = fs::remove_file(&new);
             return Err(fail(error));
         }
-        // The new name must be on the disk, too. Not every file system can synchronize a directory.
+        // The new name must also be on the disk. Some file systems cannot synchronize a directory.
         match rustix::fs::fsync(&lock) {
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(error) => Err(fail(error.into())),
@@ -149,7 +150,7 @@ impl StateDirectory {
     }
 }
 
-/// Creates a file. If another user has placed something at its path, such as a link, that is
+/// Creates a file. If there is something else at its path, such as another user's link, that is
 /// removed and not followed.
 fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     match fs::remove_file(path) {
@@ -221,7 +222,7 @@ mod tests {
             set_mode(&store.path(path), good);
         }
         assert_eq!(store.read("load/factors", 9).unwrap().as_deref(), Some(&b"ours"[..]));
-        // Only root can create files that belong to another user.
+        // Only root can give files to another user, so this part of the test needs root.
         if rustix::process::geteuid().is_root() {
             for path in ["load", "load/factors"] {
                 std::os::unix::fs::chown(store.path(path), Some(65_534), None).unwrap();
@@ -257,7 +258,8 @@ mod tests {
         )
         .unwrap();
         assert!(error_of(store.read("load/factors", 9)).contains("not a regular file"));
-        // A directory of the store may not be a link. The root may: it is the operator's choice.
+        // A directory of the store may not be a link. The root may be a link, because the operator
+        // chooses it.
         fs::rename(store.path("load"), folder.path().join("elsewhere")).unwrap();
         symlink(folder.path().join("elsewhere"), store.path("load")).unwrap();
         assert!(error_of(store.read("load/factors", 9)).contains("symbolic link"));

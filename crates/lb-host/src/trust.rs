@@ -1,9 +1,9 @@
-//! Which directories and daemons socklb trusts: those that belong to root, to its own user or to
-//! the owner of the pins.
+//! Which directories and daemons socklb trusts. They must belong to root, to socklb's own user or
+//! to the owner of the pins.
 //!
-//! A user who may write to a directory decides what socklb finds there, and a daemon that answers
-//! on the socket decides what `exec` and `wait` do. Only owners and modes are checked here, not the
-//! content of a directory.
+//! A user who may write to a directory decides what socklb finds in it, and a daemon that answers
+//! on the socket decides what `exec` and `wait` do. This module checks only owners and modes, not
+//! the content of a directory.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,8 @@ use thiserror::Error;
 
 /// Write permission for the group and for all other users.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// In a directory with this bit, only the owner of an entry may remove or rename it.
+/// If a directory has this bit, an entry of the directory can be removed or renamed only by the
+/// entry's owner.
 const STICKY: u32 = 0o1000;
 
 /// Why a directory or a daemon is not trusted.
@@ -45,7 +46,7 @@ pub enum Untrusted {
         /// The option that names another directory.
         flag: &'static str,
     },
-    /// A symbolic link on the way to the pins, which could be redirected.
+    /// A symbolic link on the path of the pins, which another user could redirect.
     #[error("{} is a symbolic link within a bpf file system: remove it, or name another directory with --pins", .0.display())]
     Link(PathBuf),
     /// A symbolic link among stored files.
@@ -68,8 +69,8 @@ pub enum Untrusted {
     Unseen { path: PathBuf, source: io::Error },
 }
 
-/// Creates a directory and its missing parents. Only their owner may write to them, whatever the
-/// umask is.
+/// Creates a directory and its missing parents. Whatever the umask is, only their owner may write
+/// to them.
 ///
 /// # Errors
 /// If a directory cannot be created.
@@ -77,8 +78,9 @@ pub fn make_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
-/// Checks that only root or the user of this process may write to a directory. The directories
-/// above it are the operator's choice. `flag` is the option that names another directory.
+/// Checks that only root or the user of this process may write to a directory. Does not check the
+/// directories above it, which the operator has chosen. `flag` is the option that names another
+/// directory.
 ///
 /// # Errors
 /// If other users may write to it, or its owner and mode cannot be read.
@@ -96,11 +98,12 @@ pub fn check_stored(path: &Path, metadata: &fs::Metadata, flag: &'static str) ->
     check(path, metadata, own_user(), 0, flag)
 }
 
-/// Checks an existing directory of pins and all directories above it on the same file system: no
-/// other user can have replaced them, or can replace them later.
+/// Checks an existing directory of pins, and all directories above it on the same file system: no
+/// other user may have replaced them, or be able to replace them.
 ///
 /// # Errors
-/// If another user can, or an owner and mode cannot be read.
+/// If another user may have replaced a directory or can replace it, or if an owner and mode cannot
+/// be read.
 pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
     const FLAG: &str = "--pins";
     let directory = look(directory, std::path::absolute(directory))?;
@@ -117,8 +120,8 @@ pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
         if metadata.dev() != device {
             break;
         }
-        // By default every user may write to the root of bpffs (mode 1777), but its sticky bit
-        // protects our entries there.
+        // By default, every user may write to the root of bpffs (mode 1777), but because of its
+        // sticky bit no other user can replace our entries.
         let is_root = level
             .parent()
             .is_none_or(|above| fs::metadata(above).is_ok_and(|metadata| metadata.dev() != device));
@@ -127,8 +130,9 @@ pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
     Ok(())
 }
 
-/// Checks that root may trust a daemon that runs as user `peer`. If this process does not run as
-/// root, every daemon passes, because the process has only its own rights.
+/// Checks that this process may trust a daemon that runs as user `peer`. If this process does not
+/// run as root, every daemon passes, because it cannot make this process use more rights than the
+/// user has.
 ///
 /// # Errors
 /// If this process runs as root, and the daemon runs neither as root nor as the owner of the pins.
@@ -140,7 +144,7 @@ pub fn check_daemon(peer: u32, socket: &Path, pins: &Path) -> Result<(), Untrust
     Err(Untrusted::Daemon { socket: socket.to_owned(), user: peer, pins: pins.to_owned() })
 }
 
-/// `excused` is a mode bit that makes write permission for others harmless.
+/// If the directory has the mode bit `excused`, write permission for others is harmless.
 fn check(
     path: &Path,
     metadata: &fs::Metadata,
@@ -199,7 +203,7 @@ mod tests {
         let of = |user| check(folder.path(), &metadata, user, 0, "--run").map_err(|error| error.to_string());
         assert_eq!(of(owner), Ok(()));
         let other = of(owner + 1);
-        // A directory that belongs to root is accepted for every user.
+        // Every user accepts a directory that belongs to root.
         assert_eq!(other.is_ok(), owner == 0, "{other:?}");
     }
 

@@ -1,4 +1,4 @@
-//! Lets the event loop wake a thread that also waits for other events, with an eventfd
+//! Lets the event loop wake a thread that also waits for other events. Uses an eventfd
 //! (eventfd(2)).
 
 use std::io;
@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 pub struct Wake(Arc<OwnedFd>);
 
 impl Wake {
-    /// The eventfd begins unreadable.
+    /// The eventfd is not readable at first.
     ///
     /// # Errors
     /// If no descriptor is free.
@@ -22,13 +22,13 @@ impl Wake {
 
     /// Makes the eventfd readable.
     pub fn wake(&self) {
-        // The counter is full only if the thread was woken and has not read it yet.
+        // The counter is full only if the thread was woken and has not read the counter yet.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
     /// Makes the eventfd unreadable until the next `wake`.
     pub fn woken(&self) {
-        // There is nothing to read if it was not woken.
+        // If the thread was not woken, there is nothing to read.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

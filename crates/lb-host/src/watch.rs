@@ -1,9 +1,9 @@
 //! Reports changes in directories, with inotify(7).
 //!
-//! Adding a watch resolves a path, and a file system that does not answer blocks the thread that
-//! adds it. So watches can be added from any thread, and no lock is held meanwhile. A library's
-//! watcher does not fit: its single thread adds watches and reads changes in turn. Without watches,
-//! everything is still checked once per second.
+//! Adding a watch resolves a path. If a file system does not answer, this blocks the thread that
+//! adds the watch. So watches can be added from any thread, and no lock is held meanwhile. A
+//! library's watcher does not fit, because its only thread alternates between adding watches and
+//! reading changes. If there are no watches, callers still check everything once per second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -30,8 +30,8 @@ const CHANGES: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::MOVE_SELF)
     .union(WatchFlags::ONLYDIR);
 
-/// Maximum number of waiting changes. Further ones are dropped, because everything is also checked
-/// once per second.
+/// Maximum number of waiting changes. Further changes are dropped, because callers also check
+/// everything once per second.
 const MAX_CHANGES: usize = 256;
 
 /// Reports changes in watched directories.
@@ -48,8 +48,8 @@ pub struct Watcher {
 
 #[derive(Default)]
 struct WatchedDirectory {
-    /// By path: device and inode, and the watch. Device and inode show that a directory was removed
-    /// and created again, and has lost its watch.
+    /// For each path: device and inode, and the watch. A different device or inode shows that the
+    /// directory was removed and created again, and so has lost its watch.
     directories: BTreeMap<PathBuf, (Identity, i32)>,
 }
 
@@ -75,14 +75,14 @@ impl Watch {
         Ok(Self { watcher: Some((changes, watcher)) })
     }
 
-    /// The handle that adds watches; `None` after [`Self::none`].
+    /// The handle that adds watches; `None` if this is a watch from [`Self::none`].
     pub fn watcher(&self) -> Option<Watcher> {
         self.watcher.as_ref().map(|(_, watcher)| watcher.clone())
     }
 
-    /// Waits for changes and returns the paths that have changed since the last call, each once:
-    /// watched directories, or entries in them. A burst of changes is one result. Never returns
-    /// without a watcher.
+    /// Waits for changes. Returns the paths that have changed since the last call, each once:
+    /// watched directories, or entries in them. Many changes in a short time are one result.
+    /// Without a watcher, never returns.
     pub async fn changed(&mut self) -> BTreeSet<PathBuf> {
         let mut changes = Vec::new();
         if let Some((changed, _)) = &mut self.watcher
@@ -107,13 +107,14 @@ impl Watcher {
         }
         let watch = inotify::add_watch(&self.inotify, directory, CHANGES)?;
         let before = self.watched().directories.insert(directory.to_owned(), (identity, watch));
-        // The previous directory may still exist, under another name.
+        // The previous directory may still exist under another name, so its watch is removed.
         self.drop_watch(before.map(|(_, watch)| watch));
         Ok(())
     }
 
-    /// Watches the nearest existing directory above `path`, so that a change is reported when
-    /// `path` is created. To be called again after each change on the way. Returns the directory.
+    /// Watches the nearest existing directory above `path`, so that the creation of `path` is
+    /// reported as a change. To be called again after each change of the returned directory,
+    /// because `path` may have come closer.
     ///
     /// # Errors
     /// If no watch is left.
@@ -137,11 +138,11 @@ impl Watcher {
         }
     }
 
-    /// Removes a watch, unless another path leads to the same directory and so has the same watch.
+    /// Removes a watch, unless another path leads to the same directory and so shares the watch.
     fn drop_watch(&self, watch: Option<i32>) {
         let is_used = |watch: &i32| self.watched().directories.values().any(|(_, used)| used == watch);
         if let Some(watch) = watch.filter(|watch| !is_used(watch)) {
-            // The kernel may have dropped the watch with its directory.
+            // The kernel may have removed the watch together with its directory.
             let _ = inotify::remove_watch(&self.inotify, watch);
         }
     }
@@ -150,7 +151,7 @@ impl Watcher {
     fn read(&self, sender: &mpsc::Sender<PathBuf>) {
         let mut buffer = [MaybeUninit::uninit(); 16 << 10];
         let mut reader = Reader::new(&*self.inotify, &mut buffer);
-        // Bound: the life of the process. Each iteration waits for an event.
+        // Bound: the life of the process. Each iteration waits for events.
         loop {
             let event = match reader.next() {
                 Ok(event) => event,
@@ -183,7 +184,7 @@ mod tests {
         watcher.watched().directories.keys().cloned().collect()
     }
 
-    /// Collects changes until `last` is among them.
+    /// Collects changes until `last` has been reported.
     async fn until(watch: &mut Watch, last: &Path) -> BTreeSet<PathBuf> {
         let mut changes = BTreeSet::new();
         while !changes.contains(last) {
@@ -221,13 +222,13 @@ mod tests {
         let watcher = watch.watcher().unwrap();
         watcher.add(&one).unwrap();
         watcher.add(&link).unwrap();
-        // Both paths share one watch, which stays as long as one of the paths is wanted.
+        // Both paths share one watch, which stays while any of the paths is wanted.
         watcher.retain_only(&[link.clone()].into());
         fs::write(one.join("a"), "x").unwrap();
         assert_eq!(watch.changed().await, [link.join("a")].into());
         watcher.retain_only(&[folder.path().to_owned()].into());
         assert_eq!(watched(&watcher), [""; 0].map(PathBuf::from));
-        // The kernel reports when a watch is gone (IN_IGNORED).
+        // The kernel reports when a watch no longer exists (IN_IGNORED).
         watcher.add(folder.path()).unwrap();
         watcher.add(&one).unwrap();
         fs::remove_dir_all(&one).unwrap();

@@ -1,4 +1,4 @@
-//! One connection, which carries one request: its limits on memory and time.
+//! The limits on memory and time of a single connection, which carries one request.
 //!
 //! A request has a head of at most 8 KiB and no body. It must arrive within 5 s. The server has at
 //! most a minute to produce the answer, and the peer must read the answer within 10 s.
@@ -24,15 +24,15 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, watch};
 
-/// Maximum size of a request head, in bytes. This is the smallest buffer that hyper accepts; the
-/// requests of our commands and of Prometheus take a tenth of it.
+/// Maximum size of a request head, in bytes. This is the smallest buffer that hyper accepts.
+/// Requests of our commands and of Prometheus have a tenth of this size.
 const HEAD_BYTES: usize = 8 << 10;
-/// Time for the request to arrive.
+/// Time limit for the request to arrive.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
-/// Time for the server to produce the answer. A request that waits for a cgroup to be covered is
-/// answered after at most half of this time; all other requests take seconds.
+/// Time limit for the server to produce the answer. A request that waits for a cgroup to be covered
+/// is answered after at most half of this time. All other requests take seconds.
 const ANSWERING: Duration = Duration::from_secs(60);
-/// Time for the peer to read the answer. Prometheus' default timeout of a scrape is the same.
+/// Time limit for the peer to read the answer. Prometheus' default timeout of a scrape is the same.
 const READING: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,8 +55,7 @@ impl ConnectionPhase {
     }
 }
 
-/// Progress of a connection. When a listener is full, it uses this to choose the connection to
-/// replace.
+/// The progress of a connection. A full listener uses it to choose the connection to replace.
 pub struct ConnectionActivity {
     phase: watch::Sender<ConnectionPhase>,
     /// Value of [`now`] at the last read or write.
@@ -64,7 +63,7 @@ pub struct ConnectionActivity {
     moved: Arc<Notify>,
 }
 
-/// A logical clock: counts the reads and writes of all connections together.
+/// A logical clock, which counts the reads and writes of all connections together.
 fn now() -> u64 {
     static MOMENTS: AtomicU64 = AtomicU64::new(0);
     MOMENTS.fetch_add(1, Ordering::Relaxed)
@@ -79,8 +78,8 @@ impl ConnectionActivity {
         }
     }
 
-    /// Sort key: connections that have not sent a request come first, and among equals the one that
-    /// has been idle longest. `None` while the connection waits for the server.
+    /// Sort key. Connections that have not sent a request come first; among equals, the connection
+    /// that has been idle longest comes first. `None` while the connection waits for the server.
     pub fn idleness(&self) -> Option<impl Copy + Ord + use<>> {
         let phase = *self.phase.borrow();
         (phase != ConnectionPhase::Answering).then(|| (phase, self.progress.load(Ordering::Relaxed)))
@@ -97,7 +96,7 @@ impl ConnectionActivity {
         self.progress.store(now(), Ordering::Relaxed);
     }
 
-    /// Returns when the peer or the server exceeds the time limit of its phase.
+    /// Returns when the peer or the server has exceeded the time limit of the present phase.
     async fn overdue(&self) {
         let mut phases = self.phase.subscribe();
         // Bound: a connection has three phases.
@@ -115,8 +114,8 @@ pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static
     serve(stream, router, Arc::new(ConnectionActivity::new(Arc::default())), None).await;
 }
 
-/// Serves one connection to its end. Errors are the peer's fault and are ignored. Handlers find the
-/// peer's credentials in the request's extensions, if they are known.
+/// Serves one connection to its end. Errors are ignored, because the peer causes them. If the
+/// peer's credentials are known, handlers find them in the request's extensions.
 pub async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     router: Router,
@@ -131,8 +130,8 @@ pub async fn serve(
         respond(request, router.clone(), Arc::clone(&activity))
     });
     let mut http = http1::Builder::new();
-    // One request per connection: a client cannot send another request before it has read the
-    // answer, and an idle connection is always one without a request.
+    // Each connection has only one request. So a client cannot send another request before it has
+    // read the answer, and an idle connection never has a request.
     http.max_buf_size(HEAD_BYTES).keep_alive(false);
     tokio::select! {
         _ = http.serve_connection(TokioIo::new(stream), service) => {}
@@ -157,7 +156,7 @@ async fn respond(
     Ok(response.map(|body| Observed { body, activity }))
 }
 
-/// Body of an answer. The reading phase begins with its first part.
+/// The body of an answer. When its first part is requested, the reading phase begins.
 struct Observed {
     body: Body,
     activity: Arc<ConnectionActivity>,

@@ -1,9 +1,9 @@
-//! A long answer: produced whole, stored compressed, and shared by all its readers.
+//! A long answer. It is produced as a whole and stored compressed, and all its readers share it.
 //!
-//! A page of metrics for ten thousand backends has 70 MB, and a slow reader may take ten seconds
-//! for it. Meanwhile the reader holds only its position in the compressed document, which takes a
-//! fortieth of that size: no thread, no copy, and no lock that others wait for. If a reader does
-//! not accept gzip, the document is decompressed piece by piece.
+//! A page of metrics for ten thousand backends has 70 MB, and a slow reader may take ten seconds to
+//! read it. Compressed, it takes a fortieth of that size. Meanwhile each reader has only a position
+//! in the compressed document: no thread, no copy, and no lock for which others would wait. If a
+//! reader does not accept gzip, the document is decompressed part by part.
 
 use std::fmt;
 use std::io::{self, BufRead, Read, Write};
@@ -32,13 +32,14 @@ pub struct CompressedDocument {
     plain: u64,
 }
 
-/// Writes a document. Buffers small writes before compression, and compressed bytes before storage.
+/// Writes a document. Buffers small writes before they are compressed, and compressed bytes before
+/// they are stored.
 pub struct DocumentWriter {
     encoder: io::BufWriter<GzEncoder<io::BufWriter<CompressedParts>>>,
     plain: u64,
 }
 
-/// The parts that are compressed so far.
+/// The compressed parts so far.
 #[derive(Default)]
 struct CompressedParts(CompressedDocument);
 
@@ -64,7 +65,7 @@ impl DocumentWriter {
     /// Returns the compressed document.
     ///
     /// # Errors
-    /// None: the document is in memory.
+    /// None, because the document is in memory.
     pub fn finish(self) -> io::Result<CompressedDocument> {
         let encoder = self.encoder.into_inner().map_err(io::IntoInnerError::into_error)?;
         let parts = encoder.finish()?.into_inner().map_err(io::IntoInnerError::into_error)?;
@@ -135,7 +136,7 @@ pub fn respond(
     response
 }
 
-/// An answer that starts before the document is complete. If the document cannot be produced, the
+/// An answer that begins before the document is complete. If the document cannot be produced, the
 /// answer is cut off.
 pub fn pending(
     document: oneshot::Receiver<Arc<CompressedDocument>>,
@@ -154,7 +155,7 @@ fn headed(body: Body, form: ContentCoding, content_type: &'static str) -> Respon
     response
 }
 
-/// State of an answer's body.
+/// The state of an answer's body.
 enum DocumentBody {
     Awaited(oneshot::Receiver<Arc<CompressedDocument>>, ContentCoding),
     Begun(Unpacked),
@@ -180,7 +181,7 @@ impl hyper::body::Body for DocumentBody {
     }
 }
 
-/// A document that is read part by part, compressed or decompressed.
+/// A document that is being read part by part, compressed or decompressed.
 enum Unpacked {
     Packed(DocumentCursor),
     Plain(Box<GzDecoder<DocumentCursor>>),
@@ -220,7 +221,7 @@ struct DocumentCursor {
 
 impl BufRead for DocumentCursor {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        // Bound: parts of the document.
+        // Bound: the parts of the document.
         while self.document.parts.get(self.part).is_some_and(|part| self.at >= part.len()) {
             (self.part, self.at) = (self.part + 1, 0);
         }
@@ -273,7 +274,7 @@ mod tests {
     fn a_document_is_unchanged_in_either_form() {
         check("");
         check("{}");
-        // Texts of exactly one part, of one byte more, and of at least three parts.
+        // The texts have exactly one part, one byte more, and at least three parts.
         let mut text = String::new();
         let mut number = 1u64;
         while text.len() < 3 * PART {

@@ -1,10 +1,11 @@
-//! HTTP between processes: the client for health checks ([`probe`](probe::probe)), and the one
-//! server for the daemon, its metrics and the agent.
+//! HTTP between processes: the client for health checks ([`probe`](probe::probe)), and the server
+//! for the daemon, its metrics and the agent.
 //!
-//! A connection costs a bounded number of descriptors, bytes and seconds, whatever its peer does. A
-//! listener serves a limited number of connections, and each carries one request. At the limit, a
-//! new connection replaces the one that has been idle longest, so an active peer does not lose its
-//! connection to any number of silent ones. The server does not know the content of requests.
+//! Whatever its peer does, a connection costs a limited number of descriptors, bytes and seconds. A
+//! listener serves a limited number of connections, and each connection carries one request. When
+//! the limit is reached, a new connection replaces the connection that has been idle longest, so
+//! silent peers cannot take the connection of an active peer, however many they are. The server
+//! does not know the content of requests.
 
 mod connection;
 
@@ -38,7 +39,7 @@ pub trait StreamListener: Send + Sync {
     /// Accepts the next connection.
     fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 
-    /// The process at the other end, if it can be known.
+    /// The process at the other end, if the kernel reports it.
     fn peer(stream: &Self::Stream) -> Option<PeerCredentials> {
         let _ = stream;
         None
@@ -65,10 +66,10 @@ impl StreamListener for TcpListener {
     }
 }
 
-/// Serves a listener with at most `limit` connections at a time, until the task is aborted.
+/// Serves a listener, with at most `limit` simultaneous connections, until the task is aborted.
 pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize) {
-    /// The pause after an error that concerns no single connection, such as a lack of descriptors.
-    /// Each further error doubles it.
+    /// The first pause after an error that does not concern a single connection, such as a lack of
+    /// descriptors. Each further error in a row doubles the pause.
     const FIRST_PAUSE: Duration = Duration::from_millis(10);
     const LONGEST_PAUSE: Duration = Duration::from_secs(1);
     let mut hall = OpenConnections {
@@ -83,7 +84,7 @@ pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize)
     loop {
         tokio::select! {
             Some(ended) = hall.tasks.join_next_with_id() => hall.left(ended.map_or_else(|error| error.id(), |(id, ())| id)),
-            // A connection changed its phase: check again whether one can be replaced.
+            // A connection has changed its phase, so check again whether one can be replaced.
             () = hall.moved.notified(), if !hall.has_room() => {}
             accepted = listener.next(), if hall.has_room() => match accepted {
                 Ok(stream) => {
@@ -107,8 +108,8 @@ pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize)
     }
 }
 
-/// Whether the error belongs to the connection that was about to be accepted; accept(2) reports
-/// such errors.
+/// Whether the error concerns only the connection that was being accepted. accept(2) reports such
+/// errors.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
@@ -118,15 +119,15 @@ struct OpenConnections {
     limit: usize,
     router: Router,
     taken: HashMap<Id, (AbortHandle, Arc<ConnectionActivity>)>,
-    /// Tasks of the open connections, and aborted tasks that have not ended yet.
+    /// The tasks of the open connections, and aborted tasks that have not ended yet.
     tasks: JoinSet<()>,
-    /// Notified when it may have become possible to replace a connection.
+    /// Notified when a connection may have become replaceable.
     moved: Arc<Notify>,
 }
 
 impl OpenConnections {
-    /// Whether one more connection can be accepted, if necessary in place of another. For a moment
-    /// there is then one connection more than the limit.
+    /// Whether one more connection can be accepted, if necessary in the place of another. In that
+    /// case, there is for a moment one connection more than the limit.
     fn has_room(&self) -> bool {
         self.tasks.len() < self.limit || (self.tasks.len() == self.limit && self.idlest().is_some())
     }
@@ -152,8 +153,8 @@ impl OpenConnections {
         self.taken.remove(&id);
     }
 
-    /// The connection that has been idle longest. Connections without a request come first; those
-    /// that wait for the server are excluded.
+    /// The connection to replace: the one that has been idle longest. Connections without a request
+    /// come first. Connections that wait for the server are excluded.
     fn idlest(&self) -> Option<Id> {
         let idle = self.taken.iter().filter_map(|(id, (_, activity))| Some((activity.idleness()?, *id)));
         idle.min_by_key(|(idleness, _)| *idleness).map(|(_, id)| id)

@@ -1,18 +1,18 @@
-//! The process at the other end of a Unix socket, as the kernel reports it, and the number of a
-//! group by its name.
+//! The process at the other end of a Unix socket, as the kernel reports it. Also finds the number
+//! of a group by its name.
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Credentials of a connected process, as of the time when it connected.
+/// Credentials of a connected process, as they were when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
     /// Effective user.
     pub user: u32,
     /// Groups, the effective one first.
     pub groups: Vec<u32>,
-    /// Process ID; 0 if the process is in a PID namespace that this process cannot see.
+    /// Process ID; 0 if the process is in a PID namespace that is not visible from this process.
     pub process: u32,
 }
 
@@ -29,13 +29,13 @@ impl PeerCredentials {
     }
 }
 
-/// Reads `SO_PEERCRED`. Does not use rustix: its process IDs are never 0, but the kernel reports 0
+/// Reads `SO_PEERCRED`. Does not use rustix, in which process IDs are never 0: the kernel reports 0
 /// for a process in another PID namespace.
 fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
     let mut bytes =
         libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("the structure is a few bytes");
-    // SAFETY: the kernel writes at most `bytes` to the structure, which is that long.
+    // SAFETY: the kernel writes at most `bytes` bytes to the structure, which has that length.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -54,11 +54,11 @@ fn further_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     // The maximum number of groups of a process.
     const MOST: usize = 65_536;
     let mut groups: Vec<libc::gid_t> = vec![0; 64];
-    // Bound: one more attempt with the size that the kernel demands.
+    // Bound: a second attempt with the size that the kernel demands is enough.
     for _ in 0..2 {
         let mut bytes = libc::socklen_t::try_from(size_of_val(&groups[..])).unwrap_or(libc::socklen_t::MAX);
-        // SAFETY: the kernel writes at most `bytes` to the buffer, which is that long, and stores
-        // the written length in `bytes`.
+        // SAFETY: the kernel writes at most `bytes` bytes to the buffer, which has that length, and
+        // stores the written length in `bytes`.
         let result = unsafe {
             libc::getsockopt(
                 socket.as_fd().as_raw_fd(),
@@ -82,9 +82,9 @@ fn further_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     Err(io::Error::from_raw_os_error(libc::ERANGE))
 }
 
-/// Returns the number of a group by its name, or by the number in digits; `None` if there is no
-/// such group. Queries the name services that the host is configured for; one of them may be a
-/// directory service, which may block.
+/// Returns the number of a group, which is given by its name or by the number in digits; `None` if
+/// there is no such group. Queries the name services that the host is configured to use. One of
+/// them may be a directory service, which may block.
 ///
 /// # Errors
 /// If the name services fail.
@@ -93,7 +93,7 @@ pub fn group_number(name: &str) -> io::Result<Option<u32>> {
         return Ok(Some(number));
     }
     let Ok(name) = CString::new(name) else { return Ok(None) };
-    // The buffer must also hold all members of the group.
+    // The buffer must have room for all members of the group, too.
     const LONGEST: usize = 16 << 20;
     let mut buffer: Vec<libc::c_char> = vec![0; 16 << 10];
     loop {
@@ -109,7 +109,7 @@ pub fn group_number(name: &str) -> io::Result<Option<u32>> {
         match error {
             0 if found.is_null() => return Ok(None),
             0 => return Ok(Some(group.gr_gid)),
-            // Systems report a missing group with different errors.
+            // Systems report a missing group by different errors.
             libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),
             libc::ERANGE if buffer.len() < LONGEST => buffer.resize(4 * buffer.len(), 0),
             error => return Err(io::Error::from_raw_os_error(error)),
@@ -134,8 +134,8 @@ mod tests {
         assert!(ours.iter().all(|group| peer.groups.contains(&group.as_raw())), "{peer:?}");
     }
 
-    /// The test suite links statically, and the C library cannot load the host's name services into
-    /// a static program.
+    /// The test suite is linked statically, and in a static program the C library cannot load the
+    /// name services of the host.
     fn look_only_into_files() {
         #[cfg(target_feature = "crt-static")]
         {

@@ -1,7 +1,7 @@
-//! An HTTP probe: sends one request and reads the head of the answer, up to a limit.
+//! An HTTP probe. It sends one request and reads the head of the answer, up to a limit.
 //!
-//! The probe does not read the body and does not follow redirects. It skips at most eight
-//! informational answers (1xx, RFC 9110 section 15.2) before the answer.
+//! The probe does not read the body and does not follow redirects. Before the answer, it skips up
+//! to eight informational answers (1xx, RFC 9110 section 15.2).
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,14 +20,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-/// Maximum number of bytes to read until the answer's head is complete, including informational
-/// answers before it.
+/// Maximum number of bytes that are read until the head of the answer is complete. Informational
+/// answers before the answer are included.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// Maximum number of informational answers before the answer.
+/// Maximum number of informational answers before the final answer.
 const MAX_INFORMATIONAL: usize = 8;
 
-/// Maximum number of characters of a redirect's target in an error.
+/// Maximum number of characters of a redirect's target that an error shows.
 const PLACE_SHOWN: usize = 200;
 
 /// Why a probe failed.
@@ -40,10 +40,10 @@ pub enum ProbeError {
     /// There is no answer, or it is not HTTP.
     #[error(transparent)]
     NoAnswer(hyper::Error),
-    /// The path cannot be part of a request; nothing was sent.
+    /// The path cannot be part of a request. Nothing was sent.
     #[error(transparent)]
     Request(#[from] axum::http::Error),
-    /// The answer's status is not from 200 to 299.
+    /// The status of the answer is not from 200 to 299.
     #[error("the server answered {0}")]
     Status(StatusCode),
     /// The status of a redirect, and its target.
@@ -59,7 +59,7 @@ impl From<hyper::Error> for ProbeError {
     }
 }
 
-/// A connection that fails once more than `left` bytes were read.
+/// A connection that fails when more than `left` bytes have been read.
 struct Limited {
     stream: TcpStream,
     left: usize,
@@ -93,8 +93,8 @@ impl AsyncWrite for Limited {
     }
 }
 
-/// Requests a page over a connection, with `user_agent` as the client's name. There is no timeout:
-/// it takes as long as the peer does.
+/// Requests a page over a connection, with `user_agent` as the client's name. There is no time
+/// limit.
 ///
 /// # Errors
 /// If there is no answer, or its status is not from 200 to 299.
@@ -124,11 +124,11 @@ pub async fn probe(
     // The connection is polled only until the head of the answer has arrived.
     let response = tokio::select! {
         answer = &mut answer => answer,
-        // The connection has ended: the request now has its answer or its error.
+        // The connection has ended, so the request has its answer or its error now.
         _ = &mut connection => answer.await,
         () = too_many.notified() => return Err(ProbeError::Informational),
     };
-    // The limit also holds if the answer arrived together with the informational ones.
+    // The limit also applies if the final answer arrived together with the informational ones.
     if informational.load(Ordering::Relaxed) > MAX_INFORMATIONAL {
         return Err(ProbeError::Informational);
     }
@@ -160,7 +160,7 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut head = [0; 1024];
             let length = stream.read(&mut head).await.unwrap();
-            // A client that gives up does not read all of it.
+            // A client that has stopped reading does not read all of it.
             let _ = stream.write_all(answer).await;
             let open = (!answer.is_empty()).then_some(stream);
             (open, String::from_utf8_lossy(&head[..length]).into_owned())
@@ -225,7 +225,7 @@ mod tests {
         }
         let error = answered(&answer(10_000)).await.0.unwrap_err();
         assert!(matches!(error, ProbeError::Informational), "{error}");
-        // Few answers, but together longer than the limit.
+        // There are few informational answers, but together they are longer than the limit.
         let long = [&b"HTTP/1.1 103 Early Hints\r\nx: "[..], &[b'x'; 40_000], b"\r\n\r\n"].concat();
         let error = answered(&[&long.repeat(2)[..], ok].concat()).await.0.unwrap_err();
         assert!(matches!(error, ProbeError::LongHead), "{error}");

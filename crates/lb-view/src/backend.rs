@@ -15,28 +15,28 @@ pub struct BackendStatus {
     pub generation: u32,
     /// Its health, as [`Health::name`](lb_core::health::Health::name) names it.
     pub state: String,
-    /// The witness that found this state: `list`, `report`, `probe` or `kernel`; `None` for a
-    /// healthy backend.
+    /// The source of this state: `list`, `report`, `probe` or `kernel`; `None` for a healthy
+    /// backend.
     #[serde(default)]
     pub witness: Option<String>,
     /// Why it is in that state; `None` for a healthy backend.
     #[serde(default)]
     pub reason: Option<String>,
-    /// What its slot is for, as [`BackendState::name`](abi::BackendState::name) names it.
+    /// The use of its slot, as [`BackendState::name`](abi::BackendState::name) names it.
     #[serde(default)]
     pub membership: String,
-    /// Why and until when it is ejected; `None` if it is not ejected.
+    /// Why it is ejected and until when; `None` if it is not ejected.
     #[serde(default)]
     pub ejection: Option<EjectionStatus>,
-    /// Whether it failed often enough to be ejected but was not, because it is the last available
-    /// backend.
+    /// Whether it failed often enough to be ejected but was not ejected, because it is the last
+    /// available backend.
     #[serde(default)]
     pub is_withheld: bool,
     /// Seconds since it became unavailable; `None` if it is available, or without a daemon.
     #[serde(default)]
     pub unavailable_s: Option<f64>,
     /// The result of its reports or of the daemon's probes; `None` without a daemon, or if the
-    /// daemon does not probe the backend.
+    /// daemon does not check the backend.
     #[serde(default)]
     pub probe: Option<BackendHealth>,
     pub usable: bool,
@@ -48,39 +48,39 @@ pub struct BackendStatus {
     pub share_60s: Option<f64>,
     /// Its share of the flows since it was first seen; `None` without flows.
     pub share: Option<f64>,
-    /// Flows that were started to it. Counts begin when the backend was first seen, except counts
-    /// of the last minute.
+    /// Flows that were started to it. Counts begin when the backend was first seen, except for
+    /// counts of the last minute.
     pub started: u64,
-    /// The part of `started` that is in no active count.
+    /// How many of the `started` flows are in no active count.
     pub untracked: u64,
     pub active: u64,
-    /// Flows with records that were reclaimed because the sockets no longer exist.
+    /// Flows with records that were reclaimed because their sockets no longer exist.
     pub reclaimed: u64,
-    /// Flows with a first SYN that was sent.
+    /// Flows whose first SYN was sent.
     pub connecting: u64,
     pub established: u64,
     /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name).
     pub endings: BTreeMap<String, u64>,
-    /// The number of flows by which the counts do not add up, after allowing for calls that are
-    /// still running. It is positive if ended and active flows are too few, negative if they are
-    /// too many, and 0 unless something is wrong.
+    /// The number of flows by which the counts do not add up, except for calls that are still
+    /// running. It is positive if ended and active flows are too few, negative if they are too
+    /// many, and 0 unless something is wrong.
     pub unaccounted: i64,
-    /// Flows that went to another address because another program rewrote the destination after
-    /// ours.
+    /// Flows that went to another address, because another program rewrote the destination after
+    /// our program.
     pub diverted: u64,
     /// Diverted flows of the last minute; `None` without a daemon.
     pub diverted_60s: Option<u64>,
-    /// Connects that failed in the last minute; `None` without a daemon. It does not include
-    /// connects that the application gave up or that this host could not send.
+    /// Connects that failed in the last minute; `None` without a daemon. Connects that the
+    /// application gave up or that this host could not send are not included.
     #[serde(default)]
     pub failed_60s: Option<u64>,
-    /// Whether connects may choose it, none of the last minute was established, and enough of them
-    /// failed to rule out chance.
+    /// Whether all connects of the last minute failed, and there were enough of them to rule out
+    /// chance. `false` if connects may not choose the backend.
     #[serde(default)]
     pub failing: bool,
     /// Round-trip times of the handshake.
     pub rtt: Times,
-    /// Times from the choice of the backend until the flow was established.
+    /// Times from the choice of the backend to the established flow.
     pub connect: Times,
     /// Summary of [`BackendStatus::connect`]; `None` if no flow was established.
     pub latency: Option<ConnectLatency>,
@@ -92,16 +92,16 @@ pub struct BackendStatus {
     pub lifetime_s: f64,
     /// Bytes that ended flows received.
     pub bytes_received: u64,
-    /// Bytes of ended flows that the peer acknowledged.
+    /// Bytes of ended flows that the peers acknowledged.
     pub bytes_sent: u64,
     /// Segments that ended flows retransmitted.
     pub retransmits: u64,
     /// How often it was ejected.
     pub ejections: u64,
     pub trials: u64,
-    /// How often a trial was established and so readmitted it.
+    /// How often a trial was established and so readmitted the backend.
     pub readmissions: u64,
-    /// Failures that did not eject it because it was the last available backend.
+    /// The number of failures that did not eject it because it was the last available backend.
     pub withheld: u64,
 }
 
@@ -112,12 +112,12 @@ impl BackendStatus {
         self.failing || [Health::Ejected, Health::Refusing].iter().any(|bad| self.state == bad.name())
     }
 
-    /// Its health or, if it is healthy and leaving, its membership.
+    /// Its health, or its membership if it is healthy and leaving.
     pub fn state_in_words(&self) -> &str {
         if self.is_leaving() && self.state == Health::Healthy.name() { &self.membership } else { &self.state }
     }
 
-    /// Whether it has left the table but still has flows.
+    /// Whether it has left the table and still has flows.
     pub fn is_leaving(&self) -> bool {
         self.membership == abi::BackendState::Leaving.name()
     }
@@ -128,14 +128,14 @@ impl BackendStatus {
 pub struct BackendHealth {
     /// `report`, `tcp` or `http`.
     pub kind: String,
-    /// For reports `ready`, `lame-duck`, `down`, `unheard`, `silent` or `unknown`; for probes
-    /// `well` or `failing`; `unprobed` before the first result.
+    /// The state. For reports it is `ready`, `lame-duck`, `down`, `unheard`, `silent` or `unknown`;
+    /// for probes it is `well` or `failing`. It is `unprobed` before the first result.
     pub state: String,
     /// Why the last probe failed, or why the state is unknown.
     pub why: Option<String>,
     /// Seconds since the last report.
     pub age_s: Option<f64>,
-    /// Seconds for which it remains a lame duck if no further report arrives.
+    /// Seconds for which it stays a lame duck if no further report arrives.
     pub lasts_s: Option<f64>,
     /// Duration of the last answered probe, in milliseconds.
     pub round_trip_ms: Option<f64>,
@@ -209,10 +209,10 @@ pub struct EjectionStatus {
     /// How the last of these flows failed, as
     /// [`name_of_failure`](lb_common::ejection::name_of_failure) names it.
     pub cause: String,
-    /// How often the backend was ejected since it last recovered.
+    /// How often the backend has been ejected since it last recovered.
     pub times: u32,
-    /// Seconds until the next trial. 0 if the next connect is the trial; `None` while a trial is in
-    /// progress.
+    /// Seconds until the next trial. It is 0 if the next connect is the trial, and `None` while a
+    /// trial is in progress.
     pub trial_in_s: Option<f64>,
 }
 
@@ -309,8 +309,8 @@ fn count(times: &abi::Histogram) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectLatency {
     pub mean_us: f64,
-    /// The median. The estimate assumes that times are spread evenly within a bucket, and is at
-    /// most 4,194,304, the highest upper bound.
+    /// The median. The estimate assumes that times are spread evenly within a bucket. It is at most
+    /// 4,194,304, the highest upper bound.
     pub p50_us: f64,
     /// The 99th percentile, estimated like the median.
     pub p99_us: f64,
@@ -358,19 +358,20 @@ fn quantile(times: &abi::Histogram, part: f64) -> f64 {
     LONGEST_US
 }
 
-/// The highest upper bound of a histogram, in microseconds. Every longer time is estimated as this.
+/// The highest upper bound of a histogram, in microseconds. Longer times are estimated as this
+/// time.
 pub const LONGEST_US: f64 = (1u32 << (FIRST_BUCKET_LOG2 as usize + TIME_BUCKETS - 2)) as f64;
 
 /// Rates per second, averaged over about a minute.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectionRates {
-    /// The averaging time in seconds. Less than 60 if the daemon started recently.
+    /// The averaging time in seconds. It is less than 60 if the daemon started recently.
     pub over_s: f64,
     pub started: f64,
     /// Flows that ended with an error of the backend.
     pub errors: f64,
-    /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name), without endings
-    /// that did not occur.
+    /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name). Endings that
+    /// did not occur are left out.
     pub endings: BTreeMap<String, f64>,
 }
 
@@ -409,7 +410,7 @@ mod tests {
     fn percentiles_are_estimated_within_their_bucket() {
         check(&[], 0, None);
         check(&[(0, 4)], 40, Some([10.0, 8.0, 15.84]));
-        // 99 of 100 times are at most 32 us, so the 99th percentile is the upper bound of their
+        // Of 100 times, 99 are at most 32 us, so the 99th percentile is the upper bound of their
         // bucket.
         check(&[(1, 99), (10, 1)], 20_000, Some([200.0, 16.0 + 16.0 * 50.0 / 99.0, 32.0]));
         check(&[(19, 1)], 9_000_000, Some([9e6, LONGEST_US, LONGEST_US]));

@@ -1,5 +1,5 @@
-//! The changes that a configuration would make to the one in force: clients and services by name
-//! and key, and the share of each backend at each client task.
+//! The changes that a configuration would make to the configuration in force: clients and services
+//! by name and key, and the share of each backend at each client task.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -16,14 +16,14 @@ pub struct Comparison {
     pub schema: u32,
     pub file: PathBuf,
     /// Whether a running daemon of this version supplied the configuration in force. If not, the
-    /// command read it from the pinned maps, which do not hold all keys.
+    /// command has read it from the pinned maps, which do not hold all keys.
     pub from_daemon: bool,
     pub clients: Vec<ConfigurationChange>,
     pub services: Vec<ConfigurationChange>,
     /// Changed keys that belong to no client and no service.
     pub host: Vec<KeyChange>,
     pub shares: Vec<ShareChanges>,
-    /// Changes that the daemon cannot make while it runs, each with what it needs instead.
+    /// Changes that the daemon cannot make while it runs, each with what the change needs instead.
     pub unchangeable: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ pub struct ConfigurationChange {
     pub kind: ChangeKind,
     /// The keys that change; empty unless `kind` is [`ChangeKind::Changed`].
     pub keys: Vec<KeyChange>,
-    /// Open flows of a removed client or service. They continue until they end.
+    /// The number of open flows of a removed client or service. They continue until they end.
     pub active: Option<u64>,
 }
 
@@ -99,13 +99,13 @@ pub struct BackendChange {
     pub after: Option<f64>,
     pub weight_before: Option<u32>,
     pub weight_after: Option<u32>,
-    /// Its open flows. They continue until they end, even if the backend is removed.
+    /// The number of its open flows. They continue until they end, even if the backend is removed.
     pub active: u64,
 }
 
-/// The keys that differ. If one side has a key and the other side has only the table of the key,
-/// the value on the other side is [`NONE`]. If the other side does not have the table either, the
-/// key is left out, because the pinned maps do not hold all keys.
+/// The keys that differ. If one side does not have the key but has the key's table, its value is
+/// [`NONE`]. If one side does not have the table either, the key is left out, because the pinned
+/// maps do not hold all keys.
 pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let change = |key: &String| {
@@ -117,7 +117,7 @@ pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
     names.into_iter().filter_map(change).collect()
 }
 
-/// Whether a side has the table of a key: for `ejection.base` that is `ejection`.
+/// Whether a side has the table of a key; for `ejection.base`, the table is `ejection`.
 fn has_table_of(side: &Keys, key: &str) -> bool {
     let Some((table, _)) = key.split_once('.') else { return false };
     let first = side.range(table.to_owned()..).next();
@@ -158,8 +158,8 @@ pub struct BackendShares {
 }
 
 /// The backends that differ, and the number of backends that do not. A share that differs by one
-/// entry does not count, because backends of equal weight may get one entry more or less depending
-/// on the order in which they were added.
+/// entry does not count as different: of two backends with equal weight, one may get an entry more,
+/// depending on the order in which they were added.
 pub fn backends(before: &BackendShares, after: &BackendShares) -> (Vec<BackendChange>, usize) {
     let entry = 1.0 / f64::from(before.entries.min(after.entries).max(1)) + 1e-9;
     let addresses: BTreeSet<SocketAddr> =
@@ -272,7 +272,7 @@ mod tests {
             (4, ChangeKind::Added, 0),
         ];
         check(&thirds, &halves, &expected, 0);
-        // Doubling all weights leaves the shares the same, but the weights have changed.
+        // If all weights are doubled, the shares stay the same, but the weights count as changed.
         let doubled = parts(1024, &[(1, 2, 512), (4, 2, 512)]);
         check(&halves, &doubled, &[(1, ChangeKind::Changed, 1), (4, ChangeKind::Changed, 4)], 0);
         check(&BackendShares::default(), &BackendShares::default(), &[], 0);

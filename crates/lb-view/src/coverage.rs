@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case", tag = "coverage")]
 pub enum Coverage {
     Covered,
-    /// The process will not be covered, because the client is configured for another cgroup, which
-    /// exists.
+    /// The process will not be covered: the client is configured for another cgroup, which exists.
     Elsewhere {
         /// The client's cgroup.
         configured: PathBuf,

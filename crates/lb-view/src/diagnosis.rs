@@ -13,7 +13,7 @@ pub enum Severity {
     Note,
     /// Something works less well than it could.
     Warning,
-    /// socklb cannot work, or does not balance connects that it should.
+    /// socklb cannot work, or does not balance connects that it should balance.
     Problem,
 }
 
@@ -23,14 +23,14 @@ pub struct Finding {
     pub check: String,
     pub state: Severity,
     pub text: String,
-    /// The remedy; `None` if there is none, or none is needed.
+    /// The remedy; `None` if there is no remedy or none is needed.
     pub help: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnosis {
     pub schema: u32,
-    /// The findings. A finding comes after the findings on which it depends.
+    /// The findings. If a finding depends on other findings, it comes after them.
     pub findings: Vec<Finding>,
 }
 

@@ -1,5 +1,5 @@
 //! Why a client task uses its backends with their shares: the inputs, the order of endpoints, and
-//! the results.
+//! the resulting shares.
 
 use std::net::SocketAddr;
 
@@ -16,15 +16,15 @@ pub struct Explanation {
     pub schema: u32,
     pub client: String,
     pub service: String,
-    /// Whether a running daemon answered; if not, the configuration was read again.
+    /// Whether a running daemon answered. If not, the command has read the configuration itself.
     pub from_daemon: bool,
     pub inputs: Inputs,
-    /// The control and slow start that change shares while the list stays the same; `None` without
-    /// them or without a daemon.
+    /// The control and slow start, which change shares while the list stays the same; `None` if the
+    /// service has neither, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
-    /// The order that the algorithm computes for the task, up to the last endpoint that was
-    /// examined, without indexes that have no endpoint.
+    /// The order of endpoints that the algorithm computes for the task, up to the last endpoint
+    /// that was examined. Indexes without an endpoint are left out.
     pub order: Vec<OrderedEndpoint>,
     /// The members in the order in which they were chosen.
     pub members: Vec<SubsetMember>,
@@ -33,8 +33,8 @@ pub struct Explanation {
     pub unused: Option<UnusedEndpoints>,
     /// Members and substitutes that are not healthy, in the order of their addresses.
     pub unhealthy: Vec<Unhealthy>,
-    /// Backends that are in the table but are not members. They take the place of replaced members,
-    /// or no member is healthy.
+    /// Backends that are in the table but are not members: they replace members, or no member is
+    /// healthy.
     pub substitutes: Vec<SocketAddr>,
     /// Whether so few backends are available that connects may choose ejected backends.
     pub is_panic: bool,
@@ -58,7 +58,7 @@ pub struct Inputs {
     /// The number of endpoints in the source's list.
     pub endpoints: usize,
     /// How evenly tasks connect to a list without indexes; `None` if the list has indexes, or if
-    /// each task uses all endpoints.
+    /// every task uses all endpoints.
     #[serde(default)]
     pub evenness: Option<TaskEvenness>,
     /// The name of the subset algorithm, or `all`.
@@ -91,7 +91,7 @@ impl From<membership::Evenness> for TaskEvenness {
 }
 
 impl TaskEvenness {
-    /// Whether indexes would make connections so much more even that the operator should know.
+    /// Whether indexes would make connections so much more even that the operator should know this.
     pub fn is_low(&self) -> bool {
         self.dense - self.by_address > 0.1
     }
@@ -114,10 +114,10 @@ impl TaskEvenness {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Auto {
-    /// The minimum from the configuration.
+    /// The minimum in the configuration.
     pub min: u32,
-    /// The smallest size to try: `min` or, if that is larger, the number of backends per task,
-    /// rounded up, so that every backend has a task.
+    /// The smallest size to examine: `min` or the number of backends per task, rounded up,
+    /// whichever is larger. With fewer, some backends would have no task.
     pub least: u32,
     pub tried: Vec<CandidateSize>,
     pub why: String,
@@ -134,11 +134,12 @@ pub struct CandidateSize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShareSource {
-    /// Only the weights, because the job has one task, or every task uses the same endpoints.
+    /// Only the weights are used, because the job has one task, or because every task uses the same
+    /// endpoints.
     Weights,
-    /// The subsets of all tasks of the job, so that the load is even.
+    /// The subsets of all tasks of the job are used, so that the load is even.
     Job,
-    /// The arcs of all tasks of the job, fitted to the weights so that the load is even.
+    /// The arcs of all tasks of the job are used, fitted to the weights so that the load is even.
     Arc,
     /// All members have the same share, because the policy ignores weights.
     Equal,
@@ -157,7 +158,7 @@ pub struct Unhealthy {
     pub address: SocketAddr,
     /// Its health: `lame-duck`, `unproven`, `refusing`, `ejected` or `drained`.
     pub health: String,
-    /// The witness that found this health: `list`, `report`, `probe` or `kernel`.
+    /// The source of this health: `list`, `report`, `probe` or `kernel`.
     pub who: String,
     /// Whether another backend takes its place in the table.
     pub is_replaced: bool,
@@ -175,10 +176,12 @@ pub struct SubsetMember {
     pub weight: u16,
     /// Its share of this task's connects.
     pub share: f64,
-    /// Its load from all tasks of the job, relative to its part by weight; 1 is even.
+    /// The load that it gets from all tasks of the job, divided by its part of the weights; 1 is
+    /// even.
     pub load: f64,
     /// The number of its entries in the schedule.
     pub entries: u32,
-    /// The exact number of its entries before rounding: `share` times the entries of the schedule.
+    /// The exact number of its entries before rounding: `share` times the number of entries of the
+    /// schedule.
     pub quota: f64,
 }

@@ -19,8 +19,8 @@ pub struct Fault {
     pub code: FaultCode,
     #[serde(flatten)]
     pub subject: Subject,
-    /// A sentence that says what is wrong and, if there is a remedy, what to do. It does not name
-    /// the subject.
+    /// A sentence that states what is wrong and, if there is a remedy, how to correct it. It does
+    /// not name the subject.
     pub text: String,
 }
 
@@ -36,7 +36,7 @@ pub enum FaultCode {
     RestartNeeded,
     /// The daemon's limit of open files is too low.
     OpenFiles,
-    /// The pins of other clients cannot be read.
+    /// The pins of another client cannot be read.
     Pins,
     NotStarted,
     /// A client's programs are not attached to its cgroup.
@@ -50,7 +50,7 @@ pub enum FaultCode {
     CannotLeave,
     /// Another socklb is attached to a client's cgroup or to an ancestor of it.
     AnotherSocklb,
-    /// So many flow records were reclaimed that active counts were wrong until then.
+    /// Flow records were reclaimed, and there were so many that active counts had been wrong.
     EndsUnseen,
     /// Flow records cannot be compared with the kernel's sockets.
     RecordsUnchecked,
@@ -66,16 +66,16 @@ pub enum FaultCode {
     BackendFailing,
     /// A backend has been ejected for at least the time after which it is replaced.
     BackendEjected,
-    /// A backend fails but is not ejected, because it is the last available one.
+    /// A backend fails but is not ejected because it is the last available backend.
     EjectionWithheld,
     /// So few backends are available that connects may also choose ejected backends.
     Panic,
     /// Weights should follow load, but fewer than half of the members report their load.
     LoadUnknown,
-    /// A member's weight is at the limit of how far load may move it from the structural weight.
+    /// A member's weight differs from its structural weight by the largest factor that load may
+    /// cause.
     LoadAtClamp,
-    /// The median handshake takes more than half of the time after which a SYN counts as
-    /// unanswered.
+    /// The median handshake takes more than half of the time in which an answer to a SYN is due.
     SlowHandshakes,
     /// Another program rewrites destinations after our program.
     Diverted,
@@ -83,7 +83,7 @@ pub enum FaultCode {
     CountsOff,
 }
 
-/// The subject of a fault. All fields are `None` if the fault is about the host.
+/// The subject of a fault. All fields are `None` if the fault concerns the whole host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subject {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -255,7 +255,7 @@ fn of_load(load: &ServiceLoadStatus, subject: &Subject) -> Vec<Fault> {
 }
 
 /// The text of the fault if handshakes take so long that SYNs may count as unanswered although the
-/// backend answers all of them.
+/// backend answers every SYN.
 fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
     let (Some(due_ms), Some(took)) = (service.unanswered_after_ms, service.handshake_60s) else {
         return None;
@@ -273,11 +273,11 @@ fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
 }
 
 /// The fault if another socklb is attached to the client's cgroup or to an ancestor of it. If both
-/// have a service, only the socklb that runs first balances its connects.
+/// have the same service, only the socklb that runs first balances connects to it.
 fn another_socklb(client: &ClientStatus) -> Option<Fault> {
     let others = client.neighbours.iter().flatten().filter(|neighbour| neighbour.is_socklb);
     let others: Vec<_> = others.filter(|neighbour| neighbour.hook.starts_with("connect")).collect();
-    // A program that runs before ours takes connects away from our services, so it is reported
+    // A program that runs before ours can take connects away from our services, so it is reported
     // first.
     let other = others.iter().find(|other| !other.runs_after_ours).or(others.first())?;
     let what_happens = if other.runs_after_ours {

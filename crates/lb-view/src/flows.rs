@@ -33,16 +33,18 @@ pub struct ActiveFlow<'a> {
     pub age_s: f64,
     /// The policy that chose the backend.
     pub policy: Cow<'a, str>,
-    /// Why this backend was chosen, as [`Reason::name`](lb_common::abi::Reason::name) names it.
+    /// Why the policy chose this backend, as [`Reason::name`](lb_common::abi::Reason::name) names
+    /// it.
     pub reason: Cow<'a, str>,
-    /// How often the service's table had been published when the backend was chosen, modulo 65,536.
+    /// The number of times that the service's table had been published when the backend was chosen,
+    /// modulo 65,536.
     pub table_generation: u16,
-    /// The number of entries with the backend in that table; 65,535 means 65,535 or more.
+    /// The number of entries that the backend had in that table; 65,535 means 65,535 or more.
     pub table_entries: u16,
-    /// `table_entries` as a part of the table; `None` if a newer table is in force, because the
-    /// length of an older table is not stored.
+    /// `table_entries` as a part of the whole table; `None` if a newer table is in force, because
+    /// the lengths of earlier tables are not stored.
     pub table_share: Option<f64>,
-    /// The position of the cursor, or the random number, from which the policy chose.
+    /// The position of the cursor, or the random number, with which the policy began its choice.
     pub sample: u32,
     /// The socket's cookie, as `ss -e` shows it (`sk:`, in hexadecimal).
     pub cookie: u64,
@@ -50,8 +52,8 @@ pub struct ActiveFlow<'a> {
     pub namespace: u64,
 }
 
-/// The document that `flows --json` prints, as programs read it. The command itself writes it flow
-/// by flow, because there may be 100,000 flows.
+/// The document that `flows --json` prints, as programs read it. The command itself does not build
+/// this value but writes one flow after the other, because there may be 100,000 flows.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct FlowsDocument {
     pub schema: u32,

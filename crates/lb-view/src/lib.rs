@@ -1,9 +1,9 @@
-//! The documents that socklb shows. Each is a type with a JSON form and a text form; the commands,
-//! the daemon's socket, the metrics and the tests use them.
+//! The documents that socklb shows. Each document is a type with a JSON form and a text form. The
+//! commands, the daemon's socket, the metrics and the tests use them.
 //!
 //! In reading order: the status ([`status`]) with its backends ([`backend`]) and faults
-//! ([`fault`]), active flows ([`flows`]), the reasons for a subset ([`explanation`]), the diagnosis
-//! of a host ([`diagnosis`]), the coverage of a process ([`coverage`]), the configuration
+//! ([`fault`]), active flows ([`flows`]), why a task has its subset ([`explanation`]), the
+//! diagnosis of a host ([`diagnosis`]), the coverage of a process ([`coverage`]), the configuration
 //! ([`configured`]) and the changes that another configuration would make ([`comparison`]), and the
 //! text form of all of them ([`text`]). This crate reads no map, no file and no clock: its callers
 //! supply the values.

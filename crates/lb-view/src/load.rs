@@ -1,5 +1,5 @@
-//! Weights that follow load, as socklb shows them: for each member the reported load, the resulting
-//! factor, and the reason if the factor is held.
+//! Weights that follow load, as socklb shows them. Each member has its reported load, the resulting
+//! factor and, if the factor is held, the reason.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 pub const SCHEMA: u32 = 1;
 
-/// The control and slow start of one service at one client task. They change weights while the list
+/// The control and slow start of one service at one client task. Both change weights while the list
 /// stays the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceLoadStatus {
@@ -18,25 +18,27 @@ pub struct ServiceLoadStatus {
     pub mode: String,
     /// The operator's switch: `on`, `freeze` or `off`.
     pub switch: String,
-    /// Seconds in which a new member reaches its full share; `None` means at once.
+    /// Seconds in which a new member reaches its full share; `None` if it has its full share at
+    /// once.
     pub slow_start_s: Option<f64>,
     /// The mean lifetime of a flow in seconds, estimated from the open flows and the rate of new
     /// ones.
     pub flows_live_s: f64,
-    /// About how many seconds it takes to correct a difference in load; `None` without a control.
+    /// About how many seconds the control needs to correct a difference in load; `None` without a
+    /// control.
     pub settling_s: Option<f64>,
-    /// Tables that were published because of changed factors, since the daemon started or since the
-    /// service got a control or slow start, whichever is later.
+    /// The number of tables that were published because factors had changed. Counting began when
+    /// the daemon started or when the service got a control or slow start, whichever was later.
     pub tables: u64,
-    /// Whether this is an idle service for the task. The daemon then rarely requests reports from
-    /// the backends, and missing reports are no fault.
+    /// Whether the task uses this service so little that the service is idle. The daemon then
+    /// rarely requests reports from the backends, and missing reports are no fault.
     pub is_idle: bool,
     /// How many of the `expected` members have a recent report of their utilization.
     pub reporting: u32,
-    /// Available members that have a weight; 0 if the service is idle.
+    /// The number of available members that have a weight; 0 if the service is idle.
     pub expected: u32,
-    /// The backends of the table, in the order of their addresses; empty before the first step of
-    /// the control.
+    /// The backends of the table, in the order of their addresses; empty before the control has
+    /// made its first step.
     pub members: Vec<MemberLoadStatus>,
 }
 
@@ -47,29 +49,29 @@ pub struct MemberLoadStatus {
     pub utilization: Option<f64>,
     /// Seconds since the utilization was measured.
     pub age_s: Option<f64>,
-    /// The factor of the structural weight that the control has computed.
+    /// The factor that the control has computed. It multiplies the structural weight.
     pub wanted: f64,
-    /// The factor in force, including slow start. Differs from `wanted` if the control only
+    /// The factor in force, including slow start. It differs from `wanted` if the control only
     /// observes or is switched off.
     pub factor: f64,
     /// Whether the factor has reached a limit of the control.
     pub is_at_clamp: bool,
     /// The resulting share of this task's connects.
     pub share: f64,
-    /// Why the factor does not change, or may not rise: `operator`, `panic`, `unavailable`,
+    /// Why the factor does not change or may not rise: `operator`, `panic`, `unavailable`,
     /// `slow-start`, `active-limit`, `idle`, `no-report`, `errors`, `long-flows` or `few-reports`.
     pub held_by: Option<String>,
 }
 
 impl ServiceLoadStatus {
-    /// Whether the control cannot learn because too few members report.
+    /// Whether the control cannot work because too few members report.
     pub fn is_blind(&self) -> bool {
         let reporting = Reporting { fresh: self.reporting, members: self.expected };
         self.control.is_some() && self.switch == Switch::On.name() && reporting.is_blind()
     }
 }
 
-/// The services with a control or slow start, of all client tasks of a host.
+/// The services that have a control or slow start, for all client tasks of a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadDocument {
     pub schema: u32,
@@ -94,8 +96,8 @@ pub struct Switched {
     pub switch: String,
     /// The client tasks that have the service.
     pub clients: Vec<SwitchedClient>,
-    /// Why the new setting could not be stored, so that a restarted daemon may not have it; `None`
-    /// if it was stored.
+    /// Why the new setting could not be stored, in which case a restarted daemon may not have it;
+    /// `None` if it was stored.
     pub not_kept: Option<String>,
 }
 

@@ -24,14 +24,14 @@ pub struct StatusDocument {
     pub schema: u32,
     /// `None` without a running daemon.
     pub daemon: Option<DaemonStatus>,
-    /// Empty if all is well.
+    /// Empty if there is no fault.
     pub faults: Vec<Fault>,
     /// In the order of their names.
     pub clients: Vec<ClientStatus>,
-    /// Clients that still have flows, and that were removed or whose maps belong to another version
-    /// of socklb.
+    /// Clients that still have flows but were removed, or whose maps belong to another version of
+    /// socklb.
     pub leaving: Vec<LeavingClient>,
-    /// Network interfaces that are configured to receive reports in the kernel.
+    /// The network interfaces that are configured to receive reports in the kernel.
     #[serde(default)]
     pub interfaces: Vec<InterfaceStatus>,
 }
@@ -40,8 +40,9 @@ pub struct StatusDocument {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceStatus {
     pub name: String,
-    /// `native` if the kernel receives datagrams in the interface's driver, `generic` if in the
-    /// network stack, `socket` if only the process receives them, on its socket.
+    /// `native` if the kernel receives datagrams in the interface's driver, and `generic` if it
+    /// receives them in the network stack. `socket` if only the process receives them, on its
+    /// socket.
     pub mode: String,
     /// Why `mode` is `socket`.
     pub why: Option<String>,
@@ -78,7 +79,7 @@ impl SortBy {
         }
     }
 
-    /// The sort key; larger numbers come first.
+    /// The sort key. Larger numbers come first.
     fn number_of(self, backend: &BackendStatus) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an order for people")]
         let number = |count: u64| count as f64;
@@ -94,8 +95,8 @@ impl SortBy {
 }
 
 impl StatusDocument {
-    /// Removes everything that the filter excludes. If `only_failing` is set, only failing
-    /// backends, with their services and clients, remain. A fault remains if the filter
+    /// Removes everything that the filter excludes. If `only_failing` is set, only failing backends
+    /// remain, with their services and clients. A fault remains if the filter
     /// [concerns](Filter::concerns) its subject.
     pub fn retain(&mut self, filter: &Filter, only_failing: bool) {
         let names_backends = filter.backend.is_some() || only_failing;
@@ -117,8 +118,8 @@ impl StatusDocument {
         self.faults.retain(|fault| filter.concerns(&fault.subject));
     }
 
-    /// Sorts the backends of each service. Failing services, and clients with such services, come
-    /// first.
+    /// Sorts the backends of each service. Failing services come first, and so do clients with
+    /// failing services.
     pub fn sort(&mut self, by: SortBy) {
         for client in &mut self.clients {
             client.services.sort_by_key(|service| !service.is_failing());
@@ -139,14 +140,14 @@ impl StatusDocument {
     }
 }
 
-/// A client that is leaving, or that belongs to another version of socklb. This version cannot read
-/// its maps.
+/// A client that is leaving, or whose maps belong to another version of socklb. This version cannot
+/// read such maps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeavingClient {
     pub client: String,
     /// The kernel ABI version of its maps.
     pub abi: u32,
-    /// Whether flows still start at it, because the programs of its version are still attached.
+    /// Whether flows still start at it because the programs of its version are still attached.
     pub in_force: bool,
     /// Active flows; `None` if they cannot be counted.
     pub active: Option<u64>,
@@ -171,7 +172,7 @@ pub struct DaemonStatus {
     pub pins: Option<PathBuf>,
     /// For each optional feature of the kernel, by name, whether the kernel has it.
     pub features: BTreeMap<String, bool>,
-    /// Offsets of the fields of kernel structures that the programs read, in bytes, by name
+    /// The offsets in bytes, by name, of the fields of kernel structures that the programs read
     /// (`sk_kern_sock_mask` is a mask). Empty if the kernel does not describe its types.
     pub offsets: BTreeMap<String, u32>,
 }
@@ -189,7 +190,8 @@ pub struct ClientStatus {
     /// Other programs that run for the same sockets, in the order in which they run; `None` without
     /// a daemon.
     pub neighbours: Option<Vec<NeighbourProgram>>,
-    /// The comparison of flow records with the kernel's lists of sockets; `None` without a daemon.
+    /// The result of comparing flow records with the kernel's lists of sockets; `None` without a
+    /// daemon.
     pub reclaim: Option<Reclaim>,
     /// Connects of the cgroup to addresses that are not services.
     pub not_a_service: u64,
@@ -204,8 +206,8 @@ impl ClientStatus {
     }
 }
 
-/// The result of passes over the records of open flows. A pass looks for records with a socket that
-/// is in no list of the kernel.
+/// What the passes over the records of open flows have found. A pass looks for records whose socket
+/// is in none of the kernel's lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaim {
     /// Passes since the daemon started. The daemon makes no pass while no flow is open.
@@ -214,22 +216,22 @@ pub struct Reclaim {
     pub reclaimed: u64,
     /// Suspected records. The next pass reclaims a record if its socket is still missing.
     pub suspected: u64,
-    /// Records retained because a process holds the socket, which is not connected.
+    /// Records that were not reclaimed because a process holds the socket, which is not connected.
     pub kept_open: u64,
-    /// Records retained because the socket is in a network namespace that the daemon cannot
-    /// inspect, and no process is known to hold the socket.
+    /// Records that were not reclaimed because the socket is in a network namespace that the daemon
+    /// cannot inspect. No process is known to hold the socket.
     pub kept_elsewhere: u64,
 }
 
 /// Counts of events that should not happen, since the client's maps were created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnomalyCounts {
-    /// Sockets of flows that closed without a record. This includes sockets that dialled another
+    /// Sockets of flows that closed without a record, including sockets that dialled another
     /// address after the flow began.
     pub close_without_record: u64,
     /// Flows that were established before a program saw their SYN.
     pub established_out_of_turn: u64,
-    /// Records that two calls ended at the same time.
+    /// Records that two calls have ended at the same time.
     pub ended_twice: u64,
     /// Sockets that were released in a phase in which a program should already have seen the end of
     /// the flow.
@@ -242,14 +244,14 @@ pub struct ServiceStatus {
     /// The address that processes dial.
     pub address: SocketAddr,
     pub protocol: String,
-    /// Whether connects are balanced. `false` if the service was removed and only waits for its
-    /// last flow to end.
+    /// Whether connects are balanced. `false` if the service was removed and is only waiting for
+    /// its last flow to end.
     pub open: bool,
-    /// How often its table was published, modulo 65,536.
+    /// The number of times that its table was published, modulo 65,536.
     pub table_generation: u16,
     /// The number of entries of its table.
     pub table_entries: u32,
-    /// The backend that a connect uses if no entry and no member that it examined is usable.
+    /// The backend that a connect uses if it finds no entry and no member that is usable.
     pub fallback: Option<SocketAddr>,
     /// Outcomes of connects and addressed datagrams, keyed by
     /// [`Outcome::name`](abi::Outcome::name). Each call counts once.
@@ -262,12 +264,12 @@ pub struct ServiceStatus {
     /// without handshakes, or for a service over UDP.
     #[serde(default)]
     pub handshake_60s: Option<ConnectLatency>,
-    /// Milliseconds after which a SYN counts as unanswered, to the precision of a tick (1.05 ms);
-    /// `None` for a service over UDP.
+    /// Milliseconds after which a SYN counts as unanswered, rounded to ticks of 1.05 ms; `None` for
+    /// a service over UDP.
     #[serde(default)]
     pub unanswered_after_ms: Option<u64>,
     /// Whether so few backends are available that connects may choose ejected backends. Without a
-    /// daemon, whether connects may choose them for any reason.
+    /// daemon: whether connects may choose them for any reason.
     #[serde(default)]
     pub is_panic: bool,
     #[serde(default)]
@@ -275,8 +277,8 @@ pub struct ServiceStatus {
     /// Seconds after which an unavailable backend is replaced; `None` without a daemon.
     #[serde(default)]
     pub replace_after_s: Option<f64>,
-    /// The largest ratio of actual share to wanted share; `None` with at most ten connects per
-    /// backend.
+    /// The largest ratio of the actual share of a backend to its wanted share; `None` if the
+    /// service has had at most ten connects per backend.
     pub skew: Option<f64>,
     /// The source of its endpoints; `None` without a daemon.
     pub source: Option<SourceStatus>,
@@ -284,12 +286,12 @@ pub struct ServiceStatus {
     /// used.
     #[serde(default)]
     pub unused: Option<UnusedEndpoints>,
-    /// Endpoints that are not among `backends` because the list excludes them from every connect;
-    /// empty without a daemon.
+    /// Endpoints that the list excludes from every connect, and that are therefore not among
+    /// `backends`; empty without a daemon.
     #[serde(default)]
     pub not_chosen: Vec<NotChosen>,
-    /// The control and slow start that change weights while the list stays the same; `None` without
-    /// them or without a daemon.
+    /// The control and slow start, which change weights while the list stays the same; `None` if
+    /// the service has neither, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
     /// In the order of their slots.
@@ -342,7 +344,7 @@ pub struct NotChosen {
     pub address: SocketAddr,
     /// Its health, as [`Health::name`](lb_core::health::Health::name) names it.
     pub state: String,
-    /// The witness that found this state: always `list`.
+    /// The source of this state: always `list`.
     pub witness: String,
 }
 
@@ -360,8 +362,8 @@ pub struct UnusedEndpoints {
     pub endpoints: u32,
     /// The number of endpoints that accept connections.
     pub of: u32,
-    /// The smallest subset size with which every endpoint has a task; `None` if a subset cannot be
-    /// that large.
+    /// The smallest subset size with which every endpoint has a task; `None` if no allowed size is
+    /// large enough.
     pub size: Option<u32>,
 }
 
@@ -392,7 +394,7 @@ pub enum EjectionMode {
     #[default]
     Off,
     /// Ejection is configured but has no effect, because the programs cannot read the causes of
-    /// failures from the kernel. Only the daemon reports this.
+    /// failures from the kernel. Only the daemon reports this state.
     CausesUnknown,
 }
 
@@ -433,8 +435,8 @@ pub struct NeighbourProgram {
     pub program: u32,
     /// Its name; `None` without the privilege to read it (CAP_SYS_ADMIN).
     pub name: Option<String>,
-    /// Whether it belongs to a socklb, according to its name. If names cannot be read, it counts as
-    /// a socklb if every hook that socklb uses has an unnamed program.
+    /// Whether it belongs to a socklb, according to its name. If names cannot be read, this is
+    /// assumed if there is an unnamed program at every hook that socklb uses.
     #[serde(default)]
     pub is_socklb: bool,
     /// Whether it runs after our program. It then sees the destination that our program has
@@ -481,7 +483,7 @@ mod tests {
         }
     }
 
-    /// Checks the backends that remain, by client and service, and the number of faults.
+    /// Checks the remaining backends, by client and service, and the number of faults.
     #[track_caller]
     fn check(filter: &Filter, only_failing: bool, expected: &[(&str, &str, &[u32])], faults: usize) {
         let failing = BackendStatus { failing: true, ..backend(2) };

@@ -33,7 +33,7 @@ use std::fmt::Write as _;
 
 use crate::diagnosis::{Diagnosis, Severity};
 
-/// A number with its noun, in the plural if needed: "1 client", "2 clients".
+/// A number with its noun, which is in the plural if needed: "1 client", "2 clients".
 pub fn counted(number: impl TryInto<u64>, thing: &str) -> String {
     let number = number.try_into().unwrap_or(u64::MAX);
     let plural = if number == 1 { "" } else { "s" };
@@ -44,7 +44,7 @@ fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
 
-/// A diagnosis as text: one line for each finding, and below it the remedy, if there is one.
+/// A diagnosis as text. Each finding has one line, and below it the remedy, if there is one.
 pub fn diagnosis(diagnosis: &Diagnosis, style: Style) -> String {
     let mut text = String::new();
     for finding in &diagnosis.findings {
@@ -62,8 +62,8 @@ pub fn diagnosis(diagnosis: &Diagnosis, style: Style) -> String {
         }
         text.push('\n');
         if let Some(help) = &finding.help {
-            // The help is not wrapped, because it may be a command: a command that the terminal
-            // wraps can still be copied in one piece.
+            // The help is not wrapped, because it may be a command. If the terminal wraps a
+            // command, it can still be copied in one piece.
             let _ = writeln!(text, "{:<24}-> {help}", "");
         }
     }

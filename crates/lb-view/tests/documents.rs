@@ -1,7 +1,7 @@
-//! The JSON documents, key by key, because programs of other authors read them. A map with a fixed
-//! set of keys is compared with the table of the keys. If a test fails because a key was renamed,
-//! removed or added, change the document in `documents/`, raise the number of the schema, and add
-//! an entry to the CHANGELOG.
+//! Tests the JSON documents key by key, because programs of other authors read them. A map with a
+//! fixed set of keys is compared with the table of these keys. If a test fails because a key was
+//! renamed, removed or added: change the document in `documents/`, raise the number of the schema,
+//! and add an entry to the CHANGELOG.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Reads a document as its type, and checks that the value is written as the same JSON.
+/// Reads a document as its type, and checks that the resulting value is written as the same JSON.
 #[track_caller]
 fn document<D: DeserializeOwned + Serialize>(text: &str) -> D {
     let read: D = serde_json::from_str(text).expect("the document is one of these");
@@ -69,7 +69,7 @@ fn a_configuration_has_these_keys() {
     assert_eq!(read.schema, configured::SCHEMA);
 }
 
-/// `flows` writes its document flow by flow, so no type can write the document back.
+/// The command `flows` writes its document flow by flow, so no type can write this document.
 #[test]
 fn flows_have_these_keys() {
     let text = include_str!("documents/flows.json");

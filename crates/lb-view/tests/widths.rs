@@ -1,4 +1,4 @@
-//! Texts are no wider than the terminal, and are complete without a terminal.
+//! Texts are no wider than the terminal. Without a terminal, nothing is omitted from them.
 
 use lb_view::comparison::Comparison;
 use lb_view::diagnosis::Diagnosis;
@@ -11,8 +11,8 @@ fn document<D: DeserializeOwned>(text: &str) -> D {
     serde_json::from_str(text).expect("the document is one of these")
 }
 
-/// Checks a text at several widths. A line may be wider than the terminal only if it is a help
-/// text, which may be a command to copy, or a single word.
+/// Checks a text at several widths. A line may be wider than the terminal only if it is a single
+/// word or a help text, which may be a command to copy.
 #[track_caller]
 fn check(show: impl Fn(Style) -> String) {
     let words = |text: &str| text.split_whitespace().count();

@@ -46,14 +46,14 @@ fn judge(status: ExitStatus) -> Outcome {
     }
 }
 
-/// A command that is killed when this is dropped, for example because the check was removed from
-/// the configuration.
+/// Kills the command when it is dropped, for example because the check was removed from the
+/// configuration.
 struct RunningCommand(Child);
 
 impl RunningCommand {
     fn kill(&mut self) {
-        // Until the command is waited for, its process ID is not reused, and neither is the ID of
-        // its process group.
+        // The process ID of the command, which is also the ID of its process group, is not reused
+        // before the command is waited for.
         let pid = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(pid) = pid {
             let _ = kill_process_group(pid, Signal::KILL);

@@ -97,8 +97,8 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
     ended
 }
 
-/// Time for clients to receive the final readiness of the backend. All pushes of a change are sent
-/// within this time.
+/// Time for clients to receive the final readiness of the backend. The agent sends all pushes of a
+/// change within this time.
 const LAST_WORD: Duration = Duration::from_millis(200);
 
 async fn run_as(
@@ -110,7 +110,8 @@ async fn run_as(
     run::run(args, backend.protocol(), backend.address(), signals, reporter).await
 }
 
-/// A voice that the caller shares with the run, to release the backend afterwards.
+/// A reporter that the caller and the run share, so that the caller can release the backend after
+/// the run.
 struct SharedReporter(Arc<Mutex<RemoteReporter>>);
 
 impl ReadinessReporter for SharedReporter {

@@ -25,20 +25,22 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
     };
     init_log(log_format);
     drop_ambient_capabilities();
-    // The event loop is one task. A second thread serves HTTP and work that blocks for a moment.
+    // The event loop is one task. A second thread serves HTTP and does work that blocks for a
+    // moment.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let served = runtime.block_on(serve(config, reread));
-    // A thread that waits for a file system does not delay the end.
+    // A thread that waits for a file system must not delay the end of this process.
     runtime.shutdown_timeout(STOPPING);
     served
 }
 
-/// Removes the capabilities that the kernel's answers need from the ambient set, so that the
-/// command of a health check does not inherit them. This applies to the calling thread and to all
-/// threads that it starts.
+/// Removes the capabilities for the kernel's answers from the ambient set, so that the command of a
+/// health check does not inherit them. This applies to the calling thread and to all threads that
+/// it starts.
 fn drop_ambient_capabilities() {
     for capability in [CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::PERFMON] {
-        // This fails on kernels without the capability; no process can inherit it there.
+        // The call fails on kernels that do not have the capability; there, no process can inherit
+        // it.
         let _ = configure_capability_in_ambient_set(capability, false);
     }
 }

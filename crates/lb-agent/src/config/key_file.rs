@@ -1,4 +1,4 @@
-//! Reads key files: checks that they are protected as secrets, then parses them.
+//! Reads key files: checks that only their owner and group can read them, then parses them.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,10 +8,10 @@ use lb_host::regular_file;
 use lb_report::keys::{Keys, KeysError, Secret};
 use thiserror::Error;
 
-/// Maximum size of a key file. Two keys and their comments need a tenth of it.
+/// Maximum size of a key file, in bytes. Two keys and their comments need a tenth of it.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// Mode bits that a key file may not have: the group may only read it, and other users have no
+/// Mode bits that a key file may not have. The group may only read it, and other users may have no
 /// access.
 const TOO_OPEN: u32 = 0o037;
 
@@ -59,8 +59,8 @@ pub fn read_key_file<K: Secret>(path: &Path) -> Result<Keys<K>, KeyFileError> {
     Keys::parse(&text).map_err(|source| KeyFileError::Faulty { path: path.to_owned(), source })
 }
 
-/// Whether a process of user `reader` trusts a file of this owner. Root trusts every owner, because
-/// it may read the file for a daemon of another user (`socklb check`).
+/// Whether a process of user `reader` trusts a key file of this owner. Root trusts every owner,
+/// because `socklb check` as root may read a file that belongs to the user of a daemon.
 fn may_own(owner: u32, reader: u32) -> bool {
     reader == 0 || [0, reader].contains(&owner)
 }

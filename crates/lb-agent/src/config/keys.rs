@@ -1,7 +1,7 @@
 //! Every key of `agent.toml`: its valid values, its default, and its effect.
 //!
-//! These rows provide the checks of each single value, the messages about them, and the tables of
-//! docs/reference/agent.md.
+//! These rows define the checks of each single value, the messages of these checks, and the tables
+//! of docs/reference/agent.md.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -20,24 +20,25 @@ use lb_report::wire::{MAX_HOLD, MAX_VALID_FOR};
 /// A path, relative to the configuration file.
 pub type Path = ConfigKey<Text<Cow<'static, str>>>;
 
-/// All sections, each followed by the sections that are values in it.
+/// All sections, each followed by the sections that are values of its keys.
 pub static SECTIONS: [&[&Section]; 3] =
     [&[&agent::SECTION], &[&xdp::SECTION], &[&backend::SECTION, &check::SECTION, &utilization::SECTION]];
 
 section! {
-    agent, "[agent.toml]", "agent.toml", "the agent itself; they come before all tables, and a change to any of them except `backend` needs a restart";
+    agent, "[agent.toml]", "agent.toml", "the agent itself. Its keys come before all tables; a change to any of them except `backend` needs a restart";
 
     LISTEN "listen": FreeForm(&["\"[::]:9465\"", "[\"10.0.0.1:9465\", \"[2001:db8::1]:9465\"]"]),
         Means("port 9465 on all addresses"),
-        "the addresses at which the agent receives requests for reports (UDP) and serves HTTP (TCP); `[::]` also accepts IPv4";
+        "the addresses at which the agent receives requests for reports (UDP) and serves HTTP (TCP). `[::]` also accepts IPv4";
     STATE "state": Text<Cow<'static, str>>(&["/var/lib/socklb-agent"], path), Is(Cow::Borrowed("/var/lib/socklb-agent")),
-        "directory of the state that the agent stores for its next start: the number of this start, and the lame-duck list";
+        "directory of the state that the agent stores for its next start: the number of the present start, and the lame-duck list";
     RUN "run": Text<Cow<'static, str>>(&["/run/socklb-agent"], path), Is(Cow::Borrowed("/run/socklb-agent")),
         "directory of the agent's control socket";
     GROUP "group": Text<Cow<'static, str>>(&["deploy"], path), Means("only the agent's own group"),
-        "another group whose members may control the agent: a name or a number. Only an agent that runs as root gives its socket to this group";
+        "another group whose members may control the agent, by its name or number. Only an agent that runs as root gives its socket to this \
+         group";
     LOG_FORMAT "log_format": Keyword<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
-        "format of the log's lines; `json`: an object with `timestamp`, `level`, `target`, `message` and the fields";
+        "format of the log's lines. `json`: each line is an object with `timestamp`, `level`, `target`, `message` and the fields";
     XDP "xdp": FreeForm(&["[xdp]"]), Means("none"), "the network interfaces on which the kernel answers in the agent's place, see below";
     BACKEND "backend": FreeForm(&["[[backend]]"]), Means("none"), "the backends, see below";
 }
@@ -48,55 +49,62 @@ section! {
          agent gets no processor time: see [the page on reports](reports.md#while-a-backends-host-is-overloaded-xdp)";
 
     INTERFACES "interfaces": FreeForm(&["[\"eth0\"]"]), Required,
-        "the network interfaces; the kernel answers only requests to their own addresses";
+        "the network interfaces. The kernel answers only requests to their own addresses";
     GENERIC "generic": FreeForm(&["true"]), Means("`false`"),
-        "whether the network stack may run the program if the device's driver cannot; this turns GRO off on that interface";
+        "whether the network stack may run the XDP program on an interface whose driver cannot. This turns GRO off on that interface";
 }
 
 section! {
     backend, "[[backend]]", "a backend", "one for each backend of this host, up to 64";
 
     ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080", "[2001:db8::1]:8080"], address), Required,
-        "the backend's name: its address and port as in the endpoint list, even if it listens at another address; not a link-local address";
+        "the backend's name: the address and port that it has in the endpoint list, even if it listens at another address. It may not be a \
+         link-local address";
     PROTOCOL "protocol": Keyword<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
-        "the protocol of the backend's service; it is part of the backend's name";
+        "the protocol of the backend's service, which is part of the backend's name";
     KEY "key": Text<Cow<'static, str>>(&["keys/10.0.0.1:8080"], path), Required,
-        "the file with the backend's keys: one or two lines `ID KEY`, as `socklb agent key --of` prints them; mode 0640 at most";
+        "the file with the backend's keys: one or two lines `ID KEY`, as `socklb agent key --of` prints them. Its mode may be 0640 at most";
     CHECK "check": FreeForm(&["\"tcp\"", "\"off\"", "{ http = \"/healthz\" }", "{ command = [\"/usr/bin/app\", \"check\"] }"]),
         Means("`\"tcp\"`; required for a UDP backend"),
-        "the health check. `\"tcp\"`: the backend must accept a connection; a table: one of the methods below; `\"off\"`: the agent does not check, and only `socklb agent run` reports whether the backend is ready";
+        "the health check. `\"tcp\"`: the backend must accept a connection. A table: one of the methods below. `\"off\"`: the agent does not \
+         check the backend, and only `socklb agent run` reports whether it is ready";
     INTERVAL "interval": Time(Duration::from_millis(200)..=Duration::from_hours(1)), Is(Duration::from_secs(2)),
         "time from one check to the next, varied by up to a tenth";
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
-        "time limit of one check, after which the check has failed; if no check has a result for three times the sum of `interval` and `timeout`, the health is unknown";
-    RISE "rise": Number(1..=100), Is(2), "passed checks in a row after which the backend is up; the very first check counts at once";
+        "time limit of one check: a check without a result by then has failed. If no check has had a result for three times the sum of \
+         `interval` and `timeout`, the health is unknown";
+    RISE "rise": Number(1..=100), Is(2), "passed checks in a row after which the backend is up. The first result of a check decides at once";
     FALL "fall": Number(1..=100), Is(3), "failed checks in a row after which the backend is down";
     HOLD "hold": Time(Duration::from_secs(1)..=MAX_HOLD), Is(Duration::from_mins(10)),
-        "how long clients still treat a lame duck as a lame duck after its reports stop; it should be longer than a restart takes";
+        "how long clients still treat a lame duck as a lame duck after its reports stop. It should be longer than a restart takes";
     VALID_FOR "valid_for": Time(Duration::from_secs(1)..=MAX_VALID_FOR), Is(Duration::from_secs(45)),
-        "how long a client uses a report if no newer one arrives; it should be three times the longest interval between requests of a client";
+        "how long a client uses a report if no newer one arrives. It should be three times the longest interval between two requests of a \
+         client";
     UTILIZATION "utilization": FreeForm(&["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""]),
         Means("`\"application\"`"),
-        "how the agent learns the backend's utilization. `\"application\"`: the application reports it (`socklb agent report`); while it does not, the agent measures the cgroup of `socklb agent run`. A table: the same, but the agent measures the cgroup in the table. `\"off\"`: the agent measures nothing and refuses the application's reports";
+        "how the agent learns the backend's utilization. `\"application\"`: the application reports it (`socklb agent report`); while it \
+         reports nothing, the agent measures the cgroup of `socklb agent run`. A table: the same, but the agent measures the cgroup that the \
+         table names. `\"off\"`: the agent measures nothing and refuses the application's reports";
 }
 
 section! {
     check, "check", "check", "";
 
     TCP "tcp": Text<SocketAddr>(&["127.0.0.1:8080"], address), Means("none"),
-        "the check passes if this address accepts a connection; for a backend that listens at another address than its name";
+        "the check passes if this address accepts a connection. Use it for a backend that does not listen at the address that is its name";
     HTTP "http": Text<Cow<'static, str>>(&["/healthz"], http_path), Means("none"),
-        "the check passes if a GET of this path is answered with a status from 200 to 299; the agent follows no redirects, so they fail; it reads only the head of the answer, up to 64 KiB";
+        "the check passes if a GET of this path is answered with a status from 200 to 299. The agent does not follow redirects, so a \
+         redirect fails the check. It reads only the head of the answer, up to 64 KiB";
     AT "at": Text<SocketAddr>(&["127.0.0.1:8081"], address), Means("the backend's `address`"), "the address to which `http` connects";
     COMMAND "command": FreeForm(&["[\"/usr/bin/app\", \"check\"]"]), Means("none"),
-        "the check passes if this command ends with exit code 0; after `timeout` the agent kills it with its process group";
+        "the check passes if this command ends with exit code 0. After `timeout` the agent kills the command and its process group";
 }
 
 section! {
     utilization, "utilization", "utilization", "";
 
     CGROUP "cgroup": Text<Cow<'static, str>>(&["system.slice/app.service"], cgroup), Required,
-        "the cgroup to measure, relative to the mount; utilization is its use of processors plus its waits for them";
+        "the cgroup to measure, relative to the cgroup mount. Its utilization is its use of processors plus the time it waits for them";
     CORES "cores": FreeForm(&["1.5"]), Means("the smallest limit of the cgroup and of those above it, else the host's processors"),
         "how many processors the cgroup can use";
 }

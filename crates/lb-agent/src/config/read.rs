@@ -18,11 +18,11 @@ use super::keys::backend::{ADDRESS, SECTION as BACKEND};
 use super::keys::xdp;
 use super::{AgentConfig, DEFAULT_PATH, read_key_file};
 
-/// Maximum size of a configuration, in bytes. The maximum number of backends needs a hundredth of
-/// that.
+/// Maximum size of a configuration, in bytes: a hundred times the size of a file with the maximum
+/// number of backends.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Maximum number of addresses to listen at.
+/// Maximum number of addresses at which the agent listens.
 const MAX_LISTEN: usize = 16;
 
 /// Why there is no configuration.

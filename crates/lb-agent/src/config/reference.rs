@@ -13,7 +13,7 @@ pub fn tables() -> String {
     format!("\nThe keys of {}`[xdp]`, {}`[[backend]]`, {}", table(agent), table(xdp), table(backend))
 }
 
-/// The page with current tables; `None` if the page has no place for them.
+/// The page with current tables; `None` if the page does not have these two lines.
 pub fn with_tables(page: &str) -> Option<String> {
     let [begin, end] = MARKS;
     let (before, rest) = page.split_once(begin)?;

@@ -17,8 +17,8 @@ pub struct LocalReporter {
 }
 
 impl LocalReporter {
-    /// Registers for a backend in the agent's configuration. `readiness` is the backend's state
-    /// now.
+    /// Registers for a backend in the agent's configuration. `readiness` is the present state of
+    /// the backend.
     ///
     /// # Errors
     /// If the agent does not have the backend.

@@ -1,8 +1,8 @@
-//! Reports through the host's agent: a registration, and a task that shows regularly that this
-//! program is alive.
+//! Reports through the host's agent. The program has a registration, and a task renews it regularly
+//! to show that the program is alive.
 //!
-//! An agent that was restarted has no registrations. The task repeats the last report, so a restart
-//! of the agent does not affect the program.
+//! An agent that was restarted has no registrations. The task then registers again and repeats the
+//! last report, so the program need not care about a restart of the agent.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,11 +34,11 @@ pub struct RemoteReporter {
     following: Option<JoinHandle<()>>,
 }
 
-/// The interval at which the program renews its registration and reads its key file.
+/// The interval at which the program renews its registration and reads its key file again.
 const SHOWN: Duration = Duration::from_millis(LEASE.as_secs() * 1000 / 3);
 
-/// How long a program tries to register a backend: longer than the agent takes to notice that a
-/// program was killed, and longer than a service manager takes to restart an agent.
+/// How long a program retries to register a backend. This is longer than the agent takes to notice
+/// that a program was killed, and longer than a service manager takes to restart an agent.
 pub const CLAIM: Duration = Duration::from_secs(LEASE.as_secs() + 1);
 
 /// Pause between two attempts.
@@ -49,22 +49,22 @@ struct Link {
     client: Client,
     backend: Name,
     keys: Option<Keys<BackendKey>>,
-    /// The fault of the key file, if the file is followed and has one.
+    /// The fault of the key file; `None` if it has none or is not followed.
     key_fault: Option<String>,
     readiness: Readiness,
-    /// Drawn once: if an answer was lost and the program registers again, the agent recognizes it
-    /// by this number.
+    /// Drawn once. If an answer was lost and the program registers again, the agent recognizes the
+    /// program by this number.
     registration: u64,
     is_registered: bool,
 }
 
 impl RemoteReporter {
-    /// Registers with the agent that has its control socket in the directory `run`. `keys` are for
-    /// a backend that the agent's configuration does not have. Retries for up to `patience` if a
-    /// later attempt may succeed.
+    /// Registers with the agent that has its control socket in the directory `run`. `keys` are the
+    /// backend's keys if the agent's configuration does not have the backend. If a later attempt
+    /// may succeed, retries for up to `patience`.
     ///
     /// # Errors
-    /// If no agent answers there, it refuses, or another program runs the backend.
+    /// If no agent answers there, if the agent refuses, or if another program runs the backend.
     pub async fn register(
         run: &Path,
         backend: Name,
@@ -93,7 +93,8 @@ impl RemoteReporter {
         Ok(Self { link, showing, following: None })
     }
 
-    /// From now on reads the key file regularly, and gives the agent the keys when they change.
+    /// Reads the key file regularly from now on. If the keys have changed, gives the new keys to
+    /// the agent.
     pub async fn follow(&mut self, key_file: PathBuf) {
         let read = keys_in(key_file.clone()).await;
         self.link.lock().await.take_keys(read).await;
@@ -116,7 +117,7 @@ impl RemoteReporter {
         self.stop_showing();
         let mut link = self.link.lock().await;
         link.is_registered = false;
-        // Sent even if the registration is uncertain: an answer may have been lost.
+        // Sent even if the registration is uncertain, because an answer may have been lost.
         let parameters = [("registration", link.registration.to_string())];
         match link.client.post::<AcceptedReport>("/v1/unregister", &parameters).await {
             Err(ClientError::Absent(_)) => Ok(()),
@@ -134,8 +135,8 @@ impl Drop for RemoteReporter {
 impl ReadinessReporter for RemoteReporter {
     async fn report(&mut self, readiness: Readiness) -> anyhow::Result<()> {
         let mut link = self.link.lock().await;
-        // Stored even if the request fails now: the task then reports it as soon as the agent
-        // answers.
+        // Stored even if the request fails now, because the task then reports it as soon as the
+        // agent answers.
         link.readiness = readiness;
         link.refresh().await?;
         Ok(())
@@ -147,9 +148,9 @@ impl ReadinessReporter for RemoteReporter {
 }
 
 impl Link {
-    /// Whether a retry of a failed request may succeed. A killed program retains its backend until
-    /// the agent notices its death. If no agent runs, one may be starting: the program waits for it
-    /// if this host should have an agent, or if the program has no keys to report by itself.
+    /// Whether a failed request is worth a retry. It is if a killed program still has the backend,
+    /// until the agent notices its death. It also is if no agent runs but one may be starting: if
+    /// this host should have an agent, or if the program has no keys to report by itself.
     fn may_succeed_later(&self, error: &ClientError) -> bool {
         match error {
             ClientError::Taken(_)
@@ -172,8 +173,8 @@ impl Link {
             ("registration", self.registration.to_string()),
             ("readiness", word(self.readiness).to_owned()),
         ];
-        // The same path is another cgroup in another tree, so the path is sent with its tree. An
-        // empty path, the root of a container's tree, is not sent.
+        // The same path names another cgroup in another tree, so the path is sent with its tree. An
+        // empty path, which is the root of a container's tree, is not sent.
         let cgroup = own_cgroup().filter(|cgroup| !cgroup.as_os_str().is_empty());
         let cgroup = cgroup.and_then(|cgroup| cgroup.into_os_string().into_string().ok());
         if let (Some(cgroup), Some(tree)) = (cgroup, own_tree()) {
@@ -185,8 +186,9 @@ impl Link {
         Ok(accepted)
     }
 
-    /// Handles a read of the key file. If the keys have changed, registers again to give them to
-    /// the agent. If the file has a fault or the agent refuses the keys, the earlier keys stay.
+    /// Handles the result of reading the key file. If the keys have changed, registers again with
+    /// the new keys. If the file has a fault or the agent refuses the keys, the earlier keys stay
+    /// in use.
     async fn take_keys(&mut self, read: Result<Keys<BackendKey>, String>) {
         let fault = match read {
             Ok(keys) if self.keys.as_ref() == Some(&keys) => None,
@@ -254,8 +256,8 @@ async fn show(link: Arc<Mutex<Link>>) {
     }
 }
 
-/// Runs until the reporter is dropped. This is a separate task that holds no lock while it reads,
-/// because a file system may not answer.
+/// Runs until the reporter is dropped. This is a separate task and holds no lock while it reads,
+/// because a file system may hang.
 async fn follow(link: Arc<Mutex<Link>>, key_file: PathBuf) {
     let mut ticks = tokio::time::interval(SHOWN);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

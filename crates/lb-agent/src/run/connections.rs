@@ -1,5 +1,5 @@
-//! Counts the backend's connections from the kernel's lists of sockets: those in use, and those
-//! that are only open.
+//! Counts the backend's connections from the kernel's lists of sockets: the connections in use, and
+//! the idle ones.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -8,23 +8,24 @@ use std::time::Duration;
 use lb_core::service::Protocol;
 use lb_diag::{SocketEntry, SocketLists};
 
-/// Where the backend listens, in this network namespace.
+/// Where the backend listens in this network namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendListener {
     pub protocol: Protocol,
-    /// The address that clients use, which may not exist in this namespace, and the port at which
-    /// the backend listens here.
+    /// The address is the one that clients use; it may not exist in this namespace. The port is the
+    /// one at which the backend listens here.
     pub address: SocketAddr,
-    /// Whether the address has a socket of its own at this port. If so, connections to other
-    /// addresses do not belong to the backend.
+    /// Whether this very address has a socket at this port. If so, connections to other addresses
+    /// do not belong to the backend.
     pub is_alone: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connections {
-    /// In use: data moves, waits to be read or sent, or has moved a moment ago.
+    /// In use: the connection has data that is in flight or waits to be read, or data has moved
+    /// recently.
     pub busy: usize,
-    /// Open, and idle for at least the given time.
+    /// Open, but idle for at least the given time.
     pub idle: usize,
 }
 
@@ -50,7 +51,7 @@ impl BackendListener {
         Ok(addresses.into_iter().any(|address| self.is_ours(address)))
     }
 
-    /// Counts the connections of clients with the backend. UDP has none.
+    /// Counts the connections that clients have with the backend. A UDP backend has none.
     ///
     /// # Errors
     /// If the kernel's lists cannot be read.
@@ -66,8 +67,8 @@ impl BackendListener {
     }
 
     fn count(self, socket: &SocketEntry, idle_after: Duration, connections: &mut Connections) {
-        // After the application has closed a connection, the kernel completes its end, whether the
-        // application still runs or not.
+        // After the application has closed a connection, the kernel ends it by itself, even if the
+        // application no longer runs.
         if socket.listens || socket.is_closed || !self.is_ours(socket.local.ip()) {
             return;
         }
@@ -121,12 +122,12 @@ mod tests {
         let look = |idle_after| here.connections(idle_after).unwrap();
         assert_eq!(look(Duration::ZERO), of(0, 0));
         let client = TcpStream::connect(here.address).unwrap();
-        // The application has not accepted the connection yet.
+        // The application has not accepted the connection.
         assert_eq!(look(Duration::from_mins(1)), of(1, 0));
         let (accepted, _) = socket.accept().unwrap();
         assert_eq!(look(Duration::from_mins(1)), of(1, 0));
         assert_eq!(look(Duration::ZERO), of(0, 1));
-        // A request that the application has not read.
+        // The client sends a request, which the application has not read.
         io::Write::write_all(&mut &client, b"GET").unwrap();
         assert_eq!(look(Duration::ZERO), of(1, 0));
         io::Read::read_exact(&mut &accepted, &mut [0; 3]).unwrap();
@@ -142,7 +143,7 @@ mod tests {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         let mut other = listener(SocketAddr::new([127, 0, 0, 9].into(), address.port()));
-        // As far as is known, the backend is behind address translation.
+        // As far as can be known from here, the backend is behind address translation.
         assert!(other.find().unwrap() && !other.is_alone);
         let alone = TcpListener::bind(other.address).unwrap();
         assert!(other.find().unwrap() && other.is_alone);

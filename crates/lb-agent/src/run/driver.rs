@@ -31,15 +31,15 @@ pub struct RunDriver {
     lifecycle: Lifecycle,
     events: mpsc::Sender<RunEvent>,
     began: Instant,
-    /// The task that checks whether the application can serve.
+    /// The task that checks repeatedly whether the application can serve.
     check: Option<JoinHandle<()>>,
-    /// Number of readiness checks that were started.
+    /// Number of readiness commands that were started.
     checks: u64,
-    /// When the next look at the connections is due; `None` during a look.
+    /// When the connections will be counted next; `None` while they are being counted.
     look_at: Option<Instant>,
-    /// Whether it was logged that a look at the connections failed.
+    /// Whether a warning was logged that the connections cannot be counted.
     is_blind: bool,
-    /// Whether it was logged that the application is being killed.
+    /// Whether a warning was logged that the application is being killed.
     is_killing: bool,
     ended: Option<ProcessStatus>,
 }
@@ -125,7 +125,8 @@ impl RunDriver {
     fn event(&mut self, event: RunEvent) {
         match event {
             RunEvent::Signal(signal) => {
-                // The shell that continues this process may have given the terminal to it.
+                // The shell that continues this process may have given the terminal to this
+                // process.
                 if let Some(terminal) = self.terminal.as_ref().filter(|_| signal == Signal::CONT) {
                     terminal.give(self.processes.group());
                 }
@@ -194,7 +195,8 @@ impl RunDriver {
         started.is_ok()
     }
 
-    /// Does the work that the current state requires, whatever event led to it.
+    /// Does the work that the current state requires, independent of the event that led to the
+    /// state.
     fn go_on(&mut self) {
         if !self.lifecycle.is_starting() {
             self.stop_checking();

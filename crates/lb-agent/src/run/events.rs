@@ -21,15 +21,15 @@ pub enum RunEvent {
     Child,
     /// The application can serve.
     Ready,
-    /// The next readiness command is due.
+    /// The next attempt to run the readiness command is due.
     Check,
-    /// The time limit of the readiness command with this number is over.
+    /// The time limit of the readiness command with this number has passed.
     CheckOverdue(u64),
-    /// It is time to log that the application is not ready, if it is not.
+    /// If the application is not ready, this must be logged now.
     Late,
-    /// The number of clients that have not acknowledged.
+    /// The number of clients that have not acknowledged the last report.
     Unacknowledged(usize),
-    /// A look at the connections has ended: when it began, since the start of the run, and its
+    /// A count of the connections has ended: when it began, since the start of the run, and its
     /// result.
     Looked(Duration, io::Result<Connections>),
 }
@@ -40,18 +40,18 @@ pub struct Events {
     pub receiver: mpsc::Receiver<RunEvent>,
 }
 
-/// The signals of this process. Handlers are installed before anything else is done: without them,
-/// the first process of a container loses its signals.
+/// The signals of this process. Handlers are installed before anything else is done: without
+/// handlers, the first process of a container would lose its signals.
 pub struct Signals {
-    /// The queue that signals arrive in.
+    /// The queue in which signals arrive.
     pub(super) events: Events,
-    /// The tasks that receive the signals, as long as this set exists.
+    /// The tasks that receive the signals, for as long as this set exists.
     pub(super) tasks: JoinSet<()>,
 }
 
 impl Signals {
-    /// Receives signals from now on, except for those that this process was started to ignore: the
-    /// command must ignore them as well. SIGTERM is received in any case.
+    /// Receives signals from now on. Excludes signals that this process was started to ignore,
+    /// because the command must ignore them as well. SIGTERM is received in any case.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -60,8 +60,8 @@ impl Signals {
         Ok(Self { events, tasks })
     }
 
-    /// Waits for a signal that requests the end, before there is a command. Other signals have no
-    /// effect.
+    /// Waits for a signal that requests the end. This is used before there is a command; other
+    /// signals have no effect.
     pub async fn end_requested(&mut self) -> Signal {
         loop {
             let event = self.events.receiver.recv().await.expect("this process holds a sender");
@@ -90,7 +90,7 @@ fn take_signals() -> io::Result<(Events, JoinSet<()>)> {
     take(SignalKind::child(), |_| RunEvent::Child, Signal::from_raw(0))?;
     for signal in Signal::taken().filter(|signal| !is_ignored(*signal)) {
         let taken = take(SignalKind::from_raw(signal.as_raw()), RunEvent::Signal, signal);
-        // The runtime has no room for the last of the real-time signals.
+        // The runtime cannot receive the last real-time signal.
         if !signal.is_real_time() {
             taken?;
         }
@@ -98,7 +98,7 @@ fn take_signals() -> io::Result<(Events, JoinSet<()>)> {
     Ok((Events { sender, receiver }, tasks))
 }
 
-/// One bit per signal; the lowest bit is for signal 1.
+/// A set of signals with one bit per signal; the lowest bit is for signal 1.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

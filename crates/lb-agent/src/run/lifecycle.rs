@@ -1,8 +1,8 @@
 //! The state machine of a run, from the start of its command to its end: states, inputs and
 //! actions.
 //!
-//! It is pure: time is an argument, counted since the run began, and the driver carries out every
-//! action. It does not know processes or sockets.
+//! It is pure: it knows no processes and no sockets, gets the time since the start of the run as an
+//! argument, and returns its actions, which the driver carries out.
 
 use std::time::Duration;
 
@@ -12,12 +12,14 @@ use super::signal::Signal;
 use super::status::ProcessStatus;
 
 /// How long clients that have requested reports may take to acknowledge that the backend is a lame
-/// duck. A running client does so within a few round trips; a client on a dead host never does.
+/// duck. A running client acknowledges within a few round trips. A client on a dead host never
+/// does.
 pub const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Time in which connections may still arrive after all clients have acknowledged: a SYN may have
-/// been in flight, or lost, even twice. Kernel fact: a SYN is sent again after one second, and
-/// after three seconds (after two, since Linux 6.5: tcp_syn_linear_timeouts).
+/// Time in which connections may still arrive after all clients have acknowledged, because a SYN
+/// may have been in flight, or may have been lost twice. Kernel fact: a SYN is sent again after one
+/// second, and then after three seconds (after two seconds since Linux 6.5:
+/// tcp_syn_linear_timeouts).
 pub const SETTLE: Duration = Duration::from_millis(3200);
 
 /// Pause after a failed prewarm, before the next attempt.
@@ -38,14 +40,15 @@ pub struct LifecycleOptions {
     pub notifies_application: bool,
 }
 
-/// The result of a look at the backend's connections.
+/// One count of the backend's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionSnapshot {
-    /// When the look began.
+    /// When the count began.
     pub began: Duration,
-    /// Connections in use.
+    /// The number of connections in use.
     pub busy: usize,
-    /// Open connections that have been idle for so long that the run does not wait for them.
+    /// The number of open connections that have been idle for so long that the run does not wait
+    /// for them.
     pub idle: usize,
 }
 
@@ -54,9 +57,9 @@ pub struct ConnectionSnapshot {
 pub enum Left {
     /// No descendant is left.
     NoProcess,
-    /// Some are left, and a socket listens at the backend's port.
+    /// Some descendants are left, and a socket listens at the backend's port.
     Serving,
-    /// Some are left, and no socket listens.
+    /// Some descendants are left, and no socket listens at that port.
     Others,
 }
 
@@ -64,7 +67,7 @@ pub enum Left {
 pub enum Input {
     /// The application can serve.
     Ready,
-    /// The prewarm command has ended. `true`: with exit code 0.
+    /// The prewarm command has ended; `true` means exit code 0.
     Prewarmed(bool),
     /// This process received a signal.
     Signal(Signal),
@@ -74,7 +77,7 @@ pub enum Input {
     Continued,
     /// The agent reports how many clients have not acknowledged that the backend is a lame duck.
     Unacknowledged(usize),
-    /// A look at the connections has ended.
+    /// The connections have been counted.
     Looked(ConnectionSnapshot),
     /// A process has ended.
     Ended {
@@ -90,9 +93,9 @@ pub enum Input {
 /// Why the wait for connections is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// All clients have acknowledged or used up their time to do so, and no connection is in use.
+    /// All clients have acknowledged or have had their time to do so, and no connection is in use.
     Quiet,
-    /// The grace is over.
+    /// The grace has passed.
     Grace,
     /// A second signal requested the end.
     SecondSignal,
@@ -104,9 +107,9 @@ pub struct Wait {
     pub cause: Cause,
     /// How long the wait took.
     pub waited: Duration,
-    /// Clients that had not acknowledged; `None` if the agent never reported their number.
+    /// The number of clients that had not acknowledged; `None` if the agent never reported it.
     pub unacknowledged: Option<usize>,
-    /// The last look; `None` if there was none.
+    /// The last count of the connections; `None` if there was none.
     pub look: Option<ConnectionSnapshot>,
 }
 
@@ -126,7 +129,7 @@ pub enum Action {
     /// Sends a signal to the command's process group, or to the processes that it has left behind,
     /// and continues them if they are stopped.
     Stop(Signal),
-    /// Kills all processes that are left.
+    /// Kills all remaining processes.
     Kill,
     /// Ends the run.
     End(ProcessStatus),
@@ -146,7 +149,7 @@ struct Waiting {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Starting,
-    /// `Some` after a failure: the time of the next attempt.
+    /// `None` while the prewarm command runs. After it has failed, the time of the next attempt.
     Prewarming(Option<Duration>),
     Serving,
     Waiting(Waiting),
@@ -164,14 +167,15 @@ pub struct Lifecycle {
     state: State,
     /// The readiness that was reported last.
     reported: Option<Readiness>,
-    /// The command is stopped and serves no client.
+    /// The command is stopped by a signal and serves no client.
     stopped: bool,
-    /// How the command itself has ended, or the application that it left behind.
+    /// How the command itself has ended or, if it has left the application behind, how the
+    /// application has ended.
     status: Option<ProcessStatus>,
     /// The command has ended with exit code 0, and its descendants continue: they are the
     /// application.
     forked_away: bool,
-    /// The application has ended or stopped serving without a request to end.
+    /// The application has ended or has stopped serving, and no signal had requested this.
     down: bool,
 }
 
@@ -192,7 +196,7 @@ impl Lifecycle {
         (lifecycle, actions)
     }
 
-    /// Whether the driver has to check if the application can serve.
+    /// Whether the driver has to check that the application can serve.
     pub fn is_starting(&self) -> bool {
         matches!(self.state, State::Starting)
     }
@@ -236,8 +240,8 @@ impl Lifecycle {
             }
             Input::Elapsed => self.elapsed(now, &mut actions),
         }
-        // Reports come before other actions: the backend must not be stopped while it is still
-        // reported as ready.
+        // Reports come before other actions: while the backend is still reported as ready, it must
+        // not be stopped.
         let mut announced = Vec::new();
         self.report_readiness(&mut announced);
         announced.extend(actions);
@@ -250,7 +254,8 @@ impl Lifecycle {
             State::Serving if self.stopped => Readiness::Down,
             State::Serving => Readiness::Ready,
             State::Starting | State::Prewarming(_) | State::Waiting(_) => Readiness::LameDuck,
-            // A lame duck that has ended stays a lame duck, because another run of it will follow.
+            // A lame duck stays a lame duck after its end, because another run of the backend will
+            // follow.
             State::Stopping { .. } | State::Ended => self.reported.unwrap_or(Readiness::LameDuck),
         }
     }
@@ -330,7 +335,7 @@ impl Lifecycle {
     }
 
     fn stop(&mut self, now: Duration, signal: Signal, actions: &mut Vec<Action>) {
-        // Report first: a backend that is being stopped continues with the readiness that was
+        // Report first. If the backend is only stopped, it continues with the readiness that was
         // reported last.
         self.report_readiness(actions);
         self.state = State::Stopping { signal, kill_at: now + self.rules.kill_after, killing: false };
@@ -350,7 +355,7 @@ impl Lifecycle {
             self.stopped = false;
             self.forked_away = !is_requested && status == ProcessStatus::Exited(0) && left != Left::NoProcess;
         }
-        // If the command has forked away, the last process to end is the application.
+        // If the command has forked away, the application is the process that ends last.
         if is_command || self.forked_away {
             self.status = Some(status);
         }
@@ -375,11 +380,11 @@ impl Lifecycle {
                     self.stop(now, Signal::TERM, actions);
                 }
             }
-            // The wait continues as long as connections of the remaining processes do.
+            // The wait continues for as long as the remaining processes have connections.
             State::Waiting(_) => {}
             State::Stopping { killing: true, .. } => actions.push(Action::Kill),
-            // The remaining processes may be outside of the command's process group, and then have
-            // not received the signal.
+            // The remaining processes may be outside of the command's process group. In that case
+            // they have not received the signal.
             State::Stopping { signal, .. } if is_command => actions.push(Action::Stop(signal)),
             State::Stopping { .. } | State::Ended => {}
         }

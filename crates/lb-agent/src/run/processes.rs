@@ -3,8 +3,8 @@
 //!
 //! This module reaps every child of this process with waitpid(2), so nothing else in the process
 //! may start children. A process that the command leaves behind becomes a child of this process,
-//! which is process 1 or a subreaper. A child's process ID is not reused until the child has been
-//! reaped, so signals are sent only to children and their groups.
+//! because this process is process 1 or a subreaper. A child's process ID is not reused until the
+//! child has been reaped, so signals are sent only to children and their groups.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -37,7 +37,7 @@ pub enum CommandPurpose {
 pub enum ChildChange {
     /// The command has ended.
     Command(ProcessStatus),
-    /// A descendant has ended that the command or a shell command had left behind.
+    /// A process has ended that the command or a shell command had left behind.
     Descendant(ProcessStatus),
     /// A shell command has ended.
     Shell(CommandPurpose, ProcessStatus),
@@ -54,7 +54,7 @@ pub struct Processes {
     command: Pid,
     has_ended: bool,
     shells: BTreeMap<i32, CommandPurpose>,
-    /// Whether the last wait found no child at all.
+    /// Whether the last call of waitpid(2) found no child at all.
     is_childless: bool,
 }
 
@@ -65,7 +65,7 @@ impl Processes {
     /// # Errors
     /// If the command does not exist or cannot be started.
     pub fn start(command: &[OsString], terminal: Option<&Terminal>) -> io::Result<Self> {
-        // Process 1 inherits orphans even without this.
+        // Process 1 inherits orphans even without this call.
         set_child_subreaper(Some(getpid()))?;
         let mut command = prepare(command)?;
         command.process_group(0);
@@ -101,8 +101,8 @@ impl Processes {
         Some(self.command).filter(|_| !self.has_ended).or_else(first).unwrap_or(self.command)
     }
 
-    /// Reaps children that have ended, and collects stops and continuations. To be called at each
-    /// SIGCHLD.
+    /// Reaps children that have ended, and returns all changes, including stops and continuations.
+    /// To be called at each SIGCHLD.
     pub fn changes(&mut self) -> Vec<ChildChange> {
         let mut changes = Vec::new();
         // Bound: each iteration handles one change of one child.
@@ -141,14 +141,14 @@ impl Processes {
         Some(shell.map_or(ChildChange::Descendant(ended), |purpose| ChildChange::Shell(purpose, ended)))
     }
 
-    /// Whether there were other children than shell commands when [`changes`](Self::changes) last
-    /// returned.
+    /// Whether this process had children other than shell commands when [`changes`](Self::changes)
+    /// last returned.
     pub fn is_anybody_left(&self) -> bool {
         if self.is_childless {
             return false;
         }
-        // If no shell command runs, every child counts, also one that a shell command has left
-        // behind. If one runs, the kernel's list of children decides.
+        // If no shell command runs, every child counts, including a child that a shell command has
+        // left behind. If a shell command runs, the kernel's list of children decides.
         !self.has_ended || self.shells.is_empty() || !self.left().is_empty()
     }
 
@@ -199,7 +199,7 @@ impl Processes {
         }
     }
 
-    /// Kills the shell commands for one purpose, or all of them for `None`.
+    /// Kills the shell commands for one purpose; `None` means all shell commands.
     pub fn kill_shells(&self, purpose: Option<CommandPurpose>) {
         for (id, _) in self.shells.iter().filter(|(_, of)| purpose.is_none_or(|purpose| **of == purpose)) {
             if let Some(id) = Pid::from_raw(*id) {
@@ -209,7 +209,7 @@ impl Processes {
     }
 }
 
-/// Sends a signal to a child's group, but never to this process's own group.
+/// Sends a signal to the process group of a child, but never to this process's own group.
 fn send_to_group_of(child: Pid, signal: Signal) {
     let _ = match group_of(child) {
         Some(group) if Some(group) != own_group() => signal.send_to_group(group),
@@ -217,16 +217,16 @@ fn send_to_group_of(child: Pid, signal: Signal) {
     };
 }
 
-/// Prepares the command as if it had been started directly: the command receives what systemd
-/// passes to the process that it started.
+/// Prepares the command as if it had been started directly: it receives what systemd passes to the
+/// process that systemd has started.
 fn prepare(words: &[OsString]) -> io::Result<Command> {
     let (program, arguments) =
         words.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no command is given"))?;
     let own = getpid().as_raw_nonzero().to_string();
     let is_own = |variable: &str| std::env::var_os(variable).as_deref() == Some(OsStr::new(&own));
     let mut command = if is_own("LISTEN_PID") {
-        // The sockets are for the process whose ID is in LISTEN_PID. The command's ID is not known
-        // before it runs, so a shell sets the variable.
+        // The sockets are for the process with the ID in LISTEN_PID. The command's ID is not known
+        // before the command runs, so a shell sets the variable.
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", r#"LISTEN_PID=$$ exec "$0" "$@""#]).arg(program);
         shell
@@ -236,7 +236,7 @@ fn prepare(words: &[OsString]) -> io::Result<Command> {
     command.args(arguments);
     restore_sigpipe(&mut command);
     if is_own("WATCHDOG_PID") {
-        // Without WATCHDOG_PID, the watchdog is for any process that finds WATCHDOG_USEC.
+        // Without WATCHDOG_PID, any process that finds WATCHDOG_USEC may answer the watchdog.
         command.env_remove("WATCHDOG_PID");
     }
     Ok(command)

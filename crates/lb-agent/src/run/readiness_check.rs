@@ -8,8 +8,8 @@ use lb_http::probe::probe;
 use super::connections::BackendListener;
 use crate::check::connect;
 
-/// Pause between two attempts: short, so that a restart takes little longer than the application
-/// itself does.
+/// Pause between two attempts. It is short, so that a restart takes little longer than the
+/// application needs.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long an attempt may take.
@@ -35,8 +35,8 @@ impl ReadinessProbe {
     }
 
     async fn succeeds(&self, listener: &mut BackendListener) -> bool {
-        // Determined for each attempt: this host may receive the address while the application
-        // starts.
+        // The address is determined for each attempt, because it may be assigned to this host only
+        // while the application starts.
         let address = listener.address_here();
         let attempt = async {
             match self {
@@ -68,7 +68,8 @@ mod tests {
         BackendListener { protocol: Protocol::Tcp, address, is_alone: false }
     }
 
-    /// Checks a server that sends `answer`. Returns whether the attempt succeeded, and the request.
+    /// Checks a server that sends `answer`. Returns whether the check succeeded, and the request
+    /// that the server received.
     async fn check(answer: &'static str) -> (bool, String) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -13,7 +13,7 @@ use crate::reporter::ReadinessReporter;
 /// How long the agent may take for one answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Pause before the first retry; it doubles up to `LONGEST_PAUSE`.
+/// Pause before the first retry. It doubles with each retry, up to `LONGEST_PAUSE`.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -21,10 +21,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// lame duck acknowledge within a few round trips.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the last report may take after the end of the run.
+/// How long the task may take to deliver the last report after the end of the run.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// Sends the wishes of the run to the task that reports to the agent.
+/// Passes the readiness that the run wants to report to the task.
 pub struct ReportTask {
     wish: watch::Sender<Wish>,
     task: JoinHandle<()>,
@@ -49,13 +49,13 @@ impl ReportTask {
         self.wish.send_modify(|wish| wish.readiness = Some(readiness));
     }
 
-    /// From now on requests the number of clients that have not acknowledged the last report, until
-    /// it is zero.
+    /// Requests the number of clients that have not acknowledged the last report, repeatedly from
+    /// now on until the number is zero.
     pub fn poll_unacknowledged(&self) {
         self.wish.send_if_modified(|wish| !std::mem::replace(&mut wish.polls, true));
     }
 
-    /// Waits at most a second for the last report, and ends the task.
+    /// Waits at most a second until the last report is delivered, and ends the task.
     pub async fn finish(self) {
         let Self { wish, mut task } = self;
         drop(wish);
@@ -75,7 +75,7 @@ async fn report_wishes<V: ReadinessReporter>(
     let mut all_acknowledged = false;
     let mut pause = PAUSE;
     loop {
-        // Checked before the wish is read, so that the last wish is not missed.
+        // Checked before the readiness is read, so that the last change is not missed.
         let is_over = wishes.has_changed().is_err();
         let wish = *wishes.borrow_and_update();
         let result = match wish.readiness.filter(|readiness| reported != Some(*readiness)) {
@@ -87,7 +87,7 @@ async fn report_wishes<V: ReadinessReporter>(
             None if wish.polls && !all_acknowledged => match bounded(reporter.unacknowledged()).await {
                 Ok(count) => {
                     all_acknowledged = count == 0;
-                    // After the run there is no receiver.
+                    // After the end of the run, the channel has no receiver.
                     let _ = events.send(RunEvent::Unacknowledged(count)).await;
                     wait(&mut wishes, POLL_INTERVAL).await;
                     Ok(())
@@ -110,7 +110,7 @@ async fn report_wishes<V: ReadinessReporter>(
     }
 }
 
-/// Waits for `pause`, or until there is another wish.
+/// Waits for `pause`, or until the run wants another report.
 async fn wait(wishes: &mut watch::Receiver<Wish>, pause: Duration) {
     let changed = async {
         if wishes.changed().await.is_err() {
@@ -131,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// Fails at first, and records the readiness that it receives.
+    /// A reporter that fails at first, and records the readiness that it receives.
     struct Flaky {
         failures: usize,
         unacknowledged: usize,

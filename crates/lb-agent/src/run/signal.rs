@@ -1,4 +1,4 @@
-//! Signals by their numbers and names, the signals that are passed on, and calls that only libc
+//! Signals by their numbers and names, the signals that a run passes on, and calls that only libc
 //! offers.
 
 use std::io;
@@ -10,7 +10,7 @@ use rustix::process::Pid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Signal(i32);
 
-/// The signals that have a name, except for those that are not meant to be sent.
+/// The signals that have a name, except for signals that programs do not send.
 const NAMES: [(&str, i32); 22] = [
     ("HUP", libc::SIGHUP),
     ("INT", libc::SIGINT),
@@ -42,19 +42,19 @@ const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 impl Signal {
     /// Hang-up; many programs reload on it.
     pub const HUP: Self = Self(libc::SIGHUP);
-    /// End; sent by a terminal.
+    /// Request to end, sent by a terminal.
     pub const INT: Self = Self(libc::SIGINT);
-    /// End at once.
+    /// Request to end at once.
     pub const KILL: Self = Self(libc::SIGKILL);
-    /// End.
+    /// Request to end.
     pub const TERM: Self = Self(libc::SIGTERM);
     /// Continue.
     pub const CONT: Self = Self(libc::SIGCONT);
-    /// Stop; sent by a terminal.
+    /// Stop, sent by a terminal.
     pub const TSTP: Self = Self(libc::SIGTSTP);
     /// Stop; cannot be caught.
     pub const STOP: Self = Self(libc::SIGSTOP);
-    /// Has the meaning that the application gives it.
+    /// Its meaning depends on the application.
     pub const USR1: Self = Self(libc::SIGUSR1);
 
     pub fn from_raw(number: i32) -> Self {
@@ -81,9 +81,9 @@ impl Signal {
         REAL_TIME.contains(&self.0)
     }
 
-    /// The signals that this process receives, to pass them on or to act on them; SIGCHLD is not
-    /// among them. Signals by which the kernel reports a fault of this process itself are excluded,
-    /// and so are signals of job control that concern only a process that reads or writes the
+    /// The signals that this process receives to pass them on or to act on them. SIGCHLD is not
+    /// among them. Also excluded are signals by which the kernel reports a fault of this process
+    /// itself, and signals of job control that concern only a process that reads or writes the
     /// terminal.
     pub(super) fn taken() -> impl Iterator<Item = Self> {
         let named = [
@@ -104,13 +104,13 @@ impl Signal {
         named.into_iter().chain(REAL_TIME).map(Self)
     }
 
-    /// Sends the signal to a child of this process that has not been reaped, so its process ID is
-    /// not reused.
+    /// Sends the signal to a child of this process. The child must not have been reaped, so that
+    /// its process ID is not reused.
     pub(super) fn send(self, to: Pid) -> io::Result<()> {
         self.send_raw(to.as_raw_nonzero().get())
     }
 
-    /// Sends the signal to a process group that contains such a child.
+    /// Sends the signal to a process group that contains a child which has not been reaped.
     pub(super) fn send_to_group(self, group: Pid) -> io::Result<()> {
         self.send_raw(-group.as_raw_nonzero().get())
     }
@@ -122,12 +122,12 @@ impl Signal {
 
     fn send_raw(self, to: i32) -> io::Result<()> {
         // rustix has no real-time signals.
-        // SAFETY: takes two numbers, and rejects invalid ones.
+        // SAFETY: the call takes two numbers, and rejects invalid ones.
         let result = unsafe { libc::kill(to, self.0) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Ends this process by the signal, if that is the signal's default action.
+    /// Ends this process by the signal, if the signal's default action is to end a process.
     pub(super) fn end_this_process(self) {
         // SAFETY: the default disposition is valid for every signal, and calls no code of this
         // process. sigemptyset writes the set before it is read. The signal is sent only to this
@@ -152,11 +152,12 @@ impl std::fmt::Display for Signal {
     }
 }
 
-/// Calls `act` with SIGTTOU blocked in this thread. Otherwise SIGTTOU stops a process that is not
-/// in the foreground and sets a terminal's foreground group. May be called between fork and exec.
+/// Calls `act` with SIGTTOU blocked in this thread. Otherwise SIGTTOU would stop a process that
+/// sets a terminal's foreground group while it is not in the foreground itself. May be called
+/// between fork and exec.
 pub(super) fn without_ttou<T>(act: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are plain numbers, and the calls write them before they are read. With these
-    // arguments the calls cannot fail, and all of them may be called between fork and exec.
+    // arguments the calls cannot fail. All of them may be made between fork and exec.
     let before = unsafe {
         let mut set = MaybeUninit::uninit();
         let mut before: libc::sigset_t = std::mem::zeroed();
@@ -171,24 +172,26 @@ pub(super) fn without_ttou<T>(act: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Calls `act` in the process that `command` starts, before that process becomes the command.
+/// Calls `act` in the process that `command` starts, just before that process executes the command.
 ///
 /// # Safety
-/// As for [`std::os::unix::process::CommandExt::pre_exec`]: `act` makes system calls and nothing
-/// else.
+/// As for [`std::os::unix::process::CommandExt::pre_exec`]: `act` may make system calls, and must
+/// do nothing else.
 pub(super) unsafe fn before_exec(
     command: &mut std::process::Command,
     act: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees this.
     unsafe { std::os::unix::process::CommandExt::pre_exec(command, act) };
 }
 
-/// Whether SIGPIPE was ignored when this process was started, as systemd does (`IgnoreSIGPIPE=`).
+/// Whether SIGPIPE was ignored when this process was started. With `IgnoreSIGPIPE=`, systemd does
+/// this.
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// The C library calls this before `main`. Rust's start-up code, which runs next, ignores SIGPIPE
-/// and does not record the disposition before.
+/// Whether SIGPIPE was ignored is recorded before `main`, in a function that the C library calls:
+/// Rust's start-up code, which runs after it, ignores SIGPIPE and does not record the earlier
+/// disposition.
 #[used]
 // SAFETY: the section holds pointers to functions of this type, which are called once, by one
 // thread.

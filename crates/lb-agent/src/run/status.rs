@@ -24,7 +24,7 @@ impl ProcessStatus {
     /// Converts a status of waitpid(2); `None` if the process has not ended.
     pub(super) fn ended(status: WaitStatus) -> Option<Self> {
         let killed = status.terminating_signal().map(|number| Self::Killed(Signal::from_raw(number)));
-        // The kernel retains eight bits of an exit code.
+        // The kernel retains only eight bits of an exit code.
         killed.or_else(|| u8::try_from(status.exit_status()?).ok().map(Self::Exited))
     }
 
@@ -36,15 +36,16 @@ impl ProcessStatus {
         }
     }
 
-    /// Ends this process in the same way as the command. A service manager distinguishes a unit
-    /// that was killed by the signal it has sent from one that failed with an exit code, so after a
-    /// signal this process ends by the same signal. Returns the exit code if that is not possible:
-    /// process 1 of a container is not killed by its own signals.
+    /// Ends this process in the same way as the command. If a signal has ended the command, this
+    /// process ends by the same signal, because a service manager distinguishes a unit that was
+    /// killed by the manager's own signal from one that failed with an exit code. Returns the exit
+    /// code if that is not possible: process 1 of a container is not killed by its own signals.
     pub fn end(self) -> ExitCode {
         if let Self::Killed(signal) = self
             && !rustix::process::getpid().is_init()
         {
-            // The command has left its core dump; one of this process would add nothing.
+            // The command has left its core dump, and a core dump of this process would add
+            // nothing.
             let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
             signal.end_this_process();
         }

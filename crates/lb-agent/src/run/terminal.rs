@@ -1,5 +1,6 @@
-//! The controlling terminal, which is given to the command: the command has a process group of its
-//! own, and only the foreground group may read the terminal and receives the signals of its keys.
+//! The controlling terminal, which is given to the command. The command has a process group of its
+//! own, and only the foreground group may read the terminal and receives the signals of the
+//! terminal's keys.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,7 +14,7 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use super::group::{group_of, own_group, session_of};
 use super::signal::{Signal, before_exec, without_ttou};
 
-/// A terminal that had this process in its foreground at the start.
+/// A terminal, which had this process in its foreground at the start.
 #[derive(Debug)]
 pub struct Terminal {
     file: File,
@@ -29,15 +30,15 @@ impl Terminal {
         (tcgetpgrp(&file).ok()? == own_group).then_some(Self { file, own_group })
     }
 
-    /// Gives the foreground to the process that `command` starts in its own group, before that
-    /// process becomes the command, because the command may read at once.
+    /// Gives the foreground to the group of the process that `command` starts. This happens before
+    /// that process executes the command, because the command may read at once.
     ///
     /// # Errors
     /// If no descriptor is free.
     pub fn give_to_child(&self, command: &mut Command) -> io::Result<()> {
         let file = self.file.try_clone()?;
         let take = move || {
-            // If another process has taken the terminal meanwhile, the command begins in the
+            // If another process has taken the terminal in the meantime, the command starts in the
             // background.
             let _ = without_ttou(|| tcsetpgrp(file.as_fd(), getpid()));
             Ok(())
@@ -47,13 +48,13 @@ impl Terminal {
         Ok(())
     }
 
-    /// Gives the foreground to the command's group, if this process has it because a shell has just
-    /// continued it (`fg`).
+    /// Gives the foreground to the command's group if this process is in the foreground, as after a
+    /// shell has continued it (`fg`).
     pub fn give(&self, group: Pid) {
         self.hand_over(self.own_group, group);
     }
 
-    /// Takes the foreground back, if the command's group has it.
+    /// Takes the foreground back if the command's group has it.
     pub fn take_back(&self, group: Pid) {
         self.hand_over(group, self.own_group);
     }
@@ -65,8 +66,8 @@ impl Terminal {
     }
 
     /// Stops this process and the others of its job, as a shell expects when the command of a job
-    /// was stopped. Returns `true` when the shell has continued the job. Returns `false`, and stops
-    /// nothing, if there is no shell that would continue it.
+    /// was stopped. Returns `true` after the shell has continued the job. Returns `false`, and
+    /// stops nothing, if no shell would continue it.
     pub fn stop_job() -> bool {
         let has_shell = getppid().is_some_and(|parent| {
             let session = session_of(Some(parent));

@@ -1,4 +1,4 @@
-//! The health checks of all backends. Each runs in a task of its own, so that it delays neither
+//! The health checks of all backends. Each check has a task of its own, so that it delays neither
 //! other checks nor the event loop.
 
 use std::collections::BTreeMap;
@@ -22,18 +22,19 @@ pub struct Checks {
 struct RunningCheck {
     check: HealthCheck,
     task: AbortHandle,
-    /// Distinguishes the results of this check from those of an earlier one.
+    /// Distinguishes the results of this task from the results of an earlier task for the same
+    /// backend.
     number: u64,
     last: Option<(Outcome, Instant)>,
 }
 
 impl Checks {
-    /// There are no checks yet. Results are sent to `events`.
+    /// No backend has a check at first. Results are sent to `events`.
     pub fn new(events: mpsc::Sender<AgentEvent>) -> Self {
         Self { tasks: JoinSet::new(), by_name: BTreeMap::new(), events, begun: 0 }
     }
 
-    /// From now on runs this check of the backend, or none. Returns whether the method of the check
+    /// Sets the check of the backend; `None` removes it. Returns whether the method of the check
     /// has changed.
     pub fn set(&mut self, name: Name, check: Option<&HealthCheck>) -> bool {
         // Removes the tasks that have ended.
@@ -53,8 +54,8 @@ impl Checks {
         is_another
     }
 
-    /// Starts the check again: earlier results, and the result of a check that runs now, do not
-    /// count.
+    /// Starts the check again. Earlier results are dropped, and so is the result of an attempt in
+    /// progress.
     pub fn restart(&mut self, name: Name) {
         if let Some(RunningCheck { check, .. }) = self.by_name.get(&name) {
             let check = check.clone();

@@ -1,9 +1,9 @@
 //! The control socket: HTTP with JSON, for the agent's commands, for applications, and for programs
 //! that run backends.
 //!
-//! A user who may open the socket may read the status. Requests that change something are only for
-//! root, the agent's own user, and the members of two groups: the agent's own, and the configured
-//! one. The parameters are in the query of the URL: requests have no body.
+//! Every user that may open the socket may read the status. Requests that change something are only
+//! for root, the agent's own user, and the members of two groups: the agent's own, and the
+//! configured one. The query of the URL has the parameters; requests have no body.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,8 +30,8 @@ use crate::utilization;
 /// The socket's name in its directory.
 pub const SOCKET: &str = "agent.sock";
 
-/// The longest time for which an application's report can be valid, and over which it can be
-/// measured.
+/// The maximum time for which an application's report is valid, and the maximum time over which its
+/// load was measured.
 const LONGEST_BELIEF: Duration = Duration::from_hours(1);
 
 /// The path of the socket.
@@ -42,7 +42,8 @@ pub fn socket(run: &Path) -> PathBuf {
 #[derive(Clone)]
 struct Desk {
     queries: mpsc::Sender<Query>,
-    /// Members of these groups may change something: the agent's own group, and the configured one.
+    /// The groups whose members may change something: the agent's own group, and the configured
+    /// one.
     groups: Vec<u32>,
 }
 

@@ -1,6 +1,6 @@
-//! The event loop: receives queries, events and packets, sends what is due, and waits for nothing
-//! else. After the start, only this module reads the clock for reports; a reading of a cgroup
-//! records its own time.
+//! The event loop. It receives queries, events and packets, sends what is due, and waits for
+//! nothing else. After the start, only this module reads the clock for reports; but each reading of
+//! a cgroup has a time of its own.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -35,7 +35,8 @@ pub struct Server {
     pub measuring: Measuring,
     /// The kernel's answers in the agent's place, if they are configured.
     pub responding: Option<Responding>,
-    /// Backends that the operator has made lame ducks, including those that are not here now.
+    /// Backends that the operator has made lame ducks, including those that this host no longer
+    /// has.
     pub lame_ducks: BTreeSet<Name>,
     pub lame_duck_store: LameDuckStore,
     pub reload: ConfigReload,
@@ -93,14 +94,16 @@ impl Server {
     fn on_query(&mut self, query: Query, now: Instant) {
         match query {
             Query::Status(answer) => {
-                // The sender of the query may be waiting for the last client to acknowledge.
+                // The sender of the query may be waiting until the last client has acknowledged, so
+                // the acknowledgements are read first.
                 self.prepare(true, now);
                 let _ = answer.send(self.status(now));
             }
             Query::Verb { verb, who, answer } => {
                 self.prepare(true, now);
-                // A program repeats its report to the next agent. An operator does not repeat a
-                // command, so its answer waits for the disk.
+                // An operator's command waits for the disk before it is answered, because the
+                // operator does not repeat the command after a restart of the agent. A program does
+                // repeat its report.
                 let is_sent_once = matches!(verb, Verb::Operator { .. });
                 let outcome = self.apply(verb, who, now);
                 let receipt = self.save_lame_ducks().filter(|_| is_sent_once);
@@ -171,8 +174,8 @@ impl Server {
 
     /// Sets the readiness of a backend after its program has died. A backend that was a lame duck
     /// or down stays so for as long as it is reported without its program, because a passing check
-    /// may be of an application that is ending. Otherwise the health check decides from now on, or,
-    /// if the backend is not configured, its readiness is unknown.
+    /// may come from an application that is still ending. In other cases the health check decides
+    /// from now on or, if the backend is not configured, its readiness is unknown.
     fn without_runner(&mut self, name: Name, now: Instant) {
         let is_configured = self.is_configured(name);
         let Some(entry) = self.reports.get_mut(name) else { return };
@@ -186,9 +189,9 @@ impl Server {
         }
     }
 
-    /// Restores the state of an earlier agent: a program had reported these backends as lame ducks,
-    /// and has to register again. If it does not, they stay lame ducks for a minute, as after the
-    /// death of their program.
+    /// Restores the state of an earlier agent. These backends were lame ducks by reports of their
+    /// programs, which have to register again. If a program does not, its backend stays a lame duck
+    /// for a minute, as after the death of a program.
     pub fn remember(&mut self, by_run: &BTreeSet<Name>, now: Instant) {
         let configured = self.config.backends.iter().map(|backend| backend.name);
         for name in &configured.filter(|name| by_run.contains(name)).collect::<Vec<_>>() {

@@ -1,6 +1,6 @@
-//! The lame ducks that are stored in the state directory: by an operator's command, because they
-//! are draining, or because they are not prewarmed yet. After a restart of the agent, a health
-//! check that passes must not make them ready.
+//! The list of lame ducks in the state directory. A backend is a lame duck by an operator's
+//! command, because it is draining, or because it is not prewarmed yet. After a restart of the
+//! agent, a passing health check must not make these backends ready.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -18,16 +18,16 @@ use crate::name;
 const LAME_DUCKS: &str = "lame-ducks";
 const BY_RUN: &str = "lame-ducks-by-run";
 
-/// Maximum size of a file, in bytes: room for names of 60 bytes for more backends than any host
-/// has.
+/// Maximum size of a file, in bytes. It has room for names of 60 bytes each, for more backends than
+/// any host has.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Backends that are lame ducks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LameDuckLists {
-    /// Lame ducks by an operator's command, including backends that are not here now.
+    /// Lame ducks by an operator's command, including backends that this host no longer has.
     pub lame_ducks: BTreeSet<Name>,
-    /// Lame ducks by a report of the program that runs them.
+    /// Lame ducks by a report of the program that runs the backend.
     pub by_run: BTreeSet<Name>,
 }
 
@@ -35,8 +35,8 @@ impl LameDuckLists {
     /// Reads the stored state. Skips lines that are not names.
     ///
     /// # Errors
-    /// If an existing file cannot be read. It must then not be written, because it is unknown what
-    /// would be lost.
+    /// If an existing file cannot be read. Such a file must not be overwritten, because its content
+    /// is unknown.
     pub fn read(store: &StateDirectory) -> Result<Self, StoreError> {
         let names = |file| names(store, file);
         Ok(Self { lame_ducks: names(LAME_DUCKS)?, by_run: names(BY_RUN)? })
@@ -49,17 +49,17 @@ fn names(store: &StateDirectory, file: &str) -> Result<BTreeSet<Name>, StoreErro
     Ok(text.lines().filter_map(|line| name::parse(line.trim()).ok()).collect())
 }
 
-/// How long the shutdown of the agent waits for the disk.
+/// How long a shutdown of the agent waits for the disk.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// Pause before a failed write is retried.
+/// Pause after a failed write, before the next attempt.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// How long the answer to a command waits for the disk.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Stores the state on a separate thread, because a disk may be slow. Dropping it waits for pending
-/// writes, within bounds.
+/// Stores the state on a separate thread, because a disk may be slow. Dropping this waits for
+/// pending writes, up to a time limit.
 pub struct LameDuckStore {
     thread: Option<WriterThread>,
     fault: Arc<Mutex<Option<String>>>,
@@ -68,10 +68,10 @@ pub struct LameDuckStore {
 struct WriterThread {
     /// The state that is stored, or is being stored.
     last: LameDuckLists,
-    /// The number of the change to that state.
+    /// The number of the last change to that state.
     number: u64,
     inbox: Option<mpsc::Sender<(u64, LameDuckLists)>>,
-    /// The last change that the thread has tried to write.
+    /// The number of the last change that the thread has attempted to write.
     tried: watch::Receiver<u64>,
     /// Closed when the thread ends.
     end: mpsc::Receiver<()>,
@@ -85,8 +85,8 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Waits until the change is written or has failed, for at most a second.
-    /// [`LameDuckStore::fault`] has the failure.
+    /// Waits until the change is written or the write has failed, but at most a second.
+    /// [`LameDuckStore::fault`] returns why it failed.
     pub async fn settled(mut self) {
         let settled = self.tried.wait_for(|tried| *tried >= self.number);
         if tokio::time::timeout(ANSWERED_WITHIN, settled).await.is_err() {
@@ -96,7 +96,7 @@ impl Receipt {
 }
 
 impl LameDuckStore {
-    /// Stores nothing. `fault` is the reason, if there is one.
+    /// Never stores anything. `fault` is the reason, if there is one.
     pub fn none(fault: Option<String>) -> Self {
         Self { thread: None, fault: Arc::new(Mutex::new(fault)) }
     }
@@ -122,8 +122,7 @@ impl LameDuckStore {
         }
     }
 
-    /// Stores this state from now on. The receipt shows when it is on the disk; `None` if nothing
-    /// is stored.
+    /// Stores this state. The receipt shows when it is on the disk; `None` if nothing is stored.
     pub fn save(&mut self, lists: LameDuckLists) -> Option<Receipt> {
         let Some(WriterThread { last, number, inbox: Some(inbox), tried, .. }) = &mut self.thread else {
             return None;
@@ -136,7 +135,7 @@ impl LameDuckStore {
         Some(Receipt { number: *number, tried: tried.clone() })
     }
 
-    /// Why the last change is not stored, so that a restart of the agent would lose it.
+    /// Why the last change is not stored, which means that a restart of the agent would lose it.
     pub fn fault(&self) -> Option<String> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -157,7 +156,7 @@ struct Writer {
     store: StateDirectory,
     written: LameDuckLists,
     fault: Arc<Mutex<Option<String>>>,
-    /// The number of the last change that the thread has tried to write.
+    /// The number of the last change that the thread has attempted to write.
     trying: watch::Sender<u64>,
 }
 
@@ -201,7 +200,7 @@ impl Writer {
             if names != written {
                 let text: String = names.iter().map(|name| format!("{name}\n")).collect();
                 store.write(file, &[text.as_bytes()])?;
-                // Recorded for each file, because the other write may fail.
+                // Recorded after each file, because the write of the other file may fail.
                 written.clone_from(names);
             }
         }
@@ -273,7 +272,7 @@ mod tests {
         assert_eq!(lame_duck_store.fault(), None);
         lame_duck_store.save(LameDuckLists { by_run: of("10.0.0.1:80"), ..LameDuckLists::default() });
         let fault = Arc::clone(&lame_duck_store.fault);
-        // The drop waits for the thread, which has tried to write by then.
+        // The drop waits for the thread, so the thread has attempted the write by now.
         drop(lame_duck_store);
         assert!(fault.lock().unwrap().as_ref().is_some_and(|fault| fault.contains("directory")), "{fault:?}");
     }

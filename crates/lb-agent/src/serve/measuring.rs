@@ -1,5 +1,5 @@
-//! Measures the cgroups of backends every two seconds, on a thread beside the event loop: the
-//! configured cgroups, and those of programs that run backends.
+//! Measures the cgroups of backends every two seconds, on a thread beside the event loop. These are
+//! the configured cgroups, and the cgroups of programs that run backends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::AgentEvent;
 use crate::config::{BackendConfig, Utilization};
 use crate::utilization::{Measured, Mounts, Usage, measure};
 
-/// Time between two readings, and so the time over which utilization is reported.
+/// Time between two readings. Reported utilization is the mean over this time.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 /// A backend, its cgroup, and the processors that the cgroup can use, in thousandths.
@@ -32,15 +32,15 @@ pub struct Measuring {
 }
 
 impl Measuring {
-    /// Nothing is measured yet. Readings are sent to `events`.
+    /// Nothing is measured at first. Readings are sent to `events`.
     pub fn new(events: mpsc::Sender<AgentEvent>) -> Self {
         let (before, errors) = (BTreeMap::new(), BTreeMap::new());
         Self { cgroups: Vec::new(), configured: 0, task: None, events, before, errors }
     }
 
-    /// From now on measures the configured cgroups of `backends`, and the cgroups of `runs`, unless
-    /// the backend's configuration has another cgroup or `"off"`. Returns whether the cgroups have
-    /// changed.
+    /// Sets the cgroups to measure: the configured cgroups of `backends`, and the cgroups of
+    /// `runs`, unless the configuration of the backend has another cgroup or `"off"`. Returns
+    /// whether the cgroups have changed.
     pub fn set<'r>(
         &mut self,
         backends: &[BackendConfig],
@@ -84,14 +84,14 @@ impl Measuring {
     /// the first or has failed.
     pub fn measured(&mut self, name: Name, measured: Measured) -> Option<Load> {
         if !self.has(name) {
-            // It was read before the configuration changed.
+            // The reading is of cgroups from before the configuration changed.
             return None;
         }
         let usage = match measured {
             Ok(usage) => usage,
             Err(why) => {
                 self.before.remove(&name);
-                // The configuration does not request the measurement of a program's cgroup, so a
+                // The configuration does not request that a program's cgroup is measured, so a
                 // failure is not a fault.
                 if self.cgroups.iter().take(self.configured).any(|(of, ..)| *of == name) {
                     self.errors.insert(name, why);

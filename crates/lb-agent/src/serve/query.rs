@@ -21,8 +21,8 @@ pub enum Query {
         verb: Verb,
         /// The process that sent it.
         who: Registrant,
-        /// Whether it was accepted. For an operator's command, also the receipt that shows when a
-        /// restart of the agent no longer loses the command.
+        /// Receives whether the report or command was accepted. For an operator's command, also
+        /// receives the receipt that shows when the command would survive a restart of the agent.
         answer: oneshot::Sender<(Result<AcceptedReport, QueryRefusal>, Option<Receipt>)>,
     },
     /// Requests that the configuration is read again.
@@ -34,19 +34,19 @@ pub enum Query {
 /// A report or a command about backends.
 #[derive(Debug)]
 pub enum Verb {
-    /// From the operator: these backends are lame ducks, or are no longer lame ducks.
+    /// The operator requests that these backends are lame ducks, or that they no longer are.
     Operator {
         /// The backend; `None` for all.
         backend: Option<Name>,
         lame_duck: bool,
     },
-    /// From an application: its load.
+    /// An application reports its load.
     Load {
         /// The backend; `None` for the only one.
         backend: Option<Name>,
         load: ApplicationLoad,
     },
-    /// From a program: it runs this backend.
+    /// A program reports that it runs this backend.
     Register {
         backend: Name,
         claim: Claim,
@@ -54,14 +54,14 @@ pub enum Verb {
         keys: Option<Keys<BackendKey>>,
         readiness: Readiness,
     },
-    /// From a program: it is alive.
+    /// A program reports that it is alive.
     Readiness {
         /// The number with which the program has registered.
         registration: u64,
         /// The new readiness of the backend, if it has changed.
         readiness: Option<Readiness>,
     },
-    /// From a program: it releases its backend.
+    /// A program releases its backend.
     Unregister {
         /// The number with which the program has registered.
         registration: u64,
@@ -77,7 +77,7 @@ pub struct ApplicationLoad {
     pub eps: Option<u32>,
     /// Used part of the capacity.
     pub utilization: Option<u32>,
-    /// Over how long it was measured.
+    /// The time over which the load was measured.
     pub window: Duration,
     /// How long the report is valid.
     pub valid_for: Duration,
@@ -90,11 +90,11 @@ pub struct AcceptedReport {
     pub schema: u32,
     /// The backends that the report or command is about.
     pub backends: Vec<String>,
-    /// The number of clients, of these backends together, that have sent a request recently and
-    /// have not acknowledged the last change.
+    /// The number of clients that have sent a request recently and have not acknowledged the last
+    /// change, added up over these backends.
     pub unheard: usize,
-    /// Whether more clients may have to acknowledge: the agent has reported one of these backends
-    /// for a shorter time than clients take to send a request.
+    /// Whether more clients may have to acknowledge. This is the case if the agent has reported one
+    /// of these backends for less time than clients take to send a request.
     pub is_new: bool,
 }
 
@@ -114,13 +114,13 @@ pub enum QueryRefusal {
     /// Another program has the backend.
     #[error("{0}")]
     Taken(String),
-    /// It is invalid.
+    /// The report or command is invalid.
     #[error("{0}")]
     Wrong(String),
 }
 
-/// Sends a report or command to the event loop. For an operator's command, also waits for the disk,
-/// within a limit, so that the command outlives the agent.
+/// Sends a report or command to the event loop. For an operator's command, also waits a limited
+/// time for the disk, so that the command survives a restart of the agent.
 ///
 /// # Errors
 /// The inner error is the refusal; the outer one means that the agent is stopping.

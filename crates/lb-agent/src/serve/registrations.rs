@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use lb_report::agent::name::Name;
 
-/// A program that has not renewed its registration for this time counts as dead. Programs renew it
+/// A program counts as dead if it has not renewed its registration for this time. Programs renew it
 /// three times within this time.
 pub const LEASE: Duration = Duration::from_secs(5);
 
-/// How long a backend is still reported after its program has died, if nothing else reports it:
-/// long enough for every client to send a request.
+/// How long a registration is remembered after its program has died, so that its backend is still
+/// reported. This is long enough for every client to send a request.
 const LINGER: Duration = Duration::from_mins(1);
 
 /// Draws a number for a program's registration that cannot be guessed. It has 53 bits, because
@@ -50,11 +50,11 @@ impl fmt::Display for Registrant {
 
 #[derive(Clone, Debug)]
 enum RegistrationLife {
-    /// For as long as this process lives.
+    /// Valid for as long as this process lives.
     Unlimited,
-    /// Until this time, unless the program renews its registration.
+    /// Valid until this time, unless the program renews its registration.
     Until(Instant),
-    /// The program is dead; its backend is reported until this time.
+    /// The program is dead. Its backend is reported until this time.
     Dead(Instant),
 }
 
@@ -83,12 +83,12 @@ pub struct Registration {
     program: Option<Program>,
     life: RegistrationLife,
     cgroup: Option<PathBuf>,
-    /// The number of refused claims by other processes, and the last of these processes.
+    /// The number of claims by other processes that were refused, and the last of these processes.
     pub refused: Option<(u64, Registrant)>,
 }
 
 impl Registration {
-    /// Whether the program is alive, as far as is known.
+    /// Whether the program is alive, as far as the agent knows.
     pub const fn is_alive(&self) -> bool {
         !matches!(self.life, RegistrationLife::Dead(_))
     }
@@ -115,7 +115,7 @@ pub enum RegistrationEnd {
 /// Why a program cannot register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claimed {
-    /// This process runs the backend.
+    /// This process already runs the backend.
     Backend(Registrant),
     /// The number belongs to the program that runs this other backend.
     Number(Name),
@@ -126,15 +126,15 @@ pub enum Claimed {
 #[derive(Debug, Default)]
 pub struct Registrations {
     by_name: BTreeMap<Name, Registration>,
-    /// For each backend, the user of the program that was the first to claim it without a key.
-    /// Bounded by the number of configured backends.
+    /// For each backend, the user of the first program that claimed it without a key. There are at
+    /// most as many as configured backends.
     first_users: BTreeMap<Name, u32>,
 }
 
 impl Registrations {
-    /// A program claims a backend, with a number that it has drawn and that no other program knows.
-    /// It may claim it again with the same number, because it may not have received the first
-    /// answer.
+    /// Registers a program for a backend, with a number that the program has drawn and that no
+    /// other program knows. The program may claim the backend again with the same number, because
+    /// it may not have received the first answer.
     ///
     /// `has_key`: whether the program has a key of the backend.
     ///
@@ -178,7 +178,7 @@ impl Registrations {
         Ok(())
     }
 
-    /// Records that a backend has a program that registered with an earlier agent. The program
+    /// Records that a program had registered for the backend with an earlier agent. The program
     /// counts as dead until it registers again.
     pub fn remember(&mut self, name: Name, now: Instant) {
         let life = RegistrationLife::Dead(now + LINGER);
@@ -214,7 +214,7 @@ impl Registrations {
         alive.filter_map(|(name, registration)| Some((*name, registration.cgroup.as_deref()?)))
     }
 
-    /// Ends the registrations that are overdue at `now`, and returns what has ended.
+    /// Ends the registrations that are overdue at `now`, and returns them.
     pub fn expire(&mut self, now: Instant) -> Vec<RegistrationEnd> {
         let mut ends = Vec::new();
         self.by_name.retain(|name, registration| match registration.life {
@@ -232,7 +232,7 @@ impl Registrations {
         ends
     }
 
-    /// When [`Registrations::expire`] has something to do.
+    /// The next time at which [`Registrations::expire`] has something to do.
     pub fn next_at(&self) -> Option<Instant> {
         let times = self.by_name.values().filter_map(|registration| match registration.life {
             RegistrationLife::Until(at) | RegistrationLife::Dead(at) => Some(at),

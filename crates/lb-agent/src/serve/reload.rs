@@ -1,5 +1,5 @@
-//! Applies a changed configuration to the running agent: it is read and checked beside the event
-//! loop, then applied as a whole. A configuration with a fault changes nothing.
+//! Applies a changed configuration to the running agent. The configuration is read and checked
+//! beside the event loop, then applied as a whole. If it has a fault, nothing changes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,18 +14,18 @@ use super::Reread;
 use super::event_loop::Server;
 use crate::config::{AgentConfig, BackendConfig};
 
-/// How long the files must be unchanged before they are read, so that a program that writes several
-/// of them can finish.
+/// How long the files must stay unchanged before they are read, so that a program that writes
+/// several files can finish.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// The longest delay of a read: another program may write to the directory all the time.
+/// The maximum delay of a read, because another program may write to the directory all the time.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// The state of the configuration file.
 pub struct ConfigReload {
     /// The configuration file, if the agent follows one.
     pub file: Option<PathBuf>,
-    /// Why the file cannot be used, if it cannot.
+    /// Why the file cannot be used; `None` if it can.
     pub error: Option<String>,
     /// The keys that have changed in the file and need a restart.
     pub fixed: Vec<&'static str>,
@@ -33,7 +33,7 @@ pub struct ConfigReload {
     /// The directories that are watched.
     watched: BTreeSet<PathBuf>,
     events: mpsc::Sender<AgentEvent>,
-    /// The times of the first and the last change that has not been read yet.
+    /// The times of the first and of the last change since the files were read.
     changed_at: Option<(Instant, Instant)>,
     is_read: bool,
     is_requested: bool,
@@ -59,7 +59,7 @@ impl ConfigReload {
         }
     }
 
-    /// To be called when the file, or another file in its directory, has changed.
+    /// The caller reports here that the file, or another file in its directory, has changed.
     pub fn changed(&mut self, now: Instant) {
         let (first, _) = self.changed_at.unwrap_or((now, now));
         self.changed_at = Some((first, now));
@@ -81,14 +81,14 @@ impl Server {
         }
         self.reload.is_requested = true;
         if self.reload.is_read {
-            // The read that is under way may have the content from before.
+            // A read in progress may have the previous content.
             self.reload.changed(now);
         } else {
             self.read();
         }
     }
 
-    /// Reads a file that has changed, once it has been unchanged for long enough.
+    /// Reads a changed file after it has stayed unchanged for long enough.
     pub fn reload_if_due(&mut self, now: Instant) {
         if self.reload.due_at().is_some_and(|at| at <= now) {
             self.read();
@@ -143,8 +143,8 @@ impl Server {
         self.notify_ready();
     }
 
-    /// Replaces the backends by those of another configuration. Keys that need a restart stay
-    /// unchanged.
+    /// Replaces the backends with the backends of another configuration. Keys that need a restart
+    /// retain their values.
     pub fn take_on(&mut self, config: AgentConfig, now: Instant) {
         let before: Vec<Name> = self.config.backends.iter().map(|backend| backend.name).collect();
         self.config.backends = config.backends;
@@ -154,7 +154,7 @@ impl Server {
             }
             self.checks.remove(name);
             // A program that runs the backend continues to report its readiness. If the program has
-            // died, its last report holds for a while.
+            // died, its last report is used for a while.
             if self.registrations.get(name).is_none() {
                 self.reports.remove(name);
             }
@@ -194,9 +194,9 @@ impl Server {
         }
     }
 
-    /// Watches the directories of the file and of the key files, in a task beside the loop because
-    /// a file system may hang. One more read then finds changes from before a directory was
-    /// watched.
+    /// Watches the directories of the file and of the key files. Runs in a task beside the loop,
+    /// because a file system may hang. Then the files are read once more, to find changes from
+    /// before a directory was watched.
     pub fn follow_files(&mut self) {
         let (Some(watcher), Some(file)) = (self.watch.watcher(), &self.reload.file) else { return };
         let directory = |path: &Path| path.parent().map(Path::to_owned);

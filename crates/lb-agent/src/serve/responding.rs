@@ -1,6 +1,6 @@
-//! Answers that the kernel gives in the agent's place (XDP), on the configured network interfaces:
-//! they stay fast even while the agent gets no processor time. The agent prepares them, and learns
-//! from the kernel which clients have sent requests.
+//! Answers that the kernel gives in the agent's place (XDP), on the configured network interfaces.
+//! They stay fast even while the agent gets no processor time. The agent prepares the answers, and
+//! learns from the kernel which clients have sent requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -21,8 +21,8 @@ use tracing::{info, warn};
 use super::udp::BoundSockets;
 use crate::config::PORT;
 
-/// While clients are notified of a change, the least time between two looks for their
-/// acknowledgements.
+/// While clients are being notified of a change, the agent reads their acknowledgements from the
+/// kernel at most once in this time.
 const APART: Duration = Duration::from_millis(5);
 
 /// The kernel's answers in the agent's place.
@@ -30,20 +30,22 @@ pub struct Responding {
     place: Place,
     /// The loaded program, or why it cannot be loaded.
     loaded: Result<LoadedResponder, String>,
-    /// Why an answer could not be prepared, in the last complete preparation or since then.
+    /// Why an answer could not be prepared, in the last complete preparation or since then; `None`
+    /// if all could.
     unprepared: Option<String>,
-    /// Why the last read of the clients that have sent requests failed, if it did.
+    /// Why the last read of the clients that have sent requests failed; `None` if it succeeded.
     unread: Option<String>,
 }
 
 struct LoadedResponder {
     answers: Answers,
     follower: Follower<Attaching>,
-    /// The version of the report that was prepared last, by backend.
+    /// For each backend, the version of the report for which the answer was prepared last.
     prepared: BTreeMap<Name, u64>,
     /// When all answers were prepared last.
     prepared_at: Instant,
-    /// When the clients that had sent requests were read last; `None` if some are left to read.
+    /// When the clients that had sent requests were read last; `None` if some have not been read
+    /// yet.
     looked_at: Option<Instant>,
 }
 
@@ -63,7 +65,7 @@ impl Responding {
         Self { place, loaded, unprepared: None, unread: None }
     }
 
-    /// Prepares the answers that have changed, and every [`PREPARED_EVERY`] all answers.
+    /// Prepares the answers that have changed. Prepares all answers every [`PREPARED_EVERY`].
     pub fn prepare(&mut self, reports: &Reports, now: Instant) {
         let Ok(loaded) = &mut self.loaded else { return };
         let all = now.saturating_duration_since(loaded.prepared_at) >= PREPARED_EVERY;
@@ -76,8 +78,8 @@ impl Responding {
         }
     }
 
-    /// Reads which clients have sent requests to the kernel, and makes them subscribers: at most
-    /// once per second, or every few milliseconds if `is_urgent`.
+    /// Reads which clients have sent requests to the kernel, and makes them subscribers. Reads at
+    /// most once per second, or every few milliseconds if `is_urgent`.
     pub fn look(&mut self, reports: &mut Reports, sockets: &BoundSockets, is_urgent: bool, now: Instant) {
         let Ok(loaded) = &mut self.loaded else { return };
         let apart = if is_urgent { APART } else { PREPARED_EVERY };
@@ -101,19 +103,19 @@ impl Responding {
                 requested_at,
             );
         });
-        // Clients that are left are read in the next iteration of the loop, after other work.
+        // Remaining clients are read in the next iteration of the loop, after other work.
         loaded.looked_at = (!matches!(taken, Ok(false))).then_some(now);
         note(&mut self.unread, "cannot read which clients have sent requests", taken.err());
     }
 
-    /// When there is work to do, if nothing arrives before.
+    /// The time of the next work, if nothing arrives before.
     pub fn next_at(&self, now: Instant) -> Option<Instant> {
         let loaded = self.loaded.as_ref().ok()?;
         let last = loaded.looked_at.map(|looked_at| looked_at.min(loaded.prepared_at));
         Some(last.map_or(now, |last| last + PREPARED_EVERY))
     }
 
-    /// How many requests the kernel has answered, and how many it has not, by reason.
+    /// How many requests the kernel has answered, and how many it has not answered, by reason.
     pub fn counts(&self) -> (u64, [u64; REFUSALS]) {
         let counts = self.loaded.as_ref().ok().and_then(|loaded| loaded.answers.counts().ok());
         counts.unwrap_or_default()
@@ -182,8 +184,8 @@ fn load(
     Ok(LoadedResponder { answers, follower, prepared, prepared_at: now, looked_at: None })
 }
 
-/// Prepares answers: `all` of them, or those for which the report has changed since they were
-/// `prepared`.
+/// Prepares all answers if `all` is set, otherwise only those of backends with a report that has
+/// changed since the last preparation.
 fn prepare(
     answers: &Answers,
     prepared: &mut BTreeMap<Name, u64>,
@@ -192,7 +194,7 @@ fn prepare(
     now: Instant,
 ) -> Result<(), DatapathError> {
     let (mut now_ns, mut result) = (None, Ok(()));
-    // Backends that are gone come first, to make room.
+    // Answers of removed backends are deleted first, to make room.
     let gone: Vec<Name> = prepared.keys().copied().filter(|name| reports.get(*name).is_none()).collect();
     for name in gone {
         match answers.remove(&name.to_sender()) {
@@ -205,7 +207,7 @@ fn prepare(
             let now_ns = *now_ns.get_or_insert_with(|| ns_at(now));
             match answers.set(&name.to_sender(), entry.prepared(now, now_ns)) {
                 Ok(()) => drop(prepared.insert(name, entry.version())),
-                // A failed write does not prevent the others.
+                // A failed write does not prevent the other writes.
                 Err(error) => result = Err(error),
             }
         }
@@ -213,8 +215,8 @@ fn prepare(
     result
 }
 
-/// The program's port is that of the first address. If the configuration was read from a file, all
-/// addresses have this port.
+/// The program answers at one port, that of the first address. If the configuration was read from a
+/// file, all addresses have this port.
 fn port_of(listen: &[SocketAddr]) -> u16 {
     listen.first().map_or(PORT, SocketAddr::port)
 }
@@ -225,7 +227,7 @@ struct WantedResponder {
     listen: Vec<SocketAddr>,
 }
 
-/// The work for answers on the thread that follows interfaces.
+/// What the thread that follows interfaces does for the kernel's answers.
 struct Attaching {
     responder: Responder,
 }
@@ -282,9 +284,10 @@ impl Work for Attaching {
 }
 
 /// The addresses at which the kernel answers: those addresses of the named interfaces at which the
-/// agent listens with the program's port. A request to an address of another interface may need an
-/// answer on another path. Addresses of a VLAN are excluded: the device below it removes the tag
-/// before its program receives the frame, and the program would answer without a tag.
+/// agent listens with the program's port. Addresses of other interfaces are excluded because an
+/// answer from them may need another path. Addresses of a VLAN are excluded because the device
+/// below the VLAN removes the tag before its program receives the frame, so the program would
+/// answer without a tag.
 fn served_addresses(listen: &[SocketAddr], named: &[&Interface]) -> Vec<IpAddr> {
     let port = port_of(listen);
     let is_listened_at =

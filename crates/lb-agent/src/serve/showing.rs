@@ -47,7 +47,7 @@ impl Server {
         }
     }
 
-    /// Whether the kernel or the agent's socket answers, for each configured interface.
+    /// For each configured interface, whether the kernel or the agent's socket answers.
     fn interfaces(&self) -> Vec<InterfaceStatus> {
         let found = self.responding.as_ref().map(Responding::found).unwrap_or_default();
         let interfaces = found.interfaces.into_iter().map(|one| InterfaceStatus {
@@ -128,7 +128,8 @@ impl Server {
         faults
     }
 
-    /// Notifies the service manager that the agent answers, or has read its configuration.
+    /// Notifies the service manager that the agent answers requests or that it has read its
+    /// configuration again.
     pub fn notify_ready(&mut self) {
         let summary = self.summary();
         if let Some(notifier) = &mut self.notifier {

@@ -20,8 +20,8 @@ mod packets;
 
 use packets::{PacketBatch, enable_packet_info, send};
 
-/// Size of a socket's receive buffer in bytes, if the host allows it: room for some thousand
-/// requests.
+/// Size of a socket's receive buffer in bytes, if the host allows it. It has room for several
+/// thousand requests.
 const BUFFER: usize = 4 << 20;
 
 /// Maximum number of connections that wait to be accepted.
@@ -30,7 +30,7 @@ const BACKLOG: i32 = 128;
 pub struct BoundSockets {
     sockets: Vec<BoundSocket>,
     batch: PacketBatch,
-    /// The socket to check first, so that each socket has its turn.
+    /// The number of the socket to check first. It changes, so that each socket has its turn.
     next: usize,
     /// Packets that the kernel refused to send.
     pub unsent: u64,
@@ -39,11 +39,12 @@ pub struct BoundSockets {
 struct BoundSocket {
     socket: UdpSocket,
     is_v6: bool,
-    /// Whether it is bound to all addresses of this host.
+    /// Whether the socket is bound to all addresses of this host.
     is_wildcard: bool,
 }
 
-/// Binds the sockets and the ports. `None` is all addresses of both families.
+/// Binds the sockets and the ports. If there are no addresses (`None`), binds to all addresses of
+/// both families.
 ///
 /// # Errors
 /// If an address does not belong to this host, or its port is taken.
@@ -106,11 +107,12 @@ fn bound(address: SocketAddr, kind: SocketType, is_split: bool) -> io::Result<Ow
     let protocol = if kind == SocketType::DGRAM { ipproto::UDP } else { ipproto::TCP };
     let socket = socket_with(family, kind, flags, Some(protocol))?;
     if address.is_ipv6() {
-        // Set in any case, so that the host's default does not matter.
+        // Set explicitly, so that the host's default has no effect.
         sockopt::set_ipv6_v6only(&socket, is_split || !address.ip().is_unspecified())?;
     }
     if kind == SocketType::STREAM {
-        // Closed connections of an earlier agent that still wait must not block the port.
+        // Without this, connections of an earlier agent that are already closed would block the
+        // port.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
     bind(&socket, &address)?;
@@ -128,7 +130,7 @@ impl BoundSocket {
         if is_wildcard {
             enable_packet_info(socket.as_fd(), address.is_ipv6())?;
         }
-        // The host may limit the size to a smaller one.
+        // The host may limit the buffer to a smaller size.
         let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
         let socket = UdpSocket::from_std(socket.into())?;
         Ok(Self { socket, is_v6: address.is_ipv6(), is_wildcard })
@@ -144,8 +146,9 @@ impl BoundSockets {
         self.sockets.iter().map(|socket| socket.socket.local_addr()).collect()
     }
 
-    /// The way back to a client that has sent its request to this address of the host: the socket
-    /// that is bound to only this address, else one that is bound to all addresses.
+    /// The socket for an answer to a client that has sent its request to this address of the host:
+    /// the socket that is bound to only this address, else the socket that is bound to all
+    /// addresses.
     pub fn via(&self, local: IpAddr) -> Option<Via> {
         let address = |socket: &BoundSocket| socket.socket.local_addr().ok().map(|at| at.ip());
         let find = |is_it: &dyn Fn(&BoundSocket) -> bool| self.sockets.iter().position(is_it);
@@ -199,7 +202,8 @@ impl BoundSockets {
             }
             Ok(())
         });
-        // An ICMP error for an answer arrives here, too; it concerns only that answer's client.
+        // An ICMP error that an answer caused arrives here, too. It concerns only the client that
+        // should have received the answer.
         if let Err(error) = received
             && error.kind() != io::ErrorKind::WouldBlock
         {

@@ -51,8 +51,8 @@ impl Server {
                 let reported =
                     self.reports.get(name).and_then(lb_report::agent::entry::Entry::runner_readiness);
                 if reported == Some(Readiness::Down) && self.checks.get(name).is_none() {
-                    // Nothing else shows that the backend has ended, and its clients are being
-                    // notified now.
+                    // No other event will show that the backend has ended, and its clients are
+                    // already being notified.
                     self.registrations.remember(name, now);
                 } else if self.is_configured(name) {
                     self.by_check_alone(name, now);
@@ -165,9 +165,8 @@ impl Server {
         })
     }
 
-    /// From now on only the health check decides the readiness of a configured backend that no
-    /// program runs any more. An earlier result does not count: the check may have passed while the
-    /// program still ran.
+    /// Makes the health check decide the readiness of a configured backend that no program runs any
+    /// more. Earlier results do not count: the check may have passed while the program still ran.
     pub fn by_check_alone(&mut self, name: Name, now: Instant) {
         self.checks.restart(name);
         self.change_readiness(name, |server| {
@@ -214,7 +213,7 @@ impl Server {
     fn names(&self, backend: Option<Name>) -> Result<Vec<Name>, QueryRefusal> {
         let all: Vec<Name> = self.reports.iter().map(|(name, _)| name).collect();
         match backend {
-            // An operator's command for a backend that is gone can be undone.
+            // An operator may undo a command for a backend that no longer exists.
             Some(name) if all.contains(&name) || self.lame_ducks.contains(&name) => Ok(vec![name]),
             Some(name) => {
                 Err(QueryRefusal::Absent(format!("there is no backend {name} here, only {}", list(&all))))
@@ -235,8 +234,9 @@ impl Server {
     }
 }
 
-/// Whether each given key equals the configured key of the same ID, if there is one. While keys are
-/// replaced, one of the two files may already have the new key; the configured keys count.
+/// Whether each given key equals the configured key with the same ID, if there is such a key. While
+/// an operator replaces keys, only one of the two files may have the new key; the configured keys
+/// then apply.
 fn agree(configured: &Keys<BackendKey>, given: &Keys<BackendKey>) -> bool {
     given.all().iter().all(|key| configured.get(key.id).is_none_or(|known| known == key.key))
 }

@@ -1,4 +1,4 @@
-//! Reads from the files of a cgroup how it uses processors, in both versions of cgroups.
+//! Reads the files of a cgroup that show its use of processors, in both versions of cgroups.
 
 use std::fs;
 use std::io;
@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use super::{Mounts, Usage};
 
-/// A reading, or why there is none.
+/// The use of a cgroup, or why it cannot be read.
 pub type Measured = Result<Usage, String>;
 
-/// Reads what a cgroup has used. `cores`: the processors that it can use, in thousandths, if that
-/// is configured.
+/// Reads the use of a cgroup. `cores` is the configured number of processors that it can use, in
+/// thousandths, if there is one.
 ///
 /// # Errors
-/// A text, if the cgroup does not exist or its files have no figures of processors.
+/// A text, if the cgroup does not exist or its files do not show its use of processors.
 pub fn measure(mounts: &Mounts, cgroup: &Path, cores: Option<u32>, now: Instant) -> Measured {
-    // If version 1 has the `cpu` controller, it also has the limits, whatever version 2 counts.
+    // If version 1 has the `cpu` controller, it also has the limits, even if version 2 counts
+    // something.
     let first = mounts.cpu.as_ref().map(|cpu| (cpu, mounts.cpuacct.as_ref().unwrap_or(cpu)));
     match (first, &mounts.unified) {
         (Some((cpu, cpuacct)), _) if cpu.join(cgroup).is_dir() => {
@@ -33,7 +34,7 @@ fn version_2(mount: &Path, cgroup: &Path, cores: Option<u32>, now: Instant) -> M
     let directory = mount.join(cgroup);
     let stat = read(&directory.join("cpu.stat"))?;
     let used = field(&stat, "usage_usec").ok_or("cpu.stat has no usage_usec")?;
-    // Without pressure stall information (psi=0), at least the time of throttling is known.
+    // Without pressure stall information (psi=0), the time of throttling is still known.
     let pressure = fs::read_to_string(directory.join("cpu.pressure")).ok();
     let waited = pressure.as_deref().and_then(some_total).or_else(|| field(&stat, "throttled_usec"));
     let limit = || least(mount, cgroup, |directory| quota_2(&read(&directory.join("cpu.max")).ok()?));
@@ -52,7 +53,7 @@ fn version_1(cpu: &Path, acct: &Path, cgroup: &Path, cores: Option<u32>, now: In
     let limit = || {
         least(cpu, cgroup, |directory| {
             let number = |file: &str| read(&directory.join(file)).ok()?.trim().parse::<u64>().ok();
-            // No limit is written as -1, which does not parse as this type.
+            // "No limit" is written as -1, which does not parse as this type.
             ratio(number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?)
         })
     };
@@ -71,14 +72,14 @@ fn read(path: &Path) -> Result<String, String> {
     })
 }
 
-/// The smallest limit of a cgroup and of those above it, up to the mount.
+/// The smallest limit of a cgroup and of the cgroups above it, up to the mount.
 fn least(mount: &Path, cgroup: &Path, limit: impl Fn(&Path) -> Option<u32>) -> Option<u32> {
     let levels = cgroup.ancestors().take_while(|level| !level.as_os_str().is_empty());
     let directories = levels.map(|level| -> PathBuf { mount.join(level) });
     directories.filter_map(|directory| limit(&directory)).min()
 }
 
-/// The number after a word, in a text with one such pair per line.
+/// The number after a word. The text has one word and one number per line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let lines = text.lines().filter_map(|line| line.split_once(' '));
     lines.filter(|(word, _)| *word == name).find_map(|(_, number)| number.trim().parse().ok())

@@ -13,7 +13,7 @@ pub struct Mounts {
     pub unified: Option<PathBuf>,
     /// The controller `cpu` of version 1.
     pub cpu: Option<PathBuf>,
-    /// The controller `cpuacct` of version 1, usually the same mount.
+    /// The controller `cpuacct` of version 1. It usually has the same mount as `cpu`.
     pub cpuacct: Option<PathBuf>,
 }
 
@@ -21,7 +21,7 @@ impl Mounts {
     /// Reads the mounts of this process's mount namespace.
     ///
     /// # Errors
-    /// If they cannot be read.
+    /// If the mounts cannot be read.
     pub fn read() -> io::Result<Self> {
         Ok(Self::parse(&fs::read("/proc/self/mountinfo")?))
     }

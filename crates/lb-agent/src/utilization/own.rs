@@ -1,5 +1,5 @@
-//! The cgroup of this process, for a program that runs a backend: its command is in the same
-//! cgroup.
+//! The cgroup of this process. A program that runs a backend uses it, because its command is in the
+//! same cgroup.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,25 +7,25 @@ use std::path::{Path, PathBuf};
 use super::{Mounts, below_the_mount};
 
 /// The cgroup of this process, relative to the mount. It is empty in a container that sees its own
-/// cgroup as the root. `None` if the process is in the host's root, because the figures would be
-/// those of the host.
+/// cgroup as the root. `None` if the process is in the host's root cgroup, which would show the use
+/// of the whole host.
 pub fn own_cgroup() -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = Mounts::read().ok()?;
-    // Kernel fact: every cgroup of version 2 has this file, except for the root of the host's tree.
+    // Kernel fact: every cgroup of version 2 has this file, except for the host's root cgroup.
     let is_below = |mount: &Path| mount.join("cgroup.type").exists();
     own(&text, mounts.unified.as_deref().is_some_and(is_below))
 }
 
-/// The tree of cgroups that this process sees, by its cgroup namespace. A path means the same to
-/// all processes that see the same tree.
+/// Identifies the tree of cgroups that this process sees, by its cgroup namespace. All processes
+/// that see the same tree mean the same cgroup by a path.
 pub fn own_tree() -> Option<String> {
     fs::read_link("/proc/self/ns/cgroup").ok()?.into_os_string().into_string().ok()
 }
 
 /// Parses the text of cgroups(7). Returns the cgroup of the version 1 controller `cpu` if the
-/// process is below its root, else the cgroup of version 2. `is_rooted_below`: the root that this
-/// process sees is a cgroup below the host's root.
+/// process is below the root of that controller, else the cgroup of version 2. `is_rooted_below`:
+/// whether the root that this process sees is below the host's root.
 fn own(text: &str, is_rooted_below: bool) -> Option<PathBuf> {
     let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     let of_cpu = lines().find(|(controllers, _)| controllers.split(',').any(|one| one == "cpu"));
@@ -49,7 +49,7 @@ mod tests {
             ("0::/system.slice/users.service\n", false, Some("system.slice/users.service")),
             ("0::/\n", false, None),
             ("0::/\n", true, Some("")),
-            // Outside of the namespace's root.
+            // The cgroup is outside of the namespace's root.
             ("0::/../other\n", true, None),
             ("4:cpu,cpuacct:/a/b\n1:name=systemd:/c\n0::/d\n", false, Some("a/b")),
             ("4:cpu,cpuacct:/\n0::/d\n", false, Some("d")),

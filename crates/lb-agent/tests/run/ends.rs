@@ -91,7 +91,8 @@ fn orphans_are_reaped_and_processes_left_by_a_crash_are_ended() {
     let stage = Stage::new();
     let program = stage.program(&["serve"]);
     let words: Vec<String> = program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    // Three processes that end at once, and one that stays; the application waits for none of them.
+    // The application starts three processes that end at once, and one that stays. It waits for
+    // none of them.
     let line = format!(
         "(exit 1 &) ; (exit 2 &) ; (exit 3 &) ; (setsid /bin/sleep 600 &) ; exec {}",
         words.join(" ")
@@ -110,7 +111,7 @@ fn process_1_reaps_orphans_and_exits_with_the_code_of_a_signal() {
     let stage = Stage::new();
     for (line, code) in [
         ("exit 7", 7),
-        // Process 1 is not killed by its own signals.
+        // The run is process 1, which its own signals do not kill.
         ("kill -TERM $$", 143),
         // The application is the process that the command has left behind. It ends once the command
         // has been reaped.

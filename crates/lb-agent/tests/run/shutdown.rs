@@ -1,4 +1,4 @@
-//! The shutdown of a run, from SIGTERM to its end.
+//! Tests of the shutdown of a run, from SIGTERM to its end.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use super::stage::{Stage, within};
 
-/// Longer than a shutdown without clients takes: `lifecycle::SETTLE`, and a second.
+/// Longer than a shutdown without clients takes: a second more than `lifecycle::SETTLE`.
 const LONG: Duration = Duration::from_millis(4200);
 
 #[test]
@@ -23,7 +23,7 @@ fn shutdown_waits_for_a_connection_in_use() {
     stage.write("test closes");
     drop(client);
     assert_eq!(run.end().code(), Some(0));
-    // The agent and the application are notified in any order.
+    // The agent and the application are notified in no fixed order.
     let story = stage.story();
     assert_eq!(story[..2], ["said LameDuck", "said Ready"]);
     let mut notified = story[2..4].to_vec();

@@ -1,5 +1,5 @@
-//! A run with its command, and functions to observe both. When a test ends, its remaining processes
-//! are killed.
+//! A run with its command, and functions to observe both. At the end of a test, its remaining
+//! processes are killed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long a test waits for a fact; a machine may be busy.
+/// How long a test waits for a condition. The time is long, because a machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Starts the following command as the first process of a PID namespace, as a container does. The
@@ -29,7 +29,7 @@ pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact:
     within(PATIENCE, look, fact).unwrap_or_else(|seen| panic!("{what}: {seen:?}"))
 }
 
-/// As [`eventually`], with a given time limit. The error is the last look.
+/// As [`eventually`], with a given time limit. The error is the last result of `look`.
 pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> Result<T, T> {
     let deadline = Instant::now() + time;
     loop {
@@ -44,7 +44,7 @@ pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) 
     }
 }
 
-/// Where a run takes place: a folder, and an address that nothing else uses.
+/// The surroundings of a run: a folder, and an address that nothing else uses.
 pub struct Stage {
     folder: TempDir,
     pub address: SocketAddr,
@@ -69,7 +69,8 @@ impl Stage {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// The log without the lines that only the stage needs.
+    /// The lines of the log that a test compares: reports, signals that the application received,
+    /// and lines that the test has written.
     pub fn story(&self) -> Vec<String> {
         let is_of_story = |line: &String| {
             line.starts_with("said") || line.starts_with("app got") || line.starts_with("test")
@@ -92,7 +93,7 @@ impl Stage {
         TcpStream::connect(self.address).expect("the application accepts")
     }
 
-    /// The command line of `agent-stage` with a role.
+    /// The command line of `agent-stage` in a role.
     pub fn program(&self, role: &[&str]) -> Vec<OsString> {
         let first = [PROGRAM.into(), self.file("log").into(), self.address.to_string().into()];
         first.into_iter().chain(role.iter().map(OsString::from)).collect()
@@ -126,8 +127,8 @@ impl Stage {
     }
 }
 
-/// Gives signals their usual effect: a command that a shell runs in the background ignores some,
-/// and so do all its descendants.
+/// Restores the default effect of signals: a command that a shell runs in the background ignores
+/// some signals, and so do all its descendants.
 fn with_usual_signals(command: &mut Command) {
     // SAFETY: the closure makes system calls only and allocates nothing.
     unsafe {
@@ -140,7 +141,7 @@ fn with_usual_signals(command: &mut Command) {
     }
 }
 
-/// A run that is ended with all its descendants, whatever the result of the test is.
+/// A run that is ended with all its descendants, whether the test passes or fails.
 pub struct Run {
     pub child: Child,
     has_ended: bool,
@@ -169,7 +170,7 @@ impl Run {
         status.expect("it has ended")
     }
 
-    /// Its children and all their descendants.
+    /// The children of the run and all their descendants.
     pub fn descendants(&self) -> Vec<Pid> {
         let mut all = vec![self.pid()];
         let mut next = 0;
@@ -190,7 +191,7 @@ impl Drop for Run {
         if self.has_ended {
             return;
         }
-        // While the run is stopped, it reaps no child, so process IDs are not reused.
+        // A stopped run reaps no child, so process IDs are not reused meanwhile.
         let _ = kill_process(self.pid(), Signal::STOP);
         for pid in self.descendants() {
             let _ = kill_process(pid, Signal::KILL);

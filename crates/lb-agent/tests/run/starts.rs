@@ -1,4 +1,4 @@
-//! The start of a run until it is announced as ready, and signals meanwhile.
+//! Tests of a run from its start until it is announced as ready, and of signals in that time.
 
 use std::fs;
 use std::process::Command;
@@ -31,7 +31,7 @@ fn a_failing_agent_does_not_stop_the_application_and_receives_the_report_later()
     fs::remove_file(stage.file("broken")).unwrap();
     stage.until("said Ready");
     fs::write(stage.file("broken"), "").unwrap();
-    // The agent receives no report, and the run ends nevertheless.
+    // The agent receives no report, but the run ends.
     run.signal(Signal::TERM);
     assert_eq!(run.end().code(), Some(0));
 }
@@ -43,7 +43,7 @@ fn other_signals_are_passed_on() {
     passes_signals_on(&stage, run.pid());
 }
 
-/// In the namespace, the group of the run has no number, and the group of the command has one.
+/// In the PID namespace, the group of the run has no number. The group of the command has one.
 #[test]
 fn the_first_process_of_a_pid_namespace_passes_signals_on() {
     let stage = Stage::new();

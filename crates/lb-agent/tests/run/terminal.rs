@@ -1,5 +1,5 @@
-//! On a terminal the command is in the foreground, and a shell's job control works as it does
-//! without the run.
+//! On a terminal, the command is in the foreground, and a shell's job control works as if there
+//! were no run.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use super::stage::{IN_PID_NAMESPACE, Run, Stage};
 
-/// A terminal: its keys, and what it shows.
+/// A terminal: its input, and the text that it shows.
 struct Terminal {
     keyboard: File,
     screen: Receiver<Vec<u8>>,
@@ -20,7 +20,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// Makes the command the leader of a session on a new terminal, started by `starter`.
+    /// Starts `starter`, which makes the command the leader of a session on a new terminal.
     fn start(starter: &[&str], words: &[impl AsRef<std::ffi::OsStr>]) -> (Self, Run) {
         let keyboard =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
@@ -37,7 +37,7 @@ impl Terminal {
         let (lines, screen) = channel();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // The loop ends when no process has the terminal any more.
+            // The loop ends when no process uses the terminal any more.
             while let Ok(length @ 1..) = output.read(&mut bytes) {
                 if lines.send(bytes[..length].to_vec()).is_err() {
                     return;
@@ -51,7 +51,7 @@ impl Terminal {
         self.keyboard.write_all(text.as_bytes()).expect("keys");
     }
 
-    /// Waits until the terminal shows this text, and discards what came before.
+    /// Waits until the terminal shows this text, and discards the output up to it.
     #[track_caller]
     fn until(&mut self, text: &str) {
         while !self.shown.contains(text) {
@@ -65,16 +65,16 @@ impl Terminal {
     }
 }
 
-/// Runs a command on a terminal: it reads input, is not stopped by the stop key because no shell
-/// would continue it, and is ended by a key.
+/// Runs a command on a terminal. The command reads input. The stop key does not stop it, because no
+/// shell would continue it. Another key ends it.
 fn read_and_end_by_a_key(starter: &[&str]) -> std::process::ExitStatus {
     let stage = Stage::new();
     let (mut terminal, mut run) = Terminal::start(starter, &stage.program(&["run", "--", "/bin/cat"]));
     terminal.type_in("hello\n");
-    // Once from the terminal, once from the command.
+    // The text appears twice: the terminal echoes it, and the command prints it.
     terminal.until("hello");
     terminal.until("hello");
-    // No shell could continue the run, so it is not stopped.
+    // The run is not stopped, because no shell could continue it.
     terminal.type_in("\u{1a}");
     terminal.type_in("again\n");
     terminal.until("again");
@@ -105,8 +105,8 @@ fn a_shell_stops_and_continues_the_job() {
         stage.program(&["run", "--"]).iter().map(|word| word.to_string_lossy().into_owned()).collect();
     terminal.type_in("PS1='prompt-$? '\n");
     terminal.until("prompt-0 ");
-    // Input that is typed before the shell has given the terminal to the command is not echoed. The
-    // quotes distinguish the output of the command from the echo of the terminal.
+    // Input that is typed before the shell has given the terminal to the command is not echoed.
+    // Because of the quotes, the output of the command differs from the echo of the terminal.
     terminal.type_in(&format!("{} /bin/sh -c 'echo be\"\"gun; exec /bin/cat'\n", run_of.join(" ")));
     terminal.until("begun");
     terminal.type_in("hello\n");

@@ -1,4 +1,4 @@
-//! Shared by the tests of agents: an agent over real sockets on loopback, a client that sends
+//! What the tests of agents share: an agent over real sockets on loopback, a client that sends
 //! requests to it, and functions that wait for a status.
 
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use lb_report::wire::{BYTES, Datagram, Kind};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
 
-/// How long a test waits for a fact.
+/// How long a test waits for a condition.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The backend of most tests. No program runs it.
@@ -59,7 +59,7 @@ impl Stage {
         self.client().get("/v1/status").await.expect("loopback and the agent work")
     }
 
-    /// Waits until `is_so` accepts the status.
+    /// Waits until `is_so` accepts the status, and returns the status.
     pub async fn until(&self, is_so: impl Fn(&AgentStatus) -> bool) -> AgentStatus {
         let mut last = None;
         let waited = tokio::time::timeout(DEADLINE, async {
@@ -87,7 +87,7 @@ impl Stage {
         self.client().post(path, &parameters).await.map_err(|error| error.to_string())
     }
 
-    /// A page of the agent's port: its code and text.
+    /// Requests a page of the agent's port. Returns its status code and text.
     pub async fn page(&self, path: &str) -> (u16, String) {
         page(self.agent.addresses()[0], path).await
     }
@@ -104,7 +104,7 @@ pub fn config(folder: &Path, backends: Vec<BackendConfig>) -> AgentConfig {
     }
 }
 
-/// A page by HTTP: its code and text.
+/// Requests a page by HTTP. Returns its status code and text.
 pub async fn page(at: SocketAddr, path: &str) -> (u16, String) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let mut stream = tokio::net::TcpStream::connect(at).await.expect("loopback and the agent work");
@@ -164,11 +164,11 @@ impl UdpRequester {
         report
     }
 
-    /// Sends a request and returns its answer. Pushes that arrive meanwhile are dropped.
+    /// Sends a request and returns its answer. Drops pushes that arrive before the answer.
     pub async fn exchange(&mut self, cookie: u64) -> Datagram {
         let request = self.request(cookie);
         self.send(request.bytes()).await;
-        // Bound: the pushes of one change, and the answer.
+        // Bound: there are only the pushes of one change before the answer.
         loop {
             let report = self.receive().await;
             if report.kind() == Some(Kind::Answer) && report.nonce == request.nonce {

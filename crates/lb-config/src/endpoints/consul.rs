@@ -1,9 +1,9 @@
-//! Reads Consul's answer to `/v1/health/service/NAME`: instances with their checks, as of Consul
-//! 1.8 and later.
+//! Reads Consul's answer to `/v1/health/service/NAME`: a list of instances with their checks. This
+//! works with Consul 1.8 and later.
 //!
-//! A request without `passing` also returns failing instances. They count as down, and receive
-//! connections only while no other endpoint has a weight. So the list does not become empty when
-//! all checks fail at once.
+//! The answer to a request without `passing` also contains failing instances. They count as down,
+//! and receive connections only while no other endpoint has a weight. So the list does not become
+//! empty when all checks fail at once.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -64,7 +64,7 @@ struct ConsulCheck {
 }
 
 impl ConsulCheck {
-    /// During maintenance, Consul adds a critical check with one of these names.
+    /// During maintenance, Consul adds a failing check with one of these names.
     fn is_maintenance(&self) -> bool {
         let id = self.id.as_deref().unwrap_or_default();
         id == "_node_maintenance" || id.starts_with("_service_maintenance:")
@@ -93,7 +93,7 @@ fn entry(
     if !one.accepts(value, name, "write the instances of one service", report) {
         return None;
     }
-    // An instance without an address has the address of its node.
+    // If an instance has no address, the address of its node applies.
     let is_named = |raw: &&RawValue| !matches!(raw.get(), "\"\"" | "null");
     let Some(raw) = service.address.filter(is_named).or(node.address) else {
         report.add_absent(value.span(), "an instance has no address", "write Service.Address".to_owned());
@@ -106,8 +106,8 @@ fn entry(
     let is_any = |status: &str| checks.iter().any(|check| check.status == status);
     let weight = match &service.weights {
         _ if checks.iter().any(ConsulCheck::is_maintenance) => 0,
-        // If a service sets only `Passing`, Consul reports a warning weight of 0. Consul's SRV
-        // records treat that 0 as a small chance, not as none.
+        // If a service sets only `Passing`, Consul returns 0 as the weight for warnings. In
+        // Consul's SRV records such an instance still has a small chance, so it must have one here.
         Some(weights) if is_any("warning") => weights.warning.max(1),
         Some(weights) => weights.passing,
         None => 1,

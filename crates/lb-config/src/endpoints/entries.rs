@@ -1,9 +1,9 @@
 //! Reads an endpoint file in TOML as events, using only as much memory as its entries need.
 //!
 //! A tree of a whole file takes a hundred bytes for each byte of the file, whatever the content. So
-//! this reader stores only values of entries, and at most one entry more than a service may have.
-//! For a value that no entry can hold, it records only that the value exists. The callers know what
-//! keys and values mean.
+//! this reader stores only the values of entries, and at most one entry more than a service may
+//! have. If no entry may have a value of some kind, the reader records only that such a value
+//! exists. The callers know what keys and values mean.
 
 use std::ops::Range;
 
@@ -19,18 +19,17 @@ use lb_document::diagnostic::{DiagnosticCollector, MAX_FAULTS};
 /// The key of the list of entries.
 const ENTRIES: &str = "endpoint";
 
-/// The maximum number of tokens in a file. A file with as many endpoints as a service may have,
-/// each with all keys, has 650,000.
+/// The maximum number of tokens in a file. A file with the maximum number of endpoints of a
+/// service, each with all keys, has 650,000 tokens.
 const MAX_TOKENS: usize = 1 << 20;
 
-/// The maximum number of keys stored for one table. A table with more keys is not the kind of table
-/// that its reader expects.
+/// The maximum number of keys stored for one table. A table with more keys is not an entry.
 const MAX_KEYS: usize = 32;
 
-/// The maximum nesting of lists and tables, the same as the TOML library's for whole trees.
+/// The maximum nesting of lists and tables. It is the same as in the TOML library.
 const MAX_DEPTH: u32 = 80;
 
-/// Parses a file and stores at most `limit` + 1 entries. Syntax faults are reported; the return
+/// Parses a file and stores at most `limit` + 1 entries. Syntax faults are reported. The return
 /// value holds everything that could be read.
 pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_>) -> DeTable<'t> {
     let source = Source::new(text);
@@ -53,7 +52,7 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_
     }
     drop(tokens);
     let root = reader.finish();
-    // A file that is not an endpoint file may cause a fault for every byte.
+    // If the file is not an endpoint file, every byte of it may cause a fault.
     let is_long = text.len() > document::MAX_RECOVERED_BYTES && !errors.list.is_empty();
     if is_long {
         errors.list.truncate(1);
@@ -67,7 +66,7 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_
     if is_long { DeTable::new() } else { root }
 }
 
-/// The reported syntax faults, and a count of those not reported.
+/// The syntax faults that were reported, and the number of those that were not.
 #[derive(Default)]
 struct SyntaxErrors {
     list: Vec<ParseError>,
@@ -84,7 +83,7 @@ impl ErrorSink for SyntaxErrors {
     }
 }
 
-/// Describes a syntax fault in the same words as the library's own errors.
+/// Describes a syntax fault in the same words as the TOML library.
 fn message(error: &ParseError) -> String {
     let literal = |literal: &str| match literal {
         "\n" => "newline".to_owned(),
@@ -122,12 +121,12 @@ enum OpenContainer<'t> {
     Other(usize, DeValue<'t>),
 }
 
-/// The table to which keys at document level belong.
+/// The table to which keys outside of all entries belong.
 enum CurrentTable<'t> {
     Root,
     /// An entry with this header.
     Entry(Range<usize>, DeTable<'t>),
-    /// A table that is not an entry.
+    /// A table with a header that is not an entry.
     Other,
 }
 
@@ -137,14 +136,15 @@ struct Reader<'t> {
     /// Everything except the entries.
     root: DeTable<'t>,
     entries: Option<(Range<usize>, DeArray<'t>)>,
-    /// Whether the entries are the value of a key, `endpoint = [..]`, and have no headers.
+    /// Whether the entries are the value of a key, `endpoint = [..]`, instead of tables with
+    /// headers.
     is_value: bool,
     section: CurrentTable<'t>,
-    /// An unfinished header: its start, whether it is of an array of tables, and its keys.
+    /// An unfinished header: its start, whether it has double brackets, and its keys.
     header: Option<(Span, bool, Vec<Key>)>,
-    /// The key at document level of the value that comes next.
+    /// The key, outside of all entries, of the value that comes next.
     key: Vec<Key>,
-    /// Whether the next key continues the previous one after a dot.
+    /// Whether the next key follows a dot, and so continues the previous key.
     is_dotted: bool,
     open: Vec<OpenContainer<'t>>,
 }
@@ -211,7 +211,7 @@ impl<'t> Reader<'t> {
             [_] if is_entries && is_list && !self.is_value && !self.root.contains_key(ENTRIES) => {
                 self.section = CurrentTable::Entry(range(span), DeTable::new());
             }
-            // A table within the previous entry: a value that no entry can have.
+            // A table within the previous entry; an entry may not have such a value.
             [_, second, ..] if is_entries && self.entries.is_some() => {
                 let entries = self.entries.as_mut().and_then(|(_, entries)| entries.last_mut());
                 if let Some(DeValue::Table(table)) = entries.map(Spanned::get_mut) {
@@ -227,7 +227,7 @@ impl<'t> Reader<'t> {
                     error,
                 );
             }
-            // The table exists without a header of its own, so another header may name it again.
+            // This table has no header of its own, so a later header may name it.
             _ if self.root.contains_key(first.get_ref().as_str()) => {}
             _ => {
                 let table = DeValue::Table(DeTable::new());
@@ -277,8 +277,8 @@ fn duplicate(key: &Key, error: &mut dyn ErrorSink) {
     error.report_error(ParseError::new("duplicate key").with_unexpected(span));
 }
 
-/// Inserts a value under a key. A dotted key inserts an empty table under its first part; nothing
-/// else of that table matters.
+/// Inserts a value under a key. For a dotted key, inserts an empty table under the first part of
+/// the key, because the content of that table does not matter.
 fn insert<'t>(table: &mut DeTable<'t>, key: &[Key], value: Spanned<DeValue<'t>>, error: &mut dyn ErrorSink) {
     let Some(first) = key.first() else { return };
     let name = first.get_ref().as_str();
@@ -365,7 +365,7 @@ impl EventReceiver for Reader<'_> {
         if !is_dotted {
             path.clear();
         }
-        // A path of three keys is already too long, so further keys are not stored.
+        // No entry has a key of three parts, so further parts are not stored.
         if path.len() < 3 {
             path.push(Spanned::new(range(span), name.into_owned()));
         }
@@ -380,7 +380,7 @@ impl EventReceiver for Reader<'_> {
         let Some(raw) = self.source.get(span) else { return };
         let written = raw.as_str();
         let kind = toml_parser::Raw::new_unchecked(written, encoding, span).decode_scalar(&mut text, error);
-        // The decoder has already reported text that is not a number.
+        // The decoder has already reported a text that is not a number.
         let parsed = || DeValue::parse(written).map(Spanned::into_inner);
         let value = match kind {
             ScalarKind::String => DeValue::String(text),

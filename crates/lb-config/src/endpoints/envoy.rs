@@ -1,6 +1,6 @@
 //! Reads an Envoy ClusterLoadAssignment (xDS v3), either alone or as the only resource of a
-//! DiscoveryResponse, in protobuf's JSON form: field names in either spelling, 32-bit numbers also
-//! as text, enumerations by name in any case or by number.
+//! DiscoveryResponse. The format is protobuf's JSON form: field names in either spelling, 32-bit
+//! numbers also as text, and enumerations by name in any case or by number.
 
 use std::net::SocketAddr;
 
@@ -120,10 +120,10 @@ enum HealthStatus {
     Number(usize),
 }
 
-/// Indexed by the number of the enumeration.
+/// The names of the enumeration, indexed by its numbers.
 const STATUSES: [&str; 6] = ["UNKNOWN", "HEALTHY", "UNHEALTHY", "DRAINING", "TIMEOUT", "DEGRADED"];
 
-/// A 32-bit number as protobuf reads it from JSON: plain, as text, or wrapped.
+/// A 32-bit number as protobuf reads it from JSON: a number, a text, or an object with the value.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected a number")]
@@ -143,12 +143,12 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::
         .ok_or_else(|| D::Error::custom(format!("{} is not a whole number below 2^32", quote(&text))))
 }
 
-/// A whole number up to `max`, which may be written as 7.0.
+/// A whole number up to `max`. It may be written with a fraction of zero, as 7.0.
 fn whole(text: &str, max: u32) -> Option<u32> {
     text.strip_suffix(".0").unwrap_or(text).parse().ok().filter(|number| *number <= max)
 }
 
-/// Returns the entries of the assignment. Adds to `notes` which endpoints are left out, and why.
+/// Returns the entries of the assignment. Adds to `notes` the endpoints that are left out, and why.
 pub fn read(
     root: &JsonValue<'_>,
     is_response: bool,
@@ -165,8 +165,8 @@ pub fn read(
     let groups = groups.iter().filter_map(|value| group(value, report, &mut left_out));
     let groups: Vec<(u32, WeightedLocality)> =
         groups.filter(|(_, found)| !found.entries.is_empty()).collect();
-    // Envoy uses the next priority when too few endpoints of a priority are healthy. A priority
-    // without endpoints is skipped.
+    // Envoy also uses the next priority if a priority has too few healthy endpoints. It skips a
+    // priority without endpoints.
     let first = groups.iter().map(|(priority, _)| *priority).min();
     let (used, spare): (Vec<_>, Vec<_>) =
         groups.into_iter().partition(|(priority, _)| Some(*priority) == first);
@@ -183,7 +183,7 @@ fn shown(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| "an endpoint".to_owned(), |address| address.to_string())
 }
 
-/// The endpoints of a locality with the weight of each, and the weight of the locality itself if it
+/// The endpoints of a locality, each with its weight, and the weight of the locality itself if it
 /// has one.
 struct WeightedLocality {
     entries: Vec<(ListEntry, u32)>,
@@ -204,12 +204,12 @@ fn group(
         let (entry, weight) = endpoint(value, report, left_out)?;
         Some((ListEntry { zone: zone.clone(), ..entry }, weight))
     });
-    // Envoy prints 0 if no weight is set, and accepts no 0 from a file.
+    // If no weight is set, Envoy prints 0, but it does not accept 0 from a file.
     let weight = load_balancing_weight.filter(|weight| *weight > 0);
     Some((priority.unwrap_or(0), WeightedLocality { entries: entries.collect(), weight }))
 }
 
-/// Returns the one assignment of a response.
+/// Returns the only assignment of a response.
 fn resource<'t>(root: &JsonValue<'t>, report: &mut DiagnosticCollector<'_>) -> Option<JsonValue<'t>> {
     let DiscoveryResponse { resources } = root.read(report)?;
     let resources = root.of_key("resources", resources?).whole_list("a resource", report)?;
@@ -259,7 +259,7 @@ fn endpoint(
     };
     let state = match &*status {
         "UNKNOWN" | "HEALTHY" => EndpointState::Healthy,
-        // Envoy also uses degraded endpoints once there are too few healthy ones.
+        // If there are too few healthy endpoints, Envoy also uses degraded ones.
         "DRAINING" | "DEGRADED" => EndpointState::LameDuck,
         "UNHEALTHY" | "TIMEOUT" => {
             left_out.add(format!("health status {status}"), shown(address));
@@ -290,9 +290,10 @@ fn endpoint(
     Some((ListEntry { index, state, ..ListEntry::bare(span, address) }, weight))
 }
 
-/// Computes the weights of the entries as Envoy does. If every locality has a weight, each endpoint
-/// receives its part of its locality's weight; otherwise each has its own weight. Weights that are
-/// not whole numbers, or that exceed our maximum, are scaled so that the largest is the maximum.
+/// Computes the weights of the entries as Envoy does. If every locality has a weight, it is divided
+/// among the endpoints of the locality; otherwise each endpoint has its own weight. Weights that
+/// are not whole numbers, or that exceed our maximum, are scaled so that the largest is the
+/// maximum.
 fn weighted(found: Vec<WeightedLocality>, notes: &mut Vec<String>) -> Vec<ListEntry> {
     const MOST: f64 = 65_535.0;
     let by_locality = found.iter().all(|found| found.weight.is_some());

@@ -1,12 +1,12 @@
 //! Reads Prometheus `file_sd` files (groups of targets with labels), or a plain list of addresses.
 //!
-//! Files that an operator already writes for Prometheus can be used as they are. As the format
+//! Files that an operator already writes for Prometheus can be used without changes. As the format
 //! requires, labels that socklb does not know are ignored. Programs in Go write `null` for an empty
-//! list or map, which counts as absent.
+//! list or map, so `null` counts as absent.
 //!
-//! A label `socklb_index` is meant for socklb, so it is used or refused. A label `index` may have
-//! another purpose: it is used if it is a valid index for all targets, and otherwise ignored for
-//! all, with a note.
+//! A label `socklb_index` is certainly meant for socklb, so it is used or refused. A label `index`
+//! may have another purpose. It is used if it is a valid index for all targets; otherwise it is
+//! ignored for all targets, with a note.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -23,10 +23,10 @@ use lb_document::{NotAnAddress, did_you_mean, parse_address};
 
 const KEYS: [&str; 2] = ["targets", "labels"];
 
-/// The labels that socklb uses, without their prefix.
+/// The names of the labels that socklb uses, without the prefix.
 const LABELS: [&str; 5] = ["index", "weight", "state", "zone", "agent"];
 
-/// The prefix that marks a label as meant for socklb.
+/// The prefix of labels that are certainly meant for socklb.
 const PREFIX: &str = "socklb_";
 
 /// Returns the entries of a list of addresses.
@@ -38,8 +38,8 @@ pub fn addresses(elements: &[JsonValue<'_>], report: &mut DiagnosticCollector<'_
     elements.iter().map(target).collect()
 }
 
-/// Returns the entries of all groups, in their order. Adds to `notes` which labels are ignored, and
-/// why.
+/// Returns the entries of all groups, in their order. Adds to `notes` the labels that are ignored,
+/// and why.
 pub fn groups(
     elements: &[JsonValue<'_>],
     report: &mut DiagnosticCollector<'_>,
@@ -56,7 +56,7 @@ pub fn groups(
             break;
         }
     }
-    // Groups may be empty, so their number has its own limit.
+    // Groups may be empty, so the number of groups has its own limit.
     if let Some(group) = elements.get(MAX_BACKENDS as usize).filter(|_| targets <= MAX_BACKENDS as usize) {
         let message = format!("group {} is one too many", MAX_BACKENDS + 1);
         report.add(group.span(), message, format!("at most {MAX_BACKENDS}"));
@@ -71,7 +71,7 @@ pub fn groups(
     groups.iter().flat_map(|group| group.entries(report)).collect()
 }
 
-/// The position and text of a label.
+/// The position of a label's value, and the value.
 type Label = Option<(Range<usize>, String)>;
 
 /// A group of targets and its labels, in the order of [`LABELS`].
@@ -83,7 +83,7 @@ struct TargetGroup<'t> {
     plain: [Label; LABELS.len()],
 }
 
-/// Returns why a label without the prefix must mean something else in this file, or `None` if it is
+/// Returns why a label without the prefix has another purpose in this file; `None` if the label is
 /// used.
 fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &DiagnosticCollector<'_>) -> Option<String> {
     let mut indexes = BTreeSet::new();
@@ -140,7 +140,7 @@ impl<'t> TargetGroup<'t> {
         Some(read)
     }
 
-    /// Stores the labels that socklb uses; the others are for other readers of the file.
+    /// Stores the labels that socklb uses. All other labels are for other readers of the file.
     fn labels(&mut self, labels: &JsonValue<'_>, report: &mut DiagnosticCollector<'_>) {
         for (key, value) in labels.members(report).unwrap_or_default() {
             // Prometheus treats a null label as absent.
@@ -158,7 +158,7 @@ impl<'t> TargetGroup<'t> {
         }
     }
 
-    /// Returns an entry for each target. A wrong label is reported, and the entry is as if the
+    /// Returns an entry for each target. A wrong label is reported, and the entry is made as if the
     /// label were absent.
     fn entries(&self, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
         let mut labels = Labels::default();
@@ -203,7 +203,7 @@ struct Labels {
 }
 
 impl Labels {
-    /// Parses the label at this position of [`LABELS`] and stores its value.
+    /// Parses the value of the label at this position of [`LABELS`], and stores it.
     fn take(&mut self, label: usize, text: &str) -> Result<(), (String, Option<String>)> {
         match LABELS[label] {
             "index" => self.index = Some(number(text, MAX_INDEXES - 1, "index")?),
@@ -451,7 +451,7 @@ mod tests {
         );
     }
 
-    /// Reads groups with these labels, each with one target and on its own line. Returns indexes,
+    /// Reads groups with these labels. Each group has one target and its own line. Returns indexes,
     /// weights and states, and the notes.
     fn labelled(labels: &[&str]) -> (Vec<(u32, u16, EndpointState)>, Vec<String>) {
         let group = |(n, labels): (usize, &&str)| {

@@ -1,5 +1,5 @@
-//! JSON as slices of its text, parsed level by level. A parser that produces values would lose the
-//! position of each value.
+//! JSON values as slices of their text, which are parsed level by level. A parser that returns
+//! complete values would lose the position of each value.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ pub struct JsonDocument<'t> {
 }
 
 impl<'t> JsonDocument<'t> {
-    /// `is_lenient`: the text may also be YAML, because JSON is a subset of YAML.
+    /// `is_lenient`: whether the text may also be YAML that is not JSON.
     pub const fn json(text: &'t str, is_lenient: bool) -> Self {
         Self { json: Cow::Borrowed(text), is_lenient, places: None }
     }
@@ -140,8 +140,8 @@ impl<'t> JsonValue<'t> {
         }
     }
 
-    // The whole text has already been parsed once, so this fails only if the value has another type
-    // or is a string that is not valid text.
+    // The whole text has already been parsed once, so this fails only if the value has another
+    // type, or is a string that is not valid Unicode.
     pub fn parse<T: Deserialize<'t>>(
         &self,
         name: &str,
@@ -159,8 +159,8 @@ impl<'t> JsonValue<'t> {
         value.ok()
     }
 
-    /// Its text. In YAML, an unquoted number or truth value yields the text as written: formats
-    /// with a string in that place need no quotes.
+    /// The value's text. An unquoted number or truth value in YAML yields its text as written: if
+    /// the format requires a string there, it needs no quotes.
     pub fn text_of(&self, name: &str, report: &mut DiagnosticCollector<'_>) -> Option<String> {
         if self.document.is_lenient && matches!(self.kind(), "a number" | "true or false") {
             return Some(self.raw.get().to_owned());
@@ -168,19 +168,20 @@ impl<'t> JsonValue<'t> {
         self.parse(name, "a string", report)
     }
 
-    /// Its elements. A list that is too long ends with the first element beyond the limit.
+    /// The value's elements. If the list is too long, the result ends with the first element beyond
+    /// the maximum.
     pub fn list(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<Self>> {
         let JsonElements(elements) = self.parse(self.name, "a list", report)?;
         Some(elements.into_iter().map(|raw| Self { raw, ..*self }).collect())
     }
 
-    /// The value of one of its keys.
+    /// The value of one key of the object.
     pub const fn of_key(&self, name: &'static str, raw: &'t RawValue) -> Self {
         Self { name, raw, ..*self }
     }
 
-    /// As [`Self::list`], with a name for each element. Refuses a list with more than the maximum
-    /// number of elements.
+    /// As [`Self::list`], but returns a name for each element, and refuses a list with more than
+    /// the maximum number of elements.
     pub fn whole_list(
         &self,
         element: &'static str,
@@ -260,11 +261,12 @@ impl<'t> JsonValue<'t> {
     }
 }
 
-/// The maximum number of keys of an object. Labels that socklb does not know are allowed, and a
-/// service discovery system may add dozens of them.
+/// The maximum number of keys of an object. Labels that socklb does not know are allowed, and
+/// service discovery may add dozens of them.
 pub const MAX_MEMBERS: usize = 1024;
 
-/// The elements of a list as slices of the text: up to the maximum, and one more for its position.
+/// The elements of a list as slices of the text. Stops one element after the maximum, to have its
+/// position.
 pub struct JsonElements<'t>(Vec<&'t RawValue>);
 
 impl<'de> Deserialize<'de> for JsonElements<'de> {
@@ -292,8 +294,8 @@ impl<'de> Deserialize<'de> for JsonElements<'de> {
     }
 }
 
-/// The members of an object in their order, with keys as slices of the text: up to the maximum, and
-/// one more for its position.
+/// The members of an object in their order, with keys as slices of the text. Stops one member after
+/// the maximum, to have its position.
 pub struct JsonMembers<'t>(Vec<(&'t RawValue, &'t RawValue)>);
 
 impl<'de> Deserialize<'de> for JsonMembers<'de> {

@@ -1,4 +1,4 @@
-//! Detects the shape of a list in JSON or YAML from its content, and holds what the readers of all
+//! Detects the shape of a list in JSON or YAML from its content. Also has what the readers of all
 //! shapes share.
 
 use std::cmp::Reverse;
@@ -14,8 +14,8 @@ use serde_json::value::RawValue;
 use super::json::JsonValue;
 use super::{ListContext, ListEntry, consul, envoy, file_sd, slices};
 
-/// The keys that identify the shape of an object, which is the whole file or the first element of a
-/// list.
+/// The keys that identify the shape. They are keys of the whole file or, if the file is a list, of
+/// its first element.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Marks<'t> {
@@ -41,14 +41,14 @@ struct Marks<'t> {
     targets: bool,
 }
 
-/// Returns true for a key that exists, whatever its value.
+/// Returns true: the key exists, whatever its value is.
 fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     IgnoredAny::deserialize(deserializer).map(|_| true)
 }
 
 impl<'t> Marks<'t> {
-    /// A value without such keys has no marks. Faults of a value are reported later, by the reader
-    /// of its shape.
+    /// Returns no marks for a value that has none of these keys or has faults. The reader of the
+    /// shape reports the faults later.
     fn of(value: &JsonValue<'t>) -> Self {
         serde_json::from_str(value.raw.get()).unwrap_or_default()
     }
@@ -57,15 +57,15 @@ impl<'t> Marks<'t> {
         self.resources || self.cluster_name || self.camel_cluster_name
     }
 
-    /// The kind of a Kubernetes object. The API leaves the kind out in a list.
+    /// The kind of a Kubernetes object. In a list, the API leaves the kind out.
     fn kind(&self) -> Option<String> {
         let kind = self.kind.and_then(|kind| serde_json::from_str(kind.get()).ok());
         kind.or_else(|| self.address_type.then(|| slices::KIND.to_owned()))
     }
 }
 
-/// Returns the entries of a list of any shape. Adds to `notes` what is left out or ignored, and
-/// why.
+/// Returns the entries of a list of any shape. Adds to `notes` the parts that are left out or
+/// ignored, and why.
 pub fn read(
     root: &JsonValue<'_>,
     reading: &ListContext<'_>,
@@ -113,14 +113,14 @@ pub fn read(
     entries
 }
 
-/// The parts of a list that are left out: by reason, an example and their number.
+/// The parts of a list that are left out: for each reason, an example and the number of parts.
 #[derive(Default)]
 pub struct LeftOut(BTreeMap<String, (String, usize)>);
 
-/// The maximum number of different reasons; further ones are counted together.
+/// The maximum number of different reasons. Parts with further reasons are counted together.
 const MAX_REASONS: usize = 16;
 
-/// The first few of these names, as text, and the number of the others.
+/// The first few of these names as text, and the number of the other names.
 pub fn some_of(names: impl IntoIterator<Item = String>) -> String {
     const SHOWN: usize = 8;
     let names: Vec<String> = names.into_iter().collect();
@@ -129,14 +129,14 @@ pub fn some_of(names: impl IntoIterator<Item = String>) -> String {
     if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
-/// An example, and the number of the others.
+/// An example as text, and the number of the other parts.
 fn example(what: &str, count: usize) -> String {
     if count > 1 { format!("{what} and {} more", count - 1) } else { what.to_owned() }
 }
 
 impl LeftOut {
     pub fn add(&mut self, why: impl Into<String>, what: impl Display) {
-        // A reason may contain words of the file, so their number must be limited.
+        // The number of reasons must be limited, because a reason may contain words of the file.
         let why = Some(why.into()).filter(|why| self.0.len() < MAX_REASONS || self.0.contains_key(why));
         let why = why.unwrap_or_else(|| "for other reasons".to_owned());
         let (_, count) = self.0.entry(why).or_insert_with(|| (what.to_string(), 0));
@@ -151,13 +151,13 @@ impl LeftOut {
     }
 }
 
-/// Checks that all endpoints of a list belong to one service: stores the service of the first part,
+/// Checks that all endpoints of a list belong to one service. Stores the service of the first part,
 /// and its line.
 #[derive(Default)]
 pub struct OneService(Option<(String, usize)>);
 
 impl OneService {
-    /// Returns whether a part of the list belongs to the same service as the parts before it; if
+    /// Returns whether a part of the list belongs to the same service as the parts before it. If
     /// not, reports that.
     pub fn accepts(
         &mut self,
@@ -179,9 +179,9 @@ impl OneService {
     }
 }
 
-/// Retains only the best entry for each address. A producer lists an endpoint twice while the
-/// endpoint moves from one part of its list to another. The choice does not depend on the order of
-/// the entries.
+/// Retains only the best entry for each address. A program that writes a list may list an endpoint
+/// twice while the endpoint moves from one part of the list to another. The choice does not depend
+/// on the order of the entries.
 pub fn merge(entries: Vec<ListEntry>, notes: &mut Vec<String>) -> Vec<ListEntry> {
     let rank = |entry: &ListEntry| {
         let index = entry.index.number();

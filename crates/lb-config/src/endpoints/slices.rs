@@ -1,9 +1,10 @@
-//! Reads EndpointSlices of Kubernetes (discovery.k8s.io/v1): one slice, or a list as the API,
-//! kubectl or jq prints it.
+//! Reads EndpointSlices of Kubernetes (discovery.k8s.io/v1): either one slice, or a list of slices
+//! as the API, kubectl or jq prints it.
 //!
-//! The rules are those of kube-proxy: an endpoint is ready unless the slice states otherwise; an
-//! endpoint that is terminating and still serving is a lame duck; only its first address counts.
-//! The API promises no order, and may list an endpoint in two slices while it moves.
+//! The rules are those of kube-proxy. An endpoint is ready unless the slice states otherwise. An
+//! endpoint that is terminating and still serving is a lame duck. Only the first address of an
+//! endpoint counts. The API promises no order, and may list an endpoint in two slices while it
+//! moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -77,7 +78,7 @@ struct Conditions {
 }
 
 impl Conditions {
-    /// The API defines the defaults: ready, serving, not terminating.
+    /// Absent conditions have the API's defaults: ready, serving, not terminating.
     fn state(&self) -> Option<EndpointState> {
         let is_ready = self.ready.unwrap_or(true);
         let is_leaving = self.terminating.unwrap_or(false) && self.serving.unwrap_or(true);
@@ -89,8 +90,8 @@ impl Conditions {
     }
 }
 
-/// Returns the entries of a slice, of an object with a list of slices, or of a plain list. Adds to
-/// `notes` what is left out, and why.
+/// Returns the entries of a slice, of an object with a list of slices, or of a plain list of
+/// slices. Adds to `notes` the parts that are left out, and why.
 pub fn read(
     root: &JsonValue<'_>,
     reading: &ListContext<'_>,
@@ -102,14 +103,16 @@ pub fn read(
     } else {
         let Some(Root { api_version, items }) = root.read(report) else { return Vec::new() };
         let items = items.map(|raw| root.of_key("items", raw).whole_list("a slice", report));
-        // In a list that kubectl prints, the version `v1` is that of the list, not of the slices.
+        // In a list that kubectl prints, the version `v1` is the version of the list, not of the
+        // slices.
         let one = || Some(vec![JsonValue { name: "a slice", ..*root }]);
         (api_version.filter(|version| version != "v1"), items.unwrap_or_else(one))
     };
     let values = values.unwrap_or_default().into_iter();
     let slices: Vec<(JsonValue<'_>, EndpointSlice<'_>)> =
         values.filter_map(|value| Some((value, value.read(report)?))).collect();
-    // Without a known service, IPv4 is preferred to IPv6: the order of the list has no meaning.
+    // If the service is not known, IPv4 is preferred to IPv6, because the order of the list has no
+    // meaning.
     let is_v4 = slices.iter().any(|(_, slice)| slice.address_type.as_deref() == Some("IPv4"));
     let is_v4 = reading.service.map_or(is_v4, |service| service.is_ipv4());
     let mut reader = EndpointSliceReader {
@@ -139,12 +142,12 @@ pub fn read(
 
 struct EndpointSliceReader<'a> {
     port_name: Option<&'a str>,
-    /// The address type that this reader uses, as slices name it.
+    /// The address type of the slices that are used, as slices name it.
     family: &'static str,
-    /// The version of slices that do not state their own.
+    /// The version of slices that do not state a version.
     version: Option<String>,
     service: OneService,
-    /// Host names without their numbers.
+    /// The host names of endpoints without the numbers at their ends.
     stems: BTreeSet<String>,
     entries: Vec<ListEntry>,
     left_out: LeftOut,
@@ -201,8 +204,8 @@ impl EndpointSliceReader<'_> {
         Some(())
     }
 
-    /// Returns the port to use. Returns `None` if there is none, or if the choice is ambiguous,
-    /// which is reported.
+    /// Returns the port to use. Returns `None` if there is no such port, or if several ports are
+    /// possible, which is reported.
     fn port(
         &mut self,
         ports: &[Port],

@@ -1,4 +1,4 @@
-//! Endpoint files by example: accepted ones, and refused ones with their messages.
+//! Example endpoint files: accepted ones, and refused ones with their messages.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use lb_core::service::{Size, Subset};
 use lb_document::key::markdown;
 use proptest::prelude::*;
 
-/// A file about which its reader knows nothing else.
+/// A file about which its reader knows nothing except its text.
 fn alone() -> ListContext<'static> {
     ListContext { path: Path::new("e.toml"), port_name: None, service: None, services: &[] }
 }

@@ -1,11 +1,11 @@
-//! Converts YAML to JSON, with the source position of each part, so that one reader handles both
-//! formats.
+//! Converts YAML to JSON, so that one reader handles both formats. Also records the source position
+//! of each part.
 //!
 //! saphyr-parser reads the text: it yields events with positions, does not recurse, is maintained,
 //! and adds only one crate to the dependencies. (serde_yaml and its forks are archived or have no
-//! positions; serde-saphyr yields values and no events.) Anything that JSON cannot express is
-//! refused: tags, keys that are not scalars, merge keys, a second document. An alias repeats the
-//! value that it names, up to a bound.
+//! positions; serde-saphyr yields values but no events.) YAML that JSON cannot express is refused:
+//! tags, keys that are not scalars, merge keys, a second document. An alias repeats the value that
+//! it names, up to a maximum total length.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -17,13 +17,13 @@ use serde_json::Number;
 
 use super::MAX_FILE_BYTES;
 
-/// The maximum nesting of lists and mappings. An assignment of Envoy has ten levels.
+/// The maximum nesting of lists and mappings. An Envoy assignment has ten levels.
 const MAX_DEPTH: usize = 64;
 
 /// The maximum length of the JSON in bytes. Without aliases, the JSON is about as long as the YAML.
 const MAX_BYTES: usize = 2 * MAX_FILE_BYTES;
 
-/// A value or a key: its start in the JSON, and its position in the source.
+/// A value or a key: the offset at which it starts in the JSON, and its position in the source.
 #[derive(Clone, Debug)]
 pub struct SourceMapping {
     pub start: u32,
@@ -38,8 +38,8 @@ pub struct Json {
 }
 
 /// The maximum number of commas and brackets. The parser queues the tokens of a bracketed value
-/// until the value ends, which takes 800 bytes for each comma or bracket. A list of 16,384 targets,
-/// each in its own brackets, has 32,768.
+/// until the value ends, and needs 800 bytes for each comma or bracket. A list of 16,384 targets,
+/// each with its own brackets, has 32,768 brackets.
 const MAX_IN_BRACKETS: usize = 1 << 17;
 
 /// Parses a text and reports its faults.
@@ -73,7 +73,7 @@ pub fn read(text: &str, report: &mut DiagnosticCollector<'_>) -> Option<Json> {
     Some(writer.json)
 }
 
-/// Converts the parser's character offsets to the byte offsets of reports.
+/// Converts character offsets, which the parser returns, to byte offsets for reports.
 struct ByteOffsets(Option<Vec<u32>>, usize);
 
 impl ByteOffsets {
@@ -103,7 +103,7 @@ enum OpenCollection {
         anchor: usize,
         is_empty: bool,
     },
-    /// With its keys so far, and whether a value comes next.
+    /// `keys` are the keys so far. `is_value`: whether a value comes next.
     Mapping {
         place: usize,
         anchor: usize,
@@ -112,11 +112,11 @@ enum OpenCollection {
     },
 }
 
-/// The value that an anchor names: its range of places, and its range of text.
+/// The value that an anchor names: its range in the list of positions, and its range in the JSON.
 type Anchor = (Range<usize>, Range<usize>);
 
 struct YamlToJson {
-    /// Indexed by the parser's number of the anchor, from 1.
+    /// Indexed by the parser's number of the anchor, which begins at 1.
     anchors: Vec<Option<Anchor>>,
     open: Vec<OpenCollection>,
     /// Whether the document has ended.
@@ -124,7 +124,7 @@ struct YamlToJson {
     json: Json,
 }
 
-/// The fault, and the correction.
+/// The description of a fault, and the correction.
 type Wrong = (String, Option<&'static str>);
 
 impl YamlToJson {
@@ -177,7 +177,7 @@ impl YamlToJson {
                 let Some((places, text)) = named else {
                     return Err(("an alias is inside the value that it names".to_owned(), None));
                 };
-                // This also bounds a short text that aliases repeat without end.
+                // This also bounds a short text in which aliases repeat aliases.
                 if self.json.text.len() + text.len() > MAX_BYTES {
                     return Err(too_long());
                 }
@@ -253,8 +253,8 @@ impl YamlToJson {
         match text {
             _ if is_text => self.json.push_string(text),
             "" | "~" | "null" | "Null" | "NULL" => self.json.text.push_str("null"),
-            // Other spellings of truth values are text. A label retains them, and no format here
-            // has them elsewhere.
+            // Other spellings of truth values count as text: a label retains its text, and in other
+            // places no format has truth values with such spellings.
             "true" | "false" => self.json.text.push_str(text),
             // Numbers that only YAML has, such as 0x10 or .5, are read as text.
             _ if text.parse::<Number>().is_ok() => self.json.text.push_str(text),
@@ -264,7 +264,7 @@ impl YamlToJson {
         Ok(())
     }
 
-    /// Stores the value that an anchor names: its place and everything after it.
+    /// Stores the value that an anchor names: everything that was written since the value began.
     fn name(&mut self, anchor: usize, place: usize) {
         if anchor == 0 {
             return;
@@ -288,7 +288,7 @@ impl Json {
     }
 }
 
-/// Converts an offset to 32 bits; the length of the text is limited.
+/// Converts an offset to 32 bits, which is possible because the length of the text is limited.
 fn short(offset: usize) -> u32 {
     u32::try_from(offset).unwrap_or(u32::MAX)
 }
@@ -298,7 +298,7 @@ fn is_tagged(tag: Option<&Tag>) -> Result<bool, Wrong> {
     match tag {
         None => Ok(false),
         Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "str" => Ok(true),
-        // The tag `!` marks text without a tag of its own.
+        // The tag `!` marks a scalar as text.
         Some(tag) if tag.handle.is_empty() && tag.suffix == "!" => Ok(true),
         Some(tag) => refuse(Some(tag)).map(|()| false),
     }

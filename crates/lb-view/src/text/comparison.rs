@@ -8,7 +8,7 @@ use crate::comparison::{
     BackendChange, ChangeKind, Comparison, ConfigurationChange, KeyChange, ShareChanges,
 };
 
-/// Values are cut after this many characters, because a list of endpoints may have thousands.
+/// Values are cut after this number of characters, because a list may have thousands of endpoints.
 const LONGEST: usize = 60;
 
 pub fn comparison(comparison: &Comparison, style: Style) -> String {
@@ -104,8 +104,8 @@ fn row(change: &BackendChange) -> TableRow {
     ])
 }
 
-/// The changes in one line for a log. Each kind of change lists at most `most` names, and each
-/// changed item at most `most` of its keys.
+/// The changes in one line for a log. The line has at most `most` names for each kind of change,
+/// and at most `most` keys for each changed item.
 pub fn changes_in_a_line(
     clients: &[ConfigurationChange],
     services: &[ConfigurationChange],
@@ -134,7 +134,7 @@ pub fn changes_in_a_line(
     if parts.is_empty() { "nothing".to_owned() } else { parts.join("; ") }
 }
 
-/// The first `most` names, and the number of the others.
+/// The first `most` names, and the number of the other names.
 pub fn names(names: impl ExactSizeIterator<Item = String>, most: usize) -> String {
     let more = names.len().saturating_sub(most);
     let mut text = names.take(most).collect::<Vec<_>>().join(", ");

@@ -61,7 +61,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     wrap(text, style.width)
 }
 
-/// How a connect uses the schedule under this policy. A newer daemon may name a policy that this
+/// How a connect uses the schedule under this policy. A newer daemon may have a policy that this
 /// version does not know.
 fn use_of_schedule(policy: &str) -> &'static str {
     match Policy::ALL.into_iter().find(|known| known.name() == policy) {
@@ -146,8 +146,8 @@ fn who_is_unhealthy(text: &mut String, explanation: &Explanation) {
     }
 }
 
-/// The columns of the members. The resulting share is the most important; the numbers from which it
-/// is computed follow.
+/// The columns of the members. The resulting share is the most important column; the next ones are
+/// the numbers from which it is computed.
 const COLUMNS: [Column<'_>; 9] = [
     Column::left("backend", ALWAYS),
     Column::right("index", 3),

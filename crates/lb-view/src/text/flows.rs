@@ -1,4 +1,4 @@
-//! The text form of active flows: one per line, oldest first.
+//! The text form of active flows: one flow per line, oldest first.
 
 use std::fmt::Write as _;
 
@@ -68,8 +68,8 @@ fn filter_words(filter: &Filter) -> String {
     text
 }
 
-/// The columns. If the terminal is narrow, the phase is left out first, then the reason, which is
-/// the widest.
+/// The columns. If the terminal is narrow, the phase is omitted first, and then the reason, which
+/// is the widest column.
 fn columns(has_clients: bool) -> Vec<Column<'static>> {
     let mut columns = vec![
         Column::right("age", 5),
@@ -171,8 +171,8 @@ mod tests {
             line(&flow()),
             "1m02s | nginx (4711) | users | 10.0.0.1:8080 | healthy | established | p2c, 50.0 % of table 7"
         );
-        // The process has ended, the table is an older one, and the slot has another backend, which
-        // must not happen.
+        // An odd flow: its process has ended, its table is not the current one, and its slot has
+        // another backend, which must not happen.
         let odd = ActiveFlow {
             process_name: None,
             backend: None,

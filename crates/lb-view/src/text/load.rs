@@ -1,5 +1,5 @@
-//! The text form of weights that follow load: for each service a table of its members, with the
-//! hold of each factor.
+//! The text form of weights that follow load. Each service has a table of its members, which also
+//! shows why a factor is held.
 
 use std::fmt::Write as _;
 
@@ -57,8 +57,8 @@ pub fn describe(load: &ServiceLoadStatus) -> String {
     parts.join("; ")
 }
 
-/// The columns. The reported load of a member is the most important; the results of the control
-/// follow.
+/// The columns. The reported load of a member is the most important column; the next ones are the
+/// results of the control.
 fn columns(is_observed: bool) -> [Column<'static>; 6] {
     [
         Column::left("backend", ALWAYS),

@@ -1,6 +1,6 @@
 //! The part of a text that fits a terminal. If the text is too long, the screen shows as many lines
-//! as fit, and one row says how many more there are. A line that is too wide takes several rows. A
-//! screen never has more rows than the terminal, so that the terminal never scrolls.
+//! as fit, and one row with the number of remaining lines. A line that is too wide takes several
+//! rows. A screen never has more rows than the terminal, so that the terminal never scrolls.
 
 use super::wrap::{is_escape, pieces};
 
@@ -21,8 +21,8 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// A text, and below it a remark of at most one row, which is always visible. `top` is the
-    /// first line to show. If too few lines follow it to fill the terminal, the screen begins with
+    /// Shows a text, and below it a remark of at most one row, which is always visible. `top` is
+    /// the first line to show. If too few lines follow to fill the terminal, the screen begins with
     /// an earlier line.
     pub fn new(text: &str, remark: Option<&str>, size: TerminalSize, top: usize) -> Self {
         let columns = size.columns.max(1);
@@ -41,7 +41,7 @@ impl Screen {
         self.top
     }
 
-    /// The largest possible `top`: the end of the text is then visible.
+    /// The largest possible `top`, with which the end of the text is visible.
     pub fn last_top(&self) -> usize {
         // If no line fits, scrolling has no effect.
         match self.room() {
@@ -86,7 +86,7 @@ fn count(lines: usize, place: &str) -> String {
 }
 
 /// Splits a line into rows of at most `columns` characters. Each row begins with the colour in
-/// which the previous row ended, because the previous row may not be visible.
+/// which the previous row ended, because the previous row may be outside of the screen.
 fn cut(line: &str, columns: usize, lines: &mut Vec<String>) {
     let (mut row, mut at, mut colour) = (String::new(), 0, "");
     for piece in pieces(line) {
@@ -95,7 +95,7 @@ fn cut(line: &str, columns: usize, lines: &mut Vec<String>) {
             colour = if piece == "\x1b[0m" { "" } else { piece };
             continue;
         }
-        // A terminal would interpret control characters, so they are replaced.
+        // The terminal would act on control characters, so they are replaced.
         for letter in piece.chars().map(|letter| if letter.is_control() { ' ' } else { letter }) {
             if at == columns {
                 row.push_str(if colour.is_empty() { "" } else { "\x1b[0m" });

@@ -1,5 +1,5 @@
-//! The text form of the status: for each service a table of its backends that fits the terminal.
-//! The line below a backend shows how its connects fail.
+//! The text form of the status. Each service has a table of its backends that fits the terminal. If
+//! connects to a backend fail, the line below the backend shows how.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -36,7 +36,7 @@ pub fn status(status: &StatusDocument, style: Style) -> String {
     for client in &status.clients {
         one_client(&mut text, client, style, &mut missing);
     }
-    // One line names the missing columns of all tables.
+    // One line names the omitted columns of all tables.
     text.extend(left_out(&missing));
     for leaving in &status.leaving {
         let _ = writeln!(
@@ -56,8 +56,8 @@ pub fn status(status: &StatusDocument, style: Style) -> String {
     wrap(text, style.width)
 }
 
-/// The numbers of services and backends, and of backends in each state except healthy; `None`
-/// without a service.
+/// The number of services, the number of backends, and the number of backends in each state except
+/// healthy. `None` if there is no service.
 fn summary(status: &StatusDocument) -> Option<String> {
     let services = status.clients.iter().flat_map(|client| &client.services);
     // A service that several clients use counts once.
@@ -140,8 +140,8 @@ fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<
 }
 
 /// The columns. Only a daemon measures rates; without a daemon the table has counts instead. If the
-/// terminal is narrow, the mean and median connect times are left out first; shares, active flows
-/// and flows are left out last.
+/// terminal is narrow, the mean and median connect times are omitted first, and shares, active
+/// flows and flows are omitted last.
 fn columns(is_watched: bool) -> [Column<'static>; 10] {
     let flows = if is_watched { "flows/s" } else { "started" };
     [
@@ -181,8 +181,8 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     ];
     let ejection = backend.ejection_in_words();
     let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
-    // The text of an ejection already contains the reason. With and without a daemon, the notes are
-    // the same, except for details of probes, which only a daemon knows.
+    // The text of an ejection contains the reason, so it is not repeated. The notes are the same
+    // with and without a daemon, except for details of probes, which only a daemon knows.
     let is_shown = ejection.is_some() && backend.state == Health::Ejected.name();
     let reason = backend.reason.clone().filter(|_| !is_shown);
     let is_replaced = backend.membership == BackendState::Replaced.name();
@@ -192,7 +192,7 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     TableRow { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
 }
 
-/// The first endpoints that the list excludes, and how many more there are.
+/// The first endpoints that the list excludes, and the number of the others.
 fn not_chosen(all: &[NotChosen]) -> Option<String> {
     const SHOWN: usize = 4;
     let shown: Vec<String> = all.iter().take(SHOWN).map(ToString::to_string).collect();
@@ -203,9 +203,9 @@ fn not_chosen(all: &[NotChosen]) -> Option<String> {
     (!shown.is_empty()).then(|| format!("not chosen: {}{more}", shown.join(", ")))
 }
 
-/// How connects failed: rates per second or, without a daemon, counts since the backend was first
-/// seen; `None` if no connect failed. Errors of the backend come first, then endings that the
-/// application or this host caused.
+/// How connects failed; `None` if no connect failed. The numbers are rates per second or, without a
+/// daemon, counts since the backend was first seen. Errors of the backend come first, then endings
+/// that the application or this host caused.
 fn failures(backend: &BackendStatus, is_watched: bool) -> Option<String> {
     let failed = |ending: &Ending| !matches!(ending, Ending::Closed | Ending::Unknown);
     let (errors, others): (Vec<Ending>, Vec<Ending>) =
@@ -235,7 +235,7 @@ fn rate(rate: f64) -> String {
     }
 }
 
-/// A time in microseconds, as about three digits with a unit.
+/// A time in microseconds, formatted with a unit and about three digits.
 fn time(us: f64) -> String {
     match us {
         us if us >= LONGEST_US => format!(">{:.1}s", LONGEST_US / 1e6),
@@ -246,7 +246,7 @@ fn time(us: f64) -> String {
     }
 }
 
-/// The outcomes of connects, if any outcome needs a remark. Each connect has one outcome.
+/// The outcomes of connects; `None` if all outcomes are normal. Each connect has one outcome.
 fn odd(outcomes: &BTreeMap<String, u64>) -> Option<String> {
     let of = |outcome: Outcome| outcomes.get(outcome.name()).copied().unwrap_or(0);
     let balanced = Outcome::OF_A_SERVICE.into_iter().filter(|outcome| outcome.is_balanced());
@@ -392,8 +392,8 @@ mod tests {
         );
     }
 
-    /// A client with two services. The second has shorter addresses, so that its table has other
-    /// column widths.
+    /// A client with two services. The addresses of the second service are shorter, so its table
+    /// has other column widths.
     fn client() -> ClientStatus {
         let mut other = service();
         other.backends.truncate(1);

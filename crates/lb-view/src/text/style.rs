@@ -8,7 +8,7 @@ pub struct Style {
     /// Whether to use escape sequences.
     pub colour: bool,
     /// The width of the terminal in columns. `None` if the stream is no terminal or the width is
-    /// unknown; texts are then complete and not wrapped.
+    /// unknown; texts are then shown in full and not wrapped.
     pub width: Option<usize>,
 }
 
@@ -39,8 +39,8 @@ impl Style {
     }
 }
 
-/// The width: the variable `COLUMNS` if it is a positive number, else `columns`, which the terminal
-/// reports. A terminal that does not know its width reports 0.
+/// The width: the variable `COLUMNS` if it is a positive number, else `columns`, the number that
+/// the terminal reports. A terminal that does not know its width reports 0.
 fn width(variable: Option<&str>, columns: u16) -> Option<usize> {
     let requested = variable.and_then(|value| value.trim().parse().ok());
     requested.filter(|&width| width > 0).or(Some(columns.into()).filter(|&width| width > 0))

@@ -1,7 +1,7 @@
-//! A table of aligned columns. Rows are built when they are needed and are not stored.
+//! A table of aligned columns. Its rows are not stored but built when they are needed.
 //!
-//! If the table is wider than the terminal, it leaves out columns, the least important first,
-//! because a row that continues on the next line would be hard to read.
+//! If the table is wider than the terminal, columns are omitted, the least important first, because
+//! rows that continue on the next line would be hard to read.
 
 use std::fmt::Write as _;
 
@@ -20,12 +20,12 @@ pub struct Column<'t> {
     /// The heading.
     pub title: &'t str,
     pub side: Alignment,
-    /// If the table is too wide, the column with the lowest importance is left out first. Among
-    /// columns of equal importance this is the rightmost.
+    /// If the table is too wide, the column with the lowest importance is omitted first. Of several
+    /// columns with the same importance, the rightmost is omitted first.
     pub importance: u8,
 }
 
-/// The importance of a column that is never left out, because it identifies the row.
+/// The importance of a column that is never omitted, because it identifies the row.
 pub const ALWAYS: u8 = u8::MAX;
 
 impl<'t> Column<'t> {
@@ -37,8 +37,8 @@ impl<'t> Column<'t> {
         Self { title, side: Alignment::Right, importance }
     }
 
-    /// Columns with these titles. The first has names and is never left out; the others have
-    /// numbers, and are equally important.
+    /// Columns with these titles. The first column has names and is never omitted. The other
+    /// columns have numbers, and are all equally important.
     pub fn first_left(titles: &[&'t str]) -> Vec<Self> {
         let column = |(number, title): (usize, &&'t str)| match number {
             0 => Self::left(title, ALWAYS),
@@ -52,8 +52,8 @@ impl<'t> Column<'t> {
 pub struct TableRow {
     /// One cell for each column.
     pub cells: Vec<String>,
-    /// Whether something is wrong with the object of the row. Such a row begins with `!`, and is
-    /// red if colour is used.
+    /// Whether something is wrong with the object of the row. If so, the row begins with `!`, and
+    /// is red if colour is used.
     pub is_bad: bool,
     /// A remark, which is printed on a line below the row.
     pub note: Option<String>,
@@ -106,7 +106,7 @@ pub fn table<'t>(
         let mut this = String::new();
         line(&mut this, &mut cells.iter().map(String::as_str));
         if is_bad {
-            // The mark replaces the first blank, so that the columns remain aligned.
+            // The mark `!` replaces the first blank, so that the columns stay aligned.
             this.replace_range(..1, "!");
             this = style.paint("31", &this);
         }
@@ -120,12 +120,12 @@ pub fn table<'t>(
     RenderedTable { text, left_out: left_out.map(|(column, _)| column.title).collect() }
 }
 
-/// Whether each column is shown. Columns are left out, the least important first, until the rest
-/// fits.
+/// Whether each column is shown. Columns are omitted, the least important first, until the
+/// remaining columns fit.
 fn fitting(columns: &[Column<'_>], widths: &[usize], limit: Option<usize>) -> Vec<bool> {
     let mut shown = vec![true; columns.len()];
     let mut together: usize = widths.iter().map(|width| width + 2).sum();
-    // Bound: each iteration leaves out a column.
+    // Bound: each iteration omits a column.
     while limit.is_some_and(|limit| together > limit) {
         let candidates = columns.iter().enumerate().rev();
         let candidates = candidates.filter(|(number, column)| shown[*number] && column.importance < ALWAYS);
@@ -136,7 +136,7 @@ fn fitting(columns: &[Column<'_>], widths: &[usize], limit: Option<usize>) -> Ve
     shown
 }
 
-/// The line that names the columns that were left out; `None` if all are shown.
+/// The line that names the omitted columns; `None` if all columns are shown.
 pub fn left_out(titles: &[&str]) -> Option<String> {
     (!titles.is_empty()).then(|| format!("(narrow terminal: {} left out)\n", titles.join(", ")))
 }
@@ -181,12 +181,12 @@ mod tests {
             assert_eq!((table.text.as_str(), table.left_out.as_slice()), (text, left_out), "{width}");
         };
         check(33, "  name      b    c  state       d\n  backend  10  200  healthy  3000\n", &[]);
-        // Of columns with equal importance the rightmost is left out first.
+        // Of columns with the same importance, the rightmost is omitted first.
         check(32, "  name      b    c  state\n  backend  10  200  healthy\n", &["d"]);
         check(26, "  name       c  state\n  backend  200  healthy\n", &["b", "d"]);
         let least = "  name     state\n  backend  healthy\n";
         check(18, least, &["b", "c", "d"]);
-        // The columns that identify a row remain, however narrow the terminal is.
+        // The columns that identify a row are shown even if the terminal is too narrow for them.
         check(1, least, &["b", "c", "d"]);
     }
 

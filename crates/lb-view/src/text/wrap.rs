@@ -1,10 +1,10 @@
-//! Breaks lines that are wider than the terminal at the blanks between words.
+//! Wraps lines that are wider than the terminal, at the blanks between words.
 //!
-//! A command or name between back-quotes is never broken, because text that the terminal wraps can
-//! still be copied in one piece.
+//! A command or name between back-quotes is never broken. If it is too wide, the terminal wraps it,
+//! and it can still be copied in one piece.
 
-/// Wraps each line to `width` columns. A word that is longer than the width is not broken. A
-/// continuation line is indented by two columns more than its first line.
+/// Wraps each line to `width` columns. A word that is longer than the width is not broken.
+/// Continuation lines are indented by two columns more than the line itself.
 pub fn wrap(text: String, width: Option<usize>) -> String {
     let Some(width) = width else { return text };
     let mut wrapped = String::with_capacity(text.len());
@@ -22,7 +22,7 @@ pub fn wrap_line(text: &mut String, line: &str, width: usize, indent: usize) {
     let mut at = 0;
     for (blanks, word) in words(line) {
         let length = visible(word);
-        // If the line so far is only indentation, a new line would have no more room.
+        // If the line contains only indentation, a new line would have no more room.
         if at > indent && at + blanks + length > width {
             text.push('\n');
             text.extend(std::iter::repeat_n(' ', indent));
@@ -40,7 +40,7 @@ pub fn wrap_line(text: &mut String, line: &str, width: usize, indent: usize) {
 fn words(line: &str) -> Vec<(usize, &str)> {
     let mut words = Vec::new();
     let mut rest = line;
-    // Bound: each iteration removes a word.
+    // Bound: each iteration removes a word from the line.
     loop {
         let word = rest.trim_start_matches(' ');
         if word.is_empty() {
@@ -68,8 +68,8 @@ pub fn is_escape(piece: &str) -> bool {
     piece.starts_with('\x1b')
 }
 
-/// Splits a text into escape sequences and the text between them. A sequence must end with `m`;
-/// this crate writes no other kind.
+/// Splits a text into escape sequences and the text between them. Every sequence must end with `m`;
+/// this crate writes no others.
 pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {

@@ -48,7 +48,7 @@ impl RunDriver {
         }));
     }
 
-    /// The time limit of readiness command `number` is over.
+    /// The time limit of readiness command `number` has passed.
     pub(super) fn check_overdue(&mut self, number: u64) {
         if self.lifecycle.is_starting() && number == self.checks {
             self.processes.kill_shells(Some(CommandPurpose::Check));
@@ -69,7 +69,8 @@ impl RunDriver {
     }
 
     pub(super) fn ready(&mut self) {
-        // The application listens now: check whether it has a socket at its own address.
+        // The application listens by now, so find out whether it has a socket at the backend's own
+        // address.
         if let Err(error) = self.listener.find() {
             tracing::warn!(%error, "cannot read the kernel's list of sockets");
         }
@@ -80,7 +81,7 @@ impl RunDriver {
         let events = self.events.clone();
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            // After the run there is no receiver.
+            // After the end of the run, the channel has no receiver.
             let _ = events.send(event).await;
         });
     }

@@ -12,13 +12,14 @@ impl RunDriver {
     pub(super) fn reap(&mut self) {
         let mut changes = self.processes.changes();
         // `left` describes the processes that remain after all of these changes. The end of the
-        // command is handled first: a process that ends at the same time was not left behind.
+        // command is handled first: if another process has ended at the same time, the command has
+        // not left it behind.
         changes.sort_by_key(|change| !matches!(change, ChildChange::Command(_)));
         let has_ended = changes
             .iter()
             .any(|change| matches!(change, ChildChange::Command(_) | ChildChange::Descendant(_)));
         let is_shell = |change: &ChildChange| matches!(change, ChildChange::Shell(..));
-        // The end of a shell command may show that no other process is left.
+        // After the end of a shell command, it may be known that no other process is left.
         let is_needed = has_ended || self.lifecycle.has_lost_command() && changes.iter().any(is_shell);
         let left = if is_needed { self.left() } else { Left::Serving };
         for change in changes {
@@ -44,8 +45,8 @@ impl RunDriver {
     fn left(&mut self) -> Left {
         match self.processes.is_anybody_left() {
             false => Left::NoProcess,
-            // If the sockets cannot be read, assume that the application serves, so that it is not
-            // stopped.
+            // If the sockets cannot be read, assume that the application serves, because it must
+            // not be stopped then.
             true if self.listener.find().unwrap_or(true) => Left::Serving,
             true => Left::Others,
         }
@@ -78,8 +79,8 @@ impl RunDriver {
         let group = self.processes.group();
         terminal.take_back(group);
         if !Terminal::stop_job() {
-            // No shell would continue the job, so it was not stopped. A terminal does not stop the
-            // leader of a session either.
+            // No shell would continue the job, so the run was not stopped. A terminal does not stop
+            // the leader of a session either.
             terminal.give(group);
             self.processes.pass_on(Signal::CONT);
         }

@@ -1,4 +1,5 @@
-//! Looks at the connections while the run waits for them to end, and logs how the wait went.
+//! Counts the connections repeatedly while the run waits for them to end, and logs how the wait
+//! went.
 
 use std::io;
 use std::time::Duration;
@@ -9,8 +10,8 @@ use super::{RunDriver, RunEvent};
 use crate::run::connections::Connections;
 use crate::run::lifecycle::{Cause, ConnectionSnapshot, Input, Wait};
 
-/// Pause between two looks at the connections. If a look takes long, the pause is longer, so that
-/// looks take at most a tenth of the time.
+/// Pause between two counts of the connections. If a count takes long, the pause is longer, so that
+/// counting takes at most a tenth of the time.
 const LOOK: Duration = Duration::from_millis(100);
 const LOOK_SHARE: u32 = 10;
 
@@ -20,9 +21,10 @@ impl RunDriver {
             self.look_at = None;
             let (listener, idle, events) = (self.listener, self.args.idle, self.events.clone());
             let began = self.began.elapsed();
-            // Reading a table of a million connections takes time.
+            // A count of a million connections takes so long that it runs on a thread for blocking
+            // work.
             tokio::task::spawn_blocking(move || {
-                // After the run there is no receiver.
+                // After the end of the run, the channel has no receiver.
                 let _ = events.blocking_send(RunEvent::Looked(began, listener.connections(idle)));
             });
         }
@@ -35,7 +37,7 @@ impl RunDriver {
             Ok(Connections { busy, idle }) => {
                 self.input(Input::Looked(ConnectionSnapshot { began, busy, idle }));
             }
-            // The list changed while it was read; the next look follows soon.
+            // The kernel's list changed while it was read; the next count follows soon.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
                 if !std::mem::replace(&mut self.is_blind, true) {

@@ -1,4 +1,4 @@
-//! Every path of a run, and the properties that hold on all of them.
+//! Tests every path of a run, and the properties that hold on all paths.
 
 use proptest::prelude::*;
 
@@ -33,7 +33,8 @@ fn serving(rules: LifecycleOptions) -> Lifecycle {
     lifecycle
 }
 
-/// A backend that received SIGTERM in second 10, which all clients have acknowledged.
+/// A backend that received SIGTERM in second 10; all clients have acknowledged that it is a lame
+/// duck.
 fn waiting() -> Lifecycle {
     let mut lifecycle = serving(RULES);
     let actions = lifecycle.handle(s(10), Input::Signal(Signal::TERM));
@@ -84,7 +85,7 @@ fn the_wait_ends_once_clients_have_acknowledged_and_a_later_look_is_quiet() {
     let mut lifecycle = waiting();
     let busy = ConnectionSnapshot { began: s(12), busy: 1, idle: 3 };
     assert_eq!(lifecycle.handle(s(12), Input::Looked(busy)), []);
-    // A look that began before late connections could arrive proves nothing.
+    // A count that began before late connections could arrive proves nothing.
     assert_eq!(lifecycle.handle(s(13), Input::Looked(ConnectionSnapshot { began: s(13), ..QUIET })), []);
     let idle = ConnectionSnapshot { began: s(14), busy: 0, idle: 3 };
     let actions = lifecycle.handle(s(14), Input::Looked(idle));
@@ -130,10 +131,10 @@ fn a_backend_that_is_not_ready_yet_ends_in_the_same_way() {
         if prewarms {
             lifecycle.handle(s(1), Input::Ready);
         }
-        // The readiness that clients know stays the same.
+        // Clients still know the previous readiness.
         assert_eq!(lifecycle.handle(s(2), Input::Signal(Signal::TERM)), []);
         assert!(lifecycle.is_waiting() && !lifecycle.is_starting());
-        // If a check or a prewarm ends now, the backend is not announced as ready.
+        // If a check or a prewarm ends now, the backend must not be announced as ready.
         assert_eq!(lifecycle.handle(s(3), Input::Ready), []);
         assert_eq!(lifecycle.handle(s(3), Input::Prewarmed(true)), []);
     }
@@ -199,7 +200,7 @@ fn processes_left_by_a_crash_are_ended_and_the_run_has_the_crashs_status() {
 #[test]
 fn a_command_that_forks_away_is_followed() {
     let well = |is_command, left| Input::Ended { is_command, status: ProcessStatus::Exited(0), left };
-    // The command forks away before the application can serve, or after.
+    // The command may fork away before or after the application can serve.
     let (mut lifecycle, _) = Lifecycle::new(RULES);
     assert_eq!(lifecycle.handle(s(1), well(true, Left::Others)), []);
     assert!(lifecycle.has_lost_command());
@@ -207,7 +208,7 @@ fn a_command_that_forks_away_is_followed() {
     assert_eq!(lifecycle.handle(s(3), well(false, Left::Serving)), []);
     let mut late = serving(RULES);
     assert_eq!(late.handle(s(2), well(true, Left::Serving)), []);
-    // The end of the application is the end of the run.
+    // When the application ends, the run ends.
     let crash = Input::Ended { is_command: false, status: ProcessStatus::Exited(7), left: Left::NoProcess };
     let expected = [Action::ReportReadiness(Readiness::Down), Action::End(ProcessStatus::Exited(7))];
     assert_eq!(lifecycle.handle(s(4), crash), expected);

@@ -1,9 +1,9 @@
-//! Receives and sends packets, with the address of this host that they arrived at or have to come
-//! from.
+//! Receives packets together with the address of this host at which they arrived, and sends packets
+//! from a given address of this host.
 //!
 //! The standard library does not report that address. If an agent listens at all addresses, an
-//! answer must come from the address that the request was sent to: a client that is connected to
-//! it, a firewall and a NAT accept no other.
+//! answer must come from the address to which the request was sent: no other address is accepted by
+//! a connected client socket, a firewall or a NAT.
 
 use std::io;
 use std::mem::{self, MaybeUninit};
@@ -16,16 +16,17 @@ use libc::{
     sockaddr_storage,
 };
 
-/// Maximum number of packets per call: the work of one iteration of the loop.
+/// Maximum number of packets per call, which limits the work of one iteration of the loop.
 pub const BATCH: usize = 32;
 
-/// Bytes that are read of a packet: more than a datagram has, so that a longer one is detected.
+/// Number of bytes that are read of a packet. This is more than a datagram of the protocol has, so
+/// that a longer datagram is detected.
 const BYTES: usize = 128;
 
-/// Words of ancillary data: it has one message of at most 40 bytes.
+/// Size of the buffer for ancillary data, in words. The data is one message of at most 40 bytes.
 const CONTROL_WORDS: usize = 16;
 
-/// The buffers that packets are received in.
+/// The buffers for received packets.
 pub struct PacketBatch {
     places: Vec<PacketSlot>,
 }
@@ -39,10 +40,10 @@ struct PacketSlot {
 }
 
 pub struct ReceivedPacket<'b> {
-    /// The content, or as much of it as shows that it is too long.
+    /// The content. If the packet is too long, only as much of it as shows this.
     pub bytes: &'b [u8],
     pub from: SocketAddr,
-    /// The address of this host that it arrived at, if the socket reports it.
+    /// The address of this host at which the packet arrived, if the socket reports it.
     pub to: Option<IpAddr>,
 }
 
@@ -51,10 +52,10 @@ impl PacketBatch {
         Self { places: vec![PacketSlot { bytes: [0; BYTES], length: 0, from: None, to: None }; BATCH] }
     }
 
-    /// Receives the packets that have arrived, at most [`BATCH`], and does not wait.
+    /// Receives packets that have already arrived, at most [`BATCH`], and does not wait.
     ///
     /// # Errors
-    /// Of the kind `WouldBlock` if there is none.
+    /// An error of the kind `WouldBlock` if no packet has arrived.
     pub fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -91,7 +92,7 @@ impl PacketBatch {
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         for ((header, name), place) in headers.iter().zip(&names).zip(&mut self.places).take(count) {
             place.length = usize::try_from(header.msg_len).unwrap_or(BYTES).min(BYTES);
-            // SAFETY: the storage was all zeros, which is a valid value, before the kernel wrote to
+            // SAFETY: the storage was all zeros, which is a valid value, until the kernel wrote to
             // it.
             place.from = address(unsafe { name.assume_init_ref() });
             place.to = destination(&header.msg_hdr);
@@ -145,7 +146,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Option<I
             let info = in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: libc::in_addr { s_addr }, ipi_addr: any };
             attach(&mut header, &mut control, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
         }
-        // An IPv6 socket requires IPv4 addresses in mapped form, here too.
+        // An IPv6 socket requires IPv4 addresses in mapped form, also in this message.
         (_, Some(from)) => {
             let octets = match from {
                 IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -202,7 +203,7 @@ fn socklen(bytes: usize) -> libc::socklen_t {
 fn attach<T>(header: &mut msghdr, control: &mut [u64; CONTROL_WORDS], level: c_int, kind: c_int, value: T) {
     let bytes = libc::c_uint::try_from(size_of::<T>()).expect("the value is a few bytes");
     header.msg_control = control.as_mut_ptr().cast();
-    // SAFETY: these two only add numbers.
+    // SAFETY: these two functions only add numbers.
     let (space, length) = unsafe { (libc::CMSG_SPACE(bytes), libc::CMSG_LEN(bytes)) };
     header.msg_controllen = space as usize;
     assert!(space as usize <= size_of_val(control), "the buffer has no room for one message");
@@ -219,8 +220,8 @@ fn attach<T>(header: &mut msghdr, control: &mut [u64; CONTROL_WORDS], level: c_i
 
 /// The address of this host that a packet arrived at, from its ancillary data.
 fn destination(header: &msghdr) -> Option<IpAddr> {
-    // SAFETY: the kernel has written the header's ancillary data and its length, and the macros
-    // stay within that length. A message of these kinds has a value of that type.
+    // SAFETY: the kernel has written the header's ancillary data and its length, and the macros do
+    // not read beyond that length. The value of a message of these kinds has that type.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         // Bound: the messages in a few words.
@@ -228,7 +229,8 @@ fn destination(header: &msghdr) -> Option<IpAddr> {
             match ((*message).cmsg_level, (*message).cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     let info: in_pktinfo = ptr::read_unaligned(libc::CMSG_DATA(message).cast());
-                    // For a broadcast, this is the address of the interface.
+                    // For a broadcast, this is the address of the interface, not the broadcast
+                    // address.
                     return Some(Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes()).into());
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {

@@ -1,4 +1,4 @@
-//! Long and unusual TOML files by example.
+//! Tests of long and unusual TOML files.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Prints a tree without the content of values that no entry can have.
+/// Prints a tree. Omits the content of values that an entry may not have.
 fn pruned(table: &DeTable<'_>, is_root: bool) -> String {
     let value = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
         DeValue::Array(list) if is_root => {
@@ -79,16 +79,16 @@ fn a_file_with_too_many_tokens_is_refused_before_parsing() {
     assert!(faults.contains("more than 1048576 words and signs"), "{faults}");
 }
 
-/// Returns whether a tree holds a list or a table in a place where no entry can have one. Such a
-/// file is refused in any case.
+/// Returns whether a tree has a list or a table where an entry may not have one. Such a file is
+/// refused in any case.
 fn holds_what_is_refused(tree: &str) -> bool {
     ["=a list", "=a table", "array"].iter().any(|kind| tree.contains(kind))
 }
 
 proptest! {
-    /// Both readers agree whether a text is faulty, with one exception: inside a value that no
-    /// entry can have, our reader does not look for duplicate keys, because that value itself is
-    /// the fault.
+    /// Either both readers find a fault in a text or neither does, with one exception: our reader
+    /// does not look for duplicate keys inside a value that no entry may have, because that value
+    /// itself is the fault.
     #[test]
     fn a_mutation_is_faulty_for_both_readers_or_for_none(
         which in 0..GOOD.len(), at in 0_usize..120, length in 0_usize..8, put in "[\\[\\]{}=\"',.0-9a-z\n ]{0,4}",
@@ -102,7 +102,7 @@ proptest! {
     }
 }
 
-/// The random mutations found this case: a duplicate key in a table that no entry can have.
+/// Random mutations have found this case: a duplicate key in a table that an entry may not have.
 #[test]
 fn a_duplicate_key_in_an_invalid_table_is_refused_for_the_table() {
     for text in
