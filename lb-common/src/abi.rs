@@ -21,13 +21,13 @@ macro_rules! one_word {
         const _: () = assert!(size_of::<$value>() == size_of::<$word>());
 
         impl $value {
-            /// The value as a word, which one store writes.
+            /// The value as a word, so that a single store can write it.
             #[inline(always)]
             pub fn to_word(self) -> $word {
                 bytemuck::cast(self)
             }
 
-            /// The value in a word, which one load has read.
+            /// The value in a word that a single load has read.
             #[inline(always)]
             pub fn from_word(word: $word) -> Self {
                 bytemuck::cast(word)
@@ -59,7 +59,8 @@ pub use service::*;
 /// The default directory of pins; `--pins` selects another one.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/socklb";
 
-/// The version of everything in this module but [`host`] and [`responder`]; a part of the pin path.
+/// The version of everything in this module except [`host`] and [`responder`]; a part of the pin
+/// path.
 pub const ABI_VERSION: u32 = 7;
 
 // ---- limits, each with its reason ---------------------------------------------------------------
@@ -76,20 +77,21 @@ pub const MAX_PROBES: u32 = 32;
 pub const MAX_CLIENTS: usize = 64;
 /// The largest fixed subset size: the largest set that a scan inside one program run can afford.
 pub const MAX_SUBSET: u32 = 256;
-/// Maximum backends in the list of one table ([`Members`]): a whole subset, and half as many again
-/// for members that were replaced.
+/// Maximum backends in the list of one table ([`Members`]): the backends of a whole subset, and up
+/// to half that number of backends that were replaced.
 pub const MAX_LISTED: u32 = MAX_SUBSET + MAX_SUBSET / 2;
 /// Maximum backends of a service without a subset, which uses all of them.
 pub const MAX_BACKENDS: u32 = 16_384;
-/// The shortest schedule: at 1,024 entries the rounding of weights costs 0.7 % of utilization, at
-/// 256 it costs 2.8 %.
+/// Binary logarithm of the length of the shortest schedule. With this length, 1,024 entries, the
+/// rounding of weights costs 0.7 % of utilization; with 256 entries it would cost 2.8 %.
 pub const MIN_SCHEDULE_LOG2: u8 = 10;
-/// The longest schedule of one service: 65,536 entries.
+/// Binary logarithm of the length of the longest schedule of one service, 65,536 entries.
 pub const MAX_SCHEDULE_LOG2: u8 = 16;
 /// Entries of a schedule per backend, before rounding up to a power of two.
 pub const SCHEDULE_ENTRIES_PER_BACKEND: u32 = 32;
 /// Default maximum of schedule entries of one client task, in all its services together. The map
-/// has twice as many, so that a new table finds room beside the table that it replaces.
+/// has room for twice this number, so that a new table finds room beside the table that it
+/// replaces.
 pub const SCHEDULE_ENTRIES: u32 = 524_288;
 /// Default number of slots of one client task: enough to replace all backends of sixteen services
 /// with 128 backends each. A slot's counters take half a kilobyte on every CPU, so a larger number
@@ -99,11 +101,12 @@ pub const SLOTS: u32 = 4_096;
 /// slot.
 pub const MAX_SLOTS: u32 = 65_535;
 /// Default number of flow records of one client task; a power of two. The overflow table has room
-/// for as many again.
+/// for the same number of further records.
 pub const FLOW_RECORDS: u32 = 131_072;
-/// Maximum flows of a datagram socket that sends to addresses without connecting; each flow belongs
-/// to another service. A further flow replaces the flow that was chosen first. A program compares
-/// the source of every datagram that the socket receives with each flow, so there are only a few.
+/// Maximum flows of a datagram socket that sends to addresses without connecting; each flow goes to
+/// a different service. A further flow replaces the flow that was chosen first. The maximum is
+/// small, because a program compares the source of every datagram that the socket receives with
+/// each flow.
 pub const MAX_DATAGRAM_FLOWS: usize = 8;
 /// Maximum scattered entries that a connect examines if the picked backend is not eligible and the
 /// service has a limit of open flows. After that it examines all members.
@@ -112,16 +115,17 @@ pub const MAX_REDRAWS: u32 = 4;
 /// names of services have at most 63 bytes; names of clients have the same limit.
 pub const NAME_BYTES: usize = 64;
 
-/// The number that means "no slot". In a schedule entry: no backend. As a fallback: refuse the
-/// connect.
+/// The number that means "no slot". In a schedule entry it means that there is no backend; as a
+/// fallback, it means that the connect is refused.
 pub const NO_SLOT: u32 = 0xffff;
 
 // ---- map names ----------------------------------------------------------------------------------
 
 /// Names of the maps as the object declares them and as they are pinned.
 pub mod map {
-    /// Array, memory-mapped: the hash of a destination modulo the array's length, or an index up to
-    /// [`MAX_PROBES`](super::MAX_PROBES) - 1 after that, to [`VipCell`](super::VipCell).
+    /// Array, memory-mapped, of [`VipCell`](super::VipCell). A destination's cell is at its hash
+    /// modulo the array's length, or at one of the [`MAX_PROBES`](super::MAX_PROBES) - 1 indexes
+    /// after that.
     pub const VIP_TABLE: &str = "vip_table";
     /// Array, memory-mapped: service index to [`Service`](super::Service).
     pub const SERVICES: &str = "services";

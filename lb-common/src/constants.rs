@@ -1,6 +1,6 @@
 //! Values that the loader writes into the instructions of the kernel programs of client tasks
-//! before it loads the programs. They are constants, whose values the verifier then knows and which
-//! need no load from memory, and calls of kernel functions.
+//! before it loads the programs. They are constants and calls of kernel functions. The verifier
+//! knows the value of such a constant, and a program need not load it from memory.
 //!
 //! The object file contains placeholders for these values: numbers that no program uses for
 //! anything else.
@@ -49,8 +49,8 @@ pub const NAMES: [&str; 37] = [
 /// The placeholder of the first constant in [`NAMES`]. The placeholder of the constant at index `i`
 /// is `FIRST + i`.
 pub const FIRST: u32 = 0x5c1c_0000;
-/// The placeholder in a call of `bpf_rdonly_cast`: it stands where a call of a helper has the
-/// helper's number.
+/// The placeholder in a call of `bpf_rdonly_cast`. It is in the field that contains the helper's
+/// number in a call of a helper.
 pub const CAST: u32 = 0x5c1b_0000;
 
 /// The placeholder of a constant.

@@ -30,8 +30,8 @@ pub struct Evidence {
     /// The number of the flow's [`Ending`], or [`NO_ANSWER`]; without meaning if the flow has not
     /// ended.
     pub ending: u8,
-    /// The source for the process that began the flow. In the evidence that [`next`] receives: the
-    /// source of the whole run of failures, including this one, see [`failure_source`].
+    /// The source for the process that began the flow. But the evidence that [`next`] receives must
+    /// contain the source of the whole run of failures, including this one, see [`failure_source`].
     pub failure_source: FailureSource,
 }
 
@@ -91,8 +91,8 @@ impl EvidenceKind {
     }
 }
 
-/// The process or processes with the flows that made a run of failures, in one byte. If only one
-/// process saw the failures, its requests may have caused them.
+/// Which process saw the failures of a run, or that several processes saw them, as one byte. If
+/// only one process saw the failures, its requests may have caused them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailureSource(pub u8);
 
@@ -111,7 +111,7 @@ impl FailureSource {
     /// the client have begun flows recently (`is_one_of_several`, 1 or 0).
     #[inline(always)]
     pub fn among(process: u32, is_one_of_several: u8) -> Self {
-        // All bits of the mask are set if it is not one of several processes.
+        // All bits of the mask are set if the process is not one of several.
         let mask = sign_mask_in_register(u64::from(is_one_of_several).wrapping_sub(1));
         #[expect(clippy::cast_possible_truncation, reason = "a mask")]
         let alone = mask as u8;
@@ -268,7 +268,7 @@ pub enum Verdict {
     Unchanged,
     /// The evidence is stored, without any other effect.
     Remembered,
-    /// The backend should be ejected, if one more backend may be ejected. If not, the caller must
+    /// The backend must be ejected if one more backend may be ejected. Otherwise the caller must
     /// store the word that [`withheld`] returns.
     Eject,
     /// The backend stays ejected for longer.
@@ -437,7 +437,7 @@ pub fn time_over(before: EjectionState, now: u32) -> EjectionState {
 }
 
 /// The ejection word if an ejection is withheld: the backend is not ejected, and its run of
-/// failures is long enough that the next failure tries to eject it again. `ejected` is the word
+/// failures stays so long that the next failure leads to the same decision. `ejected` is the word
 /// that [`next`] returned, and `before` the word before it.
 #[inline(always)]
 pub const fn withheld(ejected: EjectionState, before: EjectionState, now: u32) -> EjectionState {
@@ -564,13 +564,13 @@ impl Event {
 /// The next trial of a service, after the survey `seen` of all of its members. `before` is the next
 /// trial as it was stored until now.
 ///
-/// If no backend is well, trials come at least every [`base`](EjectionRules::base), so that the
-/// first backend that recovers is found soon.
+/// If no backend is well, there is at least one trial per [`base`](EjectionRules::base), so that
+/// the first backend that recovers is found soon.
 ///
 /// Between two trials there are as many other connects as there are available backends, unless the
-/// first trial has readmitted its backend. Otherwise, if a client connects rarely or its trials
-/// decide nothing, it would begin one trial after another. So a client never sends a larger part of
-/// its connects to failing backends than it would without ejection.
+/// first trial has readmitted its backend. Without these connects, a client that connects rarely,
+/// or that gets no result from its trials, would begin one trial after another. So a client never
+/// sends a larger part of its connects to failing backends than it would without ejection.
 #[inline(always)]
 pub fn next_trial(
     seen: Survey,

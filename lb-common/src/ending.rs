@@ -1,5 +1,5 @@
-//! How a flow ended, derived from the state of its socket at that moment. The kernel programs and
-//! the tests on the host run the same functions. The module must not know maps.
+//! Determines how a flow ended, from the state that its socket has when the flow ends. The kernel
+//! programs and the tests on the host run the same functions. The module must not know maps.
 
 use crate::abi::Phase;
 use crate::load::{in_one_register, sign_mask_in_register};
@@ -26,7 +26,8 @@ pub enum Ending {
     NotSent = 6,
     /// The application gave up before the connection was established and before an answer was due.
     GaveUp = 7,
-    /// The application aborted an established connection: `SO_LINGER` 0, unread data, `AF_UNSPEC`.
+    /// The application aborted an established connection: with `SO_LINGER` 0, with unread data, or
+    /// by a connect to `AF_UNSPEC`.
     Aborted = 8,
     /// Another program or the kernel destroyed the socket.
     Destroyed = 9,
@@ -40,7 +41,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// All of them, by number.
+    /// All endings, by number.
     pub const ALL: [Self; 13] = [
         Self::Closed,
         Self::Refused,
@@ -218,9 +219,9 @@ impl End {
         self.flag(Self::SEND_FAILED)
     }
 
-    /// 1 if the end is no evidence about the backend, else 0. It is no evidence if the client or
-    /// the backend closed, and if also the backend has sent data, or had nothing to answer, or the
-    /// end was reported before.
+    /// 1 if the end is no evidence about the backend, else 0. It is no evidence if two conditions
+    /// hold: the client or the backend closed the connection; and the backend has sent data, or had
+    /// nothing to answer, or its end was reported before.
     #[inline(always)]
     pub fn is_plain(self) -> u32 {
         // This uses fewer registers than `sent_nothing` would: functions of a kernel program that
@@ -347,8 +348,8 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// The ending: that of the reported error if there is one; [`Ending::Unanswered`] if an answer
-    /// was overdue or the SYN was retransmitted; else [`Ending::GaveUp`].
+    /// The ending: if an error was reported, the ending of this error; else [`Ending::Unanswered`]
+    /// if an answer was overdue or the SYN was retransmitted; else [`Ending::GaveUp`].
     #[inline(always)]
     pub fn ending(self) -> Ending {
         let Self { soft_error, retransmits, is_due } = self;

@@ -7,8 +7,8 @@ use core::num::{NonZeroU32, NonZeroU64};
 
 use crate::abi::{Policy, RecentErrors};
 
-/// A half-life, stored as a reciprocal: a scan computes the remaining errors of up to 256 backends
-/// and divides only once.
+/// A half-life, stored with its reciprocal, so that a scan divides only once to compute the
+/// remaining errors of up to 256 backends.
 #[derive(Clone, Copy)]
 pub struct HalfLife {
     ticks: u32,
@@ -34,8 +34,8 @@ impl HalfLife {
     }
 }
 
-/// The number of `errors` that remain at the tick `now`: it halves with each half-life, rounded
-/// down.
+/// The number of `errors` that remain at the tick `now`: the number halves with each half-life, and
+/// is rounded down.
 #[inline(always)]
 pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
     let halvings = half_life.halvings(errors, now);
@@ -47,9 +47,10 @@ pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
 }
 
 /// `errors` after one more error at the tick `now`. The backend has `flows` open flows, including
-/// the failed one. So many errors are added that the other open flows and the errors together are
-/// more than `peak`. Otherwise, if other backends have many open flows, errors would halve faster
-/// than they accumulate, and a backend that fails each connect would get most connects.
+/// the failed one. At least one error is added, and so many that the other open flows and the
+/// errors together are more than `peak`. If only one were added while other backends have many open
+/// flows, errors would halve faster than they accumulate, and a backend that fails each connect
+/// would get most connects.
 #[inline(always)]
 pub fn with_another(
     errors: RecentErrors,
@@ -102,9 +103,9 @@ fn added(errors: RecentErrors, left: u32, more: u32, now: u32, half_life: HalfLi
     }
 }
 
-/// Whether `errors` are so old that none has remained for long, with any possible half-life. The
-/// daemon must then clear them: ticks wrap around, so 52 days after the errors were counted they
-/// would weigh again for a while.
+/// Whether `errors` are so old that, with any possible half-life, the last of them has decayed long
+/// ago. The daemon must then clear them: ticks wrap around, so 52 days after the errors were
+/// counted they would count as load again for a while.
 pub fn are_stale(errors: RecentErrors, now: u32) -> bool {
     /// 13 days. After 32 half-lives of at most an hour, none of the largest possible number of
     /// errors remains.
@@ -157,15 +158,15 @@ pub fn smaller(one: u64, other: u64) -> u64 {
     one ^ ((one ^ other) & sign_mask_in_register(other.wrapping_sub(one)))
 }
 
-/// The same value. Forces the compiler to assemble it in one register here: otherwise the compiler
-/// may keep its parts separately, and on the stack.
+/// Returns the same value, and forces the compiler to assemble it in one register here. Otherwise
+/// the compiler may hold the parts of the value separately, and on the stack.
 #[inline(always)]
 pub fn in_one_register(value: u64) -> u64 {
     #[cfg(target_arch = "bpf")]
     {
         let mut value = value;
-        // SAFETY: the instruction changes nothing. (There is an instruction because a line of
-        // source needs one.)
+        // SAFETY: the instruction changes nothing. (The assembly is not empty, because a line of
+        // source needs an instruction.)
         unsafe {
             core::arch::asm!("{0} |= 0", inout(reg) value, options(pure, nomem, nostack, preserves_flags))
         };
@@ -175,10 +176,10 @@ pub fn in_one_register(value: u64) -> u64 {
     value
 }
 
-/// The same value, of which the verifier then knows no bounds. `any` is a value that was read from
-/// a map; it is XORed in twice. Reason: a sum that grows in a loop has different bounds in each
-/// iteration, and without CAP_PERFMON the verifier then never recognizes an iteration as one that
-/// it has verified before.
+/// Returns the same value, but the verifier knows no bounds of the result. `any` is a value that
+/// was read from a map; it is XORed in twice. The verifier must not know bounds because a sum that
+/// grows in a loop has different bounds in each iteration: without CAP_PERFMON the verifier then
+/// never recognizes an iteration as one that it has verified before.
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn without_bounds(value: u64, any: u64) -> u64 {
@@ -191,7 +192,7 @@ pub fn without_bounds(value: u64, any: u64) -> u64 {
 #[inline(always)]
 pub fn without_bounds(value: u64, any: u64) -> u64 {
     let mut value = value;
-    // SAFETY: the instructions change a register twice, which restores it.
+    // SAFETY: the first instruction changes a register, and the second one restores it.
     unsafe {
         core::arch::asm!("{0} ^= {1}", "{0} ^= {1}", inout(reg) value, in(reg) any, options(pure, nomem, nostack, preserves_flags));
     }
@@ -250,8 +251,8 @@ mod tests {
         assert!(!are_stale(NONE, 14 * DAY), "there are no errors to clear");
     }
 
-    /// With one error per half of a half-life, indefinitely, the weight is bounded, and gone soon
-    /// after the last error.
+    /// With one error per half of a half-life, the weight stays bounded, however long that lasts.
+    /// It is gone soon after the last error.
     #[test]
     fn a_steady_error_rate_has_a_bounded_weight() {
         let mut errors = NONE;

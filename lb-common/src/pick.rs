@@ -4,9 +4,9 @@
 //! A choice depends on the tables, on the service's rules and on one number, the *sample*: a
 //! cursor's position or a random number. With the same tables, rules and sample, the choice is the
 //! same again. A backend is *eligible* if its state word permits it to be chosen and it is below
-//! the limit of open flows. If the picked backend is not eligible, entries at scattered places of
-//! the table are examined, so that its connects go to all other backends by their shares. If no
-//! backend is eligible, the service's rules and its fallback decide.
+//! the limit of open flows. If the picked backend is not eligible, entries that are scattered over
+//! the table are examined, so that the connects of this backend go to all other backends by their
+//! shares. If no backend is eligible, the service's rules and its fallback decide.
 //!
 //! This file contains the parts that all policies share. The module must not know how weights
 //! become a schedule, and reads no clock.
@@ -119,8 +119,8 @@ pub trait Tables: Sized {
         false
     }
 
-    /// The pick for a sample if no backend at the sample's places of the schedule is eligible, or
-    /// if the table is invalid or missing.
+    /// The pick for a sample if no backend at the sample's positions in the schedule is eligible,
+    /// or if the table is invalid or missing.
     #[inline(always)]
     fn slow_path(&self, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
         slow_path(self, table, rules, sample, now)
@@ -206,9 +206,10 @@ pub fn position(cursor: Cursor, length_log2: u8) -> u32 {
 }
 
 /// A pseudo-random number from a CPU's cursor: 2^32 steps of the cursor yield every number once.
-/// The kernel's own random numbers would need a call of some twenty nanoseconds, and these numbers
-/// need not be unpredictable. (The constants are those of Chris Wellons' "lowbias32": flipping one
-/// bit of the input flips each bit of the result with a probability very near to a half.)
+/// The numbers need not be unpredictable, and the kernel's own random numbers would require a call,
+/// which takes some twenty nanoseconds. (The constants are those of Chris Wellons' "lowbias32":
+/// flipping one bit of the input flips each bit of the result with a probability very near to a
+/// half.)
 #[inline(always)]
 pub fn scattered(cursor: Cursor) -> u32 {
     mixed(cursor.phase.wrapping_add(cursor.start))

@@ -2,11 +2,11 @@
 //! probing (Knuth, "The Art of Computer Programming", volume 3, section 6.4). Each cell changes
 //! with a single store.
 //!
-//! The kernel programs look up every destination, and most of them are not services. A lookup in a
-//! hash map of the kernel is a call of some twenty nanoseconds; a lookup in this table reads one
-//! cell for nearly all destinations. A lookup may run between any two stores of the daemon: it
-//! finds every service that exists both before and after the daemon's change. An IPv4 address is
-//! looked up in v4-mapped form.
+//! The kernel programs look up every destination, and most destinations are not services. A lookup
+//! in a hash map of the kernel requires a call, which takes some twenty nanoseconds; a lookup in
+//! this table reads one cell for nearly all destinations. A lookup may run between any two stores
+//! of the daemon: it finds every service that exists both before and after the daemon's change. An
+//! IPv4 address is looked up in v4-mapped form.
 
 use crate::abi::{MAX_PROBES, VIP_CELLS, VipCell};
 use crate::net::{Address, Be16};
@@ -151,8 +151,9 @@ pub fn insert(table: &impl VipTable, destination: Destination, service: u32) -> 
 }
 
 /// The stores that remove the service at a destination, in the order in which the caller must make
-/// them; none if there is no service. If the next cell is free, no lookup needs to continue past
-/// this cell, so it and the tombstones before it become free. Otherwise it becomes a tombstone.
+/// them; none if there is no service. If the cell after the service's cell is free, no lookup needs
+/// to continue past the service's cell, so this cell and the tombstones directly before it become
+/// free. Otherwise the service's cell becomes a tombstone.
 pub fn remove(table: &impl VipTable, destination: Destination) -> impl Iterator<Item = Store> {
     let start = position_of(table, destination);
     let is_last = start.is_some_and(|start| table.cell(position(start, 1)) == Some(VipCell::FREE));

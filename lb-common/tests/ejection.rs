@@ -391,7 +391,7 @@ fn a_backend_without_the_ejected_mark_counts_again_after_its_time() {
         let (state, verdict) = see(ESTABLISHED, later);
         assert_eq!((verdict, state.run), (Verdict::Remembered, 4));
         assert_eq!(state.phase, EjectionPhase::Counting as u8);
-        // If the time is over only by little, the run continues, and the next failure ejects.
+        // If the time has been over only briefly, the run continues, and the next failure ejects.
         assert_eq!(see(REFUSED, backend.state.at).1, Verdict::Eject);
     }
 }

@@ -328,8 +328,8 @@ extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u
     steps::weigh(&MapStore::<Linux5_10>::new(index, service), slot, evidence, tick(start_ns))
 }
 
-/// The result of [`pick::usable_other`] for the current table of a service: the slot of another
-/// backend than the one in `slot` that may be chosen, or [`NO_SLOT`].
+/// The result of [`pick::usable_other`] for the current table of a service: the slot of a backend
+/// that may be chosen and is not the one in `slot`, or [`NO_SLOT`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn other_entry(index: u32, slot: u32, now: u32) -> u32 {

@@ -111,29 +111,29 @@ pub const NAMESPACE_COOKIE: Constant<u32, { place_of("NAMESPACE_COOKIE") }> = Co
 /// 0 if the programs may not read it.
 pub const SK_ERR: Constant<u32, { place_of("SK_ERR") }> = Constant::new();
 
-/// The offset of an error that the kernel did not act on (`sock.sk_err_soft`), as [`SK_ERR`].
+/// Like [`SK_ERR`], for an error that the kernel did not act on (`sock.sk_err_soft`).
 pub const SK_ERR_SOFT: Constant<u32, { place_of("SK_ERR_SOFT") }> = Constant::new();
 
 /// Like [`SK_ERR`], for sockets that are being released: 0 if the programs may not read the error
 /// of such a socket.
 pub const RELEASED_SK_ERR: Constant<u32, { place_of("RELEASED_SK_ERR") }> = Constant::new();
 
-/// `sock.sk_err_soft`, as [`RELEASED_SK_ERR`].
+/// Like [`RELEASED_SK_ERR`], for `sock.sk_err_soft`.
 pub const RELEASED_SK_ERR_SOFT: Constant<u32, { place_of("RELEASED_SK_ERR_SOFT") }> = Constant::new();
 
-/// `tcp_sock.bpf_sock_ops_cb_flags`, as [`RELEASED_SK_ERR`].
+/// Like [`RELEASED_SK_ERR`], for `tcp_sock.bpf_sock_ops_cb_flags`.
 pub const RELEASED_CALLBACKS: Constant<u32, { place_of("RELEASED_CALLBACKS") }> = Constant::new();
 
-/// `tcp_sock.srtt_us`, as [`RELEASED_SK_ERR`].
+/// Like [`RELEASED_SK_ERR`], for `tcp_sock.srtt_us`.
 pub const RELEASED_SRTT: Constant<u32, { place_of("RELEASED_SRTT") }> = Constant::new();
 
-/// `tcp_sock.total_retrans`, as [`RELEASED_SK_ERR`].
+/// Like [`RELEASED_SK_ERR`], for `tcp_sock.total_retrans`.
 pub const RELEASED_RETRANSMITS: Constant<u32, { place_of("RELEASED_RETRANSMITS") }> = Constant::new();
 
-/// `tcp_sock.bytes_received`, as [`RELEASED_SK_ERR`].
+/// Like [`RELEASED_SK_ERR`], for `tcp_sock.bytes_received`.
 pub const RELEASED_BYTES_RECEIVED: Constant<u32, { place_of("RELEASED_BYTES_RECEIVED") }> = Constant::new();
 
-/// `tcp_sock.bytes_acked`, as [`RELEASED_SK_ERR`].
+/// Like [`RELEASED_SK_ERR`], for `tcp_sock.bytes_acked`.
 pub const RELEASED_BYTES_SENT: Constant<u32, { place_of("RELEASED_BYTES_SENT") }> = Constant::new();
 
 /// The offset of `inet_connection_sock.icsk_syn_retries`; 0 if the programs may not read this
@@ -147,35 +147,34 @@ pub const KERNEL_SOCKET: Constant<u32, { place_of("KERNEL_SOCKET") }> = Constant
 /// The bit of that byte, as a mask.
 pub const KERNEL_SOCKET_MASK: Constant<u32, { place_of("KERNEL_SOCKET_MASK") }> = Constant::new();
 
-/// The offset of the first message in a socket's error queue (`sock.sk_error_queue`), as
-/// [`SK_ERR`].
+/// Like [`SK_ERR`], for the first message in a socket's error queue (`sock.sk_error_queue`).
 pub const ERROR_QUEUE: Constant<u32, { place_of("ERROR_QUEUE") }> = Constant::new();
 
-/// The offset of the length of that queue, as [`SK_ERR`].
+/// Like [`SK_ERR`], for the length of that queue.
 pub const ERROR_QUEUE_LENGTH: Constant<u32, { place_of("ERROR_QUEUE_LENGTH") }> = Constant::new();
 
-/// The offset of the `struct sock_extended_err` in such a message, as [`SK_ERR`].
+/// Like [`SK_ERR`], for the `struct sock_extended_err` in such a message.
 pub const QUEUED_ERROR: Constant<u32, { place_of("QUEUED_ERROR") }> = Constant::new();
 
-/// `sock_common.skc_bound_dev_if`, as [`SK_ERR`].
+/// Like [`SK_ERR`], for `sock_common.skc_bound_dev_if`.
 pub const BOUND_DEVICE: Constant<u32, { place_of("BOUND_DEVICE") }> = Constant::new();
 
-/// `sock.sk_mark`, as [`SK_ERR`].
+/// Like [`SK_ERR`], for `sock.sk_mark`.
 pub const SOCKET_MARK: Constant<u32, { place_of("SOCKET_MARK") }> = Constant::new();
 
-/// The offset of the byte with the bits of `sock.sk_userlocks`, as [`SK_ERR`].
+/// Like [`SK_ERR`], for the byte with the bits of `sock.sk_userlocks`.
 pub const USER_LOCKS: Constant<u32, { place_of("USER_LOCKS") }> = Constant::new();
 
 /// The bits of that byte that are set if an address or a port was bound, as a mask.
 pub const USER_LOCKS_MASK: Constant<u32, { place_of("USER_LOCKS_MASK") }> = Constant::new();
 
-/// `sock.sk_filter`, as [`SK_ERR`].
+/// Like [`SK_ERR`], for `sock.sk_filter`.
 pub const SOCKET_FILTER: Constant<u32, { place_of("SOCKET_FILTER") }> = Constant::new();
 
-/// `sock_common.skc_flags`, as [`SK_ERR`].
+/// Like [`SK_ERR`], for `sock_common.skc_flags`.
 pub const SOCKET_FLAGS: Constant<u32, { place_of("SOCKET_FLAGS") }> = Constant::new();
 
-/// `inet_sock.uc_ttl`, as [`SK_ERR`].
+/// Like [`SK_ERR`], for `inet_sock.uc_ttl`.
 pub const UNICAST_TTL: Constant<u32, { place_of("UNICAST_TTL") }> = Constant::new();
 
 /// Offsets of fields of the kernel's structures, for the iterator over open files. Set by the

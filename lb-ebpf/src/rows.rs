@@ -1,5 +1,6 @@
-//! Access to rows of the maps, for code that several hooks use. The daemon changes some fields at
-//! any time, each with a single store, so each function here reads a field with a single load.
+//! Access to elements ("rows") of the maps, for code that several hooks use. The daemon changes
+//! some fields at any time, each with a single store, so each function here reads a field with a
+//! single load.
 
 use lb_common::abi::host::Verdict;
 use lb_common::abi::{Backend, BackendAddress, Service, StateWord};

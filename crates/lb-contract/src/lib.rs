@@ -8,8 +8,8 @@
 //! judged.
 //!
 //! A [`World`] is a host with three backends, two cgroups, and a daemon that may be running or not.
-//! Scenarios observe the daemon through its status, as an operator does. If a fact takes time to
-//! become true, they wait for it until a deadline.
+//! Scenarios observe the daemon through its status, as an operator does. If an expected status
+//! takes time to appear, they wait for it until a deadline.
 
 mod scenarios;
 
@@ -67,7 +67,7 @@ pub trait World {
     /// The time since the beginning of the world.
     fn now(&self) -> Duration;
 
-    /// The maximum time that a scenario waits for a fact to become true.
+    /// The maximum time that a scenario waits until a condition holds.
     fn patience(&self) -> Duration;
 
     /// Lets a moment pass.
@@ -131,8 +131,8 @@ fn rows(status: &StatusDocument, client: &str) -> BTreeMap<SocketAddr, Row> {
         .collect()
 }
 
-/// Calls `look` until it returns a value, and lets time pass between the calls. `what` is the
-/// awaited fact, for the message if the deadline passes.
+/// Calls `look` until it returns a value, and lets time pass between the calls. `what` names the
+/// awaited condition, for the message if the deadline passes.
 #[track_caller]
 fn until<W: World, T>(world: &mut W, what: &str, mut look: impl FnMut(&mut W) -> Option<T>) -> T {
     let deadline = world.now() + world.patience();

@@ -3,9 +3,10 @@
 //!
 //! Kernel programs read tables at any time. So a new table is written to a region that no program
 //! can be reading, and becomes current with a single store of its reference. The region of the
-//! replaced table is free after a wait for readers that began after that store. The arena decides
-//! the region, the half of the members, the generation, and which tables to copy if there is no
-//! room. The owner of the maps executes these decisions, and reports when a wait begins and ends.
+//! replaced table becomes free when a wait for readers that began after that store has ended. For a
+//! new table, the arena chooses the region, one of the service's two member lists (a *half*), and
+//! the generation. If there is no room, it decides which tables to copy. The owner of the maps
+//! executes these decisions, and reports when a wait begins and ends.
 
 mod region;
 
@@ -23,7 +24,8 @@ const NO_TABLE: TableRef = TableRef { base: 0, generation: 0, length_log2: 0, me
 /// The used regions of the schedule map, and their tables.
 #[derive(Clone, Debug)]
 pub struct Arena {
-    /// The size of the map: at least twice the entries of all current tables.
+    /// The size of the map, which is at least twice the number of entries of all current tables
+    /// together.
     entries: u32,
     /// The current tables by service index. Empty tables are included, because the reference counts
     /// the service's publications.
@@ -39,7 +41,7 @@ pub struct Arena {
 struct RetiredTable {
     region: ScheduleRegion,
     /// The position of its members in the map of members; `None` if it has no list of members, or
-    /// if the table was only moved and still uses it.
+    /// if the table was only moved and still uses its list.
     members: Option<u32>,
 }
 
@@ -154,8 +156,7 @@ impl Arena {
         }
     }
 
-    /// Whether some region becomes free when readers have ended. Regions of a failed wait are
-    /// included.
+    /// Whether a wait for readers would free any region. Regions of a failed wait are included.
     pub fn is_waiting(&self) -> bool {
         self.replaced().next().is_some()
     }
@@ -184,8 +185,8 @@ impl Arena {
         self.live().chain(self.replaced().map(|table| table.region)).collect()
     }
 
-    /// The half of a service's members to which neither its current table nor a running program
-    /// refers, as a value of [`TableRef::members`].
+    /// The half of a service's member lists to which neither its current table nor a running
+    /// program refers, as a value of [`TableRef::members`].
     fn free_half(&self, service: ServiceIndex) -> Option<u8> {
         let current = self.table(service);
         let position = |half| TableRef { members: half, ..NO_TABLE }.members_of(service.number());
@@ -247,10 +248,10 @@ mod tests {
         let mut arena = arena(64);
         assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Ok(table(0, 1, 3, 1)));
         assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Ok(table(8, 2, 3, 2)));
-        // There is room for the entries, but not for the members.
+        // There is room for the entries, but no free list for the members.
         assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Err(NO_MOVES));
         assert_eq!(arena.table(ServiceIndex(5)), table(8, 2, 3, 2));
-        // Another service has halves of its own.
+        // Another service has member lists of its own.
         assert_eq!(arena.publish(ServiceIndex(6), 8, 3), Ok(table(16, 1, 3, 1)));
         wait(&mut arena);
         assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Ok(table(0, 3, 3, 1)));
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!(arena.publish(ServiceIndex(0), 512, many - 1), Ok(table(0, 1, 9, 1)));
         assert_eq!(arena.publish(ServiceIndex(0), 512, many), Ok(table(512, 2, 9, NO_MEMBERS)));
         assert_eq!(arena.publish(ServiceIndex(0), 512, many), Ok(table(1024, 3, 9, NO_MEMBERS)));
-        // Programs may still read the first table's half.
+        // Programs may still read the first table's list of members.
         assert_eq!(arena.publish(ServiceIndex(0), 512, many - 1), Ok(table(1536, 4, 9, 2)));
     }
 
@@ -316,7 +317,7 @@ mod tests {
         let mut arena = arena(32);
         arena.publish(ServiceIndex(7), 8, 1).unwrap();
         arena.retire(ServiceIndex(7));
-        // The caller repeats the call if its next step failed.
+        // The caller calls `retire` again if its next step failed.
         arena.retire(ServiceIndex(7));
         assert_eq!(arena.table(ServiceIndex(7)), table(0, 0, 0, NO_MEMBERS));
         assert_eq!(arena.publish(ServiceIndex(7), 8, 1), Ok(table(8, 1, 3, 2)));
@@ -334,12 +335,13 @@ mod tests {
         assert_eq!(arena.publish(ServiceIndex(5), 16, 1), Err(NO_MOVES));
         wait(&mut arena);
         assert_eq!(arena.publish(ServiceIndex(5), 16, 1), Ok(table(0, 1, 4, 1)));
-        // The moved table still uses its half of the members, so the other half is free.
+        // The moved table still uses its list of members, so the other list is free.
         assert_eq!(arena.publish(ServiceIndex(3), 4, 1), Ok(table(24, 8, 2, 1)));
     }
 
-    /// No region of 32 entries is free, and each contains a table of 8. No region of 8 is free
-    /// either, so these tables cannot move before the tables of 2 have moved.
+    /// No region of 32 entries is free: each contains a table of 8 entries. No region of 8 entries
+    /// is free either, so the tables of 8 entries cannot move before the tables of 2 entries have
+    /// moved.
     #[test]
     fn one_compaction_is_not_always_enough() {
         let windows = (0..16).map(|window| window * 32);

@@ -72,9 +72,9 @@ pub enum Fact {
     Serving(BTreeSet<ServiceIndex>),
     /// Time has passed, and nothing else has happened.
     Time,
-    /// Report ids by protocol and address: at least the ids of all backends with reports that count
-    /// for the service at this position. Until the first such fact arrives, the service's backends
-    /// retain the ids that are in the kernel.
+    /// Report ids by protocol and address. The map contains at least the id of every backend with
+    /// reports that count for the service at this position. Until the first such fact arrives, the
+    /// service's backends retain the ids that are in the kernel.
     Reports(usize, ReportIdMap),
     /// Nothing in the kernel refers to these slots any more: no table, no fallback and no flow.
     Idle(BTreeSet<Slot>),
@@ -120,8 +120,8 @@ struct ServiceState<T> {
     index: ServiceIndex,
     /// `None` until a source has delivered a list.
     list: Option<ListInUse<T>>,
-    /// The time until which the service treats all backends alike, because no member was probed yet
-    /// when the list arrived.
+    /// The time until which the service treats all backends alike, because no probe of a member had
+    /// ended when the list arrived.
     fresh_until: Option<T>,
     /// `None` until the first [`Fact::Reports`].
     reports: Option<ReportIdMap>,
@@ -204,7 +204,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         Ok(balancer)
     }
 
-    /// Frees the indexes of removed services that have no slot, and so no flow, any more.
+    /// Frees the indexes of removed services that no longer have a slot, and therefore have no
+    /// flow.
     fn drop_empty_services(&mut self) {
         let in_use: BTreeSet<ServiceIndex> =
             self.slots.iter().map(|(identity, _)| identity.service).collect();
@@ -235,7 +236,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 if is_news {
                     self.arrange(position, now);
                 }
-                // True even if the row did not change, because state words contain the reason.
+                // A fact counts as a change even if the row is the same, because state words
+                // contain the reason of a verdict.
                 Ok(is_news)
             }
             Fact::Factors(position, factors) => Ok(self.weigh(position, factors)),
@@ -245,7 +247,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                     before.symmetric_difference(&self.serving).copied().collect();
                 Ok(self.arrange_all(now, |state, _| changed.contains(&state.index)))
             }
-            // Verdicts that a balancer receives do not expire, so only unsettled rows can change.
+            // Verdicts that a balancer receives do not expire, so time changes only unsettled rows.
             Fact::Time => Ok(self.arrange_all(now, |_, row| row.is_unsettled())),
             Fact::Reports(position, reports) => {
                 let state = &mut self.services[position];
@@ -310,7 +312,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             fallback,
         });
         self.services[position].fresh_until = fresh_until;
-        // From now on the list decides, instead of the adopted contents of the maps.
+        // From now on the list determines the plan, instead of the adopted contents of the maps.
         self.adopted.services.remove(&index);
         self.apply_list_verdicts(position, now);
         self.forget_unlisted(position);
@@ -337,7 +339,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The inputs for a service's row, given the backends in `replaced`.
+    /// The inputs of a service's row, if the backends in `replaced` are the replaced ones.
     fn circumstances(
         &self,
         state: &ServiceState<T>,
@@ -366,8 +368,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The replaced backends of a service or, before it has a list, of its adopted table, and since
-    /// when they have been replaced.
+    /// The replaced backends of a service, and since when they have been replaced. Before the
+    /// service has a list, these are the replaced backends of its adopted table.
     fn replaced(&self, state: &ServiceState<T>, now: T) -> BTreeMap<SocketAddr, T> {
         match (&state.list, self.adopted.services.get(&state.index)) {
             (Some(in_use), _) => in_use.row.replaced.clone(),
@@ -379,8 +381,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// Assigns slots to a row's backends, and builds the table of these slots. If there is no slot
-    /// for the backup only, removes the backup from the row.
+    /// Assigns slots to a row's backends, and builds the table of these slots. If there are enough
+    /// slots for all backends except the backup, removes the backup from the row.
     ///
     /// # Errors
     /// If the row does not fit; nothing has changed then.
@@ -415,8 +417,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].list = Some(list(schedule, fallback));
     }
 
-    /// Recomputes the rows that `concerns` selects. Returns whether any row has changed, including
-    /// which of its backends are usable.
+    /// Recomputes the rows that `concerns` selects. Returns whether any row has changed, or which
+    /// of its backends are usable.
     fn arrange_all(&mut self, now: T, concerns: impl Fn(&ServiceState<T>, &Row<T>) -> bool) -> bool {
         let mut changed = false;
         for position in 0..self.services.len() {
@@ -443,7 +445,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
         let needs_no_slot = row.backup.is_none() || row.backup == in_use.row.backup;
         if row.members == in_use.row.members && row.replaced == in_use.row.replaced && needs_no_slot {
-            // The table does not change, only which backends are usable, and the fallback.
+            // The table does not change. Only the set of usable backends and the fallback may
+            // change.
             let slot = |address| {
                 let identity = Identity { service: state.index, address };
                 self.slots.get(identity).map(|backend| backend.slot)
@@ -467,7 +470,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let state = &mut self.services[position];
         state.factors = factors;
         let Some(in_use) = &mut state.list else { return false };
-        // The row has not changed, so its backends have slots, and the length of the table remains.
+        // The row has not changed, so its backends have slots, and the table retains its length.
         let index = state.index;
         let slot = |address| self.slots.get(Identity { service: index, address }).map(|at| at.slot);
         let members: Option<Vec<Slot>> =
@@ -554,8 +557,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         unneeded.map(|(_, at)| at.slot).collect()
     }
 
-    /// The backends that are in a table, replaced, or a fallback or backup. They retain their
-    /// slots. [`Balancer::usable`] decides whether a connect may choose them.
+    /// The backends that are in a table, that are replaced, or that are a fallback or backup. They
+    /// retain their slots. [`Balancer::usable`] decides whether a connect may choose them.
     fn members(&self) -> NamedMembers<'_, T> {
         let states = self.services.iter().map(|state| (state.index, state)).collect();
         let without_list = self.services.iter().filter(|state| state.list.is_none());
@@ -584,7 +587,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             Some(ServiceState { list: Some(in_use), .. }) => {
                 in_use.row.usable.get(&identity.address).map_or(Usable::No, |(usable, _)| *usable)
             }
-            // Until the service has a list, the decision of the earlier daemon remains.
+            // Until the service has a list, the decision of the earlier daemon remains in force.
             Some(_) => adopted.map_or(Usable::No, |adopted| adopted.usable),
             None => Usable::No,
         }
@@ -619,7 +622,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 
     /// The slots of ejected backends that have returned since the last call: a witness has
     /// withdrawn its verdict against the backend, or the backend has started again. The caller
-    /// makes the next connect their trial.
+    /// makes a trial of each due at once.
     pub fn take_returned(&mut self) -> Vec<Slot> {
         let returned = std::mem::take(&mut self.returned);
         returned.into_iter().filter_map(|identity| Some(self.slots.get(identity)?.slot)).collect()
@@ -741,7 +744,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 ReportedVerdict { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
             // A backend that has reached the limit of failures counts as ejected even if its
             // ejection is withheld because it is the last available backend. The programs double
-            // the limit for a backend that probes have found healthy, unless it is the last.
+            // the limit for a backend that probes have found healthy, unless it is the last
+            // available backend.
             let limit = services.get(&identity.service).map_or(u8::MAX, |(failures, available)| {
                 let has_others = available.iter().any(|address| *address != identity.address);
                 doubled_if(*failures, (standing.is_probed_healthy() && has_others).into())
@@ -851,7 +855,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The entry of a backend in the maps when the daemon started.
+    /// The entry that a backend had in the maps when the daemon started.
     fn adopted(&self, at: BackendRef) -> Option<&BackendPlan> {
         self.adopted.backends.get(&at.slot).filter(|adopted| adopted.generation == at.generation)
     }
@@ -918,7 +922,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 }
 
-/// The evidence on a backend: from `heard`, the evidence that is updated with an incoming list, or
+/// The evidence on a backend. It comes from `evidence`, which is updated with an incoming list, or
 /// else from `before`.
 fn newest<'s, T>(
     evidence: &'s BTreeMap<Identity, BackendEvidence<T>>,
@@ -987,8 +991,8 @@ fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
 }
 
 /// The evidence on the backends of adopted tables, from their state words. It is valid until a
-/// probe ends or a report arrives. The state word of an older daemon has no reason: the backend
-/// counts as healthy if it was usable, else as refusing.
+/// probe ends or a report arrives. A state word that an older daemon wrote contains no reason: then
+/// the backend counts as healthy if it was usable, and otherwise as refusing.
 fn adopted_standings<T: Copy + Ord>(
     states: &[ServiceState<T>],
     adopted: &Plan,

@@ -49,7 +49,8 @@ pub const TICK: Duration = Duration::from_secs(1);
 /// stops reporting then retains its factor, and the law continues with the other members.
 const FRESH_PERIODS: u32 = 3;
 
-/// If changes take longer than this to show in a member's reports, its report counts as missing.
+/// If a change of weights needs more than this time to show in a member's reports, the member's
+/// report counts as missing.
 const MOST_DELAY: Duration = Duration::from_secs(60);
 
 /// The law that computes factors.
@@ -169,8 +170,8 @@ impl ReceivedReport {
     }
 
     /// Whether the report arrived at most three report periods and two ticks ago, and a change made
-    /// now would show in reports within a minute. Other reports are not used, because the slowest
-    /// member determines the step for all members.
+    /// now would show in reports within a minute. Reports without these properties are not used,
+    /// because the member with the longest delay determines the size of the step for all members.
     pub fn is_recent(&self, now: Duration) -> bool {
         let fresh = self.period() * FRESH_PERIODS + 2 * TICK;
         now.saturating_sub(self.at) <= fresh && self.delay(now) <= MOST_DELAY
@@ -227,8 +228,8 @@ pub enum Hold {
     Operator,
     /// The service is in panic.
     Panic,
-    /// The member has no recent report, because the service is idle, so that its reports are rarely
-    /// requested.
+    /// The member has no recent report, because the service is idle, and the daemon rarely requests
+    /// reports from the backends of an idle service.
     Idle,
     /// The member is ejected, on trial, refusing, or a lame duck.
     Unavailable,
@@ -275,7 +276,8 @@ pub struct Reporting {
 }
 
 impl Reporting {
-    /// Whether fewer than half of the members have a recent report. A law then learns nothing.
+    /// Whether fewer than half of the members have a recent report. The feedback law then makes no
+    /// step.
     pub const fn is_blind(self) -> bool {
         self.fresh * 2 < self.members
     }
@@ -379,8 +381,8 @@ impl Control {
         self.in_force.clone()
     }
 
-    /// Replaces the rules. The law retains its state, unless the law changes, or changes from
-    /// observe to enforce.
+    /// Replaces the rules. The law retains its state, unless another law replaces it, or its mode
+    /// changes from observe to enforce.
     pub fn set_rules(&mut self, rules: ControlRules) {
         let is_another = rules.law != self.rules.law;
         let is_enforced_now = (self.rules.mode, rules.mode) == (Mode::Observe, Mode::Enforce);
@@ -440,8 +442,8 @@ impl Control {
     }
 
     /// Evaluates the observations; to be called every [`TICK`]. Returns factors if they differ
-    /// enough from the factors in force to be worth a new table. They are in force after the caller
-    /// passes them to [`Control::publish`]; until then each tick proposes factors again.
+    /// enough from the factors in force to be worth a new table. They come into force when the
+    /// caller passes them to [`Control::publish`]; until then each tick proposes factors again.
     pub fn tick(&mut self, now: Duration, look: &Look) -> Option<Proposal> {
         if self.rules.slow_start.is_some() || self.rules.law == Some(Law::A58) {
             self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
@@ -536,8 +538,8 @@ impl Control {
         self.in_force = factors;
     }
 
-    /// The factors for tables: those of the law if tables follow it, else 1, each multiplied by the
-    /// part of slow start.
+    /// The factors for tables: the law's factors if tables follow the law, and otherwise 1. Each is
+    /// multiplied by the part of its share that the member gets in slow start.
     fn factors(&self, now: Duration, look: &Look) -> Factors {
         let law = if self.acts() { self.wanted.clone() } else { Factors::default() };
         match self.rules.slow_start.filter(|_| !look.is_panic) {

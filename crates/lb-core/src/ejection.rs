@@ -38,7 +38,7 @@ pub struct Ejector {
     /// The slots of the schedule, each once, and then the replaced slots; `None` if the schedule
     /// has too many slots for a list.
     members: Option<Vec<u32>>,
-    /// The number of slots in the schedule, which are the first of `members`.
+    /// The number of different slots in the schedule. These come first in `members`.
     in_table: u32,
     /// The slot of the fallback, or [`NO_SLOT`].
     fallback: u32,
@@ -84,8 +84,8 @@ impl Ejector {
         self.schedule = schedule;
     }
 
-    /// Chooses an ejected backend for the next trial, unless the one chosen before is still
-    /// excluded from connects. The daemon calls this regularly.
+    /// Chooses an ejected backend for the next trial, unless the backend that was chosen before is
+    /// still excluded from connects. The daemon calls this regularly.
     pub fn renew_trial(&self, now: u32) {
         let named = self.next_trial().slot();
         if named == NO_SLOT || self.row(named).state.is_held_back() == 0 {
@@ -147,8 +147,9 @@ impl Ejector {
         self.next_trial.get()
     }
 
-    /// The slot of an ejected backend, if a trial of it is due and this connect is the trial. To be
-    /// called before a policy picks. A backend at its `active_limit` (`is_at_limit`) gets no trial.
+    /// The slot of the ejected backend of which this connect is the trial; `None` if this connect
+    /// is no trial. The caller calls this before a policy picks. A backend at its `active_limit`
+    /// (`is_at_limit`) gets no trial.
     pub fn due_trial(&self, now: u32, is_at_limit: impl Fn(u32) -> bool) -> Option<u32> {
         let slot = steps::take_trial(&MemoryStore { ejector: self, random: NO_JITTER, is_at_limit }, now);
         (slot != NO_SLOT).then(|| {
@@ -213,7 +214,8 @@ impl Ejector {
         MemoryStore { ejector: self, random: NO_JITTER, is_at_limit: |_| false }
     }
 
-    /// A survey of all members or, without a list of members, of scattered entries of the table.
+    /// A survey of all members or, if there is no list of members, of scattered entries of the
+    /// table.
     pub fn survey(&self, now: u32) -> Survey {
         let (rows, table, rules) = (Rows(self), self.table(), self.rules);
         let part = |part| match self.members {

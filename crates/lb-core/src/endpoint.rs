@@ -81,11 +81,12 @@ pub struct EndpointList {
 /// The differences between two lists, compared by address, in the order of the indexes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference<'a> {
-    /// Endpoints of only the new list.
+    /// Endpoints that are only in the new list.
     pub added: Vec<&'a Endpoint>,
-    /// Endpoints of only the old list.
+    /// Endpoints that are only in the old list.
     pub removed: Vec<&'a Endpoint>,
-    /// Endpoints of both lists that differ, each before and after.
+    /// Endpoints that are in both lists and have changed: each as in the old list and as in the new
+    /// one.
     pub changed: Vec<(&'a Endpoint, &'a Endpoint)>,
 }
 
@@ -160,7 +161,8 @@ impl EndpointList {
     /// the configuration.
     ///
     /// # Errors
-    /// If endpoints are faulty: all faults, each with the position of its endpoint in `endpoints`.
+    /// If any endpoint is faulty. The error contains all faults, each with the position of its
+    /// endpoint in `endpoints`.
     pub fn new(
         mut endpoints: Vec<Endpoint>,
         service: SocketAddr,

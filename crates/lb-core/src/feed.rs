@@ -1,8 +1,8 @@
-//! How the endpoint list of a file is put in force: when the file is examined and read, and how a
+//! How the endpoint list in a file comes into force: when the file is examined and read, and how a
 //! reading, a refusal or a reload changes the list in force.
 //!
 //! File systems may not answer, the computation of memberships may take seconds, and clients may
-//! have no room for a list. Such results arrive late and in any order. The feed receives facts with
+//! have no room for a list. So results arrive late and in any order. The feed receives facts with
 //! their time and the number of the reading, and returns effects, which the caller executes. It
 //! reads no clock and no file, and does not depend on the contents of lists.
 
@@ -39,13 +39,13 @@ pub trait List: Clone {
     fn take_over(&mut self, other: &Self);
 }
 
-/// The action of the caller after a reading.
+/// The action that the caller must take after a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect<L> {
     /// Deliver the list to every client that uses the service, and pass the result to
     /// [`Feed::delivered`].
     Deliver(L),
-    /// Log that the file is usable again, with the contents of the list in force.
+    /// Log that the file is usable again. Its contents are those of the list in force.
     GoodAgain,
     /// Log that the file cannot be used, with the reason.
     Failed(String),
@@ -60,7 +60,7 @@ pub struct Delivered {
     pub refused_by: BTreeMap<String, String>,
 }
 
-/// The action of the caller after a delivery.
+/// The action that the caller must take after a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListDecision<L> {
     /// Compute the memberships of clients for the list, and pass the result to
@@ -68,7 +68,7 @@ pub enum ListDecision<L> {
     Compute(L),
     /// The list is in force, and may be stored for later starts.
     InForce {
-        /// Whether to log that it had been refused before.
+        /// Whether the list had been refused before. The caller then logs that it is in force now.
         was_refused: bool,
         /// A newer list that was refused, to be delivered again.
         refused: Option<L>,
@@ -77,12 +77,14 @@ pub enum ListDecision<L> {
     Wait,
 }
 
-/// The action of the caller after a reload of the configuration that has read the file.
+/// The action that the caller must take after a reload of the configuration, which has read the
+/// file.
 #[derive(Clone, Debug)]
 pub struct Reloaded<L> {
     /// The effect of the reading.
     pub effect: Option<Effect<L>>,
-    /// The newest list so far, to be delivered again, because the reading failed or is older.
+    /// The newest list so far, to be delivered again, because the reading of the reload failed or
+    /// is older.
     pub retained: Option<L>,
     /// Whether to deliver the list that an earlier daemon has stored, if there is one, because no
     /// other list exists.
@@ -172,8 +174,8 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.fault.take().is_some()
     }
 
-    /// Notes that the file system does not answer. Only the first call is reported and counted,
-    /// until the file system answers again.
+    /// Notes that the file system does not answer. Until the file system answers again, only the
+    /// first call is reported and counted.
     pub fn mark_hung(&mut self, fault: String) -> Option<Effect<L>> {
         let is_new = self.progress.mark_hung();
         is_new.then(|| {
@@ -236,8 +238,9 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         Some(list.clone())
     }
 
-    /// To be called when there may be room. Returns the refused list for another delivery, unless a
-    /// computation is running: after that, [`Feed::delivered`] returns it.
+    /// To be called when there may be room. Returns the refused list for another delivery. Returns
+    /// nothing while a computation is running: after it, [`Feed::delivered`] returns the refused
+    /// list.
     pub fn room_appeared(&self) -> Option<L> {
         self.refused.clone().filter(|_| self.computing.is_none())
     }

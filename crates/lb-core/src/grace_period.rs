@@ -15,7 +15,8 @@ use crate::ids::Slot;
 pub struct GracePeriods<N = Slot> {
     /// Slots that no table contained when the present wait began.
     waiting: BTreeSet<N>,
-    /// Slots that no table has contained since before the start of a wait that has ended.
+    /// Slots with a completed grace period: a wait for readers has begun and ended while no table
+    /// contained them.
     over: BTreeSet<N>,
 }
 

@@ -25,8 +25,8 @@ pub enum Health {
     Unproven,
     /// Serves, but requests no new connections.
     LameDuck,
-    /// Suspected to fail: too many connects failed in a row, or probes from another network
-    /// namespace than the client's fail.
+    /// Suspected to fail: too many connects failed in a row, or probes fail that do not come from
+    /// the client's network namespace.
     Ejected,
     /// Does not accept connections, or answers them with an error, according to a probe, the list
     /// or its own report.
@@ -121,8 +121,8 @@ pub struct ReportedVerdict<T> {
     pub until: Option<T>,
 }
 
-/// The reason in a state word. The words of an older daemon have no reason: a backend that was
-/// leaving or usable counts as healthy, any other backend as refusing.
+/// The reason in a state word. State words that an older daemon wrote contain no reason: then a
+/// backend that is leaving or usable counts as healthy, and any other backend counts as refusing.
 pub const fn stated_reason(reason: HealthReason, state: BackendState, usable: Usable) -> HealthReason {
     match (reason, state) {
         (HealthReason::Unstated, BackendState::Leaving) => HealthReason::Healthy,
@@ -132,8 +132,8 @@ pub const fn stated_reason(reason: HealthReason, state: BackendState, usable: Us
     }
 }
 
-/// The health that a state word's reason means, and the witness and reason of the verdict; `None`
-/// if the reason comes from no verdict.
+/// The health that a state word's reason means, and the witness and reason of the verdict from
+/// which it comes. The second value is `None` if the state word's reason comes from no verdict.
 pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
     match reason {
         HealthReason::Unstated | HealthReason::Healthy => (Health::Healthy, None),
@@ -264,8 +264,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
     }
 
     /// Whether the backend accepts connections, as far as is known. A refusing backend accepts
-    /// connections if every verdict of refusing says only that it answers with errors or not at
-    /// all.
+    /// connections if, according to every refusing verdict, it only answers requests with errors or
+    /// does not answer them.
     pub fn accepts(&self) -> bool {
         let mut refusing = self.verdicts.iter().filter(|verdict| verdict.health == Health::Refusing);
         refusing.all(|verdict| verdict.why == Why::Answer)
@@ -313,9 +313,9 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.verdicts.iter().any(|verdict| verdict.health == Health::LameDuck)
     }
 
-    /// Its health, and whether it is a lame duck, both without its own report that it is a lame
-    /// duck. Connects read that report, and when it expires, from the verdict array. In the state
-    /// word it would never expire if the daemon died.
+    /// Its health, and whether it is a lame duck. Both ignore its own report that it is a lame
+    /// duck, because connects read that report and its expiry time from the verdict array. A report
+    /// in the state word would never expire if the daemon died.
     pub fn without_own_word(&self) -> (Health, bool) {
         let is_own = |verdict: &&Verdict<T>| verdict.who == Who::Report && verdict.health == Health::LameDuck;
         let others = self.verdicts.iter().filter(|verdict| !is_own(verdict)).map(|verdict| verdict.health);

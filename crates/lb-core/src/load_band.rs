@@ -19,14 +19,15 @@ pub struct LoadBand {
 }
 
 impl Default for LoadBand {
-    /// One flow per backend, as in Finagle. The smallest size is the default of `auto`, because
-    /// with fewer backends a client cannot lose some.
+    /// A band around one flow per backend, as in Finagle. The smallest size is the default minimum
+    /// of `auto`: with fewer backends, a client could not afford to lose some of them.
     fn default() -> Self {
         Self { low_thousandths: 875, high_thousandths: 1_125, min: crate::weights::MIN_AUTO_SIZE }
     }
 }
 
-/// The time between two updates of the open flows, and so between two steps.
+/// The time between two updates of the number of open flows, and therefore between two changes of
+/// the size.
 pub const LOOK: Duration = Duration::from_secs(1);
 
 /// The time constant with which the number of open flows is smoothed, as in Finagle.
@@ -64,9 +65,9 @@ impl BandedSize {
         self.size
     }
 
-    /// Updates the size from the task's number of open flows; `now` is by the caller's clock, and
-    /// `most` is the number of backends. Returns the size, which changes by at most one unless the
-    /// number of backends has changed.
+    /// Updates the size from the task's number of open flows; `now` is the time of the caller's
+    /// clock, and `most` is the number of backends. Returns the size, which changes by at most one
+    /// unless the number of backends has changed.
     pub fn look(&mut self, now: Duration, open: u32, most: u32) -> u32 {
         let open = f64::from(open);
         // An exponential function would give nearly the same results for steps that are short
@@ -168,7 +169,7 @@ mod tests {
     fn a_short_burst_adds_at_most_one_backend() {
         let mut banded = BandedSize::new(LoadBand::default());
         sizes(&mut banded, 0..100, |_| 12);
-        // Twice the flows for two seconds: the smoothed load rises by an eighth.
+        // The number of flows is doubled for two seconds, so the smoothed load rises by an eighth.
         let after = sizes(&mut banded, 100..130, |second| if second < 102 { 24 } else { 12 });
         assert!(after.iter().all(|size| *size <= 13), "{after:?}");
     }

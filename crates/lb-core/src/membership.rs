@@ -2,9 +2,10 @@
 //! much it sends to each.
 //!
 //! The members are the first endpoints of the subset's order. Holes, and endpoints that should get
-//! no new connections according to the source, are skipped, so that the loss of one endpoint is one
-//! change. Lame ducks are members only if no healthy endpoint has a weight, and endpoints that are
-//! down only if no lame duck has a weight either; endpoints with weight 0 are never members.
+//! no new connections according to the source, are skipped, so that the loss of one endpoint
+//! changes only one member. Lame ducks are members only if no healthy endpoint has a weight, and
+//! endpoints that are down only if no lame duck has a weight either; endpoints with weight 0 are
+//! never members.
 //!
 //! Shares come from the subsets of the whole job. The time to compute them is proportional to the
 //! size of the job, so they must not be computed in an event loop. Under a policy that ignores
@@ -76,8 +77,8 @@ pub struct Unused {
 }
 
 /// How evenly the tasks of a job connect to a list without indexes: the mean number of tasks per
-/// endpoint divided by the largest number; 1 is even. If the policy uses weights, structural
-/// weights make loads even nevertheless.
+/// endpoint divided by the largest number; 1 is even. Even if this ratio is below 1, structural
+/// weights make the loads even, unless the policy ignores weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evenness {
     /// The evenness with the indexes that are derived from the addresses.
@@ -94,11 +95,11 @@ pub struct Membership {
     /// The possible substitutes for members that only this task has lost: the next endpoints of the
     /// order, with their weights as substitutes.
     pub next: Vec<Member>,
-    /// If the size follows load, all further endpoints of the order. They become members when the
+    /// All further endpoints of the order, if the size follows load. They become members when the
     /// subset grows ([`Membership::resized`]).
     pub reserve: Vec<Member>,
-    /// Lame ducks, which serve if no member does: the best of the order first, with the weights
-    /// that they then have.
+    /// Lame ducks, which serve if no member does: the best in the order first, with the weights
+    /// that they have when they serve.
     pub lame_ducks: Vec<Member>,
     /// The examined part of the algorithm's order: the index of each examined endpoint, and the
     /// verdict on it. If the size follows load, this is the whole order.
@@ -122,9 +123,9 @@ impl Membership {
         Memberships::new(service, task.count, endpoints).of(task.index)
     }
 
-    /// This membership, with a size that follows load, resized to `size` members: the first of its
-    /// members and its reserve. Growing by one adds the next endpoint of the order, and shrinking
-    /// by one removes the last member.
+    /// This membership with another size, if its size follows load: the members are the first
+    /// `size` endpoints of its members and its reserve. Growing by one adds the next endpoint of
+    /// the order, and shrinking by one removes the last member.
     pub fn resized(&self, size: u32) -> Self {
         let in_order: Vec<&Member> = self.members.iter().chain(&self.reserve).collect();
         let (members, reserve) = in_order.split_at(in_order.len().min(size as usize));
@@ -155,9 +156,10 @@ pub struct Memberships<'a> {
     pool: Pool<'a>,
     /// The number of tasks in the job.
     clients: u32,
-    /// `None` without a subset. The position's client is not used.
+    /// `None` if the service has no subset. The client of the position is not used.
     subset: Option<(Algorithm, Position)>,
-    /// Whether the size follows load; the position then has the size for no load.
+    /// Whether the size follows load. Then the position contains the size that a task without load
+    /// has.
     follows_load: bool,
     tried: Vec<(u32, f64)>,
     shares: Shares,
@@ -266,8 +268,8 @@ impl<'a> Memberships<'a> {
         }
     }
 
-    /// The membership of a task with a size that follows its load: with the members for no load,
-    /// and all other endpoints in reserve.
+    /// The membership of a task with a size that follows its load. It has the members of a task
+    /// without load, and all other endpoints are in reserve.
     fn of_load(&self, algorithm: Algorithm, position: Position) -> Membership {
         let all = Position { size: position.backends, ..position };
         let order = self.pool.order(algorithm, all);

@@ -1,7 +1,7 @@
 //! The complete desired state of a client task's maps as one value, and the ordered steps from one
 //! plan to the next.
 //!
-//! The code that executes a plan has nothing to decide. The steps are ordered so that a connect
+//! The code that executes a plan makes no decisions. The steps are ordered so that a connect
 //! between any two steps finds a complete table, in which every slot has its backend, and a correct
 //! fallback. Executing a step twice is harmless.
 
@@ -17,9 +17,9 @@ use crate::service::Protocol;
 /// The desired kernel state of one client task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// By index in the kernel's arrays.
+    /// The services, by their indexes in the kernel's arrays.
     pub services: BTreeMap<ServiceIndex, ServicePlan>,
-    /// By slot.
+    /// The backends, by their slots.
     pub backends: BTreeMap<Slot, BackendPlan>,
 }
 
@@ -138,8 +138,8 @@ impl Plan {
     }
 
     /// Like [`Self::assert_consistent`], for a plan that follows the consistent plan `before`. If
-    /// no slot has changed its service, unchanged services are not checked again, because most
-    /// changes concern one service of many.
+    /// every slot still belongs to the same service, unchanged services are not checked again,
+    /// because most changes concern one service of many.
     fn assert_consistent_after(&self, before: &Self) {
         let is_same_slots = self.backends.len() == before.backends.len()
             && self.backends.iter().zip(&before.backends).all(
@@ -245,7 +245,8 @@ impl Plan {
 /// 2. New backends are written, then new services, because the fallback of a service may be a new
 ///    backend.
 /// 3. Services that were not open are updated and opened. If a service takes over the address of
-///    another, one store moves the address, so that connects always find a service at it.
+///    another service, a single store moves the address, so that connects always find a service at
+///    this address.
 /// 4. Removed services are closed, before their tables are emptied.
 /// 5. All other services are updated.
 /// 6. Service indexes to which nothing refers are cleared.
@@ -302,7 +303,8 @@ fn same_service(a: &ServicePlan, b: &ServicePlan) -> bool {
     a.address == b.address && a.protocol == b.protocol && a.name == b.name
 }
 
-/// Backends that are in both plans and have changed, before and after, in the order of their slots.
+/// Backends that are in both plans and have changed, in the order of their slots: each with its old
+/// and its new state.
 type Changed<'p> = Vec<(Slot, &'p BackendPlan, &'p BackendPlan)>;
 
 fn changed<'p>(old: &'p Plan, new: &'p Plan) -> Changed<'p> {
@@ -313,7 +315,8 @@ fn changed<'p>(old: &'p Plan, new: &'p Plan) -> Changed<'p> {
     new.backends.iter().filter_map(both).filter(is_changed).collect()
 }
 
-/// Adds the steps that update one service and its backends. They do not open or close the service.
+/// Adds the steps that update one service and its backends. These steps do not open or close the
+/// service.
 fn update(old: &Plan, new: &Plan, index: ServiceIndex, changed: &Changed<'_>, steps: &mut Vec<Step>) {
     let service = &new.services[&index];
     let before = old.services.get(&index).filter(|before| same_service(before, service));

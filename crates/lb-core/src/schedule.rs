@@ -21,9 +21,9 @@ pub fn length_log2(backends: u32) -> u8 {
 /// at least one for every positive weight.
 ///
 /// A weight of 0 gets no entry. The counts sum to `entries`, or to 0 if no weight is positive. A
-/// weight with a fair share below one entry gets exactly one, and the others divide the rest. Of
-/// equal remainders, the lower position is rounded up first. Panics if there are more positive
-/// weights than entries, which the limits of a service and the length of its table rule out.
+/// weight with a fair share below one entry gets exactly one, and the others divide the rest. If
+/// remainders are equal, the lower position is rounded up first. Panics if there are more positive
+/// weights than entries, but the limits of a service and the length of its table rule this out.
 pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     let mut counts = vec![0; weights.len()];
     let mut rising: Vec<usize> = (0..weights.len()).filter(|&i| weights[i] > 0).collect();
@@ -44,8 +44,8 @@ pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     let mut small = 0;
     // If a weight gets a whole entry for a smaller share, fewer entries are left for the others,
     // and the next share may fall below one. A single pass from the lightest weight up finds all
-    // such weights. It ends before the heaviest, because at least as many entries as weights are
-    // left at any time.
+    // such weights. The pass ends before the heaviest weight, because at any time at least as many
+    // entries as weights are left.
     for &i in &rising {
         let weight = u128::from(weights[i]);
         if weight * entries_left >= weights_left {

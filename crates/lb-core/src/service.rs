@@ -75,8 +75,8 @@ impl Subset {
         match self {
             Self::Sized { algorithm, size: Size::Fixed(size) } if !algorithm.is_aperture() => size,
             // The arc of an aperture may overlap more backends than the size. `auto` chooses all
-            // backends if no smaller size is enough. A load band grows to all backends under high
-            // load.
+            // backends if no smaller size is enough. A subset with a load band grows to all
+            // backends under high load.
             Self::All | Self::Sized { .. } => MAX_BACKENDS,
         }
     }
@@ -93,9 +93,9 @@ pub enum Size {
         /// 1 to [`lb_common::abi::MAX_SUBSET`].
         min: u32,
     },
-    /// The size follows the task's own load ([`crate::load_band`]). Only for [`Algorithm::Random`],
-    /// because sizes change and differ between tasks, so that the subsets of a job cannot be fitted
-    /// to each other.
+    /// The size follows the task's own load ([`crate::load_band`]). Only [`Algorithm::Random`]
+    /// allows this: the sizes change and differ between tasks, so the subsets of a job cannot be
+    /// fitted to each other.
     Band(LoadBand),
 }
 
@@ -121,10 +121,10 @@ pub struct Service {
     pub policy: Policy,
     /// A backend with this many open flows is skipped; `None` for no limit.
     pub active_limit: Option<u32>,
-    /// The reaction when all backends are at the limit.
+    /// The behaviour of a connect when all backends have reached `active_limit`.
     pub overflow: Overflow,
-    /// The time after which an error counts half; `None` if errors do not count. Only for policies
-    /// that count errors.
+    /// The time after which an error counts as half an error; `None` if errors do not count. Only
+    /// policies that count errors use it.
     pub error_decay: Option<Duration>,
     /// The time after which a TCP connect fails; `None` for the kernel's default.
     pub connect_timeout: Option<Duration>,
@@ -141,7 +141,7 @@ pub struct Service {
     pub rebind: Option<Duration>,
     /// Which endpoints the task may use.
     pub subset: Subset,
-    /// The seed of the subset algorithm. The same for every task of the job.
+    /// The seed of the subset algorithm, which is the same for every task of the job.
     pub seed: u64,
     /// The errno of a connect that finds no usable backend.
     pub errno: u16,
@@ -175,15 +175,16 @@ impl Service {
 /// The consequences of unavailable backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthRules {
-    /// The threshold of panic, as a percentage of the backends that a task has tried. If fewer of
-    /// these are available, and none of them serves, connects may also choose ejected backends, and
-    /// refusing backends that accept connections. 0 for never.
+    /// The threshold of panic: a percentage of the backends that are in the table or replaced. If
+    /// fewer than this are available, and no recently established connection shows that a backend
+    /// serves, connects may also choose ejected backends, and refusing backends that accept
+    /// connections. With 0 they never may.
     pub panic_threshold: u8,
     /// The time after which an unavailable member is replaced.
     pub replace_after: Duration,
-    /// The longest duration of a probe that opens a connection. During this time, a service that
-    /// has probed none of its members treats all of them alike. `None` without such probes;
-    /// backends are then never unproven.
+    /// The longest duration of a probe that opens a connection. If no probe of a member has ended
+    /// when a list arrives, the service treats all members alike for this time. `None` if there are
+    /// no such probes; then backends are never unproven.
     pub first_look: Option<Duration>,
     /// Whether reports of backends count as evidence of their health.
     pub heeds_reports: bool,

@@ -1,8 +1,8 @@
 //! The place of each backend in the kernel's arrays: a slot, and the generation of that slot.
 //!
 //! A backend is identified by its service and its address. It retains its slot as long as a table,
-//! a fallback or a flow may refer to the slot. The caller reads from the maps when the last
-//! reference is gone, and then frees the slot.
+//! a fallback or a flow may refer to the slot. When the maps contain no reference to the slot any
+//! more, the caller frees it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

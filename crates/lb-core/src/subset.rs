@@ -2,8 +2,9 @@
 //! best first.
 //!
 //! A task computes its order without communication, from its own number and a few integers that the
-//! whole job shares. Its subset is the first usable backends of the order; if a backend is lost,
-//! the next of the order replaces it. Together, the tasks of a job cover the backends evenly.
+//! whole job shares. Its subset consists of the first usable backends of the order; if a backend is
+//! lost, the next backend of the order replaces it. Together, the tasks of a job cover the backends
+//! evenly.
 //!
 //! Every version on every host must compute the same order: a silent change would make a whole
 //! fleet reconnect. So this module uses no floating point, and `tests/vectors.json` fixes the
@@ -45,18 +46,19 @@ pub enum Algorithm {
     DeterministicBook,
     /// [`Algorithm::DeterministicBook`], but each round leaves out other backends (ACM Queue 2022).
     Deterministic,
-    /// Clients and backends at hashed points of a ring.
+    /// Clients and backends are at hashed points of a ring.
     Consistent,
-    /// Clients and backends evenly spaced on a ring, without fractions of backends.
+    /// Clients and backends are evenly spaced on a ring, and subsets contain no fractions of
+    /// backends.
     Ring,
-    /// Clients and backends at van der Corput points of a ring (ACM Queue 2022).
+    /// Clients and backends are at van der Corput points of a ring (ACM Queue 2022).
     Ringsteady,
     /// [`Algorithm::Ringsteady`] with evenly spaced backends.
     RingsteadyScaled,
     /// [`Algorithm::Ringsteady`] with evenly spaced backends and evenly spaced clients.
     RingsteadyBothScaled,
-    /// [`Algorithm::Ringsteady`] of lots of ten; shuffles deal the members of the lots (ACM Queue
-    /// 2022). The default.
+    /// [`Algorithm::Ringsteady`] with lots of ten clients and lots of ten backends; a shuffle deals
+    /// the backends of a lot to the clients of a lot (ACM Queue 2022). The default.
     Rocksteadier,
     /// [`Algorithm::Rocksteadier`] as the article defines it: without the rotation by the seed, and
     /// with evenly spaced lots.
@@ -111,8 +113,8 @@ impl Algorithm {
         }
     }
 
-    /// Whether its subsets are arcs that may contain fractions of backends. Such a subset has as
-    /// many backends as the arc overlaps, which may differ from the wanted size.
+    /// Whether its subsets are arcs that may contain fractions of backends. Such a subset contains
+    /// all backends that the arc overlaps. Their number may differ from the wanted size.
     pub const fn is_aperture(self) -> bool {
         matches!(self, Self::Aperture | Self::ApertureShuffled)
     }
@@ -179,7 +181,7 @@ pub struct Position {
     pub clients: u32,
     /// N: the service's highest backend index plus one, at most [`MAX_INDEXES`].
     pub backends: u32,
-    /// k: the number of backends that the task wants. The order contains all backends nevertheless.
+    /// k: the number of backends that the task wants. The order still contains all backends.
     pub size: u32,
     /// The seed ([`crate::service::seed`]), the same for every task of the job, so that their
     /// orders fit together.

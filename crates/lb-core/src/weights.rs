@@ -129,13 +129,14 @@ impl Default for Precision {
 /// or 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
-    /// By edge. A row sums to 1, or to 0 if none of the client's backends has capacity.
-    weights: Vec<f64>,
-    /// By backend index: the sum of the weights of its edges. The unit is the traffic of one
-    /// client.
-    pub loads: Vec<f64>,
-    /// By backend index: the target of the load; 0 for a backend without clients or without
+    /// The weight of each edge. A row sums to 1, or to 0 if none of the client's backends has
     /// capacity.
+    weights: Vec<f64>,
+    /// The load of each backend, by backend index: the sum of the weights of its edges. The unit is
+    /// the traffic of one client.
+    pub loads: Vec<f64>,
+    /// The target of each backend's load, by backend index; 0 for a backend without clients or
+    /// without capacity.
     pub targets: Vec<f64>,
     /// The number of iterations.
     pub iterations: u32,
@@ -144,8 +145,8 @@ pub struct Solution {
     pub converged: bool,
 }
 
-/// Weights that make the load of each backend proportional to its capacity. `capacities` is by
-/// backend index.
+/// Weights that make the load of each backend proportional to its capacity. `capacities` contains
+/// the capacities by backend index.
 ///
 /// # Panics
 /// If there are fewer capacities than backends.
@@ -154,9 +155,9 @@ pub fn solve(graph: &Graph, capacities: &[u16], precision: Precision) -> Solutio
 }
 
 /// Like [`solve`], but the iteration begins with the given weights of the edges instead of 1, in
-/// the order of clients and of their subsets. Of all weights that make the loads even, the result
-/// is the nearest to the given weights in relative entropy. Given weights that already make the
-/// loads even do not change.
+/// the order of clients and of their subsets. Among all weights that make the loads even, the
+/// result is the nearest to the given weights in relative entropy. If the given weights already
+/// make the loads even, they do not change.
 ///
 /// # Panics
 /// If there are fewer capacities than backends, or if the number of weights differs from the number
@@ -244,7 +245,7 @@ pub fn raw_utilization(loads: &[f64]) -> f64 {
 pub const RUNGS: [u32; 11] = [12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256];
 
 /// The default minimum of `size = "auto"`, as in Finagle: few enough backends for an idle fleet,
-/// and enough that a client can lose some.
+/// and so many that a client can lose some of them.
 pub const MIN_AUTO_SIZE: u32 = 12;
 
 /// The choice of [`choose_size`], and its reasons.
@@ -263,11 +264,13 @@ pub fn least_size(position: Position, min: u32) -> u32 {
     min.max(position.backends.div_ceil(position.clients.max(1)))
 }
 
-/// The smallest rung, at least `min`, at which structural weights use 99 % of the job's backends;
-/// all backends if there is no such rung. The client and the size of `position` are not used.
+/// The smallest rung that is at least `min`, and at which structural weights can use 99 % of the
+/// job's backends; the number of all backends if there is no such rung. An aperture gets the
+/// smallest rung that is not below [`least_size`], because its loads are even at any size. The
+/// client and the size of `position` are not used.
 ///
 /// Weights fit together only if every client has the same size. So the result does not depend on
-/// anything that may differ between the clients of a job or change with time, such as holes or
+/// inputs that may differ between the clients of a job or change with time, such as holes or
 /// capacities.
 pub fn auto_size(algorithm: Algorithm, position: Position, min: u32) -> u32 {
     choose_size(algorithm, position, min).size
@@ -287,7 +290,8 @@ pub fn choose_size(algorithm: Algorithm, position: Position, min: u32) -> Choice
         let graph = Graph::of_job(algorithm, Position { size, ..position }).ascending();
         let utilization = solve(&graph, &vec![1; backends as usize], Precision::default()).utilization();
         tried.push((size, utilization));
-        // Compared as whole numbers, so that the rounding of the last bit does not matter.
+        // The numbers are compared as whole numbers, so that the rounding of the last bit does not
+        // matter.
         if (10_000.0 * utilization).floor() >= 9_900.0 {
             return Choice { size, tried };
         }
@@ -341,7 +345,7 @@ mod tests {
 
     #[test]
     fn the_iteration_ends_even_if_no_weights_make_loads_even() {
-        // Two clients have only backend 0, and a third has backends 0 and 1.
+        // Two clients use only backend 0, and a third uses backends 0 and 1.
         let graph = graph(3, &[&[0], &[0], &[0, 1]]);
         let solution = solve(&graph, &[1; 3], Precision::default());
         assert!(!solution.converged);
@@ -358,7 +362,7 @@ mod tests {
         rows.extend([&[1][..]; 8]);
         let solution = solve(&graph(2, &rows), &[2, 1], Precision::default());
         assert_eq!(solution.loads, [1.0, 8.0]);
-        // In this case a hashed ring leaves clients with backends that others overload.
+        // In this case, a hashed ring gives some clients only backends that other clients overload.
         let position = Position { client: 0, clients: 25, backends: 37, size: 5, seed: 7 };
         let graph = Graph::of_job(Algorithm::Consistent, position);
         let solution = solve(&graph, &[1; 37], Precision::default());

@@ -1,9 +1,10 @@
 //! How well apertures use backends of unequal capacities if shares are fitted on the edges of the
 //! arcs.
 //!
-//! The tests compare fitted shares with shares of overlap times weight, which need no other
-//! client's arc, and with the maximum that the arcs allow, because an arc has no edges to distant
-//! backends. They must not repeat the computation of shares.
+//! The tests compare fitted shares with two references: with shares of overlap times weight, which
+//! do not depend on other clients' arcs, and with the maximum that the arcs allow. There is such a
+//! maximum because an arc has no edges to distant backends. The tests must not repeat the
+//! computation of shares.
 
 use std::net::Ipv4Addr;
 
@@ -134,7 +135,8 @@ const SHUFFLED: Algorithm = Algorithm::ApertureShuffled;
 
 #[test]
 fn shares_are_fitted_to_capacities_on_the_arcs_own_edges() {
-    // The cases are clients, size, capacities, and the utilization of shares that are not fitted.
+    // Each case has an algorithm, the number of clients, the size, the capacities, and the
+    // utilization with shares that are not fitted.
     let rows = [
         (PLAIN, 25, 5, alternate(37), 0.9375),
         (SHUFFLED, 25, 5, alternate(37), 0.8375),
@@ -200,13 +202,14 @@ fn equal_capacities_do_not_change_the_overlaps() {
 
 #[test]
 fn infeasible_targets_are_approached() {
-    // The cases are clients, size, capacities, and the highest utilization that the arcs allow.
+    // Each case has an algorithm, the number of clients, the size, the capacities, and the highest
+    // utilization that the arcs allow.
     let rows = [
         // Arcs side by side share no backend, so there is nothing to fit.
         (PLAIN, 10, 20, lognormal(200), 0.8276),
         (SHUFFLED, 10, 20, alternate(200), 0.9571),
-        // By chance, the capacities of a long stretch of the ring are above or below the mean: by
-        // more than arcs of 12 can balance.
+        // By chance, the capacities in a long part of the ring are above or below the mean by more
+        // than arcs of 12 backends can balance.
         (SHUFFLED, 1_000, 12, alternate(1_000), 0.9855),
     ];
     for (algorithm, clients, size, capacities, expected) in rows {

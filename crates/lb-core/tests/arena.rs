@@ -1,6 +1,6 @@
 //! The schedule arena with a map that records its history. After any sequence of publications,
-//! moves and waits, tables that a reader may hold are unchanged, and a table that fits the limit is
-//! published.
+//! moves and waits, tables that a reader may be reading are unchanged, and every table that fits
+//! the limit gets published.
 
 use std::collections::BTreeMap;
 
@@ -64,7 +64,8 @@ impl Kernel {
         (others + length) as usize <= self.limit()
     }
 
-    /// Writes a new table like the daemon: entries and members first, the reference last.
+    /// Writes a new table as the daemon does: first the entries and the members, and last the
+    /// reference.
     fn write(&mut self, service: ServiceIndex, table: TableRef) {
         self.publications += 1;
         let range = table.base as usize..(table.base + table.len()) as usize;
@@ -115,7 +116,7 @@ impl Kernel {
         }
     }
 
-    /// Another service is written at the index.
+    /// Writes another service at the index.
     fn overwrite(&mut self, service: ServiceIndex) {
         self.arena.retire(service);
         if let Some((table, publication)) = self.current.remove(&service) {
@@ -140,7 +141,7 @@ impl Kernel {
         self.replaced.extend(self.waited_for.take().into_iter().flatten());
     }
 
-    /// Another daemon adopts the maps, and waits first.
+    /// Another daemon adopts the maps. It waits for readers before it publishes.
     fn restart(&mut self) {
         (self.replaced, self.waited_for) = (Vec::new(), None);
         let tables = self.current.iter().map(|(service, (table, _))| (*service, *table));
@@ -151,7 +152,7 @@ impl Kernel {
         u32::try_from(self.entries.len()).expect("a small map")
     }
 
-    /// Checks that tables that a reader may hold are unchanged.
+    /// Checks that tables that a reader may be reading are unchanged.
     fn check(&self) {
         let current = self.current.iter().map(|(service, (table, publication))| Readable {
             service: *service,
@@ -187,7 +188,7 @@ impl Kernel {
             self.begin_wait();
             self.end_wait();
             waits += 1;
-            // The first wait is for earlier replaced tables.
+            // The first wait is for tables that were replaced before.
             assert!(waits <= 1 + compactions, "{waits} waits, {compactions} compactions");
         }
         self.check();
@@ -298,7 +299,7 @@ proptest! {
         let new = ServiceIndex(u16::try_from(wishes.len()).expect("a few hundred"));
         let first = ServiceIndex(0);
         kernel.settle(new, length, FEW);
-        // Replaces the first table by one of its old length, and by one of the largest length.
+        // Replaces the first table by one of the same length, and then by one of `length` entries.
         for length in [kernel.current.get(&first).map_or(2, |(table, _)| table.len().max(2)), length] {
             if kernel.is_within_limit(first, length) {
                 kernel.settle(first, length, FEW);

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 const BASE: u32 = 5_000;
 const RULES: EjectionRules =
     EjectionRules { base: BASE, max: 300_000, failures: 5, hangs: 1, _reserved: [0; 2] };
-/// The middle of the range, which means no jitter.
+/// The middle of the range of random numbers, which means no jitter.
 const NO_JITTER: u32 = 1 << 31;
 const ONE: FailureSource = FailureSource::of(7);
 const REFUSED: Evidence = Evidence {
@@ -103,7 +103,7 @@ fn an_undecided_trial_soon_passes_to_another_connect() {
     assert_eq!(service.due_trial(2 * BASE + 8, never), None);
     assert_eq!(service.due_trial(2 * BASE + 9, never), Some(1));
     let_others_go_first(&mut service, 3, 2 * BASE + 9);
-    // After that, each lasts as long as the last ejection of a backend with failing trials.
+    // A trial that takes longer counts as a failure, so the next trial may last twice as long.
     assert_eq!(service.due_trial(4 * BASE + 8, never), None);
     assert_eq!(service.due_trial(4 * BASE + 9, never), Some(1));
 }
@@ -135,7 +135,8 @@ fn without_a_healthy_backend_trials_are_at_most_one_base_apart() {
     let mut service = service(RULES, 4);
     (0..4).for_each(|slot| drop(fail(&mut service, slot, 0)));
     let mut trials = Vec::new();
-    // One connect per tick: a trial, or a connect to the backend that could not be ejected.
+    // There is one connect per tick: a trial, or a connect to the backend that could not be
+    // ejected.
     for now in 0..40 * BASE {
         if let Some(slot) = service.due_trial(now, never) {
             trials.push((now, slot));
@@ -183,7 +184,8 @@ fn rare_connects_still_readmit_a_recovered_backend() {
     assert!(passed > 90, "{passed}");
 }
 
-/// This must hold for any rate of connects, any results of trials, and any number of dead backends.
+/// Ejection must not increase connects to dead backends at any rate of connects, with any results
+/// of trials, and with any number of dead backends.
 #[test]
 fn ejection_never_increases_connects_to_dead_backends() {
     for (backends, dead, evidence) in
@@ -192,7 +194,7 @@ fn ejection_never_increases_connects_to_dead_backends() {
         let evidence = of_trial(evidence);
         for pause in [1, BASE / 2, BASE + 1, 2 * RULES.max] {
             let mut service = service(RULES, backends);
-            // The backends were ejected while the client was busy, and for the longest time.
+            // The backends were ejected for the longest time, while the client made many connects.
             (0..dead).for_each(|slot| drop(fail(&mut service, slot, 0)));
             assert_eq!(ejected(&service, backends), dead);
             let mut now = 0;
@@ -267,7 +269,7 @@ fn send_failures_to_one_backend_eject_it() {
 #[test]
 fn send_failures_to_all_backends_eject_none() {
     let service = service(RULES, 3);
-    // First all picks are of one backend, then of other backends.
+    // The first picks are all of one backend, and the later picks are of other backends.
     for _ in 0..5 {
         service.report(1, SEND_FAILED, 0, NO_JITTER);
     }
@@ -301,8 +303,8 @@ fn no_answer_counts_only_while_other_backends_answer() {
     assert_eq!(service.report(1, UNANSWERED, 0, NO_JITTER), Judgement::Ejected);
 }
 
-/// A backend hangs, and clients send it bursts of three requests every 100 ms, which they give up
-/// after a second. The other backends answer at once.
+/// A backend hangs. Clients send it a burst of three requests every 100 ms, and give up each
+/// request after a second. The other backends answer at once.
 #[test]
 fn simultaneous_missing_answers_all_count() {
     let service = service(RULES, 3);
@@ -322,8 +324,8 @@ fn simultaneous_missing_answers_all_count() {
     assert!(ejected_at.is_some_and(|at| at < 9), "within three bursts: {judgements:?}");
 }
 
-/// After one answer, no backend answers any more: the first missing answers after it count, and all
-/// others show nothing about a backend.
+/// After one answer, no backend answers any more. The first missing answers after that answer
+/// count. All later ones show nothing about a single backend, because none answers.
 #[test]
 fn missing_answers_of_all_backends_eject_none() {
     let service = service(RULES, 3);

@@ -1,8 +1,8 @@
 //! How a list comes into force, in virtual time: cases from practice, and properties that must hold
 //! for any order in which operations end.
 //!
-//! The world around a feed is a file, a client that has room or not, and running readings, reloads
-//! and computations. The tests must not know how a feed stores its state.
+//! The world around a feed consists of a file, a client that may have no room, and running
+//! readings, reloads and computations. The tests must not know how a feed stores its state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -138,7 +138,7 @@ fn a_reload_delivers_the_file_or_else_the_list_in_force() {
     assert_eq!(reloaded.effect, Some(Effect::Deliver(list(1, 2))));
     let (feed, reloaded) = Tested::reload(Some(feed), true, at(3), 3, version(2), Err(faulty("gone")));
     assert_eq!((reloaded.retained, reloaded.wants_last_good), (Some(list(1, 1)), false));
-    // One failure, however often the configuration is read.
+    // This counts as one failure, however often the configuration is read.
     let (feed, reloaded) = Tested::reload(Some(feed), true, at(4), 4, version(2), Err(faulty("gone")));
     assert_eq!((reloaded.effect, feed.failures()), (None, 1));
     let (_, reloaded) = Tested::reload(None, false, at(5), 5, version(2), Err(faulty("gone")));
@@ -168,7 +168,7 @@ enum Content {
 #[derive(Clone, Debug)]
 enum Act {
     Write(Content),
-    /// A look at the file, and a reading if it is due.
+    /// Looks at the file, and begins a reading if one is due.
     Look,
     BeginReload,
     /// One of the running readings, reloads or computations ends.

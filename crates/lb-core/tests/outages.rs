@@ -1,6 +1,6 @@
-//! Outages in virtual time: a client task with a balancer and an ejector, which work like the
-//! daemon and the programs, and backends that die and return. The tests count failed connects, and
-//! measure in seconds of the task's clock when failures end.
+//! Outages in virtual time: a client task with a balancer and an ejector, which stand for the
+//! daemon and the programs, and with backends that die and return. The tests count failed connects,
+//! and measure in seconds of the task's clock when failures end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -51,7 +51,7 @@ struct Host {
     balancer: Balancer,
     ejector: Ejector,
     plan: Plan,
-    /// By endpoint.
+    /// Whether each endpoint is alive.
     is_alive: Vec<bool>,
     /// Endpoints that are lame ducks in the list.
     lame_ducks: BTreeSet<usize>,
@@ -61,7 +61,7 @@ struct Host {
     probes: bool,
     /// Why probes fail.
     why: Why,
-    /// Whether probes reach backends that connects do not.
+    /// Whether probes succeed even if connects do not reach the backend.
     probes_find_all_well: bool,
     /// When a connection to a backend was last established.
     established: BTreeMap<Slot, Duration>,
@@ -271,14 +271,14 @@ impl Host {
     }
 }
 
-/// The number of seconds until a backend's recovery is detected: by probes at once, otherwise by a
-/// trial when its ejection is over.
+/// The number of seconds until a backend's recovery is detected. Probes detect it at once; without
+/// probes, a trial detects it when the ejection is over.
 fn until_seen(probes: bool) -> u32 {
     if probes { 3 } else { 330 }
 }
 
-/// Most of a small subset dies, while most of the fleet is healthy: counts the failures between 30
-/// and 32 seconds later.
+/// Most of a small subset dies, while most of the fleet is healthy. The test counts the failures
+/// between 30 and 32 seconds later.
 #[test]
 fn the_rest_of_the_fleet_replaces_a_mostly_dead_subset() {
     for (size, dead) in [(12, 7), (4, 4), (8, 8), (1, 1), (20, 9)] {
@@ -290,8 +290,8 @@ fn the_rest_of_the_fleet_replaces_a_mostly_dead_subset() {
             host.run(30);
             let failed = host.run(2);
             assert!(failed <= 3, "{dead} of {size}, probes {probes}: {failed} of 60");
-            // The backends are back: half a minute after this is detected, the members are those of
-            // the list.
+            // The backends have returned. Half a minute after their recovery is detected, the
+            // members are the same as before.
             let members = Host::new(40, Some(size), probes).used();
             host.is_alive.fill(true);
             assert_eq!(host.run(until_seen(probes) + 35), 0, "{dead} of {size}, probes {probes}");
@@ -326,7 +326,8 @@ fn two_of_three_dead_backends_cost_only_their_detection() {
     assert_eq!(host.run(10), 0);
 }
 
-/// This host reaches no backend. All are tried, and all are used equally when they answer again.
+/// This host reaches no backend. Connects try all backends, and use all equally when they answer
+/// again.
 #[test]
 fn if_no_backend_answers_all_are_tried_and_return_soon() {
     for probes in [false, true] {
@@ -367,8 +368,8 @@ fn a_full_list_of_dead_backends_is_tried_and_readmitted() {
     }
 }
 
-/// A machine was stopped for hours, or for a whole turn of the programs' 32-bit clock. No stored
-/// time has an effect for longer than it should.
+/// A machine was stopped for hours, or for so long that the programs' 32-bit clock shows the same
+/// time again. No stored time has an effect for longer than it should.
 #[test]
 fn a_clock_that_jumps_costs_a_dead_backend_two_trials_at_most() {
     let round = Duration::from_nanos(1 << 52);
@@ -448,8 +449,8 @@ fn without_a_daemon_a_listed_lame_duck_serves_if_all_members_fail() {
     }
 }
 
-/// The lame duck fails, too. Connects try the ejected members and the lame duck in turn, until
-/// one of them serves.
+/// The lame duck fails, too. Connects try the ejected members and the lame duck one after another,
+/// until one of them serves.
 #[test]
 fn without_a_daemon_or_a_serving_backend_members_are_tried() {
     let mut host = Host::new(4, None, false);
@@ -488,7 +489,7 @@ fn host_with_a_lame_duck(probes: bool) -> Host {
 /// and the lame duck gets no connects.
 fn all_return(host: &mut Host, run: impl Fn(&mut Host, u32) -> u32) {
     host.is_alive.fill(true);
-    // By then, each ejection with its jitter is over, and trials follow one another.
+    // After this time, each ejection with its jitter is over, and each backend has had a trial.
     run(host, 330 * u32::try_from(BACKENDS).expect("few"));
     host.sent.fill(0);
     assert_eq!(run(host, 10), 0);

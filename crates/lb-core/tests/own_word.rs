@@ -108,8 +108,8 @@ fn a_refusing_backend_is_not_chosen_for_any_witness() {
         let other = if who == Who::Probe { Who::Report } else { Who::Probe };
         report(&mut balancer, 102, other, &[]);
         assert_eq!(usable(&balancer.plan(), down), Usable::No, "who says nothing takes nothing back");
-        // A fact from probes does not change backends that it does not contain, while a fact from
-        // reports is complete.
+        // A fact from probes does not change backends that it does not contain. A fact from reports
+        // is complete: all backends that it does not contain are healthy according to reports.
         let well = if who == Who::Probe { &[(down, Health::Healthy)][..] } else { &[] };
         assert!(report(&mut balancer, 103, who, well));
         assert_eq!(usable(&balancer.plan(), down), Usable::UnlessEjected);

@@ -1,8 +1,8 @@
-//! Properties, for every input, of the orders that choose subsets, and of the tables from which
-//! connects take backends.
+//! Properties that the orders of subsets, and the tables from which connects take backends, have
+//! for every input.
 //!
-//! The vectors fix the results for a few inputs; the properties are the reason why the results are
-//! useful. The tests must not repeat the computation of a result.
+//! Vectors in another test fix the results for a few inputs. The properties are the reason why the
+//! results are useful. The tests must not repeat the computation of a result.
 
 use std::collections::{HashMap, HashSet};
 
@@ -38,7 +38,8 @@ fn those(property: impl Fn(Algorithm) -> bool) -> impl Strategy<Value = Algorith
     select(Algorithm::ALL.into_iter().filter(|&algorithm| property(algorithm)).collect::<Vec<_>>())
 }
 
-/// Algorithms in which an added backend takes one place and moves no other backend.
+/// Algorithms in which an added backend takes one position in an order and does not change the
+/// order of the others.
 const STEADY: [Algorithm; 4] =
     [Algorithm::Rendezvous, Algorithm::Consistent, Algorithm::Ringsteady, Algorithm::Rocksteadier];
 
@@ -79,7 +80,7 @@ fn jobs() -> impl Strategy<Value = (Position, Vec<u16>)> {
     )
 }
 
-/// Weights as operators write them, as shares of 2^32, and of any size.
+/// Small weights as operators write them, shares in units of 2^-32, and weights of any size.
 fn weights() -> impl Strategy<Value = Vec<u64>> {
     prop_oneof![
         vec(0..4_u64, 0..200),
@@ -102,8 +103,8 @@ fn sum(counts: &[u32]) -> u64 {
 }
 
 proptest! {
-    // A failure prints its smallest input, which belongs in its own test and not in a file of
-    // seeds.
+    // A failure prints its smallest input. That input belongs in a test of its own, and not in a
+    // file of seeds.
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
@@ -152,7 +153,7 @@ proptest! {
         prop_assert!(dropped <= 1, "{} members dropped", dropped);
     }
 
-    /// Within a round, which has as many clients as there are whole slices.
+    /// A round has as many clients as there are whole slices, and these clients share no backend.
     #[test]
     fn no_backend_serves_two_clients_of_a_round(position in positions(), round in 0..100_u32) {
         let slices = position.backends.checked_div(position.wanted()).unwrap_or(0);
@@ -168,7 +169,8 @@ proptest! {
         }
     }
 
-    /// Counted in exact parts, every backend is covered by the same whole number of clients.
+    /// In exact fractions of a backend, the overlaps of all clients with a backend sum to the same
+    /// whole number for every backend.
     #[test]
     fn apertures_cover_every_backend_equally(
         algorithm in those(Algorithm::is_aperture),
@@ -203,7 +205,8 @@ proptest! {
         prop_assert_eq!(used, expected);
     }
 
-    /// The other members remain, and the next backend of the order takes the place.
+    /// If a member is lost, the other members remain, and the next backend of the order takes its
+    /// place.
     #[test]
     fn only_a_lost_member_is_replaced(
         algorithm in algorithms(),
@@ -226,8 +229,8 @@ proptest! {
         prop_assert_eq!(after.len(), before.len().min(left));
     }
 
-    /// A client's shares sum to its whole traffic, and the loads of all backends to the traffic of
-    /// all clients.
+    /// A client's shares sum to its whole traffic, and the loads of all backends sum to the traffic
+    /// of all clients.
     #[test]
     fn shares_sum_to_one_and_loads_to_the_clients(algorithm in algorithms(), job in jobs()) {
         let (position, weights) = job;
@@ -290,7 +293,8 @@ proptest! {
         prop_assert_eq!(found, counts);
     }
 
-    /// At some point of each entry, every backend has had its share to within half an entry.
+    /// At the time at which an entry is due, the number of entries of every backend so far differs
+    /// from its share by at most half an entry.
     #[test]
     fn entries_are_early_or_late_by_at_most_half_an_entry(counts in counts()) {
         let mut found = vec![0_u64; counts.len()];

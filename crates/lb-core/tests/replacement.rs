@@ -107,7 +107,8 @@ fn an_ejected_member_is_replaced_and_later_returns() {
     let now = in_table(&during);
     assert_eq!((now.len(), now.intersection(&members).count()), (4, 3), "one loss is one change");
     assert!(!now.contains(&lost));
-    // It retains its slot and its trials, and its substitute gets as much as the other members.
+    // The replaced member retains its slot and gets trials. Its substitute gets as many connects as
+    // each of the other members.
     assert_eq!(
         (backend(&during, lost).usable, backend(&during, lost).state),
         (Usable::UnlessEjected, BackendState::Replaced)
@@ -116,7 +117,7 @@ fn an_ejected_member_is_replaced_and_later_returns() {
     let entries = during.services.values().next().expect("one").schedule.iter();
     assert_eq!(entries.filter(|slot| **slot == substitute).count(), 256);
     assert!(!balancer.unneeded().contains(&lost));
-    // A trial readmits it; after half a minute without a failure it returns to its place.
+    // A trial readmits the member. After half a minute without a failure it returns to its place.
     assert_eq!(balancer.handle(at(200), Fact::Kernel(BTreeMap::new())), Ok(true));
     let failed = KernelVerdict { is_ejected: false, failures: 4 };
     balancer.handle(at(220), Fact::Kernel([(lost, failed)].into())).expect("it takes no room");
@@ -148,11 +149,12 @@ fn a_failed_substitute_is_replaced_and_still_gets_trials() {
     let BackendPlan { usable, state, .. } = backend(&plan, first);
     assert_eq!((*usable, *state), (Usable::UnlessEjected, BackendState::Replaced));
     assert!(!balancer.unneeded().contains(&first));
-    // While both remain dead, nothing changes any more.
+    // While the member and its first substitute remain dead, nothing changes any more.
     for seconds in 131..600 {
         assert_eq!(balancer.handle(at(seconds), Fact::Time), Ok(false), "at {seconds}");
     }
-    // Both are back, each after half a minute without a failure.
+    // First the substitute recovers, and serves again after half a minute without a failure. Then
+    // the member recovers, and returns to its place after the same time.
     balancer.handle(at(600), ejected(&[lost])).expect("it takes no room");
     assert_eq!(balancer.handle(at(630), Fact::Time), Ok(true));
     assert_eq!(stands_in(&balancer.plan()), first);
@@ -173,7 +175,7 @@ fn all_lost_members_are_replaced_a_quarter_at_a_time() {
         assert_eq!((replaced(&plan).len(), in_table(&plan).len()), (expected, 8), "at {seconds}");
     }
     assert_eq!(replaced(&balancer.plan()), members);
-    // They recover, and return to their places half a minute later.
+    // All members recover, and return to their places half a minute later.
     balancer.handle(at(300), Fact::Kernel(BTreeMap::new())).expect("it takes no room");
     balancer.handle(at(330), Fact::Time).expect("it takes no room");
     assert_eq!(in_table(&balancer.plan()), members.into_iter().collect());
@@ -194,7 +196,7 @@ fn panic_counts_all_tried_backends_and_ends_when_one_serves() {
     for slot in &members {
         assert_eq!(backend(&balancer.plan(), *slot).usable, Usable::EvenEjected);
     }
-    // The fourth serves, so this host is not the reason why the others are unreachable.
+    // The fourth backend serves, so this host is not the reason why the others are unreachable.
     let index = balancer.services().next().map(|(_, index, _)| index).expect("a service");
     assert_eq!(balancer.handle(at(102), Fact::Serving([index].into())), Ok(true));
     assert_eq!(look(&balancer), ((1, 4), false, Tier::Healthy));
@@ -299,7 +301,7 @@ fn a_backup_without_a_slot_changes_nothing() {
         assert_eq!(balancer.row(0).map(|row| row.available), Some((2, 3)));
         let has_one = balancer.row(0).map(|row| row.backup.is_some());
         assert_eq!(has_one, Some(has_backup));
-        // Nothing is left to change.
+        // The plan already follows the health, so the passing of time changes nothing.
         assert_eq!(balancer.handle(at(1), Fact::Time), Ok(false));
     }
 }
@@ -350,8 +352,8 @@ fn maps(reasons: &[(Usable, HealthReason)]) -> (Service, Plan) {
     (service, plan)
 }
 
-/// The next daemon begins with the state words in the maps. If an older daemon gave no reason,
-/// whether the backend was usable decides.
+/// The next daemon begins with the state words in the maps. If a state word of an older daemon has
+/// no reason, the backend counts as healthy if it was usable, and otherwise as refusing.
 #[test]
 fn the_next_daemon_adopts_each_reason() {
     use HealthReason::{Healthy, ProbeAnswer, ProbeConnect, ProbeElsewhere, Unproven, Unstated};

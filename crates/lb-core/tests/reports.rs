@@ -1,5 +1,5 @@
-//! Report ids in the rows of backends: they are stored if they are new, and adopted after a
-//! restart.
+//! Report ids in the kernel's rows of backends. New ids are stored, and the next daemon adopts them
+//! after a restart.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

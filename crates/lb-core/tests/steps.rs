@@ -1,4 +1,4 @@
-//! The steps from one plan to the next on a fake kernel: after every step, a connect finds
+//! The steps from one plan to the next, on a fake kernel. After every step, a connect must find
 //! everything that it needs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -239,7 +239,7 @@ proptest! {
             let taken: BTreeSet<Slot> = kernel.backends.keys().copied().collect();
             let wanted: usize = lists.iter().map(|list| {
                 let healthy = list.values().filter(|kind| **kind > 0).count();
-                // One lame duck is the backup.
+                // One lame duck has a slot as the backup.
                 if healthy > 0 { list.len().min(healthy + 1) } else { list.len() }
             }).sum();
             prop_assert_eq!(taken.len(), wanted, "idle slots are freed");
@@ -317,7 +317,7 @@ fn an_unusable_backend_has_a_verdict_with_reason_and_time() {
         (30, both(0), Some(20), false),
         (40, BTreeMap::from([(1, 1)]), None, false),
         (50, both(1), None, true),
-        // There is no better backend, so it serves, but it remains unavailable.
+        // There is no better backend, so the lame duck serves, but it remains unavailable.
         (60, BTreeMap::from([(2, 0)]), Some(60), true),
         (70, BTreeMap::from([(2, 0), (3, 1)]), Some(60), false),
     ];

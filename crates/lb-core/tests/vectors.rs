@@ -3,7 +3,7 @@
 //!
 //! If two hosts computed different numbers, they would use backends inconsistently. So if a row
 //! fails, compatibility is broken, and the row must not be updated. The tests count sections and
-//! rows, so that they cannot pass because they checked less.
+//! rows, so that they cannot pass by checking fewer rows.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -67,7 +67,7 @@ fn small(value: &Value) -> u32 {
         .unwrap_or_else(|| panic!("{value} is no u32"))
 }
 
-/// A number that JSON readers may not represent exactly, and that is therefore a string.
+/// A number that is a string in the file, because some JSON readers cannot represent it exactly.
 #[track_caller]
 fn large(value: &Value) -> u64 {
     value
@@ -76,7 +76,7 @@ fn large(value: &Value) -> u64 {
         .unwrap_or_else(|| panic!("{value} is no u64 in a string"))
 }
 
-/// A number in either form.
+/// A number that is a JSON number or a string.
 #[track_caller]
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| large(value))
@@ -244,8 +244,8 @@ fn structural_weights_match_their_vectors() {
         };
         let solution = solve(&graph, &vec![1; position.backends as usize], precision);
         let expected = field(row, "raw_weighted").as_f64().expect("a number");
-        // Sums in another order differ in the last bits; the file contains the results of another
-        // implementation.
+        // The file contains the results of another implementation, which adds in another order, so
+        // the last bits differ.
         assert!((solution.utilization() - expected).abs() < 1e-8, "{} in {row}", solution.utilization());
         let connections = graph.connections();
         let largest = f64::from(*connections.iter().max().expect("backends"));
@@ -256,7 +256,7 @@ fn structural_weights_match_their_vectors() {
         let weights = solution.weights(&graph, 0);
         assert_eq!(weights.len(), expected.len());
         for (weight, expected) in weights.iter().zip(expected) {
-            // The file has six digits.
+            // The file has six digits after the decimal point.
             assert!((weight - expected).abs() <= 1e-6, "{weight} in {row}");
         }
     });
@@ -287,7 +287,7 @@ fn fitted_shares_of_apertures_match_their_vectors() {
         let indexes: Vec<u32> = members.iter().map(|member| member.endpoint.index).collect();
         assert_eq!(indexes, list(field(row, "members"), small), "{row}");
         for (member, share) in members.iter().zip(list(field(row, "shares"), Value::as_f64)) {
-            // The file has nine digits.
+            // The file has nine digits after the decimal point.
             assert!((member.share - share.expect("a number")).abs() <= 1e-9, "{} in {row}", member.share);
         }
     });
@@ -316,7 +316,7 @@ impl MersenneTwister {
                 .wrapping_mul(state[i - 1] ^ (state[i - 1] >> 30))
                 .wrapping_add(u32::try_from(i).expect("small"));
         }
-        // Seeding by an array of one word.
+        // The seed is an array of one word.
         let mut i = 1;
         for _ in 0..624 {
             state[i] =
@@ -357,7 +357,7 @@ impl MersenneTwister {
         y ^ (y >> 18)
     }
 
-    /// Between 0 and 1, with 53 bits.
+    /// A number between 0 and 1, with 53 bits.
     fn random(&mut self) -> f64 {
         let (a, b) = (f64::from(self.next_u32() >> 5), f64::from(self.next_u32() >> 6));
         (a * 67_108_864.0 + b) / 9_007_199_254_740_992.0
@@ -391,7 +391,7 @@ fn the_listing_of_the_book_produces_its_printed_subsets() {
             MersenneTwister::new(client / count).shuffle(&mut shuffled);
             let start = (client % count * size) as usize;
             assert_eq!(shuffled[start..start + size as usize], expected, "client {client}");
-            // `deterministic-book` takes the same places of a round from a shuffle of its own.
+            // `deterministic-book` takes the same slice of a round, but from its own shuffle.
             let position = Position { client, clients: 10, backends, size, seed: 0 };
             let mut own: Vec<u32> = (0..backends).collect();
             shuffle(&mut own, &mut SplitMix64::new(mix64(&[0, u64::from(client / count)])));
@@ -401,7 +401,8 @@ fn the_listing_of_the_book_produces_its_printed_subsets() {
     });
 }
 
-/// gRPC C-core's static stride scheduler: the backend of sequence number s, if it is picked at s.
+/// The picks of gRPC C-core's static stride scheduler. Each sequence number belongs to one backend,
+/// which is picked or skipped.
 fn stride_picks(scaled: &[u16], picks: usize) -> Vec<u32> {
     let mut picked = Vec::new();
     for sequence in 0_u64.. {
@@ -434,7 +435,7 @@ fn the_table_has_the_shares_of_grpcs_static_stride_scheduler() {
         for (backend, &count) in (0..).zip(&counts) {
             let picked = whole_round.iter().filter(|&&pick| pick == backend).count();
             let (stride, ours) = (picked as f64 / f64::from(all), f64::from(count) / 65_536.0);
-            // The table has whole entries.
+            // The table can differ by one entry, because it has whole entries.
             assert!((stride - ours).abs() <= 1.0 / 65_536.0, "{stride} and {ours} in {row}");
         }
     });

@@ -7,9 +7,9 @@
 //! [`FakeKernel::pass`]. Any operation that the real kernel may refuse can be made to fail, see
 //! [`faults`].
 //!
-//! It has one CPU, no readers to wait for, no flow table, no datagrams, and no programs of network
-//! interfaces. Local tests cover these on the real kernel. The scenarios of `lb_contract` run on
-//! both kernels.
+//! The kernel in memory has one CPU, no readers to wait for, no flow table, no datagrams, and no
+//! programs of network interfaces. The tests in `tests/local` cover these on the real kernel. The
+//! scenarios of `lb_contract` run on both kernels.
 
 pub mod faults;
 

@@ -1,9 +1,9 @@
 //! One client task in the kernel: its maps, its programs, and the steps that change the contents of
 //! the maps to a plan.
 //!
-//! [`Datapath`] stores the contents of the maps as a plan, and the places of the tables. If a step
-//! fails, the next comparison with the wanted plan repeats it. It makes no decisions: `lb-core`
-//! computes plans, and its arena determines the places of tables.
+//! [`Datapath`] stores what the maps contain, as a plan, and where the tables are. If a step fails,
+//! the next comparison with the wanted plan finds the same step again. [`Datapath`] makes no
+//! decisions: `lb-core` computes plans, and its arena determines where tables are.
 
 mod adoption;
 
@@ -77,8 +77,8 @@ impl Datapath {
         Ok(Self { kernel, tables, arena, applied, returned: Vec::new() })
     }
 
-    /// Loads programs for another purpose. They replace the previous programs with the next
-    /// [`ClientKernel::attach`].
+    /// Loads programs for another purpose. The next [`ClientKernel::attach`] replaces the previous
+    /// programs with them.
     ///
     /// # Errors
     /// If the kernel refuses; the previous programs stay.
@@ -129,9 +129,9 @@ impl Datapath {
         Ok(complete)
     }
 
-    /// Switches a service to another table with the same backends. The result is the same as of
-    /// [`Datapath::apply`] with a plan that differs only in this table. Returns `false` if there is
-    /// no room for the table until readers are gone, or if there is no such service.
+    /// Switches a service to another table with the same backends. The result is the same as that
+    /// of [`Datapath::apply`] with a plan that differs only in this table. Returns `false` if there
+    /// is no room for the table until readers are gone, or if there is no such service.
     ///
     /// # Panics
     /// If the table contains a slot that does not belong to the service.
@@ -149,8 +149,8 @@ impl Datapath {
         is_done
     }
 
-    /// Ensures that each service of these ejected backends has a next trial
-    /// ([`Service::next_trial`](lb_common::abi::Service::next_trial)) of one of them.
+    /// Ensures that each service with any of these ejected backends plans the trial of one of them
+    /// as its next trial ([`Service::next_trial`](lb_common::abi::Service::next_trial)).
     pub fn renew_trials(&mut self, ejected: &[Slot]) {
         if !ejected.is_empty() {
             self.tables.renew_trials(ejected, self.kernel.now_ns());
@@ -222,9 +222,9 @@ impl Datapath {
         std::mem::take(&mut self.returned)
     }
 
-    /// Those of `slots` that a table or a fallback in the maps still contains. A table may contain
-    /// a slot that the wanted plan no longer contains, as long as there is no room for the next
-    /// table.
+    /// The slots among `slots` that a table or a fallback in the maps still contains. A table may
+    /// contain a slot that the wanted plan no longer contains, as long as there is no room for the
+    /// next table.
     pub fn named(&self, slots: &BTreeSet<Slot>) -> BTreeSet<Slot> {
         let mut named = BTreeSet::new();
         if slots.is_empty() {

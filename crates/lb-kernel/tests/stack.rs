@@ -41,7 +41,8 @@ fn functions(file: &[u8]) -> BTreeMap<String, Function> {
             let RelocationTarget::Symbol(target) = relocation.target() else { unreachable!("a symbol") };
             let target = object.symbol_by_index(target).expect("a symbol");
             // If the symbol is that of the section and not of the function, the call contains the
-            // function's place in the section, in instructions relative to the next instruction.
+            // position of the function in the section, in instructions relative to the next
+            // instruction.
             let ahead = if target.kind() == SymbolKind::Section { (number(call) + 1) * 8 } else { 0 };
             let place = target.address() + u64::try_from(ahead).expect("not before the section");
             let of = |one: &&(_, u64, _)| Some(one.0) == target.section_index() && one.1 == place;
@@ -71,7 +72,7 @@ fn depth(code: &[u8]) -> u32 {
         let place = |base: Option<i32>| base.map_or(0, |base| base + offset);
         // The class of the instruction, and its operation.
         match (operation & 0x07, operation) {
-            // Loads, and numbers of 64 bits.
+            // Loads from memory (class 1), and loads of a 64-bit immediate (class 0).
             (0 | 1, _) => {
                 deepest = deepest.min(place(frame[from].filter(|_| operation & 0x07 == 1)));
                 frame[to] = None;

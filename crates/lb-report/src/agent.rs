@@ -68,13 +68,14 @@ pub struct Reports {
     /// than their last report.
     version: u64,
     /// The number at which the changes of a new backend begin. It is above all numbers that clients
-    /// may have acknowledged, because their cookies remain valid for minutes.
+    /// may have acknowledged, because the cookies of clients remain valid for minutes.
     change: u16,
     counts: Counts,
 }
 
 impl Reports {
-    /// Reports of no backend. `secret` must be random, and drawn again at each start of the agent.
+    /// An agent without backends. `secret` must be random, and drawn again at each start of the
+    /// agent.
     pub fn new(incarnation: u32, secret: [u8; 16], now: Instant) -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -235,7 +236,7 @@ impl Reports {
 }
 
 impl Requester {
-    /// The asker in the form that cookies use.
+    /// The requester in the form that cookies use.
     fn on_wire(self) -> wire::RequestSource {
         wire::RequestSource { address: self.address.ip().into(), port: Be16::from_host(self.address.port()) }
     }

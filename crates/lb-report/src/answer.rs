@@ -6,8 +6,8 @@ use lb_common::net::Be16;
 
 use crate::wire::{Cookies, Datagram, Key, Kind, Malformed, Readiness, RequestSource};
 
-/// Why a datagram is not answered. Every datagram that arrives is either answered or counted by its
-/// reason.
+/// Why a datagram is not answered. Every datagram that arrives is either answered, or counted under
+/// the reason why it is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// It is not a datagram of the protocol.
@@ -36,7 +36,7 @@ impl Refused {
         Self::NotARequest,
     ];
 
-    /// The index of its counter: its place in [`Refused::ALL`].
+    /// The index of its counter, which is its position in [`Refused::ALL`].
     #[inline(always)]
     pub const fn number(self) -> usize {
         match self {
@@ -113,7 +113,7 @@ fn key_of(prepared: &PreparedAnswer, number: u16) -> Option<Key> {
     if number == 0 { None } else { Some(Key::from_bytes(key.key)) }
 }
 
-/// An age in milliseconds, `ns` nanoseconds later. Saturates at the largest number.
+/// An age in milliseconds after `ns` more nanoseconds. It saturates at the largest number.
 #[inline(always)]
 fn later(age: Be16, ns: u64) -> Be16 {
     let ms = age.to_host() as u64 + ns / 1_000_000;

@@ -23,13 +23,13 @@ pub const ROOM: usize = 256;
 pub struct Shape {
     /// The types of its VLAN tags, the outer one first; 0 is no tag.
     pub tags: [u16; 2],
-    /// Words of options of an IPv4 header, up to 10.
+    /// The number of 32-bit words of options in an IPv4 header, up to 10.
     pub options: u8,
-    /// Fragment flags and offset of IPv4.
+    /// The flags and the fragment offset in an IPv4 header.
     pub fragment: u16,
     /// The protocol of an IPv4 header, or the next header of IPv6.
     pub protocol: u8,
-    /// Added to the length in the UDP header, wrapping around.
+    /// This number is added to the length in the UDP header, wrapping around.
     pub length_off: i16,
 }
 
@@ -148,7 +148,8 @@ pub struct OneBackend {
 }
 
 impl OneBackend {
-    /// A backend with this address over TCP, without any report yet; its key has the number 1.
+    /// The maps for a backend with this address over TCP, which has not reported yet. Its key has
+    /// the number 1.
     pub fn new(listens_at: IpAddr, backend: SocketAddr, key: [u8; 16]) -> Self {
         let name = SenderName {
             address: backend.ip().into(),

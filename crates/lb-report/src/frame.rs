@@ -1,7 +1,7 @@
 //! Finds a UDP datagram in an Ethernet frame, and turns the frame around so that it carries the
 //! answer. Kernel programs of network interfaces and tests use the same code.
 //!
-//! Supported are Ethernet with at most one VLAN tag (IEEE 802.1Q or 802.1ad), IPv4 with options
+//! The code supports Ethernet with at most one VLAN tag (IEEE 802.1Q or 802.1ad), IPv4 with options
 //! (RFC 791), IPv6 without extension headers (RFC 8200), and UDP (RFC 768). All other frames,
 //! including fragments, are ignored.
 
@@ -22,7 +22,8 @@ use crate::wire::{BYTES, Datagram, is_of_one_host};
 /// Any bytes must be a valid value, at any address.
 pub unsafe trait Header: Copy {}
 
-// SAFETY: integers and arrays of bytes, without padding; all reads are unaligned.
+// SAFETY: the header consists of integers and arrays of bytes, without padding, and all reads are
+// unaligned.
 unsafe impl Header for EthHdr {}
 // SAFETY: as above.
 unsafe impl Header for VlanHdr {}
@@ -33,7 +34,7 @@ unsafe impl Header for Ipv6Hdr {}
 // SAFETY: as above.
 unsafe impl Header for UdpHdr {}
 
-// SAFETY: a byte.
+// SAFETY: any byte is a valid `u8`.
 unsafe impl Header for u8 {}
 // SAFETY: an IPv6 address as in a header.
 unsafe impl Header for Address {}
@@ -128,7 +129,7 @@ pub fn udp_to<F: Frame + ?Sized>(frame: &F, port: Be16) -> Option<Udp> {
 
 #[inline(always)]
 fn in_ipv4<F: Frame + ?Sized>(frame: &F, offset: usize, port: Be16) -> Option<Udp> {
-    /// The bits that are set in fragments: "more fragments" and the offset.
+    /// In a fragment, at least one of these bits is set: "more fragments", or a bit of the offset.
     const FRAGMENT: u16 = 0x3fff;
     let ip: Ipv4Hdr = frame.header(offset)?;
     let length = ip.vihl & 0xf;
@@ -182,14 +183,14 @@ fn udp_at<F: Frame + ?Sized>(
     Some(Udp { from, from_port, to, network, header, length: u16::from_be_bytes(udp.len) })
 }
 
-/// The hop limit of an answer, Linux's default.
+/// The hop limit of an answer, which is Linux's default.
 const HOPS: u8 = 64;
 
 /// Turns a frame around, so that it goes back to its source, and replaces its payload. `None` if
 /// the frame ends before the payload does, which is impossible if the caller has read the previous
 /// payload.
 ///
-/// Not inlined into kernel programs, to limit their stack (512 bytes).
+/// This function is not inlined into kernel programs, because their stack is limited to 512 bytes.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 #[cfg_attr(not(target_arch = "bpf"), inline(always))]
 pub fn turn<F: FrameMut + ?Sized>(frame: &mut F, udp: &Udp, payload: &Payload) -> Option<()> {
@@ -216,7 +217,7 @@ pub fn turn<F: FrameMut + ?Sized>(frame: &mut F, udp: &Udp, payload: &Payload) -
 /// no group address.
 #[inline(always)]
 pub fn can_turn<F: Frame + ?Sized>(frame: &F, udp: Udp) -> bool {
-    /// The lowest bit of the first byte: a group address (IEEE 802).
+    /// The lowest bit of an address's first byte. It is set in a group address (IEEE 802).
     const GROUP: u8 = 1;
     let Some(ethernet) = frame.header::<EthHdr>(0) else { return false };
     if (ethernet.dst_addr[0] | ethernet.src_addr[0]) & GROUP != 0 || udp.from_port.to_network() == 0 {

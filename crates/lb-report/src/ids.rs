@@ -3,7 +3,8 @@
 //!
 //! The kernel's rows of backends and its register of senders contain ids, so an id is released in
 //! steps. First, the caller removes it from all rows and from the register. Then every program that
-//! may have read it there must end. Then the caller clears its verdict, and the id is free.
+//! may have read it there must end. Then the caller clears the verdict of the id, and the id is
+//! free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
-//! The protocol by which backends report their state: its two ends, and the kernel programs between
-//! them. The crate uses no socket, file, clock or random number: datagrams and times are arguments
-//! and results.
+//! The protocol by which backends report their state: the code of its two ends, and of the kernel
+//! programs between them. The crate uses no socket, file, clock or random number: datagrams and
+//! times are arguments and results.
 //!
 //! In reading order: the datagram and the rules by which it is believed ([`wire`]); the programs of
 //! network interfaces, which find it in a frame ([`frame`]), process it before the daemon

@@ -1,5 +1,5 @@
 //! Processes a frame that may contain a report before the host's network stack does. The kernel
-//! program calls this code with the maps of the host, tests with maps of their own.
+//! program calls this code with the maps of the host, and tests call it with their own maps.
 //!
 //! The checks are ordered by cost: whether the frame is for the daemon, its length and layout, the
 //! backend, its kind and number, and last its message authentication code (MAC).
@@ -12,20 +12,21 @@ use lb_common::net::{Address, Be16};
 use crate::frame::{Frame, Udp, udp_to};
 use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Disbelieved, Key, after, judge, lame_until_ns};
 
-/// The words of backends that reports change, by report id.
+/// The words that a report about a backend changes, by report id.
 pub trait Words {
     /// The number of the last believed report.
     fn base(&self, id: u32) -> ReportBase;
     /// The time until which the backend is a lame duck.
     fn lame_until_ns(&self, id: u32) -> u64;
-    /// Replaces the lame until if it still is `before`. Returns whether it was replaced.
+    /// Replaces the time until which the backend is a lame duck, if it still is `before`. Returns
+    /// whether it was replaced.
     fn replace_lame_until_ns(&self, id: u32, before: u64, after: u64) -> bool;
 }
 
 /// Stores the time until which a backend is a lame duck after the report with the number `base`,
 /// which the caller has just stored as the last report. `of` computes the new time from the stored
-/// time. If a later report has arrived in the meantime, its time remains, in whatever order the two
-/// are stored.
+/// time. If a later report has arrived in the meantime, the time from the later report remains,
+/// whichever of the two is stored first.
 #[inline(always)]
 pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl Fn(u64) -> u64) {
     // There are two attempts, because an earlier report may store its time during the first.
@@ -36,8 +37,8 @@ pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl
             return;
         }
         if words.replace_lame_until_ns(id, before, after) {
-            // A later report may have found that its time was stored already, and stored nothing.
-            // Then this store is undone.
+            // If a later report has arrived, it may have found that its time was already stored,
+            // and have stored nothing. Then the store above is undone.
             if words.base(id).to_word() != base.to_word() {
                 words.replace_lame_until_ns(id, after, before);
             }
@@ -172,9 +173,9 @@ fn take<F: Frame + ?Sized, M: Maps>(
         return Received::disbelieved(why);
     }
     // While the verifier of Linux 6.1 checks the function that computes a MAC, it loses the
-    // precision of the values on which this flag depends. It then treats both cases as one, and
-    // removes the code of the other case from the program. It does not do that if it knows no
-    // bounds of the flag.
+    // precision of the values on which this flag depends. It then treats both values of the flag as
+    // one, and removes the code for the other value from the program. The verifier does not do that
+    // if it knows no bounds of the flag.
     let is_news = without_bounds(u64::from(judged.is_ok()), now_ns);
     let authentic = match maps.key(sender, datagram.key_id.to_host()) {
         None => Err(Disbelieved::UnknownKey),
@@ -203,8 +204,8 @@ fn take<F: Frame + ?Sized, M: Maps>(
 }
 
 /// Whether a push is a repetition of the last push, to be acknowledged again: an agent repeats a
-/// push if the daemon's request, which acknowledges it, was lost. There is a minimum interval, so
-/// that replayed pushes cannot overload the daemon.
+/// push if the daemon's request, which acknowledges it, was lost. Such acknowledgements have a
+/// minimum interval, so that replayed pushes cannot overload the daemon.
 #[inline(always)]
 fn is_to_be_acknowledged_again(last: LastReport, datagram: &Datagram, why: Disbelieved, now_ns: u64) -> bool {
     const APART_NS: u64 = ACKNOWLEDGED_FOR_MS as u64 * 1_000_000;
@@ -234,7 +235,7 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    /// The daemon's address and another host's, for IPv6 or IPv4.
+    /// The address of the daemon and the address of another host, for IPv6 or IPv4.
     fn ends(is_v6: bool) -> (SocketAddr, SocketAddr) {
         if is_v6 {
             (address("[2001:db8::2]:9467"), address("[2001:db8::1]:9465"))
@@ -318,7 +319,7 @@ mod tests {
             let frame = Frame::new(plain, agent, to, &fine);
             assert_eq!(receive(frame.bytes(), &maps(false), Be16::from_host(9467), || NOW), None, "{to}");
         }
-        // The frame is cut off before it is recognizable as being for the daemon.
+        // The frame ends before the code can recognize that it is for the daemon.
         let frame = Frame::new(plain, agent, daemon, &fine);
         for length in 0..42 {
             let cut = &frame.bytes()[..length];
@@ -382,7 +383,7 @@ mod tests {
         new.last.set(LastReport::default());
         let dropped = Some(Received { reception: Reception::Disbelieved(Premature), goes_on: false });
         assert_eq!(take(&new, Shape::PLAIN, false, &sealed(push(6))), dropped);
-        // A listener that passes on datagrams that are not believed.
+        // This listener passes on datagrams that are not believed.
         let mut full = maps(false);
         full.listener.passes_unbelieved = 1;
         let unknown = change(&|datagram| datagram.port = Be16::from_host(81));
@@ -433,7 +434,8 @@ mod tests {
     /// Maps in which another CPU stores between two steps.
     struct Raced<'r> {
         maps: OneBackend,
-        /// The other CPU's action right before the first replacement of the lame until.
+        /// The other CPU's action immediately before the time until which the backend is a lame
+        /// duck is first replaced.
         between: std::cell::Cell<Option<Deed<'r>>>,
     }
 
@@ -457,7 +459,8 @@ mod tests {
     #[test]
     fn the_lame_until_of_the_later_report_remains_in_any_order() {
         let number = |counter| ReportBase { incarnation: 7, counter };
-        // The lame until before, and by the earlier and by the later report.
+        // Each case has three times until which the backend is a lame duck: the time that is stored
+        // before, the time from the earlier report, and the time from the later report.
         for (before, earlier, later) in
             [(0, 100, 0), (0, 100, 200), (50, 0, 200), (50, 100, 0), (50, 100, 50)]
         {

@@ -1,6 +1,6 @@
 //! Answers a request in a frame before the host's network stack processes the frame, with the
-//! answers that the agent has prepared. The kernel program calls this code with its maps, tests
-//! with maps of their own.
+//! answers that the agent has prepared. The kernel program calls this code with its maps, and tests
+//! call it with their own maps.
 
 use bytemuck::Zeroable;
 use lb_common::abi::host::SenderName;
@@ -22,7 +22,7 @@ pub trait Maps {
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found;
     /// Records a subscriber, to which the agent will push changes.
     fn subscribe(&self, name: &SubscriberName, subscriber: &Subscriber);
-    /// The cookies of this time.
+    /// The cookies that are valid at this time.
     fn cookies(&self, now_ns: u64) -> Cookies;
 }
 
@@ -37,8 +37,7 @@ pub enum Found {
     BeingWritten,
 }
 
-/// The memory for making an answer, because a kernel program's stack (512 bytes) has no room for
-/// it.
+/// The memory in which an answer is made. A kernel program's stack (512 bytes) has no room for it.
 #[derive(Clone, Copy, Debug, Zeroable)]
 pub struct Workspace {
     /// The request.
@@ -322,7 +321,7 @@ mod tests {
         for from in ["[fe80::1]:9467", "[ff02::1]:9467", "[::ffff:192.0.2.2]:9467", "[::]:9467"] {
             untouched(&maps(true), Frame::new(plain, address(from), agent, fine.bytes()), None);
         }
-        // Frames to a group, to another host, and from a group.
+        // The frames are addressed to a group, are addressed to another host, or come from a group.
         for (at, bit) in [(0, 1), (5, 1), (6, 1)] {
             let [requester, agent] = ends(false);
             let mut frame = Frame::new(plain, requester, agent, fine.bytes());

@@ -28,7 +28,8 @@ pub const AUTHENTICATED_BYTES: usize = BYTES - 8;
 /// The version of the layout.
 pub const VERSION: u8 = 1;
 
-/// The longest `valid for` of a report, in milliseconds. A longer time counts as this.
+/// The longest `valid for` of a report, in milliseconds. A longer time in a report counts as this
+/// time.
 pub const MAX_VALID_FOR_MS: u32 = 300_000;
 
 /// [`MAX_VALID_FOR_MS`] as a duration.

@@ -1,5 +1,5 @@
-//! One client and one agent exchange datagrams in virtual time, over a wire that loses, repeats,
-//! delays and therefore reorders them.
+//! One client and one agent exchange datagrams in virtual time, over a wire that loses, repeats and
+//! delays datagrams, so that their order changes.
 //!
 //! The behavior of the wire is drawn from a seed that the test prints. No assertion depends on the
 //! draws: each assertion must hold for any behavior within the limits that the test sets.
@@ -25,7 +25,7 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const VALID_FOR: Duration = Duration::from_secs(6);
 const HOLD: Duration = Duration::from_mins(1);
 
-/// The longest interval between two polls, in milliseconds, with the jitter of a tenth.
+/// The longest interval between two polls, in milliseconds, including the jitter of a tenth.
 const LONGEST_INTERVAL: u64 = 2_200;
 
 /// The times of the pushes, in milliseconds after the first.
@@ -57,7 +57,8 @@ enum End {
     Agent,
 }
 
-/// How the wire treats datagrams: losses and repetitions in percent, delays in milliseconds.
+/// How the wire treats datagrams: percentages of losses and repetitions, and delays in
+/// milliseconds.
 #[derive(Clone, Debug)]
 struct Weather {
     lost: u8,
@@ -222,7 +223,8 @@ impl Pair {
         }
     }
 
-    /// Runs until the client sees this state, at most `within` milliseconds. Returns the time.
+    /// Runs until the client sees this state, which must take at most `within` milliseconds.
+    /// Returns the time.
     #[track_caller]
     fn run_until(&mut self, state: ReportState, within: u64) -> u64 {
         let begin = self.now;
@@ -235,7 +237,7 @@ impl Pair {
 
     fn step(&mut self) {
         let now = self.at(self.now);
-        // A datagram that is sent now may arrive now.
+        // A datagram that is sent now may also arrive now.
         loop {
             self.send(now);
             let arrived = self.wire.arrived(self.now);
@@ -324,13 +326,13 @@ fn the_first_push_that_arrives_delivers_a_lame_duck() {
             !is_lost
         });
         let first = PUSHES[lost.trailing_ones() as usize];
-        // The agent sends at the next step, and the wire takes a millisecond.
+        // The agent sends its pushes one step later, and the wire delays each by a millisecond.
         assert_eq!(pair.run_until(ReportState::LameDuck, 100), announced + 1 + first + 1, "{lost:b}");
     }
 }
 
-/// The wire loses all pushes, and the request or the answer of several polls. The next poll
-/// delivers the change.
+/// The wire loses all pushes. It also loses the request or the answer of several polls. The next
+/// poll delivers the change.
 #[test]
 fn the_first_poll_that_arrives_delivers_a_lame_duck() {
     for lost in 0..5 {
@@ -447,7 +449,8 @@ fn no_older_report_is_believed_after_a_newer_one() {
     }
 }
 
-/// A push invalidates the nonce of the unanswered request, so the late answer is not believed.
+/// A push invalidates the nonce of the unanswered request, so a late answer to this request is not
+/// believed.
 #[test]
 fn a_delayed_answer_is_refused_after_a_push() {
     let mut pair = Pair::introduced();
@@ -525,8 +528,8 @@ fn answers_with_lower_numbers_are_believed_and_earlier_pushes_are_not() {
     assert_eq!(pair.run_until(ReportState::LameDuck, 3), announced + 2, "pushes of now are believed");
 }
 
-/// An attacker that knows everything but the key, even the nonce of the current request, changes
-/// nothing and suppresses no answer.
+/// An attacker knows everything except the key, and therefore also the nonce of the current
+/// request. The attacker's datagrams change nothing and suppress no answer.
 #[test]
 fn a_report_under_another_key_changes_nothing() {
     let mut pair = Pair::introduced();
@@ -562,7 +565,7 @@ fn a_report_under_another_key_changes_nothing() {
     assert_eq!(after, before);
     pair.run(2);
     assert_eq!(pair.believed.len(), believed + 1, "the answer is believed");
-    // Nor does an agent answer requests under another key, or push to their sender.
+    // An agent does not answer requests under another key, and does not push to their sender.
     let mut stranger = Pair::new(1, FINE);
     stranger.set_client_keys(keys(9, None));
     stranger.run(10 * LONGEST_INTERVAL);
@@ -571,8 +574,8 @@ fn a_report_under_another_key_changes_nothing() {
     assert_eq!(stranger.agent.get(name()).map(Entry::subscribers), Some(0));
 }
 
-/// The agent dies after its last report was believed. The test checks the remaining state, and its
-/// end to the millisecond.
+/// The agent dies after its last report was believed. The test checks the state that remains at the
+/// client, and the exact millisecond at which it ends.
 #[test]
 fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
     let ms = |duration: Duration| u64::try_from(duration.as_millis()).expect("a minute");
@@ -626,9 +629,10 @@ fn a_lame_duck_that_goes_down_silently_remains_one_until_its_hold_ends() {
     assert_eq!(pair.run_until(ReportState::Silent, 60_000), hold_begins + 60_000);
 }
 
-/// The agent accepts both keys, then clients send with the new key, then the agent accepts only the
-/// new key; or the clients begin. In no step is a request refused, a report disbelieved, or a
-/// change delayed.
+/// A key is replaced in three steps: the agent accepts both keys, the clients send with the new
+/// key, and the agent accepts only the new key. In another order of the steps, the clients are the
+/// first to accept both keys. In no step is a request refused, a report disbelieved, or a change
+/// delayed.
 #[test]
 fn a_key_is_replaced_without_a_gap() {
     enum Side {
@@ -679,8 +683,8 @@ fn a_key_is_replaced_without_a_gap() {
     }
 }
 
-/// A client without any earlier key discards the reported state, because it belongs to the earlier
-/// key.
+/// If a client no longer has any earlier key, it discards the reported state, because the state
+/// belongs to an earlier key.
 #[test]
 fn an_abrupt_change_of_keys_discards_the_reported_state() {
     let mut pair = Pair::introduced();

@@ -78,8 +78,8 @@ impl From<bool> for Usable {
 }
 
 /// The health of a backend according to the daemon, and its reason: the worst of all verdicts. Two
-/// verdicts are not included, because they are stored elsewhere: an ejection by the programs
-/// ([`StateWord::ejected`]), and that the backend is a lame duck by its own report
+/// verdicts are not included, because they are stored elsewhere: that the programs have ejected the
+/// backend ([`StateWord::ejected`]), and that the backend is a lame duck by its own report
 /// ([`Verdict`](super::host::Verdict)). Numbers are part of the ABI. Commands show the reason, and
 /// the next daemon adopts it.
 #[repr(u8)]
@@ -109,7 +109,7 @@ pub enum HealthReason {
 }
 
 impl HealthReason {
-    /// All of them, by number.
+    /// All reasons, by number.
     pub const ALL: [Self; 10] = [
         Self::Unstated,
         Self::Healthy,
@@ -127,7 +127,7 @@ impl HealthReason {
 impl DaemonState {
     const REASON_BIT: u32 = 3;
 
-    /// The value with this use and this state, without a reason or a probe's result.
+    /// The value with this `usable` and this `state`, without a reason or a probe's result.
     pub const fn new(usable: Usable, state: BackendState) -> Self {
         Self { usable: usable as u8, state: state as u8 }
     }
@@ -320,8 +320,8 @@ one_word!(RecentErrors, u64);
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct EjectionState {
-    /// A tick, by `phase`. [`Counting`](EjectionPhase::Counting): the tick of the last failure.
-    /// [`Ejected`](EjectionPhase::Ejected): the end of the ejection.
+    /// A tick; its meaning depends on `phase`. [`Counting`](EjectionPhase::Counting): when the last
+    /// failure occurred. [`Ejected`](EjectionPhase::Ejected): when the ejection ends.
     /// [`Trial`](EjectionPhase::Trial): until when the trial must be decided.
     pub at: u32,
     /// Failures in a row. An established connection subtracts one.
@@ -337,7 +337,8 @@ pub struct EjectionState {
 }
 one_word!(EjectionState, u64);
 
-/// The meaning of [`EjectionState::at`], and the next step. Numbers are part of the ABI.
+/// The phase of a backend's ejection, which determines the meaning of [`EjectionState::at`].
+/// Numbers are part of the ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EjectionPhase {

@@ -152,8 +152,8 @@ impl Outcomes {
     }
 }
 
-/// The row of [`map::OUTCOMES`](super::map::OUTCOMES) that counts calls to addresses that are not
-/// services, and calls of the kernel's own sockets.
+/// The index of the element of [`map::OUTCOMES`](super::map::OUTCOMES) that counts calls to
+/// addresses that are not services, and calls of the kernel's own sockets.
 pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
 
 /// Length of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The last
@@ -163,7 +163,7 @@ const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
 
 /// Counters of a slot's backend on one CPU. Written by the kernel programs. When a backend gets the
 /// slot, the daemon sets them so that their sums over CPUs are the backend's retired counters, or
-/// zero. Of the sums over CPUs, `chosen` equals the sum of all endings,
+/// zero. Summed over CPUs, `chosen` equals the total of all endings,
 /// [`Backend::flows`](super::Backend::flows), the reclaimed flows
 /// ([`map::RECLAIMED`](super::map::RECLAIMED)) and `untracked`.
 #[repr(C)]
@@ -172,7 +172,7 @@ pub struct SlotCounters {
     /// Flows sent to the backend. In the map this field is 0: [`map::CHOSEN`](super::map::CHOSEN)
     /// contains the number.
     pub chosen: u64,
-    /// The flows among the chosen ones that are in no active count.
+    /// Chosen flows that no active count includes.
     pub untracked: u64,
     /// Flows whose first SYN was sent.
     pub connecting: u64,
@@ -236,8 +236,8 @@ pub fn bucket(us: u32) -> usize {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Anomalies {
-    /// The connection of a socket with requested state changes closed, and the socket had no
-    /// record: the record was removed, or the socket has dialed elsewhere since.
+    /// A connection was closed on a socket for which a program had requested state changes, but the
+    /// socket had no record: the record was removed, or the socket has dialed elsewhere since.
     pub close_without_record: u64,
     /// A connection was established although its flow was not in the phase "connecting".
     pub established_out_of_turn: u64,

@@ -14,8 +14,8 @@ pub struct Flow {
     /// When the backend was chosen, in nanoseconds of `CLOCK_MONOTONIC`, with the resolution of the
     /// kernel's tick.
     pub start_ns: u64,
-    /// Cookie of the socket's network namespace. The kernel's list of the sockets in this namespace
-    /// contains the socket.
+    /// Cookie of the socket's network namespace. The socket is in the kernel's list of the sockets
+    /// in this namespace.
     pub namespace: u64,
     /// The slot of the backend.
     pub slot: u32,
@@ -84,7 +84,7 @@ impl Phase {
         })
     }
 
-    /// The word for it in tables and JSON.
+    /// The word for the phase in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Chosen => "chosen",
@@ -124,7 +124,7 @@ impl Reason {
         })
     }
 
-    /// The word for it in tables and JSON.
+    /// The word for the reason in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Picked => "picked",
@@ -136,7 +136,7 @@ impl Reason {
     }
 }
 
-/// A bucket of the flow table: the socket that holds it. Written by the kernel programs; the daemon
+/// A bucket of the flow table: which socket holds it. Written by the kernel programs; the daemon
 /// also frees it, with the same compare-and-swap, if the socket is gone. The flow itself is in
 /// [`map::FLOWS`](super::map::FLOWS) at the same index. Buckets are small and lie side by side, so
 /// that the buckets of sockets that were created one after the other, which have consecutive
@@ -158,9 +158,9 @@ pub struct FlowBucket {
 const _: () = assert!(size_of::<FlowBucket>() == 16);
 
 impl FlowBucket {
-    /// The amount that [`elsewhere`](Self::elsewhere) has for each flow in the overflow table.
+    /// The amount that each flow in the overflow table adds to [`elsewhere`](Self::elsewhere).
     pub const IN_OVERFLOW: u64 = 1;
-    /// The amount that [`elsewhere`](Self::elsewhere) has for each entry of datagrams.
+    /// The amount that each entry of datagrams adds to [`elsewhere`](Self::elsewhere).
     pub const IN_DATAGRAMS: u64 = 1 << 32;
 
     /// The number of flows in the overflow table that a value of [`elsewhere`](Self::elsewhere)

@@ -1,6 +1,7 @@
 //! The data that all client tasks of a host share in the kernel: until when each reporting backend
-//! is a lame duck, the register of these backends, and their last believed reports. The addresses
-//! at which a kernel program receives reports, and that program's counters, are here as well.
+//! is a lame duck, the register of these backends, and the last report of each that was believed,
+//! which means that it passed all checks. The addresses at which a kernel program receives reports,
+//! and that program's counters, are here as well.
 //!
 //! This is an ABI of its own: one set of these maps exists per host, under
 //! `<pins>/host-v<HOST_ABI_VERSION>/`, beside the directories of the clients. Clients of every ABI
@@ -104,10 +105,10 @@ pub struct ReportBase {
 }
 one_word!(ReportBase, u64);
 
-/// The last believed report and the last request of a backend; the next report is judged against
-/// them (`lb_report::wire::judge`). It has four words, each written in one piece. The daemon stores
-/// the nonce when it sends a request. The receiver of a report, which is the daemon or a kernel
-/// program, clears the nonce and writes the other words.
+/// The last believed report and the last request of a backend; the next report is judged by
+/// comparison with them (`lb_report::wire::judge`). The value has four words, each written in one
+/// piece. The daemon stores the nonce when it sends a request. The receiver of a report, which is
+/// the daemon or a kernel program, clears the nonce and writes the other words.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct LastReport {

@@ -6,8 +6,8 @@ use bytemuck::{Pod, Zeroable};
 use super::host::{SenderKey, SenderName};
 use crate::net::{Address, Be16};
 
-/// Maximum backends with a prepared answer: those of an agent's file and those of registered
-/// programs, even if no backend is in both.
+/// Maximum backends with a prepared answer. This is enough for all backends of an agent's file and
+/// all backends of registered programs, even if no backend is in both.
 pub const MAX_ANSWERED: u32 = 512;
 
 /// Maximum subscribers that the program records until the agent reads them; the agent stores as

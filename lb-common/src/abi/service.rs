@@ -24,8 +24,8 @@ impl VipCell {
     pub const TOMBSTONE: Self = Self { mark: 0, service: u32::MAX };
 }
 
-/// The place of a service's current table: one word, so that a single store switches tables.
-/// Written by the daemon.
+/// Where a service's current table is: one word, so that a single store switches tables. Written by
+/// the daemon.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct TableRef {
@@ -37,7 +37,7 @@ pub struct TableRef {
     /// Binary logarithm of the number of entries, [`MIN_SCHEDULE_LOG2`](super::MIN_SCHEDULE_LOG2)
     /// to [`MAX_SCHEDULE_LOG2`](super::MAX_SCHEDULE_LOG2); 0 means "no table".
     pub length_log2: u8,
-    /// The place of the table's [`Members`] in the service's pair of lists: 1 for the first list, 2
+    /// Which list of the service's pair contains the table's [`Members`]: 1 for the first list, 2
     /// for the second, or [`NO_MEMBERS`] if the members are not listed.
     pub members: u8,
 }
@@ -70,8 +70,8 @@ pub struct Service {
     /// The current table; stored as one word after the table itself is complete.
     pub table: TableRef,
     /// The next trial of an ejected backend. Written by the kernel programs. The daemon writes it
-    /// as well: it zeroes it when ejection is turned off, and names another backend if the named
-    /// one has left, was readmitted or cannot be tried.
+    /// as well: it zeroes it when ejection is turned off, and chooses another backend for the trial
+    /// if the stored one has left, was readmitted or cannot be tried.
     pub next_trial: NextTrial,
     /// The slot for a connect if no examined backend is usable; [`NO_SLOT`](super::NO_SLOT) refuses
     /// the connect. The daemon stores it before any state word that would make the previous value
@@ -214,15 +214,15 @@ const _: () = assert!(size_of::<Rules>() == 20);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Policy {
     /// The next entry of an interleaved schedule in which all backends have the same number of
-    /// entries: all weights are ignored, including the structural ones.
+    /// entries. It ignores all weights, including the structural ones.
     RoundRobin = 0,
     /// The next entry of an interleaved schedule in which backends have entries by weight.
     WeightedRoundRobin = 1,
     /// The members with the fewest open flows, in turn. Recent errors count as open flows. Examines
     /// every member.
     LeastLoaded = 2,
-    /// The backend with the lower load per weight, of the backends at two random entries of the
-    /// schedule.
+    /// Two random entries of the schedule are drawn; of their two backends, the one with the lower
+    /// load per weight.
     P2c = 3,
     /// A random entry of the schedule.
     Random = 4,
@@ -256,7 +256,7 @@ impl Policy {
         }
     }
 
-    /// Whether members have numbers of schedule entries in proportion to their weights. If not, all
+    /// Whether a member has a number of schedule entries in proportion to its weight. If not, all
     /// members have the same number.
     pub const fn is_weighted(self) -> bool {
         !matches!(self, Self::RoundRobin)
@@ -292,9 +292,9 @@ impl Overflow {
     }
 }
 
-/// The list of a table's backends, each once. After them come backends that others replace in the
-/// table; these get trials if they are ejected. Written by the daemon, only while no table refers
-/// to the list.
+/// The list of a table's backends, each once. After these follow backends that were replaced in the
+/// table by others; they get trials if they are ejected. Written by the daemon, only while no table
+/// refers to the list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Members {

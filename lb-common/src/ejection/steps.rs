@@ -346,7 +346,7 @@ pub fn give_trial_up<W: EjectionStore>(store: &W, slot: u32, now: u32) -> bool {
     true
 }
 
-/// Plans the trial of the backend in a slot, which was just ejected, if the service has no next
+/// Plans the trial of a backend that was just ejected, given its slot, if the service has no next
 /// trial yet. (It needs no survey of all members, unlike [`schedule_trial`].)
 #[inline(always)]
 pub fn name_for_trial<W: EjectionStore>(store: &W, slot: u32, now: u32) {

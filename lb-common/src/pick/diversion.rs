@@ -11,14 +11,15 @@ use super::view::{at_limit, slot_at};
 use super::{How, Pick, Tables, mixed};
 use crate::abi::{NO_SLOT, Rules, TableRef};
 
-/// Number of entries that a diversion examines. Each further entry would cost some ten nanoseconds
-/// of a connect that has chosen a lame duck.
+/// Number of entries that a diversion examines. Each further entry would add some ten nanoseconds
+/// to a connect that has chosen a lame duck.
 ///
 /// The entries of the first half are scattered over the table, because the entries that follow a
 /// lame duck's entries belong mostly to one other backend, which would get all of the lame duck's
-/// connects. The entries of the second half follow in a row after the last scattered entry.
-/// Consecutive entries of an interleaved schedule belong to nearly all different backends, so if
-/// there are only a few backends, the only one that is no lame duck is certainly found.
+/// connects. The entries of the second half are those directly after the last scattered entry.
+/// Consecutive entries of an interleaved schedule mostly belong to different backends. So if there
+/// are only a few backends and only one of them is no lame duck, the second half certainly finds
+/// it.
 pub const LOOKS: u32 = 16;
 
 /// The slot of an eligible backend that is no lame duck, from [`LOOKS`] entries of the table. If
@@ -36,12 +37,13 @@ pub fn other_than_lame<T: Tables>(
     })
 }
 
-/// The same as [`other_than_lame`], with a function `part` that examines entries: it must return
-/// the result of [`diversion_part`] for a place, and for whether the entries are scattered.
+/// The same as [`other_than_lame`], with a function `part` that examines entries. It must return
+/// the result of [`diversion_part`]; its arguments are a place, and whether the entries are
+/// scattered.
 #[inline(always)]
 pub fn divert(sample: u32, first: u32, part: impl Fn(u32, bool) -> u64) -> u32 {
-    // The sample is inverted so that these are not the entries that a choice examines if a backend
-    // is not eligible: those entries may have led to the lame duck.
+    // The sample is inverted, because the entries for the sample itself may have led to the lame
+    // duck: a choice examines them if a backend is not eligible.
     let (found, place) = from_word(part(!sample, true));
     if found != NO_SLOT {
         return found;
@@ -50,10 +52,10 @@ pub fn divert(sample: u32, first: u32, part: impl Fn(u32, bool) -> u64) -> u32 {
     if found == NO_SLOT { first } else { found }
 }
 
-/// Examines half of the entries for [`divert`]: scattered ones that begin with a number derived
-/// from `place`, or those in a row after `place`. The result contains in its lower half the slot of
-/// an eligible backend that is no lame duck, or [`NO_SLOT`] if there is none, and in its upper half
-/// the last examined place.
+/// Examines half of the entries for [`divert`]: either scattered entries, beginning with a number
+/// derived from `place`, or consecutive entries after `place`. The lower half of the result is the
+/// slot of an eligible backend that is no lame duck, or [`NO_SLOT`] if there is none; the upper
+/// half is the last examined place.
 #[inline(always)]
 pub fn diversion_part<T: Tables>(
     tables: &T,
@@ -82,8 +84,8 @@ pub fn diversion_part<T: Tables>(
     to_word(NO_SLOT, place)
 }
 
-/// The limit of open flows for a diversion. There is none (0) if every backend is at the limit,
-/// because the flow then exceeds the limit anyway.
+/// The limit of open flows for a diversion. It is 0, which means no limit, if every backend is at
+/// the limit, because the flow then exceeds the limit anyway.
 #[inline(always)]
 pub const fn limit_of_diversion(how: How, rules: Rules) -> u32 {
     if matches!(how, How::Overflowed) { 0 } else { rules.active_limit }

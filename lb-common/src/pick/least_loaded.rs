@@ -36,12 +36,12 @@ const NO_MEMBER: u64 = u64::MAX >> 1;
 const CORRUPT: u64 = u64::MAX;
 const _: () = assert!(NO_SLOT < 1 << SLOT_BITS && MAX_SUBSET == 1 << DISTANCE_BITS);
 
-/// Number of members that one part of the scan examines, so that the verifier follows a loop over
-/// this number of members and not over all.
+/// Number of members that one part of the scan examines. The verifier follows a loop over this
+/// number of members more quickly than a loop over all members.
 const PART: u32 = 64;
 
-/// The smallest number of all `count` members, in which the distance is corrected: the word of a
-/// `Least`. `part(index)` must return the result of [`least_of_part`].
+/// The smallest number of all `count` members, with a corrected distance; `Least` interprets it.
+/// `part(index)` must return the result of [`least_of_part`].
 #[inline(always)]
 pub fn least(count: u32, sample: u32, part: impl Fn(u32) -> u64) -> u64 {
     const { assert!(MAX_SUBSET == 4 * PART) };
@@ -92,7 +92,8 @@ pub fn least_of_part<T: Tables>(tables: &T, members: T::Members, part: u32, scan
         let Some(backend) = tables.backend(slot) else { return CORRUPT };
         let errors = load::decayed(tables.errors(backend), scan.now, half_life);
         let load = u64::from(tables.flows(backend)) + u64::from(errors);
-        // Modulo MAX_SUBSET, so that members before the start come after all members behind it.
+        // Modulo MAX_SUBSET, so that members before the start come after all members that follow
+        // the start.
         let distance = index.wrapping_sub(start) & (MAX_SUBSET - 1);
         let theirs = u64::from(tables.state(backend).may_be_chosen() ^ 1) << UNUSABLE_BIT
             | at_limit(tables, backend, scan.active_limit) << AT_LIMIT_BIT

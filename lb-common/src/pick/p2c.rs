@@ -75,12 +75,12 @@ fn is_lower<T: Tables>(view: &View<'_, T>, a: T::Backend, b: T::Backend) -> bool
     left <= right
 }
 
-/// Another slot than `first`, at a third random position or beside that position. If `first` has
+/// A slot other than `first`, at a third random position or beside that position. If `first` has
 /// nearly all entries of the table, the result may be `first`.
 ///
 /// The search beside the third position begins at a random entry and goes in a random direction.
-/// Neighbors in a schedule are always the same backends, so they would otherwise be compared with
-/// each other more often than with the other backends.
+/// The same backends are always neighbors in a schedule, and would otherwise be compared with each
+/// other more often than with the other backends.
 #[inline(always)]
 pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, sample: u32) -> u32 {
     let third = mixed(sample);

@@ -11,7 +11,7 @@ use crate::abi::{
     Rules, TableRef,
 };
 
-/// The pick for a sample if no backend at the sample's places of the schedule is eligible, or if
+/// The pick for a sample if no backend at the sample's positions in the schedule is eligible, or if
 /// the table is invalid or missing.
 #[inline(always)]
 pub fn slow_path<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
@@ -20,7 +20,7 @@ pub fn slow_path<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u
 
 impl<T: Tables> View<'_, T> {
     /// The pick by a policy that uses the schedule: examines the sample's entry, or two entries for
-    /// `p2c`. If no backend there is eligible, the slow path follows. That is a method of the
+    /// `p2c`. If no backend there is eligible, the slow path follows, which is a method of the
     /// tables, so that the kernel programs can compile it as a separate function.
     #[inline(always)]
     pub fn by_schedule(&self, sample: u32) -> Pick {
@@ -75,9 +75,9 @@ impl<T: Tables> View<'_, T> {
     }
 
     /// The pick if no backend at the sample is eligible. If the service has a limit of open flows,
-    /// it examines a few scattered entries, and then scans all members for the least loaded one.
-    /// Without a limit, it examines enough scattered entries to find a backend that may be chosen
-    /// in nearly all cases, and then the members.
+    /// this examines a few scattered entries, and then scans all members for the least loaded one.
+    /// Without a limit, it examines so many scattered entries that it nearly always finds a backend
+    /// that may be chosen; if it finds none, it examines the members.
     #[inline(always)]
     fn elsewhere(&self, sample: u32) -> Pick {
         let has_limit = self.rules.active_limit != 0;

@@ -131,7 +131,8 @@ pub fn usable_part<T: Tables>(tables: &T, members: T::Members, part: u32, sample
         return NO_MEMBER;
     }
     let Some(mut position) = tables.position(members, begin) else { return NO_MEMBER };
-    // Modulo MAX_SUBSET, so that members before the start come after all members behind it.
+    // Modulo MAX_SUBSET, so that members before the start come after all members that follow the
+    // start.
     let distance_of_first = begin.wrapping_sub(mixed(sample) % count);
     let left = count.wrapping_sub(begin);
     let mut first = NO_MEMBER;

@@ -33,8 +33,8 @@ const _: () = assert!(MAX_LISTED < 1 << COUNT_BITS && NO_TRIAL_BIT < u64::BITS -
 /// program, which the verifier follows once; it would follow a loop over all members iteration by
 /// iteration.
 pub const PART: u32 = 12;
-/// Number of parts of a list of maximum length. If members are not listed, as many scattered
-/// entries are examined.
+/// Number of parts of a list of maximum length. If members are not listed, the same number of parts
+/// is examined, which then consist of scattered entries.
 pub const PARTS: u32 = 32;
 /// Number of parts that one function examines, because the calls of all parts would not fit on its
 /// stack.
@@ -76,8 +76,8 @@ impl Survey {
     }
 
     /// Whether one more backend may be ejected: at least two are available, so that one remains.
-    /// (If very many fail, this host may be the cause; the daemon, which knows more, decides about
-    /// that.)
+    /// (If very many backends fail, this host may be the cause. The daemon, which knows more,
+    /// decides about that.)
     #[inline(always)]
     pub const fn has_room(self) -> bool {
         self.available() >= 2
@@ -229,7 +229,7 @@ pub fn survey_entries<T: Tables>(
 /// Number of entries that [`usable_other`] examines.
 const LOOKS: u32 = 2;
 
-/// The slot of another backend than the one in `slot` that may be chosen, from scattered entries of
+/// The slot of a backend that may be chosen and is not the one in `slot`, from scattered entries of
 /// a table. If there is none, the slot of the backup; if there is no backup, [`NO_SLOT`].
 #[inline(always)]
 pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, seed: u32) -> u32 {

@@ -32,8 +32,8 @@ fn the_only_healthy_one_of_few_backends_is_always_found() {
         for well in 0..backends {
             let lame: Vec<usize> = (0..backends as usize).filter(|slot| *slot != well as usize).collect();
             let first = (well + 1) % backends;
-            // The samples cover all places of the table, including its end, where the search wraps
-            // around.
+            // The samples cover all positions of the table, including its end, where the search
+            // wraps around.
             for sample in samples() {
                 assert_eq!(other(&host, sample, 0, first, &lame), well, "of {backends}, sample {sample}");
             }
@@ -53,7 +53,7 @@ fn the_only_healthy_one_of_many_backends_is_mostly_found() {
 
 #[test]
 fn connects_of_a_lame_duck_go_to_all_others_by_their_shares() {
-    // The first backend has twice as many entries as each other one.
+    // The first backend has twice as many entries as each of the others.
     let host = Host::new((0..LENGTH).map(|entry| [0, 1, 0, 2, 3][entry as usize % 5]).collect(), 4);
     let mut counts = [0u32; 4];
     for sample in samples() {

@@ -52,7 +52,8 @@ fn unlisted_members_are_searched_in_256_scattered_entries() {
             found.len()
         };
         assert_eq!(found(&host), 0);
-        // If 16 of 1,024 entries are free, 260 random looks find one with a probability of 98 %.
+        // If 16 of 1,024 entries are free, 260 random entries include a free one with a probability
+        // of 98 %.
         for free in (0..LENGTH as usize).step_by(64) {
             host.backends[free].flows = 0;
         }

@@ -1,4 +1,4 @@
-//! `p2c` picks the backend with the lower load for its weight, of the backends at two points.
+//! Of the backends at two points, `p2c` picks the one with the lower load for its weight.
 
 use lb_common::abi::{NO_SLOT, Policy, RecentErrors, Rules};
 use lb_common::load::{HalfLife, decayed};
@@ -51,7 +51,7 @@ fn a_second_backend_is_searched_if_both_points_are_the_same() {
     check(&alone, 4, 8, 0);
 }
 
-/// If one of two backends has 30 flows, none of 1,000 connects goes there, even if it has up to
+/// If one of two backends has 30 flows, none of 1,000 connects goes to it, even if it has up to
 /// four fifths of the entries.
 #[test]
 fn a_loaded_backend_gets_no_connects_while_another_is_idle() {

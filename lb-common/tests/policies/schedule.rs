@@ -39,8 +39,8 @@ fn a_single_usable_backend_is_found_and_the_fallback_comes_last() {
     }
 }
 
-/// Neighbors in a schedule are always the same backends: if the next entry replaced an unusable
-/// one, one neighbor would get all connects of a dead backend.
+/// The same backends are always neighbors in a schedule: if the next entry replaced an unusable
+/// one, a single neighbor would get all connects of a dead backend.
 #[test]
 fn connects_of_unusable_backends_go_to_all_others_by_their_shares() {
     let weights = [4, 1, 2, 1, 2, 4, 1, 1];

@@ -1,8 +1,8 @@
 //! Programs with which the connect benchmark compares socklb's program. Not shipped.
 //!
 //! `empty4` does nothing: it shows the cost of any program on this hook. `floor4` looks up one
-//! service in a kernel hash and one backend in an array, and rewrites the destination: the minimum
-//! work of a balancer with its tables in the usual maps.
+//! service in a BPF hash and one backend in a BPF array, and rewrites the destination. This is the
+//! least that a balancer with its tables in ordinary maps must do.
 #![no_std]
 #![no_main]
 

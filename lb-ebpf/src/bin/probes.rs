@@ -59,8 +59,8 @@ pub fn set_retval(_: SockAddrContext) -> i32 {
     const ERRNO: i64 = 111;
     // The number must fill the whole register, because Linux 7.2 checks all 64 bits. The binding's
     // `int` does not fill it.
-    // SAFETY: the number of a helper is its address in a program, and this one takes and returns a
-    // number.
+    // SAFETY: the number of a helper is its address in a program, and this helper takes and returns
+    // a number.
     unsafe {
         let set_retval: unsafe extern "C" fn(i64) -> i64 = core::mem::transmute(BPF_FUNC_SET_RETVAL);
         set_retval(-ERRNO);

@@ -1,6 +1,6 @@
-//! The choice of a backend. The fast path is inlined in the hooks, which saves a function call of
-//! some ten nanoseconds. The slow path is a global function, which the verifier follows once, for
-//! any arguments.
+//! The choice of a backend. The fast path is inlined in the hooks, because a function call would
+//! take some ten nanoseconds. The slow path is a global function, which the verifier follows once,
+//! for any arguments.
 
 use lb_common::abi::{NO_SLOT, Service, TableRef};
 use lb_common::pick::{self, How, Pick, pick};
@@ -27,7 +27,7 @@ pub fn here<I: Instructions>(
     pick(&tables, &KernelCursor::<I>::new(cursor), table, rules(service, policy), now)
 }
 
-/// The pick if no backend at the sample's places of the schedule is eligible, or if the table is
+/// The pick if no backend at the sample's positions in the schedule is eligible, or if the table is
 /// invalid or missing.
 #[inline(always)]
 pub fn slow_path<I: Instructions>(index: u32, table: TableRef, sample: u32, now: u32) -> Pick {

@@ -84,8 +84,8 @@ impl VipTable for Services {
     }
 }
 
-/// Number of cells that one function examines, so that the verifier follows a loop over this number
-/// of cells and not over all.
+/// Number of cells that one function examines. The verifier follows a loop over this number of
+/// cells more quickly than a loop over all cells.
 const CELLS: u32 = 8;
 
 /// The index of the service at a destination whose first cell belongs to another service; or
@@ -100,7 +100,7 @@ extern "C" fn service_further_on(ab: u64, cd: u64, end: u32) -> u32 {
     more(more(more(more(OTHER, 0), 1), 2), 3)
 }
 
-/// The same for the cells of one part: the result of [`look`].
+/// Like [`service_further_on`], for the cells of one part: the result of [`look`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn service_at_some(ab: u64, cd: u64, end: u32, part: u32) -> u32 {

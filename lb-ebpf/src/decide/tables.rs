@@ -35,7 +35,7 @@ impl<I> KernelTables<I> {
 /// The tables for functions that read only data that all services share, and write nothing.
 const OF_NO_SERVICE: KernelTables<Linux5_10> = KernelTables::new(0, core::ptr::null());
 
-/// The place of a service's table, loaded as one word.
+/// Where a service's table is, loaded as one word.
 #[inline(always)]
 pub fn table_of(service: *const Service) -> TableRef {
     // SAFETY: a live map value.
@@ -169,8 +169,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
         let mut position = before;
         // This is in assembly, because the compiler would otherwise derive an index from the
         // pointers of two iterations.
-        // SAFETY: within the slots of a live map value, because callers request no more than there
-        // are; the instruction adds the size of a slot.
+        // SAFETY: within the slots of a live map value, because callers request at most as many
+        // slots as there are; the instruction adds the size of a slot.
         unsafe {
             asm!("{0} += 2", inout(reg) position, options(pure, readonly, nostack, preserves_flags));
             (u32::from(position.read_volatile()), position)

@@ -182,7 +182,7 @@ impl Place {
             return;
         }
         // The record is written last: nothing has used this cache line lately, and every atomic
-        // instruction after the store would wait for it.
+        // instruction after this store would wait for the store.
         // SAFETY: as above.
         unsafe { self.flow.write(flow()) };
     }

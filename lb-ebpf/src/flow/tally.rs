@@ -139,7 +139,7 @@ pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
             (&raw const (*backend).entries).read_volatile(),
             (&raw const (*service).table.length_log2).read_volatile(),
         );
-        // The low half of the count is enough: no backend has 2^32 flows.
+        // The low half of the number is enough: no backend has 2^32 flows.
         let flows = (&raw const (*backend).flows).cast::<u32>().read_volatile();
         let word = (&raw mut (*backend).errors).cast::<u64>();
         let before = RecentErrors::from_word(word.read_volatile());

@@ -18,8 +18,8 @@ use lb_common::constants::CAST;
 /// `address` must be that of a structure with this type, and the type's number must not be 0.
 #[inline(always)]
 pub unsafe fn cast<T>(address: *const T, type_number: u32) -> *const u8 {
-    // SAFETY: the number of a function is its address in a program; this one takes a pointer and
-    // the number of a type.
+    // SAFETY: the number of a function is its address in a program; this function takes a pointer
+    // and the number of a type.
     unsafe {
         let cast: unsafe extern "C" fn(*const T, u32) -> *const u8 = core::mem::transmute(CAST as usize);
         cast(address, type_number)

@@ -247,7 +247,7 @@ impl Dial {
         // number a large positive one.
         const BPF_FUNC_SET_RETVAL: usize = 187;
         const MAX_ERRNO: u32 = 4095;
-        // SAFETY: the number of a helper is its address in a program, and this one takes and
+        // SAFETY: the number of a helper is its address in a program, and this helper takes and
         // returns a number.
         let set_retval: unsafe extern "C" fn(i64) -> i64 =
             unsafe { core::mem::transmute(BPF_FUNC_SET_RETVAL) };

@@ -80,8 +80,8 @@ impl Ops {
     }
 
     /// Withdraws the request for announcements of the socket's state changes. The request belongs
-    /// to the socket and not to its flow: otherwise it would outlive the flow if the socket dials
-    /// elsewhere, and sockets that the socket accepts would inherit it.
+    /// to the socket and not to its flow. If it were not withdrawn, it would outlive the flow if
+    /// the socket dials elsewhere, and sockets that the socket accepts would inherit it.
     #[inline(always)]
     pub fn decline_states(&self) {
         // SAFETY: the context is valid while the program runs, and the helper takes it.

@@ -24,8 +24,8 @@ impl ScheduleRegion {
     }
 }
 
-/// The lowest base of a region with `length` entries, in a map of `entries`, that does not overlap
-/// any region of `in_use`.
+/// The lowest base at which a region of `length` entries fits into a map of `entries` entries
+/// without overlapping any region of `in_use`; `None` if it fits nowhere.
 ///
 /// # Panics
 /// If `length` is 0.
@@ -43,8 +43,9 @@ pub fn first_fit(in_use: &[ScheduleRegion], entries: u32, length: u32) -> Option
     (base.checked_add(length)? <= entries).then_some(base)
 }
 
-/// The tables to copy so that a region of `length` entries is free after their old regions are
-/// free. Returns each table's present region and its new base; `None` if no table can be moved.
+/// The tables to copy, so that a region of `length` entries is free when the old regions of these
+/// tables are free. Returns each table's present region and its new base; `None` if no table can be
+/// moved.
 ///
 /// Much space may be free, but in pieces that are all too short. So one window of `length` entries
 /// is emptied. The emptiest windows are tried first. If there is no window with tables that all fit
@@ -134,7 +135,7 @@ mod tests {
             make_room(&live, 8192, 4096),
             Some(vec![(ScheduleRegion { base: 0, length: 1024 }, 5120)])
         );
-        // A full map has nothing to move.
+        // No table of a full map can move.
         assert_eq!(make_room(&regions(&[(0, 4096), (4096, 4096)]), 8192, 4096), None);
     }
 }

@@ -20,8 +20,8 @@ use crate::service::HealthRules;
 pub struct Row<T = Instant> {
     /// The backends in the table, with their structural weights.
     pub members: Vec<(SocketAddr, u64)>,
-    /// The replaced backends, and since when they have been replaced: members, and substitutes that
-    /// failed.
+    /// The replaced backends, which are members and failed substitutes, and since when they have
+    /// been replaced.
     pub replaced: BTreeMap<SocketAddr, T>,
     /// Whether a connect may choose a backend, and its health, for each backend in the table, each
     /// replaced backend, and the backup.
@@ -31,8 +31,8 @@ pub struct Row<T = Instant> {
     pub backup: Option<SocketAddr>,
     /// The tier that serves.
     pub tier: Tier,
-    /// The number of available backends in the table or replaced, and the number of all backends in
-    /// the table or replaced. Lame ducks that serve are not counted.
+    /// The number of available backends and the number of all backends, among those that are in the
+    /// table or replaced. Lame ducks that serve are not counted.
     pub available: (usize, usize),
     /// Whether the available part is below `panic_threshold`.
     pub is_below_threshold: bool,
@@ -187,7 +187,7 @@ impl<T> Row<T> {
     pub fn fallback(&self) -> Option<SocketAddr> {
         let rank = |(at, (address, weight)): (usize, &(SocketAddr, u64))| {
             let (usable, health) = self.usable[address];
-            // Of equal members, the first in the table is chosen.
+            // If members are equal, the first in the table is chosen.
             usable.is_usable().then_some(((Reverse(health), *weight, Reverse(at)), *address))
         };
         let best = self.members.iter().enumerate().filter_map(rank).max_by_key(|(rank, _)| *rank);

@@ -73,7 +73,8 @@ impl A58 {
         let of = |address| if known.len() < 2 { mean } else { known.get(&address).copied().unwrap_or(mean) };
         let whole: f64 = row.keys().map(|&address| of(address)).sum();
         let structural = row.values().map(|seen| float(seen.weight)).sum::<f64>() / count;
-        // The factor will be multiplied by the member's structural weight, which must not count.
+        // The factor is divided by the member's structural weight, because it will be multiplied by
+        // that weight, which must have no effect.
         let factor = |(&address, seen): (&SocketAddr, &MemberObservation)| {
             (address, Factor::of(of(address) * count / whole * structural / float(seen.weight)))
         };
@@ -105,8 +106,8 @@ impl A58 {
     }
 }
 
-/// The time in which a change acts: after the blackout, reports determine the whole weight, which
-/// acts when the present flows have ended.
+/// The time until a change has its full effect: after the blackout, the weight follows the reports,
+/// and when the present flows have ended, all flows follow the weight.
 pub fn settling(flows: Flows) -> Duration {
     BLACKOUT + flows.life
 }

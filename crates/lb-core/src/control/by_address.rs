@@ -13,8 +13,8 @@ impl<V> Default for ByAddress<V> {
     }
 }
 
-/// The position after the last value found, where the next look-up begins. It makes look-ups in the
-/// order of addresses cheap.
+/// The position after the value that the last look-up found. The next look-up begins there. A
+/// look-up of the next address in order is therefore cheap.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Next(usize);
 
@@ -55,7 +55,7 @@ impl<V> ByAddress<V> {
         Some(at)
     }
 
-    /// Inserts a value, or replaces the value of its address. The time is proportional to the
+    /// Inserts a value, or replaces the value of its address. This takes time in proportion to the
     /// number of values.
     pub fn insert(&mut self, address: SocketAddr, value: V) {
         match self.at(&address) {

@@ -1,13 +1,14 @@
-//! How much the errors count that the kernel programs observe, with `p2c` and `least-loaded`. A
-//! backend that fails each connect must get at most its share of connects, even if other backends
-//! have many open flows, and even if connects are rare.
+//! How much the errors that the kernel programs observe add to the load of a backend, with `p2c`
+//! and `least-loaded`. A backend that fails each connect must get at most its share of connects,
+//! even if other backends have many open flows, and even if connects are rare.
 //!
 //! The programs know neither how many flows other backends have open nor how many connects a
-//! service receives. So the daemon stores the largest number of open flows per share for them
-//! ([`peak_flows`]), and an error gives its backend a higher load than that. The daemon lets errors
-//! halve at most once per four [shares](MemberLoad::share) of connects ([`hold`]), because after
-//! each halving the backend may be chosen once. It also limits errors when the largest number of
-//! open flows falls ([`most_errors`]).
+//! service receives. So the daemon stores the largest number of open flows per share in a map
+//! ([`peak_flows`]), and the programs give a backend with an error a higher load than that number.
+//! The daemon lets a backend's errors halve at most once in the time in which four connects would
+//! go to the backend by its [share](MemberLoad::share) ([`hold`]), because after each halving the
+//! backend may be chosen once. It also limits errors when the largest number of open flows falls
+//! ([`most_errors`]).
 
 use std::time::Duration;
 
@@ -26,11 +27,12 @@ pub struct MemberLoad {
     pub is_usable: bool,
 }
 
-/// A failing backend may receive one connect per this many shares of connects.
+/// A failing backend may receive one connect in the time in which this many would go to it by its
+/// share.
 const SHARES: u128 = 4;
 
 impl MemberLoad {
-    /// Its share, in the unit of the sum of all members' shares.
+    /// Its share. The unit is arbitrary: only the ratio to the sum of all members' shares counts.
     pub fn share(&self, policy: Policy) -> u64 {
         if policy == Policy::LeastLoaded { 1 } else { self.entries.into() }
     }
@@ -57,13 +59,14 @@ pub fn peak_flows(policy: Policy, length: usize, members: impl IntoIterator<Item
         (flows.saturating_add(member.flows), all + share, most.max(per_share(member.flows, share)))
     });
     let peak = most.min(2 * per_share(flows, all));
-    // The product with the entries of a member must fit into 64 bits.
+    // The product of the result and the entries of a member must fit into 64 bits.
     u64::try_from(peak).unwrap_or(u64::MAX).min(u64::MAX >> MAX_SCHEDULE_LOG2)
 }
 
-/// The time by which to delay the halvings of a member's errors, so that errors halve at most once
-/// per four shares of connects. `elapsed`: the time since the last call. `connects`: the service's
-/// connects in that time. `all`: the sum of all members' [shares](MemberLoad::share).
+/// The time by which to delay the halvings of a member's errors, so that they halve at most once in
+/// the time in which four connects would go to the member by its share. `elapsed`: the time since
+/// the last call. `connects`: the service's connects in that time. `all`: the sum of all members'
+/// [shares](MemberLoad::share).
 pub fn hold(elapsed: Duration, connects: u64, share: u64, all: u64, error_decay: Duration) -> Duration {
     let halvings = u128::from(connects) * u128::from(share);
     let allowed = (error_decay.as_nanos() * halvings).checked_div(SHARES * u128::from(all)).unwrap_or(0);
@@ -112,7 +115,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let decay = 5 * second;
         assert_eq!(hold(second, 0, 1, 3, decay), second);
-        // Twelve connects allow one halving.
+        // With three equal members, twelve connects allow one halving.
         assert_eq!(hold(6 * second, 12, 1, 3, decay), second);
         assert_eq!(hold(second, 100, 1, 3, decay), Duration::ZERO);
         assert_eq!(hold(second, 1, 1, 10, second), Duration::from_millis(975));

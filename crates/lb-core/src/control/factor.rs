@@ -42,8 +42,8 @@ impl Factor {
         f64::from(self.0) / f64::from(Self::ONE.0)
     }
 
-    /// A weight times this factor, in units of 1/65,536. The result of a positive weight is at
-    /// least 1.
+    /// A weight times this factor, in units of 1/65,536. The result is at least 1 if the weight is
+    /// positive.
     pub fn times(self, weight: u64) -> u64 {
         weight.saturating_mul(self.0.into()).max(u64::from(weight > 0))
     }

@@ -2,15 +2,16 @@
 //! its row, and less to members that are used more, until all members are used equally.
 //!
 //! If every client does this, the result is a damped form of the Sinkhorn iteration on the graph of
-//! all subsets. Its row sums are the true loads of the clients, which no client needs to know. So
-//! utilization becomes even, whatever made it uneven: different machines, neighbours, subsets,
-//! unequal or missing clients, other jobs. Four rules make the law stable:
+//! all subsets. The row sums of this iteration are the true loads of the clients, which no client
+//! needs to know. So utilization becomes even, whatever made it uneven: different machines,
+//! neighbours, subsets, unequal or missing clients, other jobs. Four rules make the law stable:
 //!
 //! - A step starts from the weights *as they act*. Weights act only on new flows, so long-lived
 //!   flows still follow old weights. A law that starts from its latest weights would run ahead of
 //!   the flows and oscillate.
 //! - The longer a change takes to show in reports, the smaller the steps ([`gain`]).
-//! - A step is linear in the utilization, so that noise hardly moves the mean, and it is bounded.
+//! - A step is linear in the utilization, so that noise hardly changes the mean. The size of a step
+//!   is bounded.
 //! - A member that is frozen, or has no recent report, retains its factor.
 //!
 //! All factors slowly return to 1, the structural share. If a member has not reported for long, its
@@ -36,8 +37,8 @@ const STEP: f64 = 0.1;
 const AHEAD: f64 = 0.5;
 
 /// Reported utilizations are clamped to this range. The lower limit keeps an almost unused member
-/// from getting ten times as much. The upper limit bounds the effect of one absurd report; real
-/// utilizations, of use and waiting together, do not exceed it.
+/// from getting ten times its traffic. The upper limit bounds the effect of one absurd report; real
+/// utilizations, which include waiting, do not exceed it.
 const UTILIZATION: (f64, f64) = (0.1, 2.0);
 
 /// The largest gain, at which a single step corrects the whole difference.
@@ -62,7 +63,7 @@ const DECAY: Duration = Duration::from_secs(60);
 const LEAK: Duration = Duration::from_secs(3600);
 const LEAK_LIVES: u32 = 100;
 
-/// Longer lifetimes of flows count as this, a day.
+/// The longest lifetime of flows that counts, a day. Longer lifetimes count as a day.
 const MOST_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 /// A backend with a larger share of errors may not gain weight, because a backend that fails fast
@@ -73,8 +74,8 @@ const MOST_ERRORS: f64 = 0.05;
 /// weight: a hung backend has a low utilization, and its flows remain open until clients give up.
 const LONG_FLOWS: f64 = 4.0;
 
-/// The factors of members that have left are stored for some minutes. The law stores at most this
-/// many factors more than the row has ever had members.
+/// The factors of members that have left are stored for four minutes. The number of stored factors
+/// is at most the largest number of members that the row has ever had, plus this number.
 const MOST_GONE: usize = 64;
 
 /// After this many time constants, a difference is a twentieth of its initial size.
@@ -176,8 +177,8 @@ struct Participant {
 impl Feedback {
     /// Adopts factors that are `age` old, and returns them. The older they are, the nearer they are
     /// moved to 1; after an hour they are 1. Members count as silent since the factors were stored.
-    /// If this is longer than three minutes, their factors still take the usual minute to return to
-    /// 1, because the earlier daemon's tables have been in force until now.
+    /// If the factors were stored more than three minutes ago, they still take the usual minute to
+    /// return to 1, because the earlier daemon's tables have been in force until now.
     pub fn adopt(&mut self, factors: &Factors, age: Duration) -> Factors {
         let part = 1.0 - (age.as_secs_f64() / LEAK.as_secs_f64()).min(1.0);
         let aged = |factor: Factor| 1.0 + (factor.number().clamp(CLAMP.0, CLAMP.1) - 1.0) * part;
@@ -275,7 +276,7 @@ impl Feedback {
         let (mut slowest, mut unreported) = (Duration::ZERO, 0);
         let usual_life = usual_life(row);
         let mut next = Next::default();
-        // A member with weight 0 takes no part, like a member that has left the row.
+        // A member with weight 0 is treated like a member that has left the row.
         for (&address, seen) in row.iter().filter(|(_, seen)| seen.weight > 0) {
             let Some(remembered) = self.members.get_next_mut(&mut next, &address) else { continue };
             let report = with_utilization(seen);
@@ -347,8 +348,9 @@ impl Feedback {
         self.factors()
     }
 
-    /// Advances the factors as they act by one tick. A new member begins with factor 1, the mean,
-    /// and a member that returns within some minutes begins with its earlier factor.
+    /// Moves the acting factors towards the factors in force for one tick. A new member begins with
+    /// factor 1, which is the mean. A member that returns within four minutes begins with its
+    /// earlier factor.
     fn act(&mut self, row: &SeenRow, life: Duration, acts: bool) {
         let part = TICK.as_secs_f64() / (TICK + life.min(MOST_LIFE)).as_secs_f64();
         let (mut structural, mut actual) = (0.0, 0.0);
@@ -377,7 +379,7 @@ impl Feedback {
 
     /// Notes which members have left the row, and forgets members that left long ago. A member that
     /// is replaced for a short time, or missing in one list, returns with its factor. `passed`: the
-    /// time to count since the last call.
+    /// time since the last call, or 0 if the absence of members must not count.
     fn leave(&mut self, row: &SeenRow, passed: Duration) {
         let mut next = Next::default();
         let mut is_there =
@@ -394,8 +396,9 @@ impl Feedback {
             *member =
                 MemberHistory { gone: Some(since), used: None, hold: None, is_at_clamp: false, ..*member };
             gone += 1;
-            // Bound: if the members change all the time, at most `MOST_GONE` more than the row ever
-            // had at once are remembered. If a list is short for a moment, no factor is lost.
+            // Bound: even if the members change all the time, the number of stored members is at
+            // most `MOST_GONE` above the largest number that the row has ever had. The bound is so
+            // high that no factor is lost if a list is short for a moment.
             since < HELD + DECAY && gone <= most_gone
         });
     }
@@ -407,7 +410,7 @@ fn step(participants: &[Participant], gain: f64, life: Duration) -> Vec<(SocketA
     let mean = known().map(|(weight, used)| weight * used).sum::<f64>()
         / known().map(|(weight, _)| weight).sum::<f64>();
     let moved = |member: &Participant| {
-        // A member with unknown utilization counts as used like the mean.
+        // A member with unknown utilization counts as if its utilization were the mean.
         let used = member.utilization.unwrap_or(mean);
         member.acting * (1.0 + (gain * (1.0 - used / mean)).clamp(-AHEAD, AHEAD))
     };
@@ -420,7 +423,8 @@ fn step(participants: &[Participant], gain: f64, life: Duration) -> Vec<(SocketA
     let structural: f64 = participants.iter().map(|member| member.structural).sum();
     normalise(&mut wanted, &caps, before);
     // A step starts from the factor as it acts, which follows the factor within about one lifetime
-    // of a flow. So each step moves the factor towards 1 by a lifetime's part of the leak.
+    // of a flow. So each step applies the leak of one whole lifetime, which moves the factor
+    // towards 1.
     let leak = LEAK.max(life * LEAK_LIVES);
     let leak = TICK.max(life).as_secs_f64() / leak.as_secs_f64();
     let mut clamped = vec![false; participants.len()];

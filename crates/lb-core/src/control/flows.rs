@@ -28,8 +28,8 @@ const NOW: f64 = 0.9;
 /// The smallest number of recent flows from which the failing part is computed.
 const ENOUGH: f64 = 20.0;
 
-/// The smallest number of flows begun in about the last ten seconds from which lifetimes are
-/// computed, so that a single long flow does not decide.
+/// Lifetimes are computed only if at least this many flows began in about the last ten seconds, so
+/// that a single long flow does not determine the result.
 const ENOUGH_NOW: f64 = 5.0;
 
 /// Measures the mean lifetime of flows from the numbers of new and open flows (Little's law).
@@ -41,7 +41,7 @@ pub struct Lives {
 }
 
 impl Lives {
-    /// Adds how many flows have begun in the last [`TICK`], and how many are open.
+    /// Adds the number of flows that began in the last [`TICK`], and the number of open flows.
     pub fn tick(&mut self, begun: f64, open: f64) {
         // Both numbers are smoothed alike, so their ratio is right from the first tick on.
         let part = TICK.as_secs_f64() / LEAST_SECONDS.max(self.seconds);
@@ -57,8 +57,8 @@ impl Lives {
 }
 
 /// A service becomes idle after `UNUSED` seconds without a flow, and stops being idle after `USED`
-/// seconds with a flow. By then the daemon has noticed that the service is used, and requests
-/// reports from its backends often.
+/// different seconds with a flow. By then the daemon has noticed that the service is used, and
+/// requests reports from its backends often.
 const UNUSED: u32 = 15;
 const USED: u32 = 5;
 
@@ -71,7 +71,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Adds whether any flow has begun in the last [`TICK`] or is open.
+    /// Adds the last [`TICK`]. `is_used`: whether any flow began in it or is open.
     pub fn tick(&mut self, is_used: bool) {
         if is_used {
             (self.used, self.unused) = (self.used.saturating_add(1), 0);

@@ -11,8 +11,8 @@ use super::{MemberObservation, SeenRow};
 /// The smallest relative change of a share that counts.
 const PART: f64 = 0.02;
 
-/// The largest number of tables that a host computes in one tick for all its client tasks. At this
-/// number in every tick, following load takes 1.6 % of a processor; the limit is 2 %
+/// The largest number of tables that a host computes in one tick for all its client tasks. If every
+/// tick computes this many, following load takes 1.6 % of a processor; the limit is 2 %
 /// (docs/design/performance.md).
 pub const TABLES: usize = 60;
 

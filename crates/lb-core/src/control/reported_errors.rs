@@ -30,8 +30,8 @@ impl ReportedErrors {
     /// until now. `share`: see [`ReportedErrors::share`].
     pub fn tick(&mut self, chosen: u64, share: f64) -> u32 {
         let flows = self.chosen.replace(chosen).map_or(0, |before| chosen.wrapping_sub(before));
-        // Limited to a million: no other backend has as many open flows, so more makes no
-        // difference.
+        // The number is limited to a million: no other backend has as many open flows, so a larger
+        // number would make no difference.
         let flows = u32::try_from(flows).unwrap_or(u32::MAX).min(1 << 20);
         self.rest += f64::from(flows) * share;
         let whole = self.rest.floor();

@@ -11,7 +11,7 @@ use super::by_address::ByAddress;
 /// The smallest part of its share that a member gets (`min_weight_percent`).
 const LEAST: f64 = 0.1;
 
-/// Shorter times since a member became available count as this.
+/// If a member became available less than this time ago, it counts as available for this time.
 const SECOND: Duration = Duration::from_secs(1);
 
 /// The time since which each member of a row is available.
@@ -27,8 +27,9 @@ pub struct Readiness {
 
 impl Readiness {
     /// Updates the members and their availability. Members that are available at the first call
-    /// count as available for long, so that a starting daemon puts no member into slow start.
-    /// Returns the members that were added or changed their availability since the last call.
+    /// count as having been available for long, so that a starting daemon puts no member into slow
+    /// start. Returns the members that were added or changed their availability since the last
+    /// call.
     pub fn look(&mut self, now: Duration, row: impl Iterator<Item = (SocketAddr, bool)>) -> Vec<SocketAddr> {
         let (mut changed, is_first) = (Vec::new(), !self.has_begun);
         let first = if self.has_begun { now } else { Duration::ZERO };
@@ -164,7 +165,7 @@ mod tests {
         booted.resume(&BTreeMap::from([(address(2), s(7_200))]), WINDOW, s(1));
         booted.look(s(1), row(true));
         is(booted.part(address(2), WINDOW, s(1)), 1.0);
-        // The slow start began before the clock.
+        // The slow start began before the clock's time zero.
         is(part_after(3, &[(2, true)], 1), 0.15);
     }
 

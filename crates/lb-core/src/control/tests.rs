@@ -1,5 +1,5 @@
-//! Tests of one row under both laws, with numbers computed by hand, and of a whole fleet, in which
-//! loads are shares times rates, without single requests.
+//! Tests of one row under both laws, with numbers computed by hand, and tests of a whole fleet. The
+//! fleet has no single requests: loads are shares times rates.
 
 use super::factor::Factor;
 use super::feedback::gain;
@@ -152,7 +152,8 @@ fn the_gain_falls_with_delay_and_rises_with_flow_lifetime() {
 fn factors_do_not_change_if_few_members_report() {
     let unknown = ReportedLoad { utilization: None, ..ReportedLoad::default() };
     assert_eq!(ticked(&[load(0.4, 1.0), unknown, unknown], Flows::default()), [1.0; 3]);
-    // Reports from half of the members are enough; the other members count as used like the mean.
+    // Reports from half of the members are enough; the other members count as if their utilization
+    // were the mean.
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0), unknown], Flows::default()), &[1.02, 0.98, 1.0]);
     // A member that is silent for some seconds, or frozen, retains its factor, and the sum of the
     // other factors does not change, either.
@@ -272,8 +273,8 @@ fn a_new_member_begins_with_the_mean_of_the_row() {
     near(&(1..4).map(|index| after.of(address(index)).number()).collect::<Vec<_>>(), &[1.0; 3]);
 }
 
-/// Clients that each use a part of the backends. Loads are rates times shares, and a change of a
-/// share takes effect over the life of flows.
+/// Clients, each of which uses a part of the backends. Loads are rates times shares, and a change
+/// of a share takes effect gradually, over the life of flows.
 struct SimulatedFleet {
     rates: Vec<f64>,
     capacities: Vec<f64>,
@@ -336,8 +337,8 @@ impl SimulatedFleet {
         self.clients.iter().flat_map(of_client).collect()
     }
 
-    /// The largest over the smallest utilization at each tick, and the largest range of a share in
-    /// the last quarter of the ticks.
+    /// The ratio of the largest to the smallest utilization at each tick, and the largest range of
+    /// a share in the last quarter of the ticks.
     fn play(mut self, ticks: usize, life: Duration, age: usize) -> (Vec<f64>, f64) {
         let mut bounds: Option<Vec<(f64, f64)>> = None;
         let mut history = vec![self.utilizations(); age + 1];
@@ -423,7 +424,8 @@ fn a_table_is_published_when_a_share_moves_by_two_percent_or_an_entry() {
         distance(row, before, after).is_some_and(|distance| distance.is_over(threshold(entries)))
     };
     let is = |number, entries| is_worth(&row, &Factors::default(), &with(number), entries);
-    // The share is a tenth. One of 512 entries is 0.2 % of all connects, which is 2 % of the share.
+    // The member's share is a tenth of all connects. One of 512 entries is 0.2 % of all connects,
+    // which is 2 % of that share.
     assert!(!is(1.02, 512) && is(1.025, 512));
     assert!(!is(1.05, 64) && is(1.2, 64), "an entry of 64 is 1.6 % of all");
     assert!(!is_worth(&SeenRow::default(), &with(2.0), &Factors::default(), 0), "nobody is there");
@@ -512,7 +514,7 @@ fn a_new_member_starts_slowly_and_does_not_learn() {
     assert_eq!(numbers(control.in_force(), 2), [1.0; 2], "who is there at first has its share");
     let with_third =
         |second| look(row(&[load(0.5, 1.0), load(0.5, 1.0), load(0.1, 1.0)], s(second)), Flows::default());
-    // At once, before the next tick.
+    // Slow start sets the factors at once, before the next tick.
     let factors = arrange(&mut control, s(60), &with_third(60)).expect("it has a tenth");
     near(&numbers(&factors, 3), &[1.0, 1.0, 0.1]);
     control.publish(factors);
@@ -535,7 +537,7 @@ fn a_new_member_starts_slowly_and_does_not_learn() {
     assert_eq!(control.in_force(), &Factors::default());
 }
 
-/// A row of two without reports.
+/// A row of two members without reports.
 fn silent() -> SeenRow {
     let seen = |index| {
         (address(index), MemberObservation { report: None, ..seen(10, ReportedLoad::default(), s(0)) })

@@ -13,8 +13,8 @@ use xxhash_rust::xxh64::xxh64;
 /// longer; with fewer, more addresses would collide.
 pub const PLACES: u32 = 16_384;
 
-/// The longest list without indexes: half of the places. In a fuller table, an added endpoint would
-/// change more of the other indexes.
+/// The longest list without indexes: half of [`PLACES`]. With a longer list, an added endpoint
+/// would change more of the other indexes.
 pub const MAX_WITHOUT_INDEXES: u32 = PLACES / 2;
 
 /// The text to hash: RFC 5952 with brackets, and a v4-mapped address as IPv4.
@@ -23,11 +23,11 @@ fn text(address: SocketAddr) -> String {
 }
 
 /// The index of each address, in the order of `addresses`: XXH64 of its text with seed 0, modulo
-/// [`PLACES`]. If an address that sorts before it has that index, the address gets the next free
-/// index, wrapping around at the end. Equal addresses get different indexes.
+/// [`PLACES`]. If an address that is earlier in sorted order has that index, the later address gets
+/// the next free index, wrapping around at the end. Equal addresses get different indexes.
 ///
 /// # Panics
-/// If there are more addresses than places.
+/// If there are more addresses than [`PLACES`].
 pub fn indexes(addresses: &[SocketAddr]) -> Vec<u32> {
     assert!(addresses.len() <= PLACES as usize, "{} addresses for {PLACES} indexes", addresses.len());
     let mut order: Vec<usize> = (0..addresses.len()).collect();

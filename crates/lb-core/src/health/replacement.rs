@@ -15,12 +15,12 @@ use lb_common::abi::MAX_LISTED;
 /// time.
 pub const PROBATION: Duration = Duration::from_secs(30);
 
-/// The divisor for the pace: within one `replace_after`, at most a quarter of the members are
-/// replaced, but always at least one may be.
+/// Within one `replace_after`, at most one in this many members is replaced (a quarter of them),
+/// but at least one may always be replaced.
 const PACE: usize = 4;
 
-/// If at least this many substitutes have been tried and more than half of them have failed,
-/// members are replaced one at a time.
+/// If at least this many substitutes have been used and more than half of them have failed, members
+/// are replaced one at a time.
 const MANY: usize = 4;
 
 /// One backend of a task's order, in which the members come first, then their possible substitutes.
@@ -45,7 +45,7 @@ pub struct InOrder<T> {
 pub struct Replacement {
     /// Members, best first.
     pub replaced: Vec<usize>,
-    /// Equally many positions after the members, best first.
+    /// Positions after the members, best first: as many as in `replaced`.
     pub substitutes: Vec<usize>,
     /// Former substitutes that are unavailable, best first. While any member is replaced, they
     /// retain their slots and get trials. Without their slots, their failures would be forgotten,
@@ -105,9 +105,9 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1_000);
 
-    /// `h`: available for long. `b`: available for a moment. `u`: unavailable for long, `v`: for
-    /// longer, `n`: for a moment. `?`: unproven. `x`: like `u`, but not in the table. Backends with
-    /// capital letters have been replaced for long.
+    /// `h`: available for long. `b`: available for a moment. `u`: unavailable for long. `v`:
+    /// unavailable for longer than `u`. `n`: unavailable for a moment. `?`: unproven. `x`: like
+    /// `u`, but not in the table. Backends with capital letters have been replaced for long.
     fn order(pattern: &str) -> Vec<InOrder<Duration>> {
         let one = |kind: char| {
             let (available, seconds) = match kind.to_ascii_lowercase() {
@@ -169,7 +169,7 @@ mod tests {
         check("uuuuuuuuhhhhhhhh", 8, &[0, 1], &[8, 9]);
         // A replaced member remains replaced, although another has been unavailable for longer.
         check("UvUvhhhh", 4, &[0, 1, 2], &[4, 5, 6]);
-        // In the end all are replaced.
+        // In the end all members are replaced.
         check("UUUuhhhh", 4, &[0, 1, 2, 3], &[4, 5, 6, 7]);
         // A member that was replaced a moment ago counts towards the pace.
         let mut order = order("uUuuuuuuhhhhhhhh");

@@ -16,7 +16,7 @@ pub struct TierCandidate {
     pub accepts: bool,
 }
 
-/// The tier that serves: the first in this order that has a backend.
+/// The tier that serves: the first tier in this order that contains a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
     /// Healthy backends.
@@ -54,9 +54,9 @@ impl Tier {
     }
 }
 
-/// Whether fewer than `panic_threshold` percent of the backends that a task has tried or probed are
-/// available. So many failures suggest a fault of this host, or of something that the backends
-/// share, rather than independent faults.
+/// Whether fewer than `panic_threshold` percent of `tried` backends are available. `tried` counts
+/// the backends that are in the table or replaced. So many failures suggest a fault of this host,
+/// or of something that the backends share, rather than independent faults.
 pub fn is_below_threshold(available: usize, tried: usize, panic_threshold: u8) -> bool {
     available * 100 < tried * usize::from(panic_threshold)
 }
@@ -80,7 +80,7 @@ pub fn tier(candidates: impl IntoIterator<Item = TierCandidate>, is_panic: bool)
 ///
 /// An ejected backend that is not in the tier is usable "unless ejected": the kernel excludes it
 /// from connects and sends it trials. A refusing backend gets no trials, because the witness that
-/// reported it will also report that it has recovered.
+/// reported it as refusing will also report its recovery.
 pub fn usable(TierCandidate { health, is_lame_duck, accepts }: TierCandidate, tier: Tier) -> Usable {
     match (health, tier) {
         (Health::Drained, _) | (_, Tier::NoBackend) => Usable::No,

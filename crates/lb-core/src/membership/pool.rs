@@ -26,12 +26,12 @@ pub enum Shares {
 #[derive(Debug)]
 pub struct Pool<'a> {
     endpoints: &'a [Endpoint],
-    /// By index: the position in `endpoints`, and whether the endpoint may be a member; `None` if
-    /// no endpoint has the index.
+    /// For each index: the position in `endpoints`, and whether the endpoint may be a member;
+    /// `None` if no endpoint has the index.
     by_index: Vec<Option<(usize, MembershipVerdict)>>,
     /// The number of endpoints that may be members.
     admitted: usize,
-    /// The capacity of the endpoints that may be members.
+    /// The total capacity of the endpoints that may be members.
     capacity: f64,
     /// Whether weights decide shares.
     is_weighted: bool,
@@ -250,7 +250,7 @@ impl<'a> Pool<'a> {
         job
     }
 
-    /// By index: the load from all tasks if it were proportional to the weights.
+    /// The load that each index would have from all tasks if loads were proportional to weights.
     fn targets(&self, clients: u32) -> Vec<f64> {
         let target = |capacity: u16| f64::from(clients) * f64::from(capacity) / self.capacity;
         self.capacities().into_iter().map(target).collect()
@@ -330,7 +330,8 @@ pub struct Standby {
     pub lame_ducks: Vec<Member>,
 }
 
-/// The number of extra substitutes, because substitutes may be unavailable, too.
+/// The number of substitutes beyond one for each member. They are needed because substitutes may be
+/// unavailable, too.
 const SPARE: usize = 8;
 
 /// The largest number of substitutes for `members` members.
@@ -366,8 +367,8 @@ impl MeanWeight {
         let weight = (self.weight * unit).round() as u64;
         let share = self.share * unit;
         let endpoint = endpoint.clone();
-        // The substitute is in no sum over the job, because other tasks do not know that this task
-        // uses it.
+        // The sums over the job do not include the substitute, because other tasks do not know that
+        // this task uses it.
         Member { endpoint, weight: weight.max(1), share, connections: 0, load: 0.0, target: 0.0 }
     }
 }

@@ -4,8 +4,8 @@
 //! Clients divide a ring into M equal parts, and backends divide it into N. A client's aperture is
 //! an arc of whole client parts, wide enough for the wanted size. The client uses each backend in
 //! proportion to its overlap with the arc. Every point of the ring is in equally many arcs, so the
-//! load is exactly even. All numbers are whole units of 1 / (M * N) of the ring: Finagle's
-//! implementation in floating point needed six corrections.
+//! load is exactly even. All numbers are whole multiples of 1 / (M * N) of the ring, because
+//! Finagle's implementation in floating point needed six corrections.
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
@@ -27,7 +27,8 @@ struct Arc {
 impl Arc {
     fn of(position: Position) -> Self {
         let (m, n) = (u64::from(position.clients), u64::from(position.backends));
-        // In client parts. Rounded up, because only whole parts cover the ring evenly.
+        // The width is in client parts. It is rounded up, because only whole parts cover the ring
+        // evenly.
         let width = (u64::from(position.wanted()) * m).div_ceil(n.max(1));
         if width >= m {
             return Self { first: 0, length: position.backends, units: None };

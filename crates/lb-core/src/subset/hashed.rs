@@ -26,8 +26,8 @@ pub(super) fn consistent(position: Position) -> impl Iterator<Item = u32> {
     ascending(position.backends, move |backend| mix64(&[seed, BACKEND, backend]).wrapping_sub(from))
 }
 
-/// All backends by key, ties by index. Lazy: building the heap takes n steps, and each backend
-/// log n.
+/// All backends in the order of their keys; if keys are equal, in the order of their indexes. The
+/// order is lazy: building the heap takes n steps, and each backend takes log n steps.
 fn ascending(backends: u32, key: impl Fn(u64) -> u64) -> impl Iterator<Item = u32> {
     let keys: Vec<_> = (0..backends).map(|backend| Reverse((key(backend.into()), backend))).collect();
     let mut heap = BinaryHeap::from(keys);

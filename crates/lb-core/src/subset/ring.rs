@@ -10,7 +10,8 @@ use super::Position;
 use super::van_der_corput::{clockwise, from_rank, rank, vdc};
 
 /// `round-robin` (Figure 1 of the article): the subset of each client begins where the subset of
-/// the previous client ends. Perfectly even, but a change of N or k moves almost all clients.
+/// the previous client ends. The load is perfectly even, but a change of N or k moves almost all
+/// clients.
 pub(super) fn round_robin(position: Position) -> impl Iterator<Item = u32> {
     let Position { client, backends, .. } = position;
     let n = u64::from(backends.max(1));
@@ -31,40 +32,40 @@ pub(super) fn ringsteady(position: Position) -> impl Iterator<Item = u32> {
     clockwise(position.backends, vdc(position.client.into()))
 }
 
-/// `ringsteady-scaled`: backends in the order of `ringsteady`, but evenly spaced on the ring. More
-/// even, but every added backend moves all others a little.
+/// `ringsteady-scaled`: backends in the order of `ringsteady`, but evenly spaced on the ring. The
+/// load is more even, but every added backend moves all others a little.
 pub(super) fn scaled(position: Position) -> impl Iterator<Item = u32> {
     from_scaled_point(position.backends, vdc(position.client.into()))
 }
 
-/// `ringsteady-both-scaled`: backends and clients are evenly spaced. Ideally even, but every client
-/// moves when M changes.
+/// `ringsteady-both-scaled`: backends and clients are evenly spaced. The load is as even as
+/// possible, but every client moves when M changes.
 pub(super) fn both_scaled(position: Position) -> impl Iterator<Item = u32> {
     let Position { client, clients, backends, .. } = position;
     let start = scale(rank(client, clients), clients, backends);
     ranked(backends, start)
 }
 
-/// The numbers below `n` in van der Corput order, evenly spaced on a ring, from the first at or
-/// after `point` on. `point` is in units of 2^-64 of the ring.
+/// The numbers below `n`, which are evenly spaced on a ring in van der Corput order. The first
+/// number is the one at or after `point`. `point` is in units of 2^-64 of the ring.
 pub(super) fn from_scaled_point(n: u32, point: u64) -> impl Iterator<Item = u32> {
     let start = (u128::from(point) * u128::from(n)).div_ceil(1 << 64);
     ranked(n, u64::try_from(start).expect("at most n"))
 }
 
-/// ceil(`part` * `n` / `whole`): the first of `n` evenly spaced points that is at or after point
-/// `part` of `whole` evenly spaced points.
+/// ceil(`part` * `n` / `whole`): the first of `n` evenly spaced points that is not before point
+/// number `part` of `whole` evenly spaced points.
 fn scale(part: u32, whole: u32, n: u32) -> u64 {
     (u64::from(part) * u64::from(n)).div_ceil(u64::from(whole.max(1)))
 }
 
-/// The numbers below `n` in van der Corput order from rank `start` on. `start` may be `n` or more;
-/// it is taken modulo `n`.
+/// The numbers below `n` in van der Corput order, beginning with rank `start`. `start` may be `n`
+/// or more; it is taken modulo `n`.
 fn ranked(n: u32, start: u64) -> impl Iterator<Item = u32> {
     from_rank(n, u32::try_from(start % u64::from(n.max(1))).expect("below n"))
 }
 
-/// The numbers below `n` from `start` on, once around. `start` is taken modulo `n`.
+/// The numbers below `n`, once around, beginning with `start`. `start` is taken modulo `n`.
 fn consecutive(n: u32, start: u64) -> impl Iterator<Item = u32> {
     let start = u32::try_from(start % u64::from(n.max(1))).expect("below n");
     (start..n).chain(0..start)

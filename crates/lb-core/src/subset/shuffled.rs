@@ -1,6 +1,6 @@
 //! Random and deterministic subsetting of the SRE book ("Site Reliability Engineering", chapter
-//! 20): random subsetting shuffles the backends for each client, deterministic subsetting once for
-//! each round of clients.
+//! 20): random subsetting shuffles the backends once for each client, and deterministic subsetting
+//! shuffles them once for each round of clients.
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
@@ -31,7 +31,7 @@ pub(super) fn deterministic(position: Position) -> impl Iterator<Item = u32> {
     let first = u64::from(slice.round) * u64::from(leftovers) % u64::from(n);
     let first = u32::try_from(first).expect("below n");
     let aside: Vec<u32> = (first..n).chain(0..first).take(leftovers as usize).collect();
-    // The backends that are left out are a run of consecutive indexes, with wrap-around.
+    // The backends that are left out have consecutive indexes, wrapping around at the end.
     let rest = (0..n).filter(|&backend| (backend + n - first) % n >= leftovers).collect();
     slice.order(&shuffled(rest, position.seed, slice.round), &aside)
 }

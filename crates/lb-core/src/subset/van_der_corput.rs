@@ -2,8 +2,8 @@
 //! first n of them are nearly evenly spaced.
 //!
 //! A task or backend can be added without moving any other, because point i does not depend on the
-//! number of points. The base is 2, so point i is the number i with its bits reversed, which is one
-//! instruction.
+//! number of points. The base is 2, so point i is the number i with its bits reversed, which takes
+//! one instruction.
 
 /// The point of `i`, in units of 2^-64: the bits of `i` reversed. This function is its own inverse.
 pub const fn vdc(i: u64) -> u64 {
@@ -15,7 +15,7 @@ pub fn order(n: u32) -> impl Iterator<Item = u32> {
     clockwise(n, 0)
 }
 
-/// The number of numbers below `n` that have `low` as their low `bits` bits.
+/// How many numbers below `n` have `low` as their low `bits` bits.
 const fn sharing(low: u32, bits: u32, n: u32) -> u32 {
     if low < n { ((n - 1 - low) >> bits) + 1 } else { 0 }
 }
@@ -47,14 +47,15 @@ pub fn nth(mut rank: u32, n: u32) -> u32 {
     number
 }
 
-/// The numbers below `n` in their [`order`], from the number with rank `start` on, once around.
+/// The numbers below `n` in their [`order`], once around, beginning with the number with rank
+/// `start`.
 pub fn from_rank(n: u32, start: u32) -> impl Iterator<Item = u32> {
     clockwise(n, vdc(nth(start, n).into()))
 }
 
-/// The numbers below `n` in the order of their points, from the first at or after `from` on, once
-/// around the ring. Lazy. A number costs at most two steps on average, because at most half of the
-/// points on the grid are empty.
+/// The numbers below `n` in the order of their points, once around the ring, beginning with the
+/// first point at or after `from`. The sequence is lazy. Each number takes at most two steps on
+/// average, because at most half of the points on the grid are empty.
 pub fn clockwise(n: u32, from: u64) -> impl Iterator<Item = u32> {
     // All points are on the grid of the next power of two. It has at least one bit, because a step
     // of a whole turn (2^64) does not fit in 64 bits.

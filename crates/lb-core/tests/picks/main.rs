@@ -1,5 +1,5 @@
-//! The picks of policies from the schedules that come from weights: statistics of many picks, and
-//! bugs of other balancers.
+//! Tests of how policies pick from schedules that the planner makes from weights: statistics of
+//! many picks, and bugs of other balancers.
 
 #[path = "../../../../lb-common/tests/policies/host.rs"]
 #[expect(dead_code, reason = "the tests of single picks use all of it")]
@@ -11,7 +11,7 @@ mod statistics;
 use host::Host;
 use lb_core::schedule::{apportion, interleave, length_log2};
 
-/// Backends with these weights behind the schedule that the daemon would publish.
+/// A host with the schedule that the daemon would publish for backends with these weights.
 fn weighted(weights: &[u64]) -> Host {
     let backends = u32::try_from(weights.len()).expect("few");
     Host::new(interleave(&apportion(weights, 1 << length_log2(backends))), weights.len())

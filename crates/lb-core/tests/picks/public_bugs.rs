@@ -16,7 +16,7 @@ use lb_core::schedule::apportion;
 use crate::host::{Host, NOW, cpu_at, rules};
 use crate::weighted;
 
-/// R16: each client balanced only by its own knowledge and began with the first backend
+/// R16: each client used only its own knowledge for balancing, and began with the first backend
 /// (kubernetes#79213: all nodes' round robin and least-connection schedulers pick the same backend
 /// first; kubernetes#121591).
 #[test]
@@ -35,9 +35,9 @@ fn r16_fifty_independent_clients_do_not_flood_the_first_backend() {
                     }
                 }
             }
-            // The mean is 10 for each pick, and the bound adds four standard deviations of random
-            // starts. If all clients had the same start, the first backends would get 100 for each
-            // pick.
+            // On average, each backend gets 10 connects for each pick that all CPUs make. The bound
+            // adds four standard deviations of random starts. If all clients had the same start,
+            // the first backends would get 100 connects for each pick.
             let mean = 10.0 * f64::from(picks);
             let most = f64::from(*loads.iter().max().expect("ten"));
             assert!(most <= mean + 4.0 * mean.sqrt(), "{policy:?}, {picks}: {loads:?}");
@@ -180,8 +180,8 @@ fn r28_rare_connects_move_no_weight_and_reports_move_it_slowly() {
         ((0..BACKENDS).map(|index| control.in_force().of(address(index)).number()).collect(), tables)
     };
     assert_eq!(play(0, 0), (vec![1.0; BACKENDS as usize], 0));
-    // One failed connect in four minutes does not hold a factor, either: if the backend reports a
-    // low utilization, its weight rises.
+    // One failed connect in four minutes does not prevent a factor from rising, either, if the
+    // backend reports a low utilization.
     assert!(play(0, 100).0[0] > 1.2);
     // If one backend is busier for twenty seconds, its weight moves by a few percent, in a few
     // tables.

@@ -1,5 +1,5 @@
 //! The statistics gate: random picks have the distribution of the schedule, and cursors that step
-//! through it have its exact counts.
+//! through the schedule pick each backend exactly as often as the schedule contains it.
 
 use lb_common::abi::Policy;
 use lb_common::pick::pick;
@@ -33,14 +33,15 @@ const ONCE_IN_A_THOUSAND: f64 = 27.877;
 const WEIGHTS: [u64; 10] = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55];
 const PICKS: u32 = 200_000;
 
-/// The positions of CPUs' cursors, as samples: as far apart as on a host with as many CPUs.
+/// The positions of ten CPUs' cursors, as samples. They are as far apart as on a host with ten
+/// CPUs.
 fn seeds() -> impl Iterator<Item = u32> {
     (0..10).map(|cpu| cpu * (u32::MAX / 10))
 }
 
-/// The samples are those of the kernel programs, so the result is the same in each run. With the
-/// right distribution, one set of twenty samples in fifty would contain a sample beyond the bound;
-/// this set contains none.
+/// The samples are those of the kernel programs, so the result is the same in each run. If the
+/// distribution is right, about one in fifty sets of twenty samples contains a sample beyond the
+/// bound; this set contains none.
 #[test]
 fn random_picks_follow_the_schedule_by_chi_square() {
     for (name, host) in [("equal", Host::in_turn(10)), ("weighted", weighted(&WEIGHTS))] {
@@ -56,7 +57,8 @@ fn random_picks_follow_the_schedule_by_chi_square() {
 fn the_gate_detects_a_slightly_wrong_share() {
     let host = weighted(&WEIGHTS);
     let mut slightly = host.clone();
-    // Every 50th entry of the heaviest becomes one of the next.
+    // Every 50th entry of the backend with the largest weight becomes an entry of the backend with
+    // the next smaller weight.
     let heaviest = slightly.entries.iter_mut().filter(|slot| **slot == 9);
     heaviest.step_by(50).for_each(|slot| *slot = 8);
     for seed in seeds() {
@@ -65,7 +67,8 @@ fn the_gate_detects_a_slightly_wrong_share() {
     }
 }
 
-/// Without load, either of two candidates wins equally often: the shares are those of the schedule.
+/// Without load, each of two candidates wins equally often, so the shares are those of the
+/// schedule.
 #[test]
 fn p2c_without_load_follows_the_schedule_by_chi_square() {
     let host = weighted(&WEIGHTS);
@@ -75,8 +78,9 @@ fn p2c_without_load_follows_the_schedule_by_chi_square() {
     }
 }
 
-/// For any first candidate, every other backend is equally likely to be the second. The test makes
-/// the second candidate visible with a load that lets every other backend win.
+/// For any first candidate, every other backend is equally likely to be the second. To show which
+/// backend is the second candidate, the test gives the first candidate so much load that the second
+/// always wins.
 #[test]
 fn p2c_compares_each_backend_equally_often_with_all_others() {
     /// Chi-square, upper 0.001, by degrees of freedom from 1 on.
@@ -105,8 +109,9 @@ fn p2c_compares_each_backend_equally_often_with_all_others() {
     }
 }
 
-/// Of any number of consecutive picks, each backend gets its part to within two: less than one
-/// because of the order of entries, and one because of the start of the window.
+/// In any number of consecutive picks, the number of picks of each backend differs from its part by
+/// at most two: by less than one because of the order of entries, and by one because of the start
+/// of the window.
 #[test]
 fn any_window_of_a_cursor_is_even() {
     for (policy, host) in [
@@ -125,7 +130,7 @@ fn any_window_of_a_cursor_is_even() {
     }
 }
 
-/// Each policy spreads flows that remain open. The measure is by how many flows the most loaded
+/// Each policy spreads flows that remain open. The test measures by how many flows the most loaded
 /// backend exceeds its part.
 #[test]
 fn open_flows_are_spread_within_each_policys_bound() {
@@ -145,15 +150,16 @@ fn open_flows_are_spread_within_each_policys_bound() {
     let equal = || weighted(&[1; 100]);
     let uneven = || weighted(&(0..100).map(|i| 1 + i % 4).collect::<Vec<_>>());
     // Each backend has 200 flows on average. With random choice the standard deviation is 14, so
-    // the most loaded of 100 backends has about 35 more; with two choices it has a few more.
+    // the most loaded of 100 backends has about 35 flows more than the mean. With two choices it
+    // has a few more than the mean.
     let by_chance = seeds().map(|start| excess_from(start, Policy::Random, equal())).sum::<f64>() / 10.0;
     assert!((30.0..40.0).contains(&by_chance), "{by_chance}");
     assert!(excess(Policy::P2c, equal()) < 5.0);
     assert!(excess(Policy::P2c, uneven()) < 8.0);
     assert!(excess(Policy::RoundRobin, equal()) < 2.0);
     assert!(excess(Policy::WeightedRoundRobin, uneven()) < 2.0);
-    // In tables of 4,096 entries for 100 backends, some backends have one entry more than others; a
-    // scan ignores the table.
+    // In tables of 4,096 entries for 100 backends, some backends have one entry more than others. A
+    // scan does not use the table, so this does not affect it.
     let mut host = equal();
     let cpu = cpu_at(11);
     for _ in 0..20_000 {

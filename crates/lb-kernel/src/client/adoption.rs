@@ -3,11 +3,11 @@
 //!
 //! This needs no record outside the kernel. The constants of a client's programs are in one frozen
 //! map (`.rodata`), to which every program refers. The map contains all constants and ends with a
-//! mark, which contains a hash of the object. If the program of every hook has exactly the
-//! constants that this start would load, and refers to no other maps than the pinned ones, it is
-//! the program that this start would load. In every other case, and after any error, the start
-//! loads programs. Without CAP_SYS_ADMIN it always loads them, because the kernel then does not
-//! permit this process to open a program by its id.
+//! mark, which contains a hash of the object. The attached programs are those that this start would
+//! load if the map contains exactly the constants that this start would load, and if every hook has
+//! a program that refers only to this map and to pinned maps. In every other case, and after any
+//! error, the start loads programs. Without CAP_SYS_ADMIN it always loads them, because the kernel
+//! then does not permit this process to open a program by its id.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

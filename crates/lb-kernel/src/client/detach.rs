@@ -6,8 +6,8 @@ use super::links;
 use crate::error::DatapathError;
 use crate::host::pins::Pins;
 
-/// Removes a client from the kernel: from now on the connects of its cgroup go to the addresses
-/// that they name.
+/// Removes a client from the kernel: afterwards, connects of its cgroup go unchanged to the
+/// addresses that processes dial.
 ///
 /// # Errors
 /// If a pin cannot be removed.

@@ -56,8 +56,8 @@ fn look(path: &Path) -> Result<Option<Pinned>, DatapathError> {
 }
 
 /// Attaches every program to the cgroup, each in place of its predecessor if there is one. Links to
-/// other cgroups also get the new programs; they stay until [`leave`] removes those at which flows
-/// begin, and the caller the others.
+/// other cgroups also get the new programs. These links stay until [`leave`] removes those at which
+/// flows begin and the caller removes the others.
 ///
 /// # Errors
 /// If the kernel refuses; older programs stay attached.

@@ -248,7 +248,7 @@ impl<'b> Types<'b> {
             strings,
         };
         let mut at = 0;
-        // Bound: each turn advances by one type, which has at least twelve bytes.
+        // Bound: each iteration advances by one type, which has at least twelve bytes.
         while at < types.len() {
             let number = u32::try_from(found.starts.len()).ok()?;
             found.starts.push(at);

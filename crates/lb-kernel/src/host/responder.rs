@@ -191,8 +191,9 @@ impl Answers {
         removed.map(drop).map_err(|error| fail(map::ANSWERS, "write", error))
     }
 
-    /// Removes the subscribers that the program has recorded since the last call from the map, some
-    /// thousand at most, and calls `each` with them. Returns whether these were all.
+    /// Removes at most one batch (4,096) of the subscribers that the program has recorded from the
+    /// map, and calls `each` for each removed subscriber. Returns whether the map has no further
+    /// subscribers; if it has, call this again.
     ///
     /// # Errors
     /// If the kernel refuses.

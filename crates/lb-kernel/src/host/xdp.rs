@@ -166,7 +166,7 @@ const SETTLES: Duration = Duration::from_millis(20);
 
 impl<W: Work> Thread<W> {
     fn run(mut self) {
-        // Until the follower is dropped.
+        // Runs until the follower is dropped.
         loop {
             let wanted = {
                 let shared = lock(&self.shared);

@@ -154,7 +154,7 @@ impl Namespaces {
     }
 }
 
-/// Up to [`MOST`] namespaces of a cgroup's processes, each with some of its processes. Each turn
+/// Up to [`MOST`] namespaces of a cgroup's processes, each with some of its processes. Each search
 /// begins at another namespace.
 fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
     let ours = NamespaceId::ours().ok();

@@ -4,8 +4,8 @@
 //! returns to zero. Causes are a lost link, callback flags that another program has cleared, and a
 //! path of MPTCP on a kernel that does not distinguish it. A record is *suspected* if its socket is
 //! neither in a complete list of its network namespace nor open in any process. It is reclaimed if
-//! a second pass, an interval later, finds the same. (For connections, and for sockets without a
-//! list, see `suspect`.)
+//! a second pass, an interval later, finds the same. (`suspect` contains the exact rules, including
+//! those for connections and for sockets without a list.)
 //!
 //! Two passes are needed because a socket may be in transit between two processes (SCM_RIGHTS), may
 //! be used only by io_uring, or may be missing in a list that changes while it is read.

@@ -35,11 +35,11 @@ pub trait Elements: Send + Sync {
     /// If the kernel refuses.
     fn read_array(&self, first: u32, count: usize, values: &mut [u8]) -> io::Result<ControlFlow<()>>;
 
-    /// Calls `each` with all elements of a hash: with those that exist from the beginning of the
-    /// call to its end, and perhaps with others. `key` and `value` are the lengths of keys and
-    /// values. If a length is a multiple of eight bytes, the keys or values that `each` receives
-    /// are aligned to eight bytes. It uses the memory of one batch, regardless of the number of
-    /// elements.
+    /// Calls `each` with the elements of a hash: certainly with all elements that exist during the
+    /// whole call, and perhaps also with elements that are written or removed during the call.
+    /// `key` and `value` are the lengths of keys and values. If a length is a multiple of eight
+    /// bytes, the keys or values that `each` receives are aligned to eight bytes. The call uses the
+    /// memory of one batch, regardless of the number of elements.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -133,9 +133,9 @@ impl Batch {
     }
 }
 
-/// Removes entries from a hash, some thousand at most, and calls `each` with each of them. Entries
-/// that are written meanwhile are not lost: they are removed now or by a later call. Returns
-/// whether these were all entries.
+/// Removes at most one batch (4,096) of the entries of a hash, and calls `each` for each removed
+/// entry. Entries that are written meanwhile are not lost: this call or a later call removes them.
+/// Returns whether the hash has no further entries; if it has, call this again.
 pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     mut each: impl FnMut(&K, &V),
@@ -144,8 +144,8 @@ pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     by_batches(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, 1, (size_of::<K>(), size_of::<V>()), each)
 }
 
-/// Calls `each` with the elements of a hash, in at most this number of batches. Returns whether
-/// these were all elements.
+/// Calls `each` with the elements of a hash, in at most this number of batches. Returns whether the
+/// last batch reached the end of the hash.
 fn by_batches(
     map: BorrowedFd<'_>,
     command: i64,

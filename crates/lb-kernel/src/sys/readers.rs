@@ -14,8 +14,8 @@ use crate::sys;
 pub fn wait_for_readers() -> Result<(), DatapathError> {
     match membarrier() {
         Ok(()) => Ok(()),
-        // Kernels booted with nohz_full and some system call filters refuse it. The alternative
-        // requires privilege and takes as long.
+        // Kernels that were booted with nohz_full, and some system call filters, refuse this call.
+        // The alternative requires a privilege, and takes the same time.
         Err(_) => sys::update_map_of_maps().map_err(DatapathError::Grace),
     }
 }

@@ -41,7 +41,7 @@ pub struct CheckRules {
 }
 
 /// After this time, a new agent knows all clients, because by default each client sends a request
-/// every 2 s, at most a tenth later.
+/// at least every 2.2 s (2 s and a tenth).
 const ALL_REQUESTED_WITHIN: Duration = Duration::from_millis(2500);
 
 /// How long the responder may use a prepared answer if the agent gets no CPU time to prepare a new
@@ -123,13 +123,13 @@ impl Entry {
         self.refresh(now);
     }
 
-    /// Records that the operator makes it a lame duck, or no longer.
+    /// Records whether the operator makes it a lame duck.
     pub fn operator(&mut self, lame_duck: bool, now: Instant) {
         self.lame_duck = lame_duck;
         self.refresh(now);
     }
 
-    /// Records the readiness that its runner reports; `None` if there is no runner any more.
+    /// Records the readiness that its runner reports; `None` if it no longer has a runner.
     pub fn runner(&mut self, readiness: Option<Readiness>, now: Instant) {
         self.runner = readiness;
         self.refresh(now);
@@ -268,8 +268,8 @@ impl Entry {
     }
 
     /// Like [`Entry::subscribe`], for a client that the responder has answered. If the client is
-    /// new and has not acknowledged the last change, it was not among the receivers of the pushes,
-    /// so it is added to them.
+    /// new and has not acknowledged the last change, the pushes were not sent to it, so it is added
+    /// to their receivers.
     pub fn subscribe_late(
         &mut self,
         requester: Requester,
@@ -311,8 +311,9 @@ impl Entry {
     /// last result of the health check. `now_ns` is the current time by the responder's clock.
     pub fn prepared(&self, now: Instant, now_ns: u64) -> PreparedAnswer {
         let holds_for = self.stale_at().map(|at| at.saturating_duration_since(now));
-        // At most as long as a report is valid, but at least two intervals at which the agent
-        // prepares answers.
+        // The answer is valid for as long as a report, but for at least two of the intervals at
+        // which the agent prepares answers, and for at most `ANSWERED_FOR`. The age of the health
+        // check's last result may shorten this time.
         let longest = ANSWERED_FOR.min(self.rules.valid_for.max(2 * PREPARED_EVERY));
         let holds_for = holds_for.map_or(longest, |holds_for| holds_for.min(longest));
         let mut keys = [SenderKey::default(); 2];

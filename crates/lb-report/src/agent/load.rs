@@ -15,7 +15,7 @@ pub struct Load {
     pub qps: Option<u32>,
     /// Errors per second, in thousandths.
     pub eps: Option<u32>,
-    /// Utilization of the backend's capacity, in thousandths. Above 1,000, requests wait.
+    /// Utilization of the backend's capacity, in thousandths. If it is above 1,000, requests wait.
     pub utilization: Option<u32>,
     /// The length of the window.
     pub window: Duration,
@@ -59,8 +59,8 @@ impl Loads {
         self.measured = load;
     }
 
-    /// The load that is valid now. Each number is from the application if it reports the number,
-    /// else measured. Window and age are from the application if its load is valid.
+    /// The load that is valid now. If the application reports a number, that number counts, and
+    /// otherwise the measured number. Window and age are the application's if its load is valid.
     pub fn at(&self, now: Instant) -> Option<Load> {
         let reported = self.application.filter(|(_, until)| now < *until).map(|(load, _)| load);
         match (reported, self.measured) {

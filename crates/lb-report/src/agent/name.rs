@@ -1,5 +1,5 @@
 //! The name of a backend: its protocol, address and port as in the endpoint list. Requests identify
-//! a backend by it.
+//! a backend by this name.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use lb_core::service::Protocol;
 use crate::name::can_report;
 use crate::wire::Datagram;
 
-/// A backend's name. Its text form is `ADDRESS:PORT`, followed by `/udp` if that is its protocol.
+/// A backend's name. Its text form is `ADDRESS:PORT`, followed by `/udp` if its protocol is UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Name {
     protocol: Protocol,

@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// The times at which a push is sent until it is acknowledged, counted from the first. If a path
-/// loses one packet in twenty, all five pushes are lost once in three million times; the client
-/// then receives the change in the answer to its next request.
+/// The times at which a push is sent until it is acknowledged, counted from the first sending. If a
+/// path loses one packet in twenty, it loses all five pushes once in about three million changes;
+/// the client then receives the change in the answer to its next request.
 const SCHEDULE: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(10),
@@ -17,20 +17,21 @@ const SCHEDULE: [Duration; 5] = [
     Duration::from_millis(80),
 ];
 
-/// The largest number of pushes per second of an agent, and so of clients per second that receive a
-/// change. At this rate the agent uses about a tenth of a core. If no push is acknowledged, each
-/// client costs five pushes, so 10,000 clients per second are served.
+/// The largest number of pushes that an agent sends per second, and therefore also the largest
+/// number of clients that receive a change per second. At this rate the agent uses about a tenth of
+/// a core. If no push is acknowledged, each client costs five pushes, so at most 10,000 clients per
+/// second are served.
 pub const PER_SECOND: u32 = 50_000;
 
-/// The largest number of pushes at once, after a time without pushes. Most services have no more
-/// clients than this, and a switch can queue this many packets of this size.
+/// The largest number of pushes that are sent at once after a time without pushes. Most services
+/// have no more clients than this, and a switch can queue this many packets of this size.
 const BURST: u32 = 100;
 
 /// The pushes of one backend's last change.
 #[derive(Debug)]
 pub struct Pushes {
-    /// Subscribers, each with the time of its first push, by how often the push was sent. Each
-    /// queue is ordered by time.
+    /// One queue for each number of times that the push has been sent. A queue contains
+    /// subscribers, each with the time of its first push, and is ordered by this time.
     waiting: [VecDeque<(Instant, SocketAddr)>; SCHEDULE.len()],
 }
 
@@ -51,8 +52,9 @@ impl Pushes {
         self.waiting[0].push_back((now, address));
     }
 
-    /// The next address to push to now. First pushes come before repetitions. The push is repeated
-    /// later unless `is_unacknowledged` returns false for the address.
+    /// The next address to push to now. First pushes come before repetitions. Skips and removes the
+    /// addresses for which `is_unacknowledged` returns false; pushes to the other addresses are
+    /// repeated later.
     pub fn next(
         &mut self,
         now: Instant,
@@ -90,7 +92,7 @@ impl Pushes {
 /// Limits the rate of pushes with a token bucket.
 #[derive(Debug)]
 pub struct Pace {
-    /// The saved time: each push costs [`COST`], and at most a burst is saved.
+    /// The saved time. Each push costs [`COST`], and at most the time of a burst is saved.
     saved: Duration,
     at: Instant,
 }
@@ -116,8 +118,8 @@ impl Pace {
         self.saved = self.saved.saturating_sub(COST * pushes);
     }
 
-    /// When the next push may be sent: now or in one millisecond, which timers can resolve. By then
-    /// several pushes may be sent at once.
+    /// When the next push may be sent: now, or in one millisecond. Timers can resolve a
+    /// millisecond, and after it several pushes may be sent at once.
     pub fn allowed_at(&self, now: Instant) -> Instant {
         if self.saved >= COST { now } else { now + Duration::from_millis(1) }
     }
@@ -162,8 +164,8 @@ mod tests {
         assert_eq!(pushes.at(), Some(start + MS * 11));
     }
 
-    /// Runs a change with this many subscribers, none of which acknowledges. Returns the
-    /// millisecond of the last first push, and the number of pushes.
+    /// Pushes a change to this many subscribers, none of which acknowledges it. Returns the
+    /// millisecond in which the last subscriber gets its first push, and the number of all pushes.
     fn paced(subscribers: u16) -> (u32, u32) {
         let start = moment();
         let (mut pushes, mut pace) = (Pushes::new(), Pace::new(start));

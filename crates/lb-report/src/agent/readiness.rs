@@ -8,7 +8,7 @@ use crate::wire::Readiness;
 pub enum Health {
     /// There is no check.
     Unchecked,
-    /// No check has completed, or none in time; the text is the reason.
+    /// No check has completed, or the last one is too old; the text is the reason.
     Unknown(String),
     /// The application is healthy.
     Up,
@@ -28,8 +28,9 @@ pub struct ReadinessInputs {
 }
 
 impl ReadinessInputs {
-    /// The resulting readiness and its reason. Down takes precedence over everything else; a lame
-    /// duck by the operator takes precedence over ready and unknown.
+    /// The resulting readiness and its reason. The runner's report counts instead of the health
+    /// check unless it is ready. The operator's lame duck takes precedence over ready and unknown,
+    /// but not over down.
     pub fn readiness(&self) -> (Readiness, String) {
         let (readiness, why) = self.without_operator();
         match readiness {
@@ -71,8 +72,8 @@ mod tests {
         use Readiness::{Down, LameDuck, Ready, Unknown};
         let no = || "no".to_owned();
         let healths = [Health::Unchecked, Health::Unknown(no()), Health::Up, Health::Down(no())];
-        // For each report of the runner, the readiness for each health: first without, then with
-        // the operator's lame duck.
+        // Each row has a report of the runner, and the readiness for each health: first if the
+        // operator has not made the backend a lame duck, then if the operator has.
         let table = [
             (None, [Unknown, Unknown, Ready, Down], [LameDuck, LameDuck, LameDuck, Down]),
             (Some(Ready), [Ready, Ready, Ready, Down], [LameDuck, LameDuck, LameDuck, Down]),

@@ -1,5 +1,5 @@
 //! The health of an application from the results of its health check: only several equal results in
-//! a row change it.
+//! a row change this health.
 
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ pub struct Streak {
     /// Results in a row that make it unhealthy.
     fall: u32,
     health: Health,
-    /// The basis of `health`, unless that is unknown.
+    /// The results from which `health` follows, unless `health` is unknown.
     probed: Probed,
     completed: Option<Instant>,
 }
@@ -56,7 +56,7 @@ impl Streak {
     }
 
     /// Records a result. The first completed check decides at once. A check that could not be run
-    /// does not change a known health, which becomes stale if no other check completes.
+    /// does not change a known health, but the health becomes stale if no other check completes.
     pub fn take(&mut self, outcome: Outcome, now: Instant) {
         let (is_up, result) = match outcome {
             Outcome::Passed => (true, Health::Up),

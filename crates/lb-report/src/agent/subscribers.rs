@@ -13,8 +13,8 @@ pub const MAX_SUBSCRIBERS: usize = 65_536;
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
 /// A stopping backend waits for the acknowledgements of subscribers that have sent a request within
-/// this time: four times the longest default interval of requests. So a client that is gone cannot
-/// delay the stop for longer.
+/// this time: four times the longest default interval of requests. So a client that no longer
+/// exists can delay the stop for at most this time.
 const LATELY: Duration = Duration::from_mins(1);
 
 /// The way back to the sender of a request: the socket that received the request, and the address
@@ -40,7 +40,7 @@ pub struct Requester {
 struct Subscriber {
     via: Via,
     key_id: u16,
-    /// Its key in `by_silence`. Rises with each request of any subscriber.
+    /// Its key in `by_silence`. A counter of the requests of all subscribers assigns it.
     turn: u64,
     requested_at: Instant,
 }
@@ -142,8 +142,8 @@ impl Subscribers {
         self.by_silence.values().rev().copied()
     }
 
-    /// The way to a subscriber, and the number of its key, if it has not acknowledged the last
-    /// change.
+    /// The way back to a subscriber, and the number of its key, if the subscriber has not
+    /// acknowledged the last change.
     pub fn unacknowledged_by(&self, address: SocketAddr) -> Option<(Requester, u16)> {
         let subscriber = self.by_address.get(&address).filter(|_| self.unacknowledged.contains(&address))?;
         Some((Requester { address, via: subscriber.via }, subscriber.key_id))

@@ -54,7 +54,7 @@ fn request_report(reports: &mut Reports, from: u8, cookie: u64, now: Instant) ->
     reports.answer(request(key(1), cookie).bytes(), requester(from), now).expect("an answer")
 }
 
-/// Makes an asker a subscriber, by two requests.
+/// Makes a requester a subscriber, which takes two requests.
 fn subscribe(reports: &mut Reports, from: u8, now: Instant) -> u64 {
     let first = request_report(reports, from, 0, now);
     request_report(reports, from, first.cookie, now).cookie
@@ -176,8 +176,8 @@ fn only_clients_that_return_their_cookie_receive_pushes() {
     let now = moment();
     let mut reports = reports(now);
     let answer = request_report(&mut reports, 1, 0, now);
-    // The same request arrives again, from its own address and from a victim's address. Both
-    // requests are answered, and neither address becomes a subscriber.
+    // The same request arrives again, once from its own address and once from a victim's address.
+    // Both requests are answered, and neither address becomes a subscriber.
     request_report(&mut reports, 1, 0, now);
     request_report(&mut reports, 66, 0, now);
     // An intercepted cookie is sent with the victim's address.
@@ -223,8 +223,8 @@ fn a_change_is_pushed_until_its_cookie_is_returned() {
     assert_eq!(reports.counts().pushed, 2);
 }
 
-/// The responder answered the client before the change, with the earlier prepared answer, but the
-/// agent learns only after the change that the client is a subscriber.
+/// The responder answered the client before the change, with the earlier prepared answer. The agent
+/// learns only after the change that the client is a subscriber.
 #[test]
 fn a_client_that_subscribed_just_before_a_change_receives_it() {
     let now = moment();

@@ -74,8 +74,8 @@ pub struct Reported<T> {
     went_back: [Option<T>; 2],
 }
 
-/// The numbers of an agent go back once if it has lost its disk and its clock. If numbers go back
-/// twice within this time, two agents report the backend.
+/// The numbers of an agent go back once if it has lost its disk and its clock. If an agent's
+/// numbers seem to go back twice within this time, two agents report the backend.
 const CONTESTED_WITHIN: Duration = Duration::from_mins(10);
 
 /// The state of a backend according to its reports.
@@ -144,8 +144,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
     }
 
     /// Repeats the unanswered request if it is less than `within` old. Replayed pushes cause such
-    /// repetitions, but cannot keep an answer from being believed, because the nonce remains the
-    /// same.
+    /// repetitions, but an answer is still believed, because the nonce remains the same.
     pub fn repeat_request(
         &self,
         name: Name,
@@ -238,8 +237,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
     }
 
     /// The time until which connects treat it as a lame duck (they read this from the verdict
-    /// array); `None` if they do not. This includes a backend that is down, so that connects avoid
-    /// it at once, before the daemon has published that it is refusing.
+    /// array); `None` if they do not. A backend that is down is treated like this, too, so that
+    /// connects avoid it at once, before the daemon has published that it is refusing.
     pub fn lame_until(&self) -> Option<T> {
         self.lame_until.max(self.down_until)
     }
@@ -259,7 +258,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.report.as_ref()
     }
 
-    /// Whether two agents answer for the backend in turns, each with numbers of its own. The
+    /// Whether two agents answer alternately for the backend, each with its own numbers. The
     /// answers of both are believed.
     pub fn is_contested(&self, now: T) -> bool {
         let [Some(last), Some(before)] = self.went_back else { return false };
@@ -271,7 +270,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.round_trip
     }
 
-    /// How many requests in a row were not answered, without the latest request.
+    /// How many requests in a row were not answered. The latest request is not counted.
     pub fn unanswered(&self) -> u32 {
         self.unanswered
     }
@@ -442,8 +441,8 @@ mod tests {
             then.take(&push, &keys(), at(10)).unwrap();
             assert_eq!(then.state(at(20)), state);
         }
-        // The backend is down while that report is valid, and after that a lame duck again
-        // (restarting).
+        // The backend is down while the report that it is down is valid. After that it is a lame
+        // duck again, because it is restarting.
         let mut down = lame;
         let push = Agent { counter: 2, ..Agent::of(Readiness::Down) }.push();
         down.take(&push, &keys(), at(10)).unwrap();
@@ -488,8 +487,8 @@ mod tests {
         assert_eq!(reported.state(at(3)), ReportState::Ready);
     }
 
-    /// Whether the backend is contested after answers with these incarnations, each `step` after
-    /// the previous one.
+    /// Whether two agents are found to answer for the backend, after answers with these
+    /// incarnations that arrive `step` apart.
     fn contested(incarnations: &[u32], step: Duration) -> bool {
         let mut reported = Reported::default();
         let mut now = at(0);
@@ -508,8 +507,8 @@ mod tests {
         let second = at(1_000);
         assert!(contested(&[5, 9, 5, 9, 5], second));
         assert!(!contested(&[5, 9, 5, 9, 5], CONTESTED_WITHIN), "too seldom to be told apart from restarts");
-        // An agent that restarts repeatedly, one that has lost its disk and its clock, and one that
-        // keeps running.
+        // These are single agents: one restarts repeatedly, one has lost its disk and its clock,
+        // and one continues to run.
         assert!(!contested(&[5, 6, 7, 8, 9], second));
         assert!(!contested(&[9, 5, 6, 7, 8], second));
         assert!(!contested(&[5; 5], second));
@@ -530,7 +529,7 @@ mod tests {
     fn datagrams_that_are_not_authentic_change_nothing() {
         let mut reported = with_report(Agent::of(Readiness::Ready), at(0));
         let request = reported.new_request(name(), &keys(), 2, at(1));
-        // The request itself, reflected.
+        // The client receives its own request, which was reflected.
         assert_eq!(reported.take(&request, &keys(), at(2)), Err(Disbelieved::NotAReport));
         let mut reflected = request;
         reflected.kind = Kind::Answer as u8;

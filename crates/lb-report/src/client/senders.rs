@@ -153,7 +153,7 @@ const REPEATED: u8 = 15;
 /// All backends that are polled. `T` is a time of any clock.
 #[derive(Clone, Debug)]
 pub struct Senders<T> {
-    /// The seed of this host, so that hosts do not poll at the same time.
+    /// The seed of this host. It differs between hosts, so that they do not poll at the same time.
     seed: u64,
     senders: Vec<Sender<T>>,
     places: HashMap<Name, Place>,
@@ -255,9 +255,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         changes
     }
 
-    /// Moves the first requests to these backends forward. The first is due after the time `after`,
-    /// the others follow in this order and `spacing` apart; requests that are due earlier do not
-    /// change. Backends that have reported are skipped.
+    /// Makes the first requests to these backends earlier. The first is due after the time `after`,
+    /// and the others follow in this order, `spacing` apart. Requests that are already due earlier
+    /// do not change. Backends that have reported are skipped.
     pub fn poll_first(
         &mut self,
         names: impl IntoIterator<Item = Name>,
@@ -287,7 +287,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         self.senders.push(sender);
     }
 
-    /// When the next request is due or the next verdict ends; `None` if there is neither.
+    /// When the next request is due or the next verdict ends; `None` if there is neither a request
+    /// nor a verdict that ends.
     pub fn next_due(&self) -> Option<T> {
         let first = |of: &BTreeSet<(T, Place)>| of.first().map(|(at, _)| *at);
         first(&self.due).into_iter().chain(first(&self.expiries)).min()
@@ -342,7 +343,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             && sender.requested_at.is_none_or(|at| at + ACKNOWLEDGED_FOR <= now)
             && sender.target.keys.authenticate(&datagram);
         let incarnation = datagram.incarnation.to_host();
-        // This happens at most once per interval, even if the incarnation changes all the time.
+        // An immediate second request is sent at most once per interval, even if the incarnation
+        // changes all the time.
         let is_stranger = taken.is_ok()
             && sender
                 .introduced
@@ -428,7 +430,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         Some(ToStore { target: &sender.target, base, before: before.map(|before| before.base), lame_until })
     }
 
-    /// Backends for which two agents answer in turns.
+    /// Backends for which two agents answer alternately.
     pub fn contested(&self, now: T) -> BTreeSet<Name> {
         let contested = self.senders.iter().filter(|sender| sender.reported.is_contested(now));
         contested.map(|sender| sender.target.name.on_wire()).collect()
@@ -445,7 +447,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
     }
 }
 
-/// A number from 0 to 1, different for each seed and turn.
+/// A number from 0 to 1 that depends on the seed and the turn.
 fn fraction(seed: u64, turn: u64) -> f64 {
     let hash = xxh64(&turn.to_le_bytes(), seed);
     #[expect(clippy::cast_precision_loss, reason = "53 bits of chance are enough")]

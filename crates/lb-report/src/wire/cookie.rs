@@ -3,10 +3,10 @@
 //!
 //! A cookie has two parts: 48 bits of a SipHash under a secret of the agent, and the number of the
 //! last change of the readiness in the clear. The hash is over the client's address and port, the
-//! backend's name, the epoch and that number. A client that returns a cookie has read a datagram
-//! that was sent to its address. To guess a cookie, an attacker needs the backend's key and about
-//! 2^47 datagrams. Kernel programs make the same cookies, so either the agent or a program may have
-//! sent the previous answer.
+//! backend's name, the epoch and the number of the change. A client that returns a cookie has read
+//! a datagram that was sent to its address. To guess a cookie, an attacker needs the backend's key
+//! and about 2^47 datagrams. Kernel programs make the same cookies, so either the agent or a
+//! program may have sent the previous answer.
 
 use lb_common::abi::host::SenderName;
 use lb_common::net::{Address, Be16};
@@ -43,13 +43,14 @@ impl Cookies {
         Self { secret, epoch: age_ns / EPOCH_NS }
     }
 
-    /// The cookie for an asker that receives the change with this number.
+    /// The cookie for a requester that receives the change with this number.
     #[inline(always)]
     pub fn cookie(&self, name: &SenderName, source: &RequestSource, change: u16) -> u64 {
         self.of_epoch(name, source, change, self.epoch)
     }
 
-    /// The number of the change that the asker has received, if the cookie is valid for it.
+    /// The number of the change that the requester has received, if the cookie is valid for this
+    /// requester.
     #[inline(always)]
     pub fn acknowledged(&self, cookie: u64, name: &SenderName, source: &RequestSource) -> Option<u16> {
         let change = (cookie & CHANGE) as u16;

@@ -66,7 +66,7 @@ pub struct Datagram {
     pub kind: u8,
     /// A [`Readiness`].
     pub readiness: u8,
-    /// The protocol of the backend's name, as IP numbers it.
+    /// The protocol of the backend's name, as an IP protocol number.
     pub protocol: u8,
     /// The number of the key that authenticates it.
     pub key_id: Be16,
@@ -78,12 +78,12 @@ pub struct Datagram {
     pub incarnation: Be32,
     /// Rises with each change of the report, within an incarnation.
     pub counter: Be32,
-    /// In a request: drawn by the client. In an answer: copied from the request. It is compared as
-    /// bytes, so its byte order does not matter.
+    /// The client draws it for a request, and the agent copies it into the answer. It is compared
+    /// as bytes, so its byte order does not matter.
     pub nonce: u64,
-    /// In a report: made by the agent for the receiver's address. In a request: copied from the
-    /// previous report, to prove to the agent that the client receives datagrams at its address. It
-    /// is compared as bytes, too.
+    /// The agent makes it for the receiver's address and sends it in a report. The client copies it
+    /// from the previous report into a request, to prove to the agent that the client receives
+    /// datagrams at its address. It is compared as bytes, too.
     pub cookie: u64,
     /// Requests per second, in thousandths, or [`UNKNOWN`].
     pub qps: Be32,
@@ -214,8 +214,8 @@ impl Datagram {
     }
 
     /// How long a silent backend remains a lame duck, in milliseconds, at most [`MAX_HOLD_MS`]. It
-    /// is at least the time for which the report is valid, because the backend is not silent before
-    /// that has passed.
+    /// is at least the time for which the report is valid, because the backend does not count as
+    /// silent before that time has passed.
     #[inline(always)]
     pub const fn hold_ms(&self) -> u32 {
         let (hold, valid_for) = (self.hold.to_host(), self.valid_for_ms());
@@ -322,7 +322,7 @@ mod tests {
         }
     }
 
-    /// The layout byte by byte; another implementation computed the MAC.
+    /// The test compares the layout byte by byte. Another implementation computed the MAC.
     #[test]
     fn a_report_has_the_documented_layout() {
         let mut expected = std::vec![1, 2, 2, 6, 1, 2, 0x1f, 0x90];
@@ -396,7 +396,7 @@ mod tests {
     }
 
     proptest! {
-        /// One bit of the message or of the MAC is changed, under any key.
+        /// The test changes one bit of the message or of the MAC, under any key.
         #[test]
         fn a_change_of_any_bit_invalidates_the_mac(bit in 0..8 * BYTES, key: [u8; 16]) {
             let key = Key::from_bytes(key);

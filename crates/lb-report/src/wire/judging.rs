@@ -16,7 +16,7 @@ pub enum Disbelieved {
     UnknownKey,
     /// Its MAC is not valid under its key.
     Forged,
-    /// It is an answer without a matching request, or to a request that was answered before.
+    /// It is an answer without a matching request, or the request was answered before.
     Unrequested,
     /// It is a push that is not later than the last believed report.
     Replayed,
@@ -51,7 +51,8 @@ impl Disbelieved {
 }
 
 /// Judges a report by its kind and number, given the last believed report. Returns the state after
-/// it if its MAC is valid. The caller checks the MAC after this, because that costs more.
+/// the report, which holds only if the report's MAC is valid. The caller checks the MAC after this,
+/// because that costs more.
 ///
 /// An answer is believed if it has the nonce of the last request. Its number does not matter,
 /// because an agent that has lost its disk or its clock starts its numbers again. A push is
@@ -103,8 +104,8 @@ fn higher(one: ReportBase, other: ReportBase) -> ReportBase {
 }
 
 /// The time until which connects treat a backend as a lame duck after a report, by the receiver's
-/// clock. `before` is the time that was stored before. A backend that is down counts as a lame duck
-/// while the report is valid and no other report arrives.
+/// clock. `before` is the time that was stored before. A backend that reports that it is down
+/// counts as a lame duck while this report is valid and no other report arrives.
 #[inline(always)]
 pub fn lame_until_ns(datagram: &Datagram, before: u64, now_ns: u64) -> u64 {
     const NS: u64 = 1_000_000;
@@ -164,7 +165,8 @@ mod tests {
         }
         let nothing = LastReport::zeroed();
         assert_eq!(judge(nothing, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Premature));
-        // The agent has lost its clock: older pushes are replays, new pushes are believed.
+        // The agent has lost its clock. Its older pushes are replays, and its new pushes are
+        // believed.
         let back = LastReport { base: base(3, 1), ..last };
         assert_eq!(judge(back, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Replayed));
         assert!(judge(back, &report(Kind::Push, 3, 2, 0)).is_ok());

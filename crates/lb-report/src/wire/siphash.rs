@@ -1,6 +1,6 @@
-//! SipHash-2-4 of whole words of 64 bits. This is an implementation of our own because kernel
-//! programs run it: every loop has a bound that the verifier can see, and all operations are on
-//! words. Tests compare it with the implementation of the standard library.
+//! SipHash-2-4 of whole words of 64 bits. This is our own implementation, because kernel programs
+//! run it: every loop has a bound that the verifier can see, and all operations are on words. Tests
+//! compare it with the implementation of the standard library.
 
 /// A key of 16 bytes, as two words.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,8 +23,8 @@ impl Key {
 
 /// The message authentication code of a message of `N` words, whose bytes are read in memory order.
 ///
-/// Not inlined into kernel programs, because their stack has only 512 bytes, and would contain the
-/// variables once per call.
+/// This function is not inlined into kernel programs: their stack has only 512 bytes, and would
+/// contain the variables once per call.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 #[cfg_attr(not(target_arch = "bpf"), inline(always))]
 pub fn siphash<const N: usize>(&Key([low, high]): &Key, message: &[u64; N]) -> u64 {
@@ -82,8 +82,8 @@ mod tests {
 
     const KEY: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-    /// The inputs are the bytes 00, 01, 02, ... up to some length. Two vectors are from the authors
-    /// of SipHash, one is from another implementation.
+    /// Each input consists of the bytes 00, 01, 02, ... up to some length. Two vectors are from the
+    /// authors of SipHash, one is from another implementation.
     #[test]
     fn siphash_matches_known_vectors() {
         let key = Key::from_bytes(KEY);

@@ -132,12 +132,12 @@ impl Tables {
     }
 
     /// Ensures that each service with ejected backends has one of them as its next trial. A service
-    /// may have none, because the backend of its next trial has left or an operator has readmitted
-    /// it: this then selects the backend whose ejection ends first. It also selects another backend
-    /// if the current one cannot be tried now and the ejection of the other is over. (The programs
-    /// select the next trial whenever they judge a flow, but the next judgement may be far in the
-    /// future.) If the rules of a service no longer eject backends, this readmits the service's
-    /// ejected backends.
+    /// may have no next trial, because the backend of its next trial has left or was readmitted by
+    /// an operator: in this case the function selects the backend whose ejection ends first. It
+    /// also selects another backend if the current one cannot be tried now and the ejection of the
+    /// other backend is over. (The programs select the next trial whenever they judge a flow, but
+    /// the next judgement may be far in the future.) If the rules of a service no longer eject
+    /// backends, this readmits the service's ejected backends.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now_ns: u64) {
         let now = tick(now_ns);
         // The ejected backends of each service: the ticks until the ejection is over, the slot, and

@@ -27,7 +27,7 @@ impl Log for Stderr {
 pub fn follow(object: &mut Ebpf) {
     let Ok(mut logger) = EbpfLogger::init_with_logger(object, Stderr) else { return };
     std::thread::spawn(move || {
-        // Until the process ends.
+        // Runs until the process ends.
         loop {
             logger.flush();
             let _ = poll(&mut [PollFd::new(&logger, PollFlags::IN)], None);
