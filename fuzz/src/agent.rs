@@ -1,7 +1,7 @@
-//! Datagrams that reach an agent from several addresses: from senders with a key, and from senders
-//! without one. The text determines the order of the datagrams, and the changes of the backends
-//! between them. The program that answers in place of the agent is compiled for this host, and also
-//! processes every datagram that the agent's socket processes.
+//! Datagrams that reach an agent from several addresses. Some senders have a key, and others have
+//! none. The text determines the order of the datagrams, and when the backends change between them.
+//! The program that answers in place of the agent is compiled for this host. It processes every
+//! datagram that the agent's socket processes, too.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -27,13 +27,13 @@ use crate::shapes::{holds_udp, shape};
 /// The number of addresses that send requests.
 const ASKERS: u8 = 8;
 
-/// The number of retained datagrams, which may be sent again.
+/// The number of datagrams that are stored and may be sent again.
 const RETAINED: usize = 64;
 
 /// The maximum number of pushes of one change to one address.
 const TIMES: u32 = 5;
 
-/// The agent's port, its addresses, and the secret of its cookies.
+/// The agent's port, and below, its addresses and the secret of its cookies.
 const PORT: u16 = 9465;
 const HERE: [&str; 2] = ["192.0.2.9", "2001:db8::9"];
 const SECRET: [u8; 16] = [9; 16];
@@ -45,9 +45,10 @@ struct World {
     datagrams: Vec<Datagram>,
     /// The cookies that an address has received for a backend.
     cookies: HashMap<(SocketAddr, Name), Vec<u64>>,
-    /// The addresses that have returned such a cookie since the backend was last added.
+    /// The addresses that have returned a cookie for a backend since the backend was last added.
     returned: HashSet<(SocketAddr, Name)>,
-    /// The last change that was pushed to each address, and the number of its pushes.
+    /// The last change that was pushed to each address about a backend, and how often it was
+    /// pushed.
     pushed: HashMap<(SocketAddr, Name), (u16, u32)>,
     /// The incarnation and the counter of the last report of each backend.
     numbers: HashMap<Name, (u32, u32)>,
@@ -57,7 +58,7 @@ struct World {
 pub fn agent(text: &[u8]) {
     let mut operations = Operations::new(text);
     let mut world = World::new();
-    // Bounded: each turn consumes a byte of the text.
+    // The loop is bounded, because each iteration consumes a byte of the text.
     while let Some(operation) = operations.next() {
         match operation % 9 {
             0 => world.pass(&mut operations),
@@ -105,7 +106,7 @@ fn requester(number: u8) -> Requester {
 /// The longest payload that fits into a frame here.
 const LONGEST: usize = 2 * BYTES - 8;
 
-/// The maps of the program, as the agent would have filled them at this moment.
+/// The maps of the program, filled as the agent would have filled them at this moment.
 struct Kernel<'r> {
     reports: &'r Reports,
     now: Instant,
@@ -168,7 +169,7 @@ impl World {
         self.reports.set(name, keys, Rules { valid_for, hold, check: Some(check) }, self.now);
     }
 
-    /// Lets time pass, at most some months, and sends what is due.
+    /// Lets time pass, at most some months, and sends what has become due.
     fn pass(&mut self, operations: &mut Operations<'_>) {
         let milliseconds = u64::from(operations.short()) << (operations.byte() % 20);
         self.now += Duration::from_millis(milliseconds);
@@ -193,7 +194,7 @@ impl World {
         self.sent(push, name, to);
     }
 
-    /// Checks and records a report that an address receives.
+    /// Checks a report that an address receives, and records it.
     fn sent(&mut self, report: &Datagram, name: Name, to: Requester) {
         let entry = self.reports.get(name).expect("it is here");
         let key = entry.key(report.key_id.to_host()).expect("a key of its own");
@@ -213,8 +214,8 @@ impl World {
         }
     }
 
-    /// A datagram by a client with the key. Its cookie is one of this client's, one of another
-    /// client's, or none.
+    /// A datagram from a client that has the key. Its cookie is one of this client's, one of
+    /// another client's, or none.
     fn authentic(&mut self, operations: &mut Operations<'_>) {
         let from = requester(operations.byte());
         let names = names();
@@ -243,7 +244,7 @@ impl World {
         self.answer(datagram.bytes(), from);
     }
 
-    /// An earlier datagram with a changed byte.
+    /// A datagram that was sent before, with one byte changed.
     fn changed(&mut self, operations: &mut Operations<'_>) {
         let from = requester(operations.byte());
         let Some(datagram) = operations.choice(&self.datagrams) else { return };
@@ -294,8 +295,8 @@ impl World {
         self.sent(&answer, name, from);
     }
 
-    /// The program's result for a datagram in a frame, or nothing if the datagram is longer than
-    /// `LONGEST`. The program must not answer a datagram that the socket would not answer, and must
+    /// The program's result for a datagram in a frame; `None` if the datagram is longer than
+    /// `LONGEST`. The program may answer only a datagram that the socket would also answer. It must
     /// not change a frame that it does not answer.
     fn by_kernel(&self, shape: Shape, bytes: &[u8], from: Requester) -> Option<(Response, Vec<u8>)> {
         if bytes.len() > LONGEST {
@@ -316,8 +317,8 @@ impl World {
         Some((response?, frame.bytes().to_vec()))
     }
 
-    /// An earlier datagram in a frame of another shape. The program answers it only if the socket
-    /// would answer it.
+    /// A datagram that was sent before, in a frame of another shape. The program may answer it only
+    /// if the socket would answer it.
     fn odd(&mut self, operations: &mut Operations<'_>) {
         let from = requester(operations.byte());
         let [tags, options, fragment, protocol, off] = [(); 5].map(|()| operations.byte());
@@ -330,7 +331,7 @@ impl World {
         assert_eq!(answered.is_some(), is_plain, "{shape:?}");
     }
 
-    /// Adds or removes a backend, or gives it other keys.
+    /// Adds a backend, removes it, or changes its keys.
     fn set(&mut self, operations: &mut Operations<'_>) {
         let names = names();
         let Some(name) = operations.choice(&names).copied() else { return };

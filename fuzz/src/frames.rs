@@ -1,6 +1,6 @@
-//! Frames that reach a network interface on which the kernel processes reports. The kernel's
-//! program, compiled for this host, processes each frame, and the daemon's socket processes the
-//! datagram in the frame. Both must believe the same reports and store the same results.
+//! Frames that reach a network interface where the kernel processes reports. The kernel's program,
+//! compiled for this host, processes each frame, and the daemon's socket processes the datagram in
+//! the frame. Both must believe the same reports, and store the same results.
 
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -50,7 +50,7 @@ struct World {
 pub fn frames(text: &[u8]) {
     let mut operations = Operations::new(text);
     let mut world = World::new(operations.byte() % 2 == 1);
-    // Bounded: each turn consumes a byte of the text.
+    // The loop is bounded, because each iteration consumes a byte of the text.
     while let Some(operation) = operations.next() {
         match operation % 6 {
             0 => world.now += Duration::from_millis(operations.short().into()),
@@ -112,7 +112,7 @@ impl World {
         datagram.sealed(KEYS.current().key.wire())
     }
 
-    /// The last datagram in a frame of another shape, or with a changed byte.
+    /// The last datagram, in a frame of another shape or with one byte changed.
     fn odd(&mut self, operations: &mut Operations<'_>) {
         let [tags, options, fragment, protocol, at, byte] = [(); 6].map(|()| operations.byte());
         let length_off = if protocol % 8 == 7 { i16::from(byte) - 88 } else { 0 };
@@ -125,7 +125,8 @@ impl World {
         self.take(shape, &payload);
     }
 
-    /// Bytes that are rarely a frame. The program must not believe anything without a key.
+    /// Bytes that are a valid frame only by chance. They have no key, so the program must not
+    /// believe them.
     fn raw(&mut self, operations: &mut Operations<'_>) {
         let before = self.state();
         let bytes = operations.bytes(255);
@@ -158,8 +159,8 @@ impl World {
             last.repeated_ns = before.0.repeated_ns;
             assert_eq!((last, until), before, "a datagram that is not believed changes nothing");
         }
-        // The network stack gives the socket as many bytes as the header states, or nothing if
-        // there are fewer.
+        // The network stack gives the socket as many bytes as the header states. If the frame has
+        // fewer, the socket gets nothing.
         let udp_length =
             u16::try_from(8 + payload.len()).expect("a short one").wrapping_add_signed(shape.length_off);
         let body = usize::from(udp_length).checked_sub(8).and_then(|length| payload.get(..length));
@@ -179,7 +180,7 @@ impl World {
         }
     }
 
-    /// Compares the two results for a report that both believe.
+    /// Compares the two results of a report that both believe.
     fn compare(&mut self, payload: &[u8]) {
         let datagram = Datagram::parse(payload).expect("it was believed");
         assert!(datagram.is_authentic(KEYS.current().key.wire()));

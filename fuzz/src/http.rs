@@ -1,14 +1,14 @@
 //! Requests to the daemon's socket, as any process with access to the socket can write them. Each
-//! text is one connection to the real server, with every route, over a pipe in memory. The daemon
-//! behind the server answers nothing.
+//! text is one connection to the real server, with all its routes, over a pipe in memory. The
+//! daemon behind the server does not answer.
 
 use lb_user::{api, metrics};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-/// Sends a text as a client that then closes its side, and checks the answer.
+/// Sends a text as a client that then closes its side of the connection, and checks the answer.
 pub fn requests(text: &[u8]) {
-    // Each text has a runtime of its own, so that no task of one text still exists at the next.
+    // Each text has a runtime of its own, so that no task of one text is left for the next.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let answer = runtime.block_on(exchange(text));
     if answer.is_empty() {
@@ -16,7 +16,8 @@ pub fn requests(text: &[u8]) {
     }
     let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
     let status: u16 = status.and_then(|code| str::from_utf8(code).ok()?.parse().ok()).expect("a status line");
-    // Without a daemon, no request succeeds. No failure may be the server's own fault.
+    // Requests cannot succeed, because the daemon does not answer. But no failure may be a fault of
+    // the server itself.
     assert!((400..500).contains(&status) || status == 503 || status == 505, "status {status}");
 }
 
@@ -32,7 +33,7 @@ async fn exchange(text: &[u8]) -> Vec<u8> {
         std::future::pending::<()>().await;
     };
     let client = async {
-        // A server that has received enough does not read the rest.
+        // The server stops reading when it has received enough.
         let _ = client.write_all(text).await;
         let _ = client.shutdown().await;
         let mut answer = Vec::new();

@@ -1,4 +1,4 @@
-//! Key files: those of services, and those of backends.
+//! Key files, of services and of backends.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lb_core::service::Protocol;
 use lb_report::keys::{BackendKey, Keys, MAX_KEYS, Secret, ServiceKey};
 
-/// Reads a text as a key file of each kind.
+/// Reads a text as a key file, once as each kind.
 pub fn keys(text: &[u8]) {
     let Ok(text) = str::from_utf8(text) else { return };
     let backend = read::<BackendKey>(text);
@@ -32,7 +32,7 @@ fn read<K: Secret + fmt::Debug>(text: &str) -> Option<Keys<K>> {
             assert!((1..=text.lines().count().max(1)).contains(&error.line), "line {}", error.line);
             let message = error.to_string();
             assert!(!message.contains(char::is_control), "{message:?}");
-            // A key of the wrong kind is also a secret, and so is a truncated key.
+            // A truncated key and a key of the wrong kind are secrets too.
             for word in text.split_whitespace().filter(|word| word.len() > 12) {
                 assert!(!message.contains(word), "{message:?} shows what may be a key");
             }

@@ -1,13 +1,14 @@
 //! The fuzz targets. Each is a reader of text or of datagrams from outside, with properties that
-//! must hold for every input. No reader may panic, loop or contradict itself, and its messages must
-//! not contain terminal control sequences. If the input is datagrams, a text determines their
-//! order, because a fault may need many datagrams.
+//! must hold for every input. No reader may panic, loop forever or contradict itself, and its
+//! messages must not contain terminal control sequences. If a target reads datagrams, its text
+//! determines a sequence of them, because a fault may need many datagrams.
 //!
-//! Answers to HTTP probes are not a target: hyper reads them, and our code only compares the
+//! The answers to HTTP probes are not a target: hyper reads them, and our code only compares the
 //! status.
 //!
-//! `cargo xtask fuzz` runs a fuzzer, which feeds these functions for any length of time. The test
-//! `corpora` feeds them the committed corpus and a fixed number of variations of it.
+//! `cargo xtask fuzz` runs a fuzzer, which calls these functions with new texts for a given time.
+//! The test `corpora` calls them with the committed corpus, and with a fixed number of variations
+//! of it.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -35,7 +36,7 @@ pub mod variation;
 
 /// A reader.
 pub struct Target {
-    /// The name of the reader, of its corpus and of its dictionary.
+    /// The name of the reader, which is also that of its corpus and of its dictionary.
     pub name: &'static str,
     /// Reads a text, and panics if a property does not hold.
     pub read: fn(&[u8]),
@@ -62,12 +63,12 @@ pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
-/// An environment that does not depend on the machine.
+/// An environment that is the same on every machine.
 struct Nowhere;
 
 impl ProcessEnvironment for Nowhere {
     fn variable(&self, name: &str) -> Option<String> {
-        // Variables that begin with `S` exist, and the value is the length of the name.
+        // A variable exists if its name begins with `S`. Its value is the length of the name.
         name.starts_with('S').then(|| name.len().to_string())
     }
 
@@ -98,8 +99,8 @@ fn configuration(text: &[u8]) {
 fn agent_configuration(text: &[u8]) {
     let path = Path::new("agent.toml");
     let key_file = |path: &Path| -> Result<Keys<BackendKey>, String> {
-        // A name that consists of digits is a file with one key. Any other name is a file that
-        // cannot be read.
+        // If a name consists of digits, it is a file with one key. Otherwise the file cannot be
+        // read.
         let name = path.to_string_lossy();
         let is_key = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
         let line = if is_key { format!("1 {}", "0f".repeat(16)) } else { String::new() };
@@ -114,7 +115,7 @@ fn agent_configuration(text: &[u8]) {
             names.sort();
             assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "a name is one backend's");
             for backend in &config.backends {
-                // The longest hold that a client's host obeys, see reports.md.
+                // This is the longest hold that a client's host accepts, see reports.md.
                 assert!(backend.hold <= lb_report::wire::MAX_HOLD);
                 if let Some(check) = &backend.check {
                     assert!(

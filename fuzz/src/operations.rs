@@ -1,7 +1,7 @@
-//! A text, read as a sequence of operations. Numbers are read from the front of the text until it
-//! ends.
+//! Reads a text as a sequence of operations. Each number is read from the front of what is left of
+//! the text.
 
-/// The rest of a text.
+/// The part of a text that was not read yet.
 pub struct Operations<'t>(&'t [u8]);
 
 impl<'t> Operations<'t> {
@@ -16,7 +16,7 @@ impl<'t> Operations<'t> {
         Some(*first)
     }
 
-    /// The next `N` bytes. The bytes after the end of the text are zero.
+    /// The next `N` bytes. After the end of the text, bytes are zero.
     fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut bytes = [0; N];
         let count = N.min(self.0.len());

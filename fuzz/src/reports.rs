@@ -1,4 +1,4 @@
-//! Datagrams that reach a client's host: reports of backends' agents, and datagrams of other
+//! Datagrams that reach a client's host: reports from backends' agents, and datagrams from other
 //! senders. The text determines their order and their times.
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,10 +22,10 @@ use crate::operations::Operations;
 /// The maximum number of requests per system call.
 const BATCH: usize = 64;
 
-/// The number of retained datagrams, which may be sent again.
+/// The number of datagrams that are stored and may be sent again.
 const RETAINED: usize = 64;
 
-/// Everything that a datagram may change about a backend.
+/// What a datagram may change about a backend.
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
     base: Option<Base>,
@@ -40,7 +40,7 @@ struct World {
     targets: Vec<Target>,
     now: Duration,
     nonces: u64,
-    /// The last nonce that was sent about each backend, until an answer is believed.
+    /// For each backend, the nonce of the last request, until an answer to it is believed.
     outstanding: HashMap<Name, u64>,
     /// Datagrams that were received or sent, and may be sent again.
     datagrams: Vec<Datagram>,
@@ -50,7 +50,7 @@ struct World {
 pub fn senders(text: &[u8]) {
     let mut operations = Operations::new(text);
     let mut world = World::new();
-    // Bounded: each turn consumes a byte of the text.
+    // The loop is bounded, because each iteration consumes a byte of the text.
     while let Some(operation) = operations.next() {
         match operation % 8 {
             0 => world.pass(&mut operations),
@@ -77,8 +77,8 @@ pub fn senders(text: &[u8]) {
     assert!(world.senders.sick().is_empty(), "every report expires");
 }
 
-/// All targets of requests. This is computed once, because the derivation of the keys takes longer
-/// than all else that a text needs.
+/// All possible targets of requests. They are computed once, because deriving their keys takes
+/// longer than everything else that a text needs.
 static ALL: LazyLock<Vec<Target>> = LazyLock::new(|| {
     let names = [
         (Protocol::Tcp, "10.0.0.1:1"),
@@ -141,8 +141,8 @@ impl World {
         self.settle();
     }
 
-    /// Reports the changes that are due, and sends the requests that are due. Afterwards none is
-    /// due.
+    /// Reports all changes that are due, and sends all requests that are due. Afterwards nothing
+    /// may be due.
     fn settle(&mut self) {
         for change in self.senders.pass(self.now) {
             assert!(self.senders.get(change.name).is_some(), "it is a target");
@@ -187,7 +187,8 @@ impl World {
         self.targets.iter().find(|target| target.name == name)
     }
 
-    /// A datagram of a sender with a backend's key: the backend's agent, or a client's host.
+    /// A datagram from a sender that has a backend's key, which is the backend's agent or a
+    /// client's host.
     fn authentic(&mut self, operations: &mut Operations<'_>) {
         let Some(target) = operations.choice(&ALL) else { return };
         let [kind, readiness, key, nonce] = [(); 4].map(|()| operations.byte());
@@ -220,7 +221,7 @@ impl World {
         self.take(datagram.bytes());
     }
 
-    /// An earlier datagram with a changed byte.
+    /// A datagram that was sent or received before, with one byte changed.
     fn changed(&mut self, operations: &mut Operations<'_>) {
         let Some(datagram) = operations.choice(&self.datagrams) else { return };
         let mut bytes = datagram.bytes().to_vec();

@@ -1,4 +1,4 @@
-//! Shapes of frames, from the bytes of a text.
+//! Makes shapes of frames from the bytes of a text.
 
 use lb_report::fixtures::Shape;
 
@@ -14,7 +14,7 @@ pub fn shape([tags, options, fragment, protocol]: [u8; 4], length_off: i16) -> S
     }
 }
 
-/// Whether the programs of network interfaces find a UDP datagram in such a frame.
+/// Whether the programs of network interfaces find a UDP datagram in a frame with this shape.
 pub fn holds_udp(shape: Shape, is_v6: bool) -> bool {
     let tags: Vec<u16> = shape.tags.into_iter().filter(|tag| *tag != 0).collect();
     (tags.is_empty() || tags == [0x8100] || tags == [0x88a8])

@@ -1,9 +1,10 @@
-//! Variations of texts that reach much of the code. Pieces are removed, doubled and exchanged, and
-//! words of the language are inserted. The same seed makes the same variations on every machine.
+//! Makes variations of texts that already reach much of the code. Pieces are removed, doubled and
+//! exchanged, and words of the language are inserted. With the same seed, the variations are the
+//! same on every machine.
 
 use fastrand::Rng;
 
-/// Longer texts take longer and do not reveal more.
+/// The maximum length of a variation. A longer text takes longer, but does not find more.
 const LONGEST: usize = 16 << 10;
 
 /// A variation of one of `texts`, with a few changes.
@@ -29,7 +30,7 @@ fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut
             text.splice(at..at, piece);
         }
         2 => {
-            // Many copies of the same piece result in deep nesting and in long values.
+            // Many copies of a piece make deep nesting and long values.
             let piece = text[begin..end].repeat(1 + random.usize(..PIECE));
             text.splice(begin..end, piece);
         }
@@ -47,7 +48,7 @@ fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut
         6 => text.truncate(begin),
         _ => {
             if let Some(byte) = text.get_mut(begin) {
-                // One bit, or the whole byte.
+                // Changes one bit, or the whole byte.
                 let change = random.u8(..);
                 *byte ^= if random.bool() { 1 << (change % 8) } else { change };
             }
@@ -55,7 +56,7 @@ fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut
     }
 }
 
-/// The words of a dictionary in the fuzzers' format. Each line is one word in quotes, which may
+/// The words of a dictionary in the format of fuzzers. Each line is one word in quotes, which may
 /// contain `\"`, `\\` and `\xNN`. Empty lines and lines that begin with `#` are skipped.
 ///
 /// # Panics

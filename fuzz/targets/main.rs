@@ -1,5 +1,5 @@
-//! The fuzzer's entry point: one program for all readers, because they share most of a build. An
-//! environment variable names the reader, because the fuzzer uses the command line.
+//! The fuzzer's entry point. It is one program for all readers, because they share most of a build.
+//! An environment variable names the reader, because the fuzzer uses the command line for itself.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! Reads the committed corpora, which fuzzers have found to reach much of the code, and a fixed
-//! number of variations of them. The variations are the same in each run, so that a failure is
-//! repeatable.
+//! Reads the committed corpora, whose texts fuzzers have found to reach much of the code, and a
+//! fixed number of variations of them. The variations are the same in each run, so that a failure
+//! can be repeated.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -10,14 +10,14 @@ use fastrand::Rng;
 use lb_fuzz::variation::{vary, words};
 use lb_fuzz::{Target, target};
 
-/// Reads the corpus of a target, and then this number of variations.
+/// Reads the corpus of a target, and then `variations` variations of it.
 #[track_caller]
 fn check(name: &str, variations: u32) {
     let Target { read, .. } = target(name).expect("a target");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = fs::read_dir(folder.join("corpus").join(name)).expect("a corpus");
     let mut paths: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
-    // The files of a folder are in no particular order.
+    // The paths are sorted, because a folder returns its files in no particular order.
     paths.sort();
     let texts: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).expect("a text")).collect();
     assert!(texts.len() >= 5, "a corpus of {} texts", texts.len());

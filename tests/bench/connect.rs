@@ -1,11 +1,11 @@
 //! The cost of a connect() through socklb's programs, and through other balancers.
 //!
 //! Each arm is a process in its own cgroup, in a network namespace without other traffic. In each
-//! round every arm of a group works some hundred times, and the order of the arms is random. The
-//! ratio to the first arm is computed within each round, so a disturbance of the machine affects
-//! both arms. The second arm is a copy of the first: its ratio is the noise. Connections end with a
-//! reset, so that no port waits, and the backends poll on another CPU, so that no wake-up is
-//! measured.
+//! round every arm of a group makes some hundred connects or other operations; the order of the
+//! arms is random. The ratio to the first arm is computed within each round, so a disturbance of
+//! the machine affects both arms. The second arm is a copy of the first, so its ratio shows the
+//! noise. Connections end with a reset, so that no port stays occupied. The backends poll on
+//! another CPU, so that the time of waking them is not measured.
 
 mod arm;
 
@@ -58,24 +58,25 @@ pub struct Options {
     /// The object with the empty program and the floor program
     #[arg(long)]
     floor: PathBuf,
-    /// Rounds, in each of which every arm has a turn
+    /// Number of rounds; in each round every arm has a turn
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Connects in a turn, at most as many as a listener can hold; the number of other operations
-    /// is chosen so that a turn takes about as long
+    /// Connects in a turn, at most as many as a listener can hold; turns of other operations have
+    /// as many operations as take about the same time
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=1000))]
     chunk: u32,
     /// Measure only this group; may be given several times
     #[arg(long = "group")]
     groups: Vec<Name>,
-    /// Path of a program of another build of socklb: compares this build, this build again, and the
-    /// other build
+    /// Path of a program of another build of socklb: compares three arms: this build, this build
+    /// again, and the other build
     #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
     other: Option<PathBuf>,
-    /// Compares this build, this build again, and this build with backends that report each second
+    /// Compares three arms: this build, this build again, and this build with backends that report
+    /// each second
     #[arg(long, conflicts_with_all = ["other", "report"])]
     reports: bool,
-    /// Number of repetitions, each with new processes, programs and maps; also prints the spread
+    /// Number of repetitions; each has new processes, programs and maps; also prints the spread
     /// over all of them
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99), conflicts_with = "report")]
     runs: u32,

@@ -1,4 +1,5 @@
-//! The daemon's cost when it starts, when nothing happens, and when it reloads its configuration.
+//! What the daemon costs when it starts, while nothing happens, and when it reloads its
+//! configuration.
 
 use std::time::{Duration, Instant};
 
@@ -45,8 +46,8 @@ pub fn run() -> Result<()> {
     many(&setup)
 }
 
-/// Measures the maximum number of client tasks of a host: the cost of one more client, and of all
-/// of them while nothing happens.
+/// Measures a host with the maximum number of client tasks: the cost of adding one client, and the
+/// cost of all clients while nothing happens.
 fn many(setup: &Setup) -> Result<()> {
     const CLIENTS: usize = 64;
     let cgroups: Vec<Cgroup> = (0..CLIENTS).map(|_| Cgroup::new()).collect();
@@ -81,7 +82,7 @@ fn many(setup: &Setup) -> Result<()> {
     reloads(setup, &cgroups)
 }
 
-/// Measures the cost of unchanged clients in a reload of the configuration, with default limits and
+/// Measures what unchanged clients cost when the configuration is reloaded, with default limits and
 /// with long lists.
 fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
     const TIMES: u32 = 20;
@@ -129,12 +130,12 @@ fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds of CPU time per repetition, from the ticks of all `times` repetitions.
+/// The CPU time of one repetition, in milliseconds. `ticks` is that of all `times` repetitions.
 fn per(ticks: u64, times: u32) -> f64 {
     Duration::from_millis(10 * ticks).as_secs_f64() * 1000.0 / f64::from(times)
 }
 
-/// Ticks of CPU time that a daemon uses while nothing happens.
+/// The CPU time that a daemon uses while nothing happens, in ticks.
 fn idle(daemon: &Daemon) -> Result<u64> {
     let before = cpu_ticks(daemon.pid())?;
     let until = Instant::now() + IDLE;
@@ -144,10 +145,10 @@ fn idle(daemon: &Daemon) -> Result<u64> {
     Ok(cpu_ticks(daemon.pid())? - before)
 }
 
-/// User and system time of a process, in ticks (proc_pid_stat(5), fields 14 and 15).
+/// The user and system time of a process, in ticks (proc_pid_stat(5), fields 14 and 15).
 pub fn cpu_ticks(pid: u32) -> Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The second field is the name in parentheses, which may contain blanks.
+    // The second field is the name of the process in parentheses, which may contain blanks.
     let fields: Vec<&str> = stat.rsplit_once(')').context("a stat line")?.1.split_whitespace().collect();
     Ok(fields[11].parse::<u64>()? + fields[12].parse::<u64>()?)
 }

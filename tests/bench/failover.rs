@@ -1,8 +1,8 @@
-//! The cost of a dead backend for a client, with and without ejection; whether healthy backends are
+//! What a dead backend costs a client, with and without ejection; whether healthy backends are
 //! ejected; and how soon a recovered backend has its share again.
 //!
-//! This is a benchmark, not a test: it runs in real time, and its results depend on timing. It
-//! drives the program as an operator does. A process in the client's cgroup makes the connects and
+//! This is a benchmark, not a test: it runs in real time, and its results depend on timing. It runs
+//! the program as an operator does. A process in the client's cgroup makes the connects, and
 //! records which of them fail.
 
 mod cell;
@@ -47,8 +47,8 @@ pub struct Options {
     /// Test whether healthy backends are ejected
     #[arg(long = "false", conflicts_with = "recovery")]
     mistakes: bool,
-    /// With `--false`: number of connects, one in a thousand of which fails; a tenth of it if
-    /// packets are lost
+    /// With `--false`: number of connects; one in a thousand fails; if packets are lost, a tenth of
+    /// this number
     #[arg(long, default_value_t = 1_000_000)]
     connects: u64,
     /// Measure how soon a recovered backend has its share again

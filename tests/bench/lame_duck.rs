@@ -1,10 +1,10 @@
-//! The effect and the cost of backends' reports: restarts and crashes; the time from SIGTERM to the
-//! last connect that chose a lame duck; pushes to many clients; the time until a datagram is
-//! stored, and until a request is answered; probes of many backends; and datagrams of strangers.
+//! What backends' reports achieve and cost: restarts and crashes; the time from SIGTERM to the last
+//! connect that chose a lame duck; pushes to many clients; the time until a datagram is stored, and
+//! until a request is answered; probes of many backends; and datagrams of senders without a key.
 //!
-//! This is a benchmark, not a test: it runs in real time, and its results depend on timing. It
-//! drives daemon, agent and backends as processes, as an operator does. For thousands of agents, or
-//! for forged reports, the benchmark speaks the protocol itself.
+//! This is a benchmark, not a test: it runs in real time, and its results depend on timing. It runs
+//! daemon, agent and backends as processes, as an operator does. For thousands of agents, and for
+//! forged reports, the benchmark itself sends and receives the protocol's datagrams.
 
 pub mod finding;
 
@@ -62,7 +62,7 @@ enum Part {
     Shutdown,
     /// Pushes to 1,000 and 10,000 clients
     Pushes,
-    /// Time from a datagram to the word that connects read
+    /// Time from a datagram to the change of the word that connects read
     Stored,
     /// Time from a request to its answer
     Answered,
@@ -70,7 +70,7 @@ enum Part {
     Many,
     /// 100,000 datagrams that must change nothing
     Hostile,
-    /// Millions of frames per second to an interface on which the kernel processes reports
+    /// Millions of frames per second to an interface where the kernel processes reports
     Flood,
 }
 
@@ -107,7 +107,7 @@ pub fn run(options: &Options) -> Result<()> {
         if !options.parts.is_empty() && !options.parts.contains(&part) {
             continue;
         }
-        // Each part has its own network, so that no part finds the remains of another.
+        // Each part has its own network, so that it does not find what another part has left.
         let stage = Stage::new();
         let findings = part.measure(&stage)?;
         println!("{}", finding::print(&findings));

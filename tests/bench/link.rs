@@ -1,8 +1,9 @@
-//! A link to other hosts with a delay and an optional loss: two TAP devices, one of them in its own
-//! network namespace, and threads that carry frames from one to the other some milliseconds later.
-//! On loopback an answer arrives while the packet is being sent, so of fifty connects only as many
-//! would be under way as there are CPUs. The link does not use netem, because some kernels do not
-//! have it, and because the losses here are the same in each run.
+//! A link to other hosts, with a delay and an optional loss. It consists of two TAP devices, one of
+//! them in its own network namespace, and of threads that carry frames from one to the other some
+//! milliseconds later. Loopback would not do: there, an answer arrives while the packet is being
+//! sent, so even with fifty connects at a time, only as many are under way as there are CPUs. The
+//! link does not use netem, because some kernels do not have it, and because here the losses are
+//! the same in each run.
 //!
 //! Every address of `10.78.0.0/16` belongs to the far end.
 
@@ -26,7 +27,8 @@ use crate::pause;
 /// How long a carrier thread waits before it checks whether it must end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// Longer than any frame: the devices have an MTU of 1,500.
+/// The size of the buffer for a frame. It is longer than any frame, because the devices have an MTU
+/// of 1,500.
 const FRAME: usize = 2048;
 
 /// The address of the near end.
@@ -42,16 +44,16 @@ pub struct Link {
 /// The state that the carrier threads share.
 struct Carried {
     delay: Duration,
-    /// Packets per million that are lost.
+    /// The number of packets per million that are lost.
     lost: AtomicU64,
     ends: AtomicBool,
 }
 
 impl Link {
-    /// Connects the network of the calling thread with a new network, in which `listen` starts the
+    /// Connects the network of the calling thread with a new network, where `listen` starts the
     /// listeners. A packet takes `delay` in one direction.
     pub fn start<T: Send>(delay: Duration, listen: impl FnOnce() -> Result<T> + Send) -> Result<(Self, T)> {
-        // Both ends have fixed hardware addresses of their peer, because an address request might
+        // The hardware address of the peer is fixed at both ends, because an address request might
         // be lost.
         let near = tap("near")?;
         run("ip link set near address 02:00:00:00:00:01 up")?;
@@ -81,7 +83,7 @@ impl Link {
         Ok((Self { far: far_namespace, carried, carriers }, listening))
     }
 
-    /// Loses this share of the packets from now on, in each direction.
+    /// Makes the link lose this share of the packets from now on, in each direction.
     pub fn lose(&self, share: f64) {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a million")]
         self.carried.lost.store((share * 1e6) as u64, Ordering::Relaxed);
@@ -132,16 +134,16 @@ fn take(mut from: File, sent: &Sender<(Instant, Vec<u8>)>, carried: &Carried, se
 
 /// Delivers each frame when it is due, until all senders are gone.
 fn bring(mut to: File, under_way: &Receiver<(Instant, Vec<u8>)>) {
-    // If the kernel refuses, each frame is 50 us late, which is acceptable.
+    // If the kernel refuses this, each frame is 50 us late, which is acceptable.
     let _ = pause::without_slack();
     for (due, frame) in under_way {
         pause::until(due);
-        // A device with a full queue loses the frame, as any link does.
+        // If the queue of the device is full, the frame is lost, as on any link.
         let _ = to.write(&frame);
     }
 }
 
-/// Creates a TAP device of this name in the network of the calling thread. The device disappears
+/// Creates a TAP device with this name in the network of the calling thread. The device disappears
 /// when its last handle is closed.
 fn tap(name: &str) -> Result<File> {
     let file = File::options().read(true).write(true).open("/dev/net/tun").context("open /dev/net/tun")?;

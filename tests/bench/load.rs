@@ -1,10 +1,10 @@
-//! Weights that follow load, on this kernel: how evenly backends of different capacity are loaded,
-//! compared with the planner's result for the same fleet; and the daemon's cost of following the
-//! load of many backends.
+//! Weights that follow load, on this kernel. The benchmark measures how even the load of backends
+//! with different capacities is, and compares this with the planner's result for the same fleet. It
+//! also measures what it costs the daemon to follow the load of many backends.
 //!
-//! Backends are processes with quotas of CPU time, agents report how much of their quotas they use,
-//! and clients send at different rates. The kernel's count for a backend's cgroup shows its load.
-//! This count does not depend on any part of the decision.
+//! Backends are processes with quotas of CPU time. Agents report how much of their quotas the
+//! backends use. Clients send at different rates. The kernel's count of CPU time for a backend's
+//! cgroup shows its load; this count does not depend on any part of the decision.
 
 pub mod server;
 
@@ -42,7 +42,7 @@ pub struct Options {
     /// Measure only this way to dial
     #[arg(long = "mode")]
     modes: Vec<Mode>,
-    /// Number of turns of each arm
+    /// Number of turns that each arm has
     #[arg(long, default_value_t = 1)]
     rounds: u32,
     /// Seconds for which clients send before the measurement
@@ -54,7 +54,7 @@ pub struct Options {
     /// Seconds of the measurement after a quota has changed; 0: no change
     #[arg(long, default_value_t = 60)]
     change: u64,
-    /// CPU time of a request, in microseconds
+    /// Mean CPU time of a request, in microseconds
     #[arg(long, default_value_t = 1_500)]
     cost: u64,
     /// Standard deviation of the logarithm of the cost; 0: all requests cost the same

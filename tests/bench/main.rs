@@ -1,5 +1,5 @@
-//! Benchmarks against the real kernel. Arms are compared in pairs within one run and take turns,
-//! and an A/A arm shows the noise.
+//! Benchmarks on the real kernel. Arms are compared within one run, in which they take turns. Two
+//! equal arms (A/A) show the noise.
 
 mod connect;
 
@@ -28,16 +28,16 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// connect() and later operations through the programs, compared with direct connections and
-    /// other balancers
+    /// connect() and later operations through socklb's programs, compared with direct connections
+    /// and other balancers
     Connect(connect::Options),
-    /// Start-up time and idle CPU of the daemon
+    /// Start-up time of the daemon, and CPU time of an idle daemon
     Daemon,
     /// The cost of a dead backend for a client, with and without ejection
     Failover(failover::Options),
-    /// The effect and the cost of backends' reports
+    /// What backends' reports achieve and cost
     LameDuck(lame_duck::Options),
-    /// How evenly backends of different capacity are loaded, and the cost of following their load
+    /// How even the load of backends with different capacities is, and what it costs to follow it
     Load(load::Options),
     /// The backends of a benchmark
     #[command(hide = true)]
@@ -64,8 +64,8 @@ enum Command {
 
 fn main() -> Result<()> {
     let command = Cli::parse().command;
-    // Without its parent this process would continue and occupy both CPUs. Only an application
-    // continues without the `socklb agent run` that started it.
+    // If its parent were gone, this process would continue and occupy both CPUs, so it ends with
+    // its parent. Only an application continues without the `socklb agent run` that started it.
     if !matches!(command, Command::Application(_)) {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     }
@@ -85,7 +85,8 @@ fn main() -> Result<()> {
     }
 }
 
-/// Prints the missed requirements. Returns an error if there are any and they are checked.
+/// Prints the requirements that are not met. If there are any and `is_checked` is set, returns an
+/// error.
 fn conclude(missed: &[String], is_checked: bool) -> Result<()> {
     for missed in missed {
         println!("missed: {missed}");

@@ -1,5 +1,5 @@
-//! Waits for a moment, exact to the microsecond: with the kernel's default slack of 50 us, a sleep
-//! would distort the measurement. Also keeps processors busy.
+//! Waits until a point of time, exact to the microsecond: with the kernel's default slack of 50 us,
+//! a sleep would distort the measurement. Also loads processors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub fn pause(time: Duration) {
 pub fn until(moment: Instant) {
     while let Some(left) = moment.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
         let left = Timespec::try_from(left).expect("a short time");
-        // The loop checks the time, whether the sleep was interrupted or not.
+        // It does not matter whether the sleep was interrupted, because the loop checks the time.
         let _: NanosleepRelativeResult = clock_nanosleep_relative(ClockId::Monotonic, &left);
     }
 }

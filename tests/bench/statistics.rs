@@ -1,5 +1,5 @@
-//! Medians and their confidence intervals, by order statistics: they need no assumption about the
-//! distribution of times.
+//! Medians and their confidence intervals. They are computed from order statistics, which need no
+//! assumption about the distribution of times.
 
 /// A median with its confidence interval.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,8 @@ pub fn median(values: &[f64]) -> Median {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let n = sorted.len() as f64;
-    // The median lies between these ranks with 95 %: binomial, by its normal approximation.
+    // The median lies between these ranks with a probability of 95 %. The distribution is binomial;
+    // this is its normal approximation.
     let half = 0.98 * n.sqrt();
     let at = |rank: f64| sorted[(rank.max(0.0) as usize).min(sorted.len() - 1)];
     Median { value: sorted[sorted.len() / 2], low: at(n / 2.0 - half), high: at(n / 2.0 + half) }

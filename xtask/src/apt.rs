@@ -1,6 +1,6 @@
-//! Runs apt with a separate state for one suite of Debian. The state uses the mirror in the
-//! machine's own sources and does not change them. apt itself checks signatures and hashes, with
-//! Debian's own keys.
+//! Runs apt with a separate state for one suite of Debian. The state uses the mirror that the
+//! machine's own sources name, but does not change these sources. apt itself checks signatures and
+//! hashes, with Debian's own keys.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub struct Package {
 
 /// Debian's keys, from the package `debian-archive-keyring`.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Debian's suites. A line of the machine's sources with another suite does not name a Debian
+/// Debian's suites. If a line of the machine's sources has another suite, it does not name a Debian
 /// mirror.
 const SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];
@@ -34,7 +34,7 @@ const SECURITY: &str = "-security";
 
 impl Apt {
     /// Fetches the package lists of a suite into a separate state. `architecture` is Debian's name
-    /// for it, such as `amd64`.
+    /// of the architecture, such as `amd64`.
     pub fn of_suite(suite: &str, architecture: &str, folder: &Path) -> Result<Self> {
         let mirror = mirror(suite)?;
         for part in ["lists/partial", "cache/archives/partial"] {
@@ -51,7 +51,7 @@ impl Apt {
         Ok(apt)
     }
 
-    /// The packages with names that match a pattern. The pattern has one `*`, which matches text
+    /// The packages whose names match a pattern. The pattern has one `*`, which stands for a text
     /// that begins with a digit.
     pub fn packages(&self, pattern: &str) -> Result<Vec<Package>> {
         let (before, after) = pattern.split_once('*').context("a package pattern must have one `*`")?;
@@ -66,7 +66,7 @@ impl Apt {
 
     /// The newest version of a package.
     pub fn newest(&self, name: &str) -> Result<Package> {
-        // `show` begins with the version that would be installed.
+        // The first version in the output of `show` is the one that apt would install.
         let shown = parse(&output(self.command("apt-cache").args(["show", name]))?);
         shown.into_iter().next().with_context(|| format!("there is no package {name}"))
     }
@@ -88,7 +88,7 @@ impl Apt {
     }
 }
 
-/// apt also reads the machine's own configuration, and before this one: the mirror may be reachable
+/// apt reads the machine's own configuration before this one, because the mirror may be reachable
 /// only with it.
 fn configuration(folder: &Path, architecture: &str) -> String {
     let folder = folder.display();
@@ -104,8 +104,8 @@ fn configuration(folder: &Path, architecture: &str) -> String {
     )
 }
 
-/// The mirror that the machine's sources name for suites of this kind: security updates, or all
-/// others.
+/// The mirror that the machine's sources name for this kind of suite. There are two kinds: security
+/// updates, and all others.
 fn mirror(suite: &str) -> Result<String> {
     if !Path::new(KEYRING).exists() {
         bail!("{KEYRING} is missing: install debian-archive-keyring");
@@ -120,7 +120,7 @@ fn mirror(suite: &str) -> Result<String> {
     })
 }
 
-/// Security updates have a mirror of their own.
+/// Chooses the mirror of a suite. Security updates have a separate one.
 fn choose_mirror(targets: &str, suite: &str) -> Option<String> {
     let is_debian = |release: &str| SUITES.contains(&release.split('-').next().unwrap_or(release));
     let fits = |line: &&str| {

@@ -15,7 +15,7 @@ pub struct Options {
     /// lame-duck and load: run only these parts: `restart`, `shutdown`, `answered`, `pushes`,
     /// `stored`, `many`, `flood`, `hostile` of lame-duck, or `fleet`, `publication` of load
     parts: Vec<String>,
-    /// connect and load: number of rounds, in each of which every arm has a turn; default: 300 for
+    /// connect and load: number of rounds; in each round every arm has a turn; default: 300 for
     /// connect, 1 for load
     #[arg(long)]
     rounds: Option<u32>,
@@ -25,15 +25,15 @@ pub struct Options {
     /// connect: run only this group of arms; may be given several times
     #[arg(long = "group")]
     groups: Vec<String>,
-    /// connect: compare this build, this build again, and another build of socklb (the path of its
-    /// program)
+    /// connect: compare three arms: this build, this build again, and another build of socklb (the
+    /// path of its program)
     #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
     other: Option<PathBuf>,
-    /// connect: compare this build, this build again, and this build while backends report to an
-    /// interface every second
+    /// connect: compare three arms: this build, this build again, and this build while backends
+    /// report to an interface every second
     #[arg(long, conflicts_with_all = ["other", "report"])]
     reports: bool,
-    /// connect: number of repetitions, each with new processes, programs and maps
+    /// connect: number of repetitions; each has new processes, programs and maps
     #[arg(long, conflicts_with = "report")]
     runs: Option<u32>,
     /// connect: write the results into docs/design/performance.md, with a picture
@@ -42,29 +42,29 @@ pub struct Options {
     /// failover: run only this policy; may be given several times
     #[arg(long = "policy")]
     policies: Vec<String>,
-    /// failover: run only this fault: `refuse`, `blackhole`, `reset`, `slow-accept`
+    /// failover: run only this fault: `refuse`, `blackhole`, `reset` or `slow-accept`
     #[arg(long)]
     fault: Option<String>,
     /// failover: run every fault in every fleet under every policy
     #[arg(long)]
     all: bool,
-    /// failover: test whether healthy backends are ejected
+    /// failover: test that healthy backends are not ejected
     #[arg(long = "false")]
     mistakes: bool,
-    /// failover --false: number of connects, of which one in a thousand fails; runs with packet
-    /// loss make a tenth as many
+    /// failover --false: number of connects; one in a thousand fails; runs with packet loss make a
+    /// tenth of this number
     #[arg(long)]
     connects: Option<u64>,
     /// failover: measure how soon a recovered backend has its share again
     #[arg(long)]
     recovery: bool,
-    /// failover: write the results to this file, as JSON
+    /// failover: write the results as JSON to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// load: run only this arm, such as `feedback`; may be given several times
     #[arg(long = "arm")]
     arms: Vec<String>,
-    /// load: use only these connections: `fresh` or `kept`
+    /// load: use only connections of this kind: `fresh` or `kept`
     #[arg(long)]
     mode: Option<String>,
     /// load: seconds before the measurement
@@ -76,7 +76,7 @@ pub struct Options {
     /// load: seconds of the measurement after a quota has changed
     #[arg(long)]
     change: Option<u32>,
-    /// load: variation of the cost of requests: the standard deviation of its logarithm
+    /// load: how much the cost of requests varies: the standard deviation of its logarithm
     #[arg(long)]
     sigma: Option<f64>,
     /// failover, lame-duck and load: fail if a requirement is missed
@@ -87,20 +87,21 @@ pub struct Options {
 /// A benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum What {
-    /// connect() and the rest of a connection through the programs, compared with a direct
-    /// connection, an empty and a floor program, nftables, HAProxy
+    /// The time of connect() and of the rest of a connection with socklb's programs, compared with
+    /// a direct connection, with a program that does nothing, with a minimal balancer (the floor
+    /// program), with nftables and with HAProxy
     Connect,
-    /// The time from a plan in memory to the next connect that uses the whole new table
+    /// The time from a plan in memory to the first connect that uses the whole new table
     Publish,
     /// The start of the demo's daemon, and the CPU time of an idle daemon
     Daemon,
     /// What a dead backend costs a client, with and without ejection
     Failover,
-    /// The effect and the cost of backends' reports: restarts without a failed request, pushes,
-    /// probes, hostile datagrams
+    /// What backends' reports achieve and cost: restarts without a failed request, pushes, probes,
+    /// hostile datagrams
     LameDuck,
-    /// How evenly policies, and weights that follow load, load backends of different capacity, and
-    /// what it costs to follow load
+    /// How even the load of backends with different capacities is, with policies and with weights
+    /// that follow load, and what it costs to follow load
     Load,
 }
 
@@ -152,7 +153,7 @@ pub fn run(options: &Options) -> Result<()> {
         run_command(&mut bench)?;
     }
     if wanted(What::Load) {
-        // The benchmark runs the planner on the same fleet.
+        // The benchmark compares its results with the planner's for the same fleet.
         run_command(cargo().args(["build", "--release", "--package", "lb-sim", "--locked"]))?;
         run_command(&mut load(options))?;
     }

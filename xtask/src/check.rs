@@ -1,5 +1,5 @@
-//! Rules that existing tools can check: format, lints for host and kernel target, documentation,
-//! licences and bans.
+//! Rules that existing tools can check: format, lints for the host and for the kernel target,
+//! documentation, and licences and bans.
 
 use anyhow::Result;
 
@@ -15,11 +15,11 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Format and lints.
+/// Checks format and lints.
 pub fn code() -> Result<()> {
     run_command(cargo().args(["fmt", "--all", "--check"]))?;
     run_command(cargo().args(["fmt", "--manifest-path", "lb-ebpf/Cargo.toml", "--check"]))?;
-    // The feature adds the benchmarks of the decisions, which nothing else compiles.
+    // The feature adds the benchmarks of decisions, which no other command compiles.
     run_command(cargo().args(["clippy", "--locked", "--workspace", "--all-targets"]).args([
         "--features",
         "lb-bench/decisions",
@@ -27,11 +27,11 @@ pub fn code() -> Result<()> {
         "--deny",
         "warnings",
     ]))?;
-    // A target folder of its own, because clippy's artefacts differ from the compiler's.
+    // Clippy has a target folder of its own, because its artefacts differ from the compiler's.
     run_command(ebpf_cargo("clippy").args(["--release", "--bins", "--", "--deny", "warnings"]))
 }
 
-/// Builds the documentation of the code, without warnings.
+/// Builds the documentation of the code, and fails if there are warnings.
 pub fn docs() -> Result<()> {
     run_command(
         cargo()
@@ -40,7 +40,7 @@ pub fn docs() -> Result<()> {
     )
 }
 
-/// Licences, bans and sources of dependencies.
+/// Checks licences, bans and sources of dependencies.
 pub fn licences() -> Result<()> {
     for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {
         let mut deny = std::process::Command::new(tool("cargo-deny"));

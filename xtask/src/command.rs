@@ -1,5 +1,5 @@
-//! Runs external commands: prints each command before it runs, and names it with its status if it
-//! fails.
+//! Runs external commands. Prints each command before it runs. If a command fails, the error
+//! contains the command and its status.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,21 +7,21 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// The top of the repository.
+/// The root folder of the repository.
 pub fn root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().expect("xtask is in the repository").to_owned()
 }
 
-/// The folder for all build results: cargo's target folder, wherever it is.
+/// The folder for all build results: cargo's target folder, which may be outside of the repository.
 pub fn target() -> PathBuf {
     // This program is in it: `<target>/<profile>/xtask`.
     let here = std::env::current_exe().expect("the path of the running program");
     here.ancestors().nth(2).expect("a profile's folder").to_owned()
 }
 
-/// A folder of tools or kernels. Its content depends on versions and not on this clone, so all
-/// clones of a user share it.
+/// A cached folder of tools or kernels. Its content depends only on versions, not on this clone, so
+/// all clones of a user share it.
 pub fn cached(name: &str) -> PathBuf {
     let folder =
         |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -50,7 +50,7 @@ pub fn describe(command: &Command) -> String {
 }
 
 fn quote(word: &OsStr) -> String {
-    // Cargo receives flags with this separator; a developer would type a blank.
+    // Cargo receives flags with this separator. A developer would type a blank instead.
     let word = word.to_string_lossy().replace('\x1f', " ");
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:+,@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -1,8 +1,8 @@
 //! The demo: five backend processes, one client in a cgroup, socklb between them, and a live table.
 //!
-//! The demo creates everything, including its bpffs, in the target folder and in a cgroup of its
-//! own, and removes it at the end. The backends and the client are processes of this binary
-//! (`processes`), so the demo needs only a Rust toolchain.
+//! The demo creates everything in the target folder and in its own cgroup, including a bpffs, and
+//! removes it at the end. The backends and the client are processes of this binary (`processes`),
+//! so the demo needs only a Rust toolchain.
 
 mod processes;
 
@@ -24,8 +24,8 @@ use crate::object;
 /// `cargo xtask run`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Use kernel programs that write lines to the daemon's standard error, for developers of the
-    /// programs. They are built separately from the shipped ones
+    /// Use kernel programs that write lines to the daemon's standard error, for developers of these
+    /// programs; they are built separately from the shipped ones
     #[arg(long)]
     log_programs: bool,
     /// Run `socklb run` with these arguments instead of the demo
@@ -33,9 +33,9 @@ pub struct Options {
     daemon: Vec<String>,
 }
 
-/// The arguments with which cargo builds the installed program. The documentation names the same
-/// command. With another choice of packages, cargo would unify features differently and compile
-/// most packages a second time.
+/// The arguments with which cargo builds the installed program. The documentation states the same
+/// command. With a different choice of packages, cargo would combine features differently, and
+/// compile most packages a second time.
 pub const BUILD: [&str; 5] = ["build", "--release", "--package", "lb-user", "--locked"];
 
 /// The five backends; `b3` has weight 3 in the endpoint file.
@@ -57,7 +57,7 @@ pub fn run(options: &Options) -> Result<()> {
     build.args(BUILD);
     let mut folder = target();
     if options.log_programs {
-        // A separate folder, so that this build is not mistaken for the shipped one.
+        // The build goes to a separate folder, so that it is not mistaken for the shipped one.
         build.env("SOCKLB_LOGGING_OBJECTS", object::build_logging()?);
         folder = folder.join("log-programs");
         build
@@ -70,7 +70,8 @@ pub fn run(options: &Options) -> Result<()> {
         let mut daemon = Command::new(&socklb);
         daemon.arg("run").args(&options.daemon);
         println!("$ {}", describe(&daemon));
-        // The daemon replaces this process, so it receives its signals and sets its exit code.
+        // The daemon replaces this process, so it gets the signals sent to this process, and its
+        // exit code becomes that of this command.
         return Err(daemon.exec()).context("start socklb");
     }
     if !rustix::process::geteuid().is_root() {
@@ -99,13 +100,13 @@ impl Demo {
             children: Vec::new(),
             daemon: None,
         };
-        // A killed demo may have left its mounts and cgroup.
+        // An earlier demo that was killed may have left its mounts and its cgroup.
         demo.clean_up();
         Ok(demo)
     }
 
     async fn play(mut self) -> Result<()> {
-        // Installs the signal handlers first, so that ^C at any moment leads to the clean-up.
+        // The signal handlers come first, so that ^C at any later moment leads to the clean-up.
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hangup = signal(SignalKind::hangup())?;
@@ -142,7 +143,7 @@ impl Demo {
         table.args(["--watch", "1"]);
         let mut table = tokio::process::Command::from(table).kill_on_drop(true).spawn()?;
         if rustix::termios::isatty(io::stdout()) {
-            // Clears the screen, because the table starts at its top.
+            // The screen is cleared, because the table starts at its top.
             print!("\x1b[2J");
         }
         loop {
@@ -153,7 +154,7 @@ impl Demo {
         }
     }
 
-    /// Makes the configuration, a bpffs of the demo's own, and the cgroup.
+    /// Creates the configuration, a bpffs for the demo, and the cgroup.
     fn set_the_stage(&self) -> Result<()> {
         let bpffs = self.folder.join("bpf");
         fs::create_dir_all(&bpffs).with_context(|| format!("create {}", bpffs.display()))?;
@@ -170,7 +171,8 @@ impl Demo {
     fn player(&self, arguments: &[&str]) -> Result<Child> {
         let mut player = Command::new(std::env::current_exe()?);
         player.args(arguments).stdin(Stdio::null());
-        // A process group of its own: ^C reaches only this process, which ends the others in order.
+        // The process group shields the process from ^C. Only this process gets ^C, and then ends
+        // the others in order.
         player.process_group(0).spawn().with_context(|| format!("start {}", arguments.join(" ")))
     }
 
@@ -192,7 +194,7 @@ impl Demo {
         daemon.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("start socklb")
     }
 
-    /// Waits until the daemon's socket accepts.
+    /// Waits until the daemon's socket accepts connections.
     async fn wait_for_daemon(&mut self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(10);
         let socket = self.folder.join("run/socklb.sock");
@@ -228,10 +230,11 @@ impl Demo {
         Ok(())
     }
 
-    /// Ends all processes, and removes mounts and the cgroup. Continues after every failure.
+    /// Ends all processes, and removes the mounts and the cgroup. If a step fails, continues with
+    /// the next one.
     fn clean_up(&mut self) {
-        // Ends the client first, because it would report the end of a backend as an error. It is
-        // the last of the children.
+        // The client, which is the last of the children, must end first, because it would report
+        // the end of a backend as an error.
         for (_, child) in self.children.iter_mut().rev() {
             let _ = end(child);
         }

@@ -1,5 +1,5 @@
-//! Hashes files of the repository with SHA-256, so that a record can name the state of the files
-//! that it was made from.
+//! Hashes files of the repository with SHA-256. A record of a result contains the hash, and so
+//! shows the files from which the result was made.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ pub type Files = BTreeMap<String, Vec<u8>>;
 pub fn files(root: &Path, inputs: &[&str]) -> Result<Files> {
     let mut files = Files::new();
     let mut pending: Vec<_> = inputs.iter().map(|input| Path::new(input).to_owned()).collect();
-    // Bounded by the folders below, each read once.
+    // The loop is bounded by the number of folders below, because each is read once.
     while let Some(name) = pending.pop() {
         let path = root.join(&name);
         if !path.is_dir() {

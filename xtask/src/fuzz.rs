@@ -1,5 +1,6 @@
 //! Runs libFuzzer, guided by coverage, on all readers of external text. Stable Rust has the
-//! required instrumentation. Sanitizers need nightly, and would find little in safe code.
+//! required instrumentation. Sanitizers would need nightly Rust, and would find little in safe
+//! code.
 
 use std::fs;
 use std::time::Duration;
@@ -18,12 +19,13 @@ pub struct Options {
     minutes: u64,
 }
 
-/// Coverage of edges, counted in the program, and the operands of comparisons.
+/// Instrumentation for the coverage of edges, which is counted in the program, and for the operands
+/// of comparisons.
 const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                                -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                                -Cllvm-args=-sanitizer-coverage-pc-table \
                                -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Copt-level=2";
-/// The target is named explicitly, so that the flags apply to the program and not to build scripts.
+/// The target is stated explicitly: otherwise the flags would also apply to build scripts.
 const HOST: &str = "x86_64-unknown-linux-gnu";
 
 /// `cargo xtask fuzz`.
@@ -39,7 +41,8 @@ pub fn run(options: &Options) -> Result<()> {
         let mut fuzz = std::process::Command::new(folder.join(HOST).join("debug/fuzz"));
         fuzz.env("SOCKLB_FUZZ", &name);
         fuzz.arg(format!("-max_total_time={}", Duration::from_secs(60 * options.minutes).as_secs()));
-        // It is a fault if one text of 64 KiB takes ten seconds, or half a gigabyte.
+        // A text of at most 64 KiB is a fault if the reader takes ten seconds or half a gigabyte
+        // for it.
         fuzz.args(["-timeout=10", "-rss_limit_mb=512", "-max_len=65536", "-print_final_stats=1"]);
         fuzz.arg(format!("-dict={}", root().join("fuzz/dictionaries").join(&name).display()));
         fuzz.arg(format!("-artifact_prefix={}/failed-{name}-", folder.display()));
@@ -48,7 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// All readers, or the requested one.
+/// The names of all readers, or of the requested one.
 fn names(only: Option<&str>) -> Result<Vec<String>> {
     let corpora = root().join("fuzz/corpus");
     let entries = fs::read_dir(&corpora).with_context(|| format!("list {}", corpora.display()))?;

@@ -1,4 +1,4 @@
-//! Builds what fault injection needs, and runs it: each system call of the daemon fails once, one
+//! Builds and runs the fault injection, in which each system call of the daemon fails once, one
 //! after the other.
 
 use anyhow::{Result, bail};
@@ -8,8 +8,8 @@ use crate::command::{cargo, run as run_command};
 /// `cargo xtask inject`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Arguments of the program itself: `--all`, `--seconds N --seed N`, `--list`, or the arguments
-    /// printed with a failed case
+    /// Arguments of the fault injection: `--all`, `--seconds N --seed N`, `--list`, or the
+    /// arguments that a failed case has printed
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

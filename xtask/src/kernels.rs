@@ -1,9 +1,9 @@
-//! Fetches kernels for the VM tests from the mirrors that this machine's apt knows. A separate apt
-//! state leaves the machine's sources unchanged. All clones of a user share the cache, and every
-//! use checks the hashes.
+//! Fetches kernels for the VM tests from the mirrors in this machine's apt sources. A separate apt
+//! state leaves these sources unchanged. All clones of a user share the cache, and every use checks
+//! the hashes of the files.
 //!
-//! For each kernel, the cache contains the image, the few modules that tests need, and a
-//! description of their origin.
+//! For each kernel, the cache contains the image, the few modules that tests need, and a record of
+//! where these come from.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,15 +21,15 @@ use crate::object::hex;
 /// `cargo xtask kernels`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Pin the newest package of every series, in place of the recorded ones
+    /// Record the newest package of every series, instead of using the recorded ones
     #[arg(long)]
     record: bool,
 }
 
-/// Modules that tests need: to list sockets, for sockets that the kernel opens, and for a router.
-/// Their dependencies are added.
+/// The modules that tests need: two to list sockets, one for sockets that the kernel opens, and one
+/// for a router. The modules that these depend on are added.
 const MODULES: [&str; 4] = ["tcp_diag", "udp_diag", "cifs", "veth"];
-/// How long the newest kernel is used without checking for a newer one.
+/// How long the newest kernel is used before a newer one is looked for.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
 
 /// The entry of a kernel in `tests/vm/kernels.toml`.
@@ -37,14 +37,14 @@ const FRESH: Duration = Duration::from_secs(24 * 3600);
 struct Kernel {
     name: String,
     suite: String,
-    /// Name patterns of its packages; the first is that of the image. Each has one `*`, for the
-    /// part that changes with a version.
+    /// The name patterns of its packages; the first is that of the image. Each pattern has one `*`,
+    /// which stands for the part that changes with a version.
     packages: Vec<String>,
     #[serde(flatten)]
     pin: Option<Pin>,
 }
 
-/// The exact version of the image's package, with the hash of its archive.
+/// The exact version of the image's package, and the hash of its archive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Pin {
     version: String,
@@ -56,15 +56,15 @@ struct Kernels {
     kernel: Vec<Kernel>,
 }
 
-/// The description of a cached kernel, stored beside it.
+/// The record of a cached kernel, which is a file beside it.
 #[derive(Debug, Serialize, Deserialize)]
 struct CachedKernel {
     package: String,
     version: String,
     sha256: String,
-    /// The requested modules.
+    /// The modules that were requested.
     modules: Vec<String>,
-    /// SHA-256 of each file.
+    /// The SHA-256 of each file.
     files: BTreeMap<String, String>,
 }
 
@@ -73,8 +73,8 @@ pub fn run(options: &Options) -> Result<()> {
     if options.record { record() } else { all(None).map(drop) }
 }
 
-/// The folders of all kernels, or of the named one. Fetches kernels that are not cached. If the
-/// newest kernel cannot be fetched, prints that and leaves it out.
+/// The folders of all kernels, or of the kernel with this name. Fetches kernels that are not
+/// cached. If the newest kernel cannot be fetched, prints that and leaves it out.
 pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
     let mut kernels = listed()?;
     if let Some(name) = name {
@@ -89,8 +89,8 @@ pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
         let folder = folder(&kernel);
         match obtain(&kernel, &folder) {
             Ok(()) => folders.push(folder),
-            // Only the newest kernel has no pin. It may be missing, because no mirror may be
-            // reachable.
+            // Only the newest kernel has no pin. It may be left out, because there may be no
+            // reachable mirror.
             Err(error) if kernel.pin.is_none() => {
                 println!("kernels: {} is NOT TESTED: {error:#}", kernel.name);
             }
@@ -103,7 +103,7 @@ pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-/// The folder of the oldest kernel, the first of the list.
+/// The folder of the oldest kernel, which is the first of the list.
 pub fn oldest() -> Result<PathBuf> {
     let first = listed()?.into_iter().next().context("tests/vm/kernels.toml lists no kernel")?;
     all(Some(&first.name))?.pop().context("the oldest kernel has no folder")
@@ -141,8 +141,8 @@ fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
         return if age > FRESH { renew(kernel, folder, &cached_kernel) } else { Ok(()) };
     };
     if cached_kernel.version != pin.version {
-        // Either the record has changed since then, or the mirror no longer has the recorded
-        // package and this one replaces it.
+        // There are two cases: the pin has changed since the kernel was fetched, or the mirror no
+        // longer had the pinned package, and a newer package was fetched instead.
         return renew(kernel, folder, &cached_kernel);
     }
     if cached_kernel.sha256 != pin.sha256 {
@@ -156,8 +156,8 @@ fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the cached kernel with the expected one. If no mirror can be reached, the cached kernel
-/// stays in use.
+/// Replaces the cached kernel with the kernel that is expected now. If no mirror can be reached,
+/// the cached kernel stays in use.
 fn renew(kernel: &Kernel, folder: &Path, cached_kernel: &CachedKernel) -> Result<()> {
     match reach(kernel) {
         Ok(apt) => fetch(kernel, folder, &apt),
@@ -177,7 +177,7 @@ fn reach(kernel: &Kernel) -> Result<Apt> {
 
 const RECORD_FILE: &str = "kept.toml";
 
-/// The description of a cached kernel, if all its files are unchanged.
+/// Reads the record of a cached kernel, if all its files are unchanged.
 fn cached_kernel(folder: &Path) -> Result<CachedKernel> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let text =
@@ -213,7 +213,8 @@ fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
     if kernel.pin.is_none()
         && cached_kernel(folder).is_ok_and(|cached_kernel| cached_kernel.sha256 == package.sha256)
     {
-        // The cached kernel is still the newest: do not check again today.
+        // The cached kernel is still the newest, so its record gets the present time, which
+        // postpones the next check by a day.
         let touched = File::options().append(true).open(folder.join(RECORD_FILE));
         return touched
             .and_then(|file| file.set_modified(SystemTime::now()))
@@ -223,7 +224,7 @@ fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
     let _ = fs::remove_dir_all(&new);
     let unpacked = new.join("unpacked");
     fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;
-    // The part that changes with a version is the same in the names of all packages of a kernel.
+    // In the names of all packages of a kernel, the part that changes with a version is the same.
     let version = between(&kernel.packages[0], &package.name)
         .context("a package does not match the pattern of its series")?
         .to_owned();
@@ -245,7 +246,8 @@ fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
     Ok(())
 }
 
-/// The recorded package, or else the newest of its series; and whether it is the recorded one.
+/// Chooses the pinned package, or else the newest of its series. Also returns whether it is the
+/// pinned one.
 fn choose(kernel: &Kernel, packages: Vec<Package>) -> Result<(Package, bool)> {
     if let Some(pin) = &kernel.pin
         && let Some(package) = packages.iter().find(|package| package.version == pin.version)
@@ -274,7 +276,7 @@ fn is_newer(version: &str, than: &str) -> bool {
     output(Command::new("dpkg").args(["--compare-versions", version, "gt", than])).is_ok()
 }
 
-/// The part of a name at the `*` of its pattern.
+/// The part of a name for which the `*` of its pattern stands.
 fn between<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
     let (before, after) = pattern.split_once('*')?;
     name.strip_prefix(before)?.strip_suffix(after)
@@ -293,8 +295,8 @@ fn store(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
     fs::create_dir(folder.join("modules"))?;
     let mut loaded: Vec<String> = Vec::new();
     let mut pending: Vec<String> = MODULES.iter().rev().map(|module| (*module).to_owned()).collect();
-    // Bounded: a module is read at most twice, first for its dependencies and again after these are
-    // stored.
+    // The loop is bounded, because a module is read at most twice: first for its dependencies, and
+    // again after these are stored.
     while let Some(module) = pending.pop() {
         if loaded.contains(&module) {
             continue;
@@ -306,7 +308,7 @@ fn store(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
         let missing: Vec<String> =
             missing.into_iter().filter(|need| named(&format!("{need}.ko")).is_some()).collect();
         if missing.is_empty() {
-            // The number in the file's name is its position in the load order.
+            // The number in the file's name is the position of the module in the load order.
             fs::write(folder.join(format!("modules/{:02}-{module}.ko", loaded.len())), bytes)?;
             loaded.push(module);
         } else {
@@ -343,8 +345,8 @@ fn decompressed(module: &Path) -> Result<Vec<u8>> {
     Ok(xz.stdout)
 }
 
-/// The dependencies of a module, read from the module itself, because packages have no index of
-/// them.
+/// The modules that a module depends on. They are read from the module itself, because packages
+/// have no index of them.
 fn needs(module: &[u8]) -> Vec<String> {
     let mark = b"depends=";
     let Some(at) = module.windows(mark.len()).position(|window| window == mark) else { return Vec::new() };
@@ -357,7 +359,8 @@ fn needs(module: &[u8]) -> Vec<String> {
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut pending = vec![folder.to_owned()];
-    // Bounded by the folders below, each read once. Links are not followed.
+    // The loop is bounded by the number of folders below, because each is read once. Links are not
+    // followed.
     while let Some(path) = pending.pop() {
         for entry in fs::read_dir(&path).with_context(|| format!("read {}", path.display()))? {
             let entry = entry?;
@@ -373,7 +376,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Records the version and the hash of the newest package of every pinned series.
+/// Records, for every pinned series, the version and the hash of its newest package.
 fn record() -> Result<()> {
     let mut text = fs::read_to_string(path()).context("read tests/vm/kernels.toml")?;
     for kernel in listed()? {

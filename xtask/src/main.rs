@@ -1,5 +1,5 @@
-//! The developer commands of socklb: `cargo xtask <command>`. This file only dispatches; each
-//! command has a file of its own.
+//! The developer commands of socklb: `cargo xtask <command>`. This file only selects the command;
+//! each command is in a file of its own.
 
 mod command;
 
@@ -55,13 +55,13 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Build socklb and show it at work: five backends, one client, a live table. With arguments
-    /// after `--`, run the daemon with these arguments instead, as in `cargo xtask run -- --config
-    /// FILE`
+    /// Build socklb and show it at work: five backends, one client, and a live table. With
+    /// arguments after `--`, run the daemon with these arguments instead, as in `cargo xtask run --
+    /// --config FILE`
     Run(demo::Options),
-    /// Install what testing needs, printing every command; `--check` only prints what is missing
+    /// Install what testing needs, and print every command; `--check` only prints what is missing
     Setup(setup::Options),
-    /// Rebuild the kernel objects, ready to commit: the stripped copies and their record
+    /// Rebuild the kernel objects to be committed: the stripped copies and their record
     Object,
     /// Build the Debian package (the program, its units, manual pages and completions), and print
     /// its path
@@ -76,16 +76,16 @@ enum Command {
     SameCode(same_code::Options),
     /// Set up, check, tidy and run every tier of tests, or one tier
     Test(test::Options),
-    /// Fetch the kernels of the VM tests, and print which they are; `--record` pins the newest
+    /// Fetch the kernels of the VM tests, and print them; `--record` records the newest ones
     Kernels(kernels::Options),
-    /// Fetch Prometheus for the tests, from Debian's package
+    /// Fetch Prometheus for the tests, from Debian's packages
     Prometheus,
     /// Run benchmarks; see docs/design/performance.md
     Bench(Box<bench::Options>),
-    /// Make millions of connects, then count the flow records that remain before and after a pass
+    /// Make millions of connects, then count the flow records that exist before and after a pass
     /// over the records
     Soak(soak::Options),
-    /// Make every call of the daemon that takes a resource or a privilege fail once, under load;
+    /// Make each call with which the daemon takes a resource or a privilege fail once, under load;
     /// `--all` takes three hours
     Inject(inject::Options),
     /// Run a fuzzer, guided by coverage, on all readers of external text

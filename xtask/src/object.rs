@@ -1,4 +1,4 @@
-//! Builds and strips the kernel objects, and writes the committed copies with a record that ties
+//! Builds and strips the kernel objects. Writes the copies to be committed, and a record that ties
 //! them to their sources and their toolchain.
 
 use std::collections::BTreeMap;
@@ -11,14 +11,14 @@ use sha2::{Digest, Sha256};
 use crate::command::{root, run as run_command, target};
 use crate::{digest, toolchain};
 
-/// The shipped objects: the attached programs, the programs that are only probed, the host's maps
-/// with the receiver, and the responder.
+/// The shipped objects: the programs that are attached, the programs that are only probed, the maps
+/// of the host with the receiver, and the responder.
 const NAMES: [&str; 4] = ["socklb", "probes", "host", "responder"];
 
-/// The objects that also have a variant for developers, with programs that write log lines.
+/// The objects that also have a variant with programs that write log lines, for developers.
 const LOGGING: [&str; 3] = ["socklb", "host", "responder"];
 
-/// The committed copy of the programs that are attached.
+/// The path of the committed object with the programs that are attached.
 pub fn committed() -> PathBuf {
     committed_as("socklb")
 }
@@ -35,16 +35,16 @@ fn record_path() -> PathBuf {
 #[derive(Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// SHA-256 over the sources, see [`sources_hash`].
+    /// The SHA-256 of the sources, see [`sources_hash`].
     pub sources: String,
-    /// Versions of compiler, linker and LLVM.
+    /// The versions of compiler, linker and LLVM.
     pub toolchain: String,
-    /// SHA-256 of each object.
+    /// The SHA-256 of each object.
     pub objects: BTreeMap<String, String>,
 }
 
 impl Record {
-    /// The record beside the committed objects.
+    /// Reads the record beside the committed objects.
     pub fn read() -> Result<Self> {
         let path = record_path();
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -75,7 +75,7 @@ pub fn run() -> Result<()> {
     Record { sources: sources_hash()?, toolchain: toolchain::versions()?, objects: hashes()? }.write()
 }
 
-/// SHA-256 of each committed object.
+/// The SHA-256 of each committed object.
 pub fn hashes() -> Result<BTreeMap<String, String>> {
     let hash = |name| {
         let path = committed_as(name);
@@ -85,7 +85,7 @@ pub fn hashes() -> Result<BTreeMap<String, String>> {
     NAMES.into_iter().map(hash).collect()
 }
 
-/// Builds one of the kernel workspace's binaries and strips it. Returns its path.
+/// Builds a binary of the kernel workspace, and strips it. Returns its path.
 pub fn build(name: &str) -> Result<PathBuf> {
     build_with(name, &[], &target().join("ebpf"))
 }
@@ -106,7 +106,8 @@ pub fn build_logging() -> Result<PathBuf> {
     for name in LOGGING {
         let built = build_with(name, &["--features", "log-programs"], &folder.join("new"))?;
         let to = folder.join(name).with_extension("o");
-        // Writes only files with changed content, so that dependents are rebuilt only then.
+        // Writes a file only if its content has changed, so that cargo does not rebuild what
+        // depends on it.
         if fs::read(&to).ok() != Some(fs::read(&built)?) {
             fs::copy(&built, &to)?;
         }
@@ -128,7 +129,8 @@ pub fn build_logging_for_tests(programs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Rebuilds the objects and compares bytes, if the recorded toolchain is available.
+/// Rebuilds the objects and compares their bytes with the committed ones, if the recorded toolchain
+/// is available.
 pub fn rebuild_and_compare() -> Result<()> {
     let record = Record::read()?;
     let versions = toolchain::versions()?;
@@ -153,13 +155,13 @@ pub fn rebuild_and_compare() -> Result<()> {
     Ok(())
 }
 
-/// SHA-256 over everything that determines the objects' bytes.
+/// The SHA-256 of everything that determines the objects' bytes.
 pub fn sources_hash() -> Result<String> {
     Ok(digest::of(&digest::files(&root(), &SOURCES)?))
 }
 
-/// The files that determine the objects' bytes. Of `lb-report`, only the modules that are built
-/// without `std` count.
+/// The files that determine the objects' bytes. Of the modules in `lb-report`, only those that are
+/// built without `std` are listed.
 const SOURCES: [&str; 14] = [
     "lb-common/Cargo.toml",
     "lb-common/src",
@@ -177,7 +179,7 @@ const SOURCES: [&str; 14] = [
     "xtask/src/toolchain.rs",
 ];
 
-/// SHA-256 in hexadecimal.
+/// The SHA-256 of the bytes, in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -186,7 +188,8 @@ pub fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// If this list lacks a source, a change of that source does not make the object stale.
+    /// If a source were missing from the list, a change of this source would not make the object
+    /// stale.
     #[test]
     fn every_module_built_without_std_is_a_source() {
         let text = fs::read_to_string(root().join("crates/lb-report/src/lib.rs")).unwrap();

@@ -1,7 +1,8 @@
-//! Other builds of socklb, for tests of upgrades: one with changed kernel programs, one with
-//! another ABI version as well.
+//! Builds two other versions of socklb for tests of upgrades: one has changed kernel programs, and
+//! the other also has another ABI version.
 //!
-//! Both are this tree's sources with one thing changed, built separately.
+//! The sources of both are this tree's, with this change only. They are built separately from this
+//! tree.
 
 use std::fs;
 use std::path::Path;
@@ -13,8 +14,8 @@ use crate::command::{output, root, run as run_command, target};
 use crate::test::{PROFILE, suite_cargo, triple};
 use crate::{object, toolchain};
 
-/// Builds both and puts them into the folder of the program itself, as `socklb-changed` and
-/// `socklb-next`.
+/// Builds both versions and puts them into the folder of the program itself, as `socklb-changed`
+/// and `socklb-next`.
 pub fn build(programs: &Path) -> Result<()> {
     let tree = target().join("others/tree");
     copy_tree(&tree)?;
@@ -23,8 +24,9 @@ pub fn build(programs: &Path) -> Result<()> {
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         write_if_other(&tree.join(file), renumbered(&text, OF_OTHERS).as_bytes())?;
     }
-    // The same sources, optimized a little less: other instructions with the same effect.
-    // (Optimized for size, sendmsg takes more stack than a program may have.)
+    // The sources of the programs are the same, but are optimized a little less, which gives other
+    // instructions with the same effect. (With optimization for size, the program of sendmsg needs
+    // more stack than a program may have.)
     let mut compile = toolchain::ebpf_cargo("build");
     compile.args(["--release", "--bin", "socklb"]).env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "2");
     run_command(&mut compile)?;
@@ -45,12 +47,12 @@ pub fn build(programs: &Path) -> Result<()> {
 fn build_one(tree: &Path, to: &Path) -> Result<()> {
     let folder = target().join("others/build");
     let mut build = suite_cargo("build")?;
-    // Intermediate artefacts are the suite's own: dependencies are compiled once for all three
-    // trees, if their features are the same. Any example makes cargo include the features that
-    // tests need.
+    // The build shares its intermediate artefacts with the test suite: dependencies are compiled
+    // once for all three trees, if their features are the same. The example has no other purpose
+    // than to make cargo include the features that tests need.
     build.current_dir(tree).env("CARGO_TARGET_DIR", &folder).env("CARGO_BUILD_BUILD_DIR", target());
-    // The second tree differs by one line from the first: this saves a minute, also if nothing else
-    // is built twice.
+    // The second tree differs from the first by one line, so an incremental build saves a minute,
+    // even if nothing else is built twice.
     build.env("CARGO_INCREMENTAL", "1");
     run_command(build.args(["--workspace", "--bin", "socklb", "--example", "agent_keys"]))?;
     let built = folder.join(triple()?).join(PROFILE).join("socklb");
@@ -59,11 +61,11 @@ fn build_one(tree: &Path, to: &Path) -> Result<()> {
 }
 
 /// The version of all packages in the copied tree. Cargo distinguishes packages by their version
-/// and their path *within* their workspace: with the same version, artefacts of the two trees would
-/// replace each other.
+/// and by their path *within* their workspace. With the same version, artefacts of the two trees
+/// would replace each other.
 const OF_OTHERS: &str = "0.1.0-other";
 
-/// A manifest or a lock file with another version of the workspace's own packages.
+/// Changes the version of the workspace's own packages in the text of a manifest or a lock file.
 fn renumbered(text: &str, version: &str) -> String {
     let mut blocks: Vec<String> = text.split("\n[").map(str::to_owned).collect();
     for block in &mut blocks {
@@ -83,8 +85,8 @@ fn renumbered(text: &str, version: &str) -> String {
     blocks.join("\n[")
 }
 
-/// Writes a file unless it has this content: an unchanged file retains its time, so that it is not
-/// rebuilt.
+/// Writes a file unless it already has this content. An unchanged file retains its modification
+/// time, so cargo does not rebuild it.
 fn write_if_other(to: &Path, content: &[u8]) -> Result<()> {
     if fs::read(to).is_ok_and(|there| there == content) {
         return Ok(());
@@ -94,8 +96,8 @@ fn write_if_other(to: &Path, content: &[u8]) -> Result<()> {
     fs::write(to, content).with_context(|| format!("write {}", to.display()))
 }
 
-/// Copies the files of this tree that git tracks, as they are in the working directory, except its
-/// manifest and lock file.
+/// Copies all files that git tracks, except the manifest and the lock file, as they are in the
+/// working directory.
 fn copy_tree(to: &Path) -> Result<()> {
     let list = output(Command::new("git").current_dir(root()).args([
         "ls-files",
@@ -104,7 +106,7 @@ fn copy_tree(to: &Path) -> Result<()> {
         "--exclude-standard",
     ]))?;
     for name in list.lines().filter(|name| !["Cargo.toml", "Cargo.lock"].contains(name)) {
-        // Deleted and not committed.
+        // The file was deleted, but the deletion is not committed.
         let Ok(content) = fs::read(root().join(name)) else { continue };
         write_if_other(&to.join(name), &content)?;
     }

@@ -1,8 +1,8 @@
 //! Builds the Debian package: the programs `socklb` and `socklb-sim`, files generated from the
 //! command line, pages of documentation, and everything in `packaging/`.
 //!
-//! `[package.metadata.deb]` of `lb-user/Cargo.toml` lists the paths; this file only brings the
-//! parts together.
+//! `[package.metadata.deb]` of `lb-user/Cargo.toml` lists the paths of these files; this module
+//! only makes the files exist there.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,18 +21,18 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// The build that provides the packaged programs.
+/// The build from which the packaged programs are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
     Release,
-    /// The build of the test suite, which already exists. A package of it shows that the package
-    /// installs and serves. It must not ship.
+    /// The build of the test suite, which already exists. With a package of this build, tests show
+    /// that the package can be installed and used. It must not be shipped.
     Suite,
 }
 
 /// Builds the package and returns its path. The folder contains no other package.
 pub fn build(from: From) -> Result<PathBuf> {
-    // Checks for cargo-deb before the build, because the build takes minutes.
+    // The check for cargo-deb comes before the build, because the build takes minutes.
     let cargo_deb = tool("cargo-deb");
     if let Err(error) = Command::new(&cargo_deb).arg("--version").output() {
         bail!(
@@ -40,11 +40,11 @@ pub fn build(from: From) -> Result<PathBuf> {
             cargo_deb.display()
         );
     }
-    // This folder is in the repository even if cargo's target folder is elsewhere, because the
-    // manifest names the generated files by this path.
+    // The manifest names the generated files by this path, so the folder is in the repository even
+    // if cargo's target folder is elsewhere.
     let folder = root().join("target/package");
     let files = folder.join("files");
-    // A page of a removed command must not be packaged.
+    // The folder is emptied first, because the page of a removed command must not be packaged.
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
     }
@@ -58,8 +58,8 @@ pub fn build(from: From) -> Result<PathBuf> {
         From::Suite => suite_cargo("build")?,
     };
     run_command(build.args(["--package", "lb-user", "--package", "lb-sim", "--bins"]))?;
-    // This example writes the manual pages and completions. It is built with the suite's flags,
-    // because a run of the tests has already built it with them.
+    // This example writes the manual pages and completions. A run of the tests has already built it
+    // with the suite's flags, so it is built with these.
     let mut manual = suite_cargo("run")?;
     manual.args(["--quiet", "--package", "lb-user", "--example", "manual", "--"]);
     run_command(manual.arg(&files))?;

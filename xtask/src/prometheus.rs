@@ -1,7 +1,7 @@
-//! Fetches Prometheus, its `promtool` and Alertmanager's `amtool`, for tests in which the real
-//! programs scrape the daemon and check the files shipped for them. The programs come from Debian's
-//! packages, which are unpacked and not installed, because an installed one would start and listen
-//! on this machine.
+//! Fetches Prometheus, its `promtool` and Alertmanager's `amtool` for tests. In these tests,
+//! Prometheus scrapes the daemon, and the tools check the files that are shipped for them. The
+//! programs come from Debian's packages. The packages are unpacked but not installed, because an
+//! installed Prometheus would start and listen on this machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use crate::apt::Apt;
 use crate::command::{output, run as run_command, target};
 use crate::toolchain::tools;
 
-/// The Debian suite of the packages. The suite is old enough that its programs run on every system
-/// that can build socklb.
+/// The Debian suite of the packages. It is so old that its programs run on every system that can
+/// build socklb.
 const SUITE: &str = "bookworm";
-/// The packages, each with the programs that are used of it.
+/// The packages, each with those of its programs that the tests use.
 const PACKAGES: [(&str, &[&str]); 2] =
     [("prometheus", &["prometheus", "promtool"]), ("prometheus-alertmanager", &["amtool"])];
 
@@ -35,7 +35,8 @@ pub fn is_there() -> bool {
 }
 
 fn start(programs: &[&str]) -> bool {
-    // Uses the fetched programs and not the machine's, because another version has another grammar.
+    // The tests use the fetched programs instead of the machine's, because files may be valid for
+    // one version and not for another.
     programs.iter().all(|name| output(Command::new(program(name)).arg("--version")).is_ok())
 }
 
@@ -45,17 +46,17 @@ fn program(name: &str) -> PathBuf {
 
 fn fetch() -> Result<()> {
     let folder = target().join("prometheus");
-    // Removes the remains of an interrupted attempt.
+    // Removes what an interrupted attempt has left.
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(tools().join("bin"))?;
-    // Debian's name for the architecture of this program.
+    // Debian's name for the architecture that this program is built for.
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         other => other,
     };
     let apt = Apt::of_suite(SUITE, architecture, &folder.join("apt"))?;
-    // Skips existing programs, because a running program cannot be overwritten.
+    // Existing programs are skipped, because a running program cannot be overwritten.
     for (package, programs) in PACKAGES.into_iter().filter(|(_, programs)| !start(programs)) {
         let unpacked = folder.join(package);
         fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;

@@ -1,9 +1,9 @@
 //! `cargo xtask same-code BASE` checks that this tree differs from a commit only in wording.
 //!
-//! The comparison ignores comments, documentation, strings, imports and the names of tests, and
-//! applies a table of renames to the names of the base. It also ignores what the formatter decides
-//! by the length of a line: commas, and braces around the value of an arm or a closure. For kernel
-//! programs it compares the instructions, not their names.
+//! The comparison ignores comments, documentation, strings, imports and the names of tests. It
+//! applies a table of renames to the names in the commit. It also ignores what the formatter
+//! decides by the length of a line: commas, and braces around the value of an arm or a closure. For
+//! kernel programs it compares the instructions, but not the programs' names.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -78,7 +78,8 @@ fn git() -> Command {
     git
 }
 
-/// The sources that differ, each with its name in the commit and its name in this tree.
+/// The source files that differ. Each has its name in the commit, if it exists there, and its name
+/// in this tree, if it exists here.
 fn changed_files(base: &str) -> Result<Vec<(Option<String>, Option<String>)>> {
     let list = output(git().args(["diff", "--name-status", "--find-renames", base, "--", "*.rs"]))?;
     let new = output(git().args(["ls-files", "--others", "--exclude-standard", "--", "*.rs"]))?;
@@ -123,7 +124,7 @@ fn renames(text: &str) -> Result<BTreeMap<String, String>> {
     Ok(renames)
 }
 
-/// The tokens of a source, without those that the comparison ignores.
+/// The tokens of a source that the comparison uses.
 pub fn names(text: &str, renames: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let stream: TokenStream = text.parse().ok().context("the source does not parse")?;
     let mut names = Vec::new();
@@ -146,7 +147,7 @@ fn flatten(stream: TokenStream, renames: &BTreeMap<String, String>, names: &mut 
                 let name =
                     attribute.clone().into_iter().next().map(|name| name.to_string()).unwrap_or_default();
                 is_test |= name == "test";
-                // A change of wording may make an expectation necessary, or unnecessary.
+                // A change of wording may require a new lint expectation, or make one unnecessary.
                 if !["doc", "expect", "allow"].contains(&name.as_str()) {
                     names.push("#".to_owned());
                     flatten(attribute, renames, names);
@@ -195,7 +196,7 @@ fn flatten(stream: TokenStream, renames: &BTreeMap<String, String>, names: &mut 
     }
 }
 
-/// The first difference of two lists of tokens, with the tokens before and after it.
+/// The first difference between two lists of tokens, with the tokens before and after it.
 fn first_difference(old: &[String], new: &[String]) -> Option<(String, String)> {
     if old == new {
         return None;
@@ -207,7 +208,7 @@ fn first_difference(old: &[String], new: &[String]) -> Option<(String, String)> 
 
 /// The instructions of an object in a commit.
 fn instructions(base: &str, name: &str) -> Result<Vec<String>> {
-    // Another run may compare at the same time, so the name contains the process id.
+    // Another run may compare at the same time, so the file's name contains the process id.
     let path = target().join(format!("same-code-{}.o", std::process::id()));
     fs::write(&path, at(base, name)?).with_context(|| format!("write {}", path.display()))?;
     let instructions = disassembly(&path);

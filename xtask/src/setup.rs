@@ -1,5 +1,5 @@
-//! What testing needs beyond stable Rust: found, or installed by commands that are printed before
-//! they run.
+//! Checks for what testing needs beyond stable Rust, and installs what is missing. Prints each
+//! command before it runs.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -15,11 +15,12 @@ use crate::toolchain::{self, LINKER_VERSION, LLVM, tool, tools};
 /// `cargo xtask setup`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Install nothing; print what is missing and how to get it, and fail if anything is missing
+    /// Install nothing; print what is missing and how to install it, and fail if anything is
+    /// missing
     #[arg(long)]
     check: bool,
-    /// Whether the licence checker is needed: a run of the tests that skips this check does not
-    /// wait for its build.
+    /// Whether the licence checker is needed. A run of the tests that skips the licence check need
+    /// not wait until the checker is built.
     #[arg(skip = true)]
     licences: bool,
 }
@@ -31,13 +32,13 @@ impl Options {
     }
 }
 
-/// Version of the licence and ban checker.
+/// Version of the checker of licences and bans (cargo-deny).
 const DENY_VERSION: &str = "0.20.2";
 
-/// Version of the program that writes the Debian package.
+/// Version of the program that writes the Debian package (cargo-deb).
 const DEB_VERSION: &str = "3.8.0";
 
-/// Debian packages, each with a file that socklb uses of it and its purpose.
+/// Debian packages, each with one of its files that socklb needs, and the purpose.
 const PACKAGES: [(&str, &str, &str); 18] = [
     ("rustc-web", toolchain::RUSTC, "compiles the kernel programs"),
     ("cargo-web", toolchain::CARGO, "builds them"),
@@ -67,14 +68,14 @@ const PACKAGES: [(&str, &str, &str); 18] = [
     ("gunicorn", "/usr/bin/gunicorn", "likewise; it has no service"),
 ];
 
-/// How long another package manager may take to finish: a machine that has just been booted updates
-/// itself first.
+/// How long setup waits for another package manager to finish. A machine that has just been booted
+/// first updates itself.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The pause between two attempts.
+/// The pause between two attempts while another package manager works.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// The beginning of apt's message, in English, that another package manager is at work.
+/// The beginning of apt's message, in English, if another package manager is at work.
 const LOCKED: &str = "Could not get lock";
 
 /// Something that is missing, and the commands that install it.
@@ -149,8 +150,8 @@ fn missing(licences: bool) -> Vec<Missing> {
     if !has_version("bpf-linker", LINKER_VERSION) {
         let mut install = cargo_install("bpf-linker", LINKER_VERSION);
         install.args(["--no-default-features", "--features", "llvm-22"]);
-        // The build script looks for the library in the first, llvm-sys looks for headers in the
-        // second.
+        // The build script looks for the library in the first variable, and llvm-sys looks for
+        // headers in the second.
         install.env("LLVM_PREFIX", LLVM).env("LLVM_SYS_221_PREFIX", LLVM);
         let what = format!("bpf-linker {LINKER_VERSION} (links the kernel programs; about a minute)");
         missing.push(Missing { what, commands: vec![install] });
@@ -174,14 +175,15 @@ fn missing(licences: bool) -> Vec<Missing> {
 
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
-    // `run_patiently` reads its output, hence the language. apt itself waits for dpkg's lock only.
+    // `run_patiently` reads apt's output, so it must be in English. apt itself waits only for
+    // dpkg's lock.
     command.env("LC_ALL", "C");
     command.args(["--option", &format!("DPkg::Lock::Timeout={}", PATIENCE.as_secs())]);
     command
 }
 
-/// Prints a command and runs it, again as long as it fails because another package manager is at
-/// work: apt waits for dpkg's lock, but not for the locks of its own lists and archives.
+/// Prints a command and runs it. If it fails because another package manager is at work, repeats
+/// it: apt waits for dpkg's lock, but not for the locks of its own lists and archives.
 fn run_patiently(command: &mut Command, patience: Duration, pause: Duration) -> Result<()> {
     let text = describe(command);
     println!("$ {text}");
@@ -209,7 +211,8 @@ fn run_patiently(command: &mut Command, patience: Duration, pause: Duration) -> 
     }
 }
 
-/// Asks the package manager, because a file of the same name may belong to another package.
+/// Checks with dpkg whether the package is installed, because a file of the same name may belong to
+/// another package.
 fn is_installed(package: &str, file: &str) -> bool {
     let mut query = Command::new("dpkg-query");
     query.args(["--show", "--showformat", "${db:Status-Status}", package]);
@@ -220,8 +223,8 @@ fn has_version(name: &str, version: &str) -> bool {
     output(Command::new(tool(name)).arg("--version")).is_ok_and(|text| text.contains(version))
 }
 
-/// Unoptimized: each tool runs for seconds, and an optimized build of all three takes six minutes
-/// instead of three.
+/// The command that installs a tool. The build is not optimized: each tool runs only for seconds,
+/// and an optimized build of all three takes six minutes instead of three.
 fn cargo_install(name: &str, version: &str) -> Command {
     let mut install = Command::new("cargo");
     install.args(["install", name, "--version", version, "--locked", "--debug", "--root"]).arg(tools());
@@ -229,7 +232,7 @@ fn cargo_install(name: &str, version: &str) -> Command {
     install
 }
 
-/// Where the tools are built. They share dependencies.
+/// The folder in which all tools are built, because they share dependencies.
 fn build_folder() -> PathBuf {
     target().join("tools")
 }
@@ -238,7 +241,8 @@ fn build_folder() -> PathBuf {
 mod tests {
     use super::*;
 
-    /// A substitute for apt that finds the lock taken as often as the file has lines left.
+    /// A substitute for apt. It finds the lock taken once for each line of the file, and removes a
+    /// line each time.
     fn fails_as_often_as(lines: &Path) -> Command {
         let mut command = Command::new("sh");
         let script = "test -s $0 || exit 0; sed -i 1d $0; echo 'E: Could not get lock /l. It is held by 1 (apt)' >&2; exit 100";

@@ -1,5 +1,5 @@
-//! The soak: makes millions of connects through a release build, and counts the flow records that
-//! remain.
+//! The soak test: makes millions of connects through a release build, and counts the flow records
+//! that exist afterwards.
 
 use anyhow::{Result, bail};
 

@@ -1,8 +1,9 @@
-//! `cargo xtask test`: every tier of tests, the cheapest first, after set-up, checks and one build
-//! of everything.
+//! `cargo xtask test`: sets up, checks, builds everything once, and then runs every tier of tests,
+//! beginning with the cheapest.
 //!
-//! A run relies on the record in `tests/passed.toml` for parts with unchanged inputs, and prints
-//! that; `--all` relies on nothing. It ends with a line per tier, the slowest tests, and the sum.
+//! A part is skipped if `tests/passed.toml` records that it has passed with the same inputs; the
+//! run prints which parts it skips. `--all` skips nothing. A run ends with a line per tier, the
+//! slowest tests, and the total time.
 
 mod build;
 
@@ -38,19 +39,20 @@ use tiers::Tier;
 /// `cargo xtask test`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Only one tier: nothing is installed or checked before it
+    /// Run only this tier, without installing or checking anything before it
     tier: Option<Tier>,
-    /// Only tests whose name contains this; for tier vm a kernel first, as in `vm 6.1 connect`
+    /// Run only tests with names that contain this; for tier vm, a kernel comes first, as in `vm
+    /// 6.1 connect`
     #[arg(requires = "tier", num_args = 0..=2, value_name = "FILTER")]
     which: Vec<String>,
     /// Run everything, including parts that have passed before: every kernel, the release build,
-    /// the long forms
+    /// and the long forms of tests
     #[arg(long)]
     all: bool,
-    /// Only the tiers and tests that the changes since the base commit can break
+    /// Run only the tiers and tests that the changes since the base commit can break
     #[arg(long, conflicts_with_all = ["tier", "all"])]
     changed: bool,
-    /// The commit to compare with; default: where the work left the main branch
+    /// The commit to compare with; default: the commit at which the work left the main branch
     #[arg(long, value_name = "COMMIT")]
     base: Option<String>,
     /// Tier vm: record the verifier's counts on each kernel, instead of testing
@@ -58,14 +60,14 @@ pub struct Options {
     record: bool,
 }
 
-/// Selects the long form of tests that have a short one.
+/// The variable that selects the long form of tests that also have a short one.
 const LONG: &str = "SOCKLB_TEST_LONG";
 
-/// How many of the slowest tests are listed.
+/// The number of the slowest tests that are listed.
 const SLOWEST: usize = 20;
 
-/// The package's tests in the normal run, on a package of the suite's own build: one install, use,
-/// upgrade and purge.
+/// The tests of the package in a normal run. They use a package of the suite's own build, for one
+/// installation, use, upgrade and purge.
 const SHORT_PACKAGE: [&str; 2] = [
     "service::an_upgrade_restarts_the_daemon_and_retains_the_programs",
     "contents::removal_and_purge_leave_only_the_user",
@@ -92,19 +94,19 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// One run.
+/// One run of `cargo xtask test`.
 struct Suite<'o> {
     options: &'o Options,
     workspace: Workspace,
     modules: Modules,
     passed: Passed,
-    /// The commit that the tree is compared with.
+    /// The commit with which the tree is compared.
     base: Option<String>,
     changed: Changed,
-    /// The steps before the tests, with their seconds.
+    /// The steps before the tests, with their duration in seconds.
     steps: Vec<(&'static str, f64)>,
     summaries: Vec<Summary>,
-    /// The parts for which the run relied on the record.
+    /// The parts that the run has skipped, because of the record.
     relied: Vec<String>,
 }
 
@@ -139,8 +141,8 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// Installs tools and downloads crates and kernels that the run needs: nothing after it needs a
-    /// network.
+    /// Installs tools, and downloads the crates and kernels that the run needs. The steps after
+    /// this one need no network.
     fn set_up(&mut self) -> Result<()> {
         setup::run(&setup::Options::install(!self.skips(Part::Licences)?))?;
         for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {
@@ -149,7 +151,8 @@ impl<'o> Suite<'o> {
         if self.skips(Part::Guests)? { kernels::oldest().map(drop) } else { kernels::all(None).map(drop) }
     }
 
-    /// Runs lints always; documentation and licences if their inputs have changed.
+    /// Runs the lints. Runs the checks of documentation and licences only if their inputs have
+    /// changed.
     fn check(&mut self) -> Result<()> {
         check::code()?;
         for (part, check) in
@@ -164,12 +167,12 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// Whether a part has passed with its current inputs, and the run may rely on that.
+    /// Whether the run may skip a part, because the part has passed with its current inputs.
     fn skips(&self, part: Part) -> Result<bool> {
         Ok(!self.options.all && self.passed.has(part)?)
     }
 
-    /// Whether the run relies on an earlier one for a part; notes it if so.
+    /// Whether the run skips a part because of the record. If it does, notes that.
     fn relies_on(&mut self, part: Part) -> Result<bool> {
         let relies = self.skips(part)?;
         if relies {
@@ -207,7 +210,7 @@ impl<'o> Suite<'o> {
         self.tier(tier, &built, filters)
     }
 
-    /// Runs the tiers that changes can break: of the changed packages and of those that use them.
+    /// Runs the tiers of the changed packages, and of the packages that use these.
     fn changed_tiers(&mut self) -> Result<()> {
         let base = self.base.as_ref().context("no base commit is known: name one with --base COMMIT")?;
         let files = changed::files(base)?;
@@ -229,7 +232,7 @@ impl<'o> Suite<'o> {
         if kernel {
             tiers.insert(0, Tier::Object);
         }
-        // If only tests of the kernel were changed, only their modules run.
+        // If all changed sources are modules of the local tests, only these modules run.
         let modules: Option<Vec<String>> = files
             .iter()
             .filter(|file| file.ends_with(".rs"))
@@ -249,7 +252,7 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// Runs one tier; fails if a test of it does.
+    /// Runs one tier. Fails if one of its tests fails.
     fn tier(&mut self, tier: Tier, built: &Built, filters: &[String]) -> Result<()> {
         if let Some(what) = tier.needs_root()
             && !rustix::process::geteuid().is_root()
@@ -268,8 +271,8 @@ impl<'o> Suite<'o> {
         self.programs(tier, built, filters)
     }
 
-    /// Runs the whole tier on a package of the release build. If nothing that the package depends
-    /// on has changed, runs the short form on a package of the suite's build.
+    /// Runs all tests of the package, on a package of the release build. If nothing that the
+    /// package depends on has changed, runs only the short form, on a package of the suite's build.
     fn package(&mut self, built: &Built) -> Result<()> {
         if self.relies_on(Part::Package)? {
             self.step("package's build", |_| package::build(package::From::Suite).map(drop))?;
@@ -280,8 +283,8 @@ impl<'o> Suite<'o> {
         self.passed.note(Part::Package)
     }
 
-    /// Runs every kernel, or a smoke test of the oldest if nothing that guests depend on has
-    /// changed.
+    /// Runs the tests on every kernel. If nothing that these tests depend on has changed, runs only
+    /// a smoke test on the oldest kernel.
     fn every_guest(&mut self, built: &Built) -> Result<()> {
         let relies = self.relies_on(Part::Guests)?;
         let tests = if relies { vm::Tests::Smoke } else { vm::Tests::of(self.options.all) };
@@ -339,12 +342,13 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// Whether a test of tier local, by its label, guards accounting, adoption or upgrades.
+    /// Whether a test of tier local is one that guards accounting, adoption or upgrades. `label` is
+    /// the label of the test.
     fn is_strict(&self, label: &str) -> bool {
         label.strip_prefix("lb-tests/local::").is_some_and(|test| self.modules.is_strict(test))
     }
 
-    /// Runs a step that is no test, and records its duration.
+    /// Runs a step that is not a test, and records its duration.
     fn step<T>(&mut self, name: &'static str, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let began = Instant::now();
         let done = work(self);
@@ -352,13 +356,13 @@ impl<'o> Suite<'o> {
         done
     }
 
-    /// Whether the run covered everything that belongs to a normal run.
+    /// Whether the run covered everything that a normal run covers.
     fn is_whole(&self) -> bool {
         self.options.tier.is_none() && !self.options.changed
     }
 
-    /// Prints a line per tier, the parts that relied on the record, the slowest tests, and unsteady
-    /// tests, which also go to a file.
+    /// Prints a line per tier, the parts that were skipped because of the record, the slowest
+    /// tests, and unsteady tests. Also writes the unsteady tests to a file.
     fn print(&self) -> Result<()> {
         println!();
         let steps: Vec<String> =

@@ -1,6 +1,6 @@
-//! House rules that no existing tool can check: dependencies between crates, a tier for every test,
-//! the freshness of the kernel objects, file heads, idioms, words, and the targets of links in
-//! pages. Each message names the alternative.
+//! House rules that no existing tool can check: the dependencies between crates, a tier for every
+//! test, current kernel objects, comments at the heads of files, idioms, words, and the targets of
+//! links in pages. Each message states what to write instead.
 
 mod pages;
 
@@ -19,12 +19,12 @@ use crate::command::{cargo, output, root};
 use crate::object::{self, Record};
 use crate::test::Workspace;
 
-/// The permitted dependencies of our crates. Each is a decision. Only normal and build dependencies
-/// count.
+/// The permitted dependencies of our crates. A change of this list is a design decision. Only
+/// normal and build dependencies count.
 const EDGES: [(&str, Allowed); 22] = [
     ("lb-common", Allowed::Exactly(&["bytemuck"])),
     ("lb-core", Allowed::Exactly(&["lb-common", "thiserror", "xxhash-rust"])),
-    // Both ends of the protocol by which backends' reports reach decisions. Kernel programs contain
+    // Both ends of the protocol that brings backends' reports to decisions. Kernel programs contain
     // the steps between the two ends.
     (
         "lb-report",
@@ -41,12 +41,12 @@ const EDGES: [(&str, Allowed); 22] = [
     ),
     // Draws what other crates have computed.
     ("lb-svg", Allowed::Exactly(&[])),
-    // The planner decides like the daemon and chooses like the kernel, and depends on neither.
+    // The planner decides like the daemon and chooses like the kernel, but depends on neither.
     ("lb-sim", Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-report", "lb-svg", "lb-view"])),
-    // The files that both the planner and the daemon read.
+    // Reads the files that both the planner and the daemon read.
     ("lb-config", Allowed::Ours(&["lb-common", "lb-core", "lb-document", "lb-report"])),
-    // The agent runs beside backends, and makes a kernel program answer in its place (`lb-kernel`).
-    // It prints its status as a table like the daemon's (`lb-view`).
+    // The agent runs beside backends. It makes a kernel program answer in its place (`lb-kernel`),
+    // and prints its status as a table like the daemon's (`lb-view`).
     (
         "lb-agent",
         Allowed::Ours(&[
@@ -61,14 +61,14 @@ const EDGES: [(&str, Allowed); 22] = [
             "lb-view",
         ]),
     ),
-    // Means to read and to serve for all our programs, whatever their subject.
+    // What all our programs use to read files and to serve requests, whatever their subject.
     ("lb-document", Allowed::Ours(&[])),
     ("lb-http", Allowed::Ours(&[])),
     ("lb-host", Allowed::Ours(&[])),
-    // Requests of sock_diag, and their answers.
+    // Requests of sock_diag and the answers to them.
     ("lb-diag", Allowed::Exactly(&["libc", "netlink-packet-core", "netlink-packet-sock-diag", "rustix"])),
     ("lb-kernel", Allowed::Ours(&["lb-common", "lb-core", "lb-diag", "lb-host", "lb-report"])),
-    // A kernel for tests, with the maps that the real one has.
+    // A substitute for the kernel in tests, with the same maps as the real one.
     ("lb-fake", Allowed::Ours(&["lb-common", "lb-core", "lb-kernel"])),
     (
         "lb-user",
@@ -88,16 +88,16 @@ const EDGES: [(&str, Allowed); 22] = [
     ("lb-view", Allowed::Ours(&["lb-common", "lb-core"])),
     // Scenarios that tests run on the kernel in memory and on a real one.
     ("lb-contract", Allowed::Ours(&["lb-view"])),
-    // The tests drive the program as an operator does, never as a library; they read its output
-    // with its types.
+    // The tests run the program as an operator does, never as a library. They read its output with
+    // the types in which it writes it.
     ("lb-tests", Allowed::Ours(&["lb-common", "lb-contract", "lb-report", "lb-suite", "lb-view"])),
-    // Benchmarks and fault injection use the stage of the tests, and are not built with the tests.
+    // Benchmarks and fault injection use the stage of the tests, but are not built with the tests.
     (
         "lb-bench",
         Allowed::Ours(&["lb-common", "lb-core", "lb-report", "lb-sim", "lb-svg", "lb-tests", "lb-view"]),
     ),
     ("lb-inject", Allowed::Ours(&["lb-tests", "lb-view"])),
-    // A fuzzer calls the readers of text and datagrams, thousands of times per second.
+    // A fuzzer calls the readers of text and datagrams thousands of times per second.
     (
         "lb-fuzz",
         Allowed::Ours(&[
@@ -111,7 +111,8 @@ const EDGES: [(&str, Allowed); 22] = [
             "lb-user",
         ]),
     ),
-    // Read by the drivers of the tests: `xtask` on the host, and `vm` in lb-tests for guests.
+    // Used by both programs that run the tests: `xtask` on the host, and `vm` in lb-tests for
+    // guests.
     ("lb-suite", Allowed::Exactly(&["anyhow", "serde", "serde_json", "toml"])),
     ("xtask", Allowed::Ours(&["lb-suite"])),
 ];
@@ -119,16 +120,16 @@ const EDGES: [(&str, Allowed); 22] = [
 enum Allowed {
     /// The list names every permitted dependency.
     Exactly(&'static [&'static str]),
-    /// Every external dependency is permitted, but of our own crates only these.
+    /// Every external dependency is permitted. Of our own crates, only these are.
     Ours(&'static [&'static str]),
 }
 
-/// A text that must not be written, where the rule applies, and the alternative.
+/// A text that must not be written, where this rule applies, and what to write instead.
 struct Idiom {
     pattern: &'static str,
-    /// Applies below this path.
+    /// The rule applies to files below this path.
     inside: &'static str,
-    /// Does not apply below these paths.
+    /// The rule does not apply to files below these paths.
     except: &'static [&'static str],
     instead: &'static str,
 }
@@ -161,14 +162,14 @@ static IDIOMS: [Idiom; 7] = [
     Idiom {
         pattern: concat!("Instant", "::now"),
         inside: "lb-user/src",
-        // A script reads the clock once, for its start.
+        // The exceptions are scripted tests, which read the clock once, for their start.
         except: &["lb-user/src/daemon/event_loop.rs", "lb-user/src/controller/scripts"],
         instead: "the event loop reads the clock and passes it on",
     },
     Idiom {
         pattern: concat!("Instant", "::now"),
         inside: "crates/lb-report/src",
-        // The tests of the protocol read the clock once, for their start.
+        // The exception is the protocol's tests, which read the clock once, for their start.
         except: &["crates/lb-report/src/moment.rs"],
         instead: "callers pass the time to both sides of the protocol",
     },
@@ -180,13 +181,13 @@ static IDIOMS: [Idiom; 7] = [
     },
 ];
 
-/// Rooms are folders of sources. In these rooms arguments determine every result: no clock, no
+/// Rooms (folders of sources) in which arguments must determine every result: they use no clock, no
 /// randomness, no thread, no file and no socket.
 static PURE_ROOMS: [&str; 4] =
     ["crates/lb-core/src", "lb-user/src/controller", "crates/lb-report/src", "lb-common/src"];
-/// The tests of these rooms, which may use such means.
+/// Folders in these rooms with tests, which may use a clock and the like.
 static NOT_PURE: [&str; 1] = ["lb-user/src/controller/scripts"];
-/// What makes a room impure.
+/// Texts that show that a room is not pure.
 static IMPURE: [&str; 10] = [
     "tokio",
     "aya",
@@ -200,11 +201,11 @@ static IMPURE: [&str; 10] = [
     "TcpStream",
 ];
 
-/// The width of a line that is a comment, in columns.
+/// The maximum width of a line with a comment, in columns.
 const COMMENT_WIDTH: usize = 100;
 
-/// The rooms of the kernel side, in order. A room may name itself, later rooms and errors, but no
-/// earlier room.
+/// The rooms of the kernel side, in order. The code of a room may use its own room, later rooms and
+/// errors, but no earlier room.
 const KERNEL_ROOMS: [&str; 4] = ["read", "client", "host", "sys"];
 
 /// `cargo xtask tidy`.
@@ -239,7 +240,7 @@ pub fn run() -> Result<()> {
 }
 
 fn edges(faults: &mut Vec<String>) -> Result<()> {
-    // With `--locked`, a manifest with an outdated lock file fails here.
+    // If the lock file does not match a manifest, `--locked` makes this command fail.
     let metadata = output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&metadata)?;
     let packages = metadata["packages"].as_array().context("packages of cargo metadata")?;
@@ -286,7 +287,7 @@ fn object_is_fresh(faults: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a line contains these words as whole words.
+/// Whether a line contains these words, not as parts of other words.
 fn has_word(line: &str, words: &str) -> bool {
     let is_part = |end: Option<char>| end.is_some_and(|end| end.is_alphanumeric() || end == '_');
     line.match_indices(words).any(|(at, _)| {
@@ -344,17 +345,17 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// Every text of the tree that is subject to rules, by name.
+/// The texts of all files to which rules apply, by the files' names.
 fn files(root: &Path) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
-    // Bounded by the tree's folders, each read once.
+    // The loop is bounded by the number of folders in the tree, because each is read once.
     while let Some(folder) = pending.pop() {
         for entry in fs::read_dir(&folder)? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if path.is_dir() {
-                // The corpora of the fuzzer need not be text.
+                // The fuzzer's corpora are left out, because they need not be text.
                 let is_ours = !["target", "corpus"].contains(&&*name) && !name.starts_with('.');
                 pending.extend(is_ours.then_some(path));
             } else if [".rs", ".md", ".toml", ".yml", ".service"].iter().any(|end| name.ends_with(end)) {

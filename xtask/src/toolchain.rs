@@ -1,8 +1,9 @@
 //! The only place that chooses the toolchain for the kernel objects.
 //!
-//! The programs are built for a target whose `core` must be compiled, which needs the standard
-//! library's source and an unstable flag. Debian's `rustc-web` provides a compiler, its source and
-//! a matching LLVM; the stable toolchain that runs this program builds the rest of the tree.
+//! The programs are built for a target without a compiled `core`. Compiling `core` needs the source
+//! of the standard library and an unstable flag. Debian's `rustc-web` provides a compiler, its
+//! source and a matching LLVM. The stable toolchain that runs this program builds the rest of the
+//! tree.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,21 +13,21 @@ use anyhow::Result;
 
 use crate::command::{self, cached, output, root};
 
-/// The compiler.
+/// The compiler for the kernel programs.
 pub const RUSTC: &str = "/usr/bin/rustc";
-/// Its cargo.
+/// The cargo of this compiler.
 pub const CARGO: &str = "/usr/bin/cargo";
-/// Its LLVM, which the linker is built against.
+/// The LLVM of this compiler. The linker is built with it.
 pub const LLVM: &str = "/usr/lib/llvm-22";
-/// The linker's version.
+/// The version of the linker.
 pub const LINKER_VERSION: &str = "0.13.0";
 
-/// Where `cargo xtask setup` installs the tools that it builds.
+/// The folder into which `cargo xtask setup` installs the tools that it builds.
 pub fn tools() -> PathBuf {
     cached("tools")
 }
 
-/// A tool that setup built, or one of the same name on the path.
+/// A tool that setup has built, or else the tool with the same name on the path.
 pub fn tool(name: &str) -> PathBuf {
     let ours = tools().join("bin").join(name);
     if ours.exists() { ours } else { PathBuf::from(name) }
@@ -40,13 +41,15 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
         PathBuf::from,
     );
     let mut flags = vec![
-        // BTF is made from debug information; the shipped object contains only BTF.
+        // The BTF is made from debug information. The shipped object contains only the BTF.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
-        // Atomics that return a value. Programs without them still load on kernels that lack them.
+        // This allows atomics that return a value. Programs that do not use them still load on
+        // kernels that lack them.
         "-Ctarget-cpu=v3".to_owned(),
-        // A number in a stack slot that once held a pointer is a "corruption of a spilled pointer"
-        // to verifiers that guard against leaks. Without CAP_PERFMON every verifier does.
+        // If a stack slot once held a pointer and later holds a number, verifiers that guard
+        // against leaks report a "corruption of a spilled pointer". Without CAP_PERFMON every
+        // verifier guards against leaks.
         "-Clink-arg=--llvm-args=-no-stack-slot-sharing".to_owned(),
         // The object must contain no path of this machine.
         format!("--remap-path-prefix={}=/socklb", root.display()),
@@ -71,7 +74,7 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
         .env("PATH", path_with(&tools().join("bin")))
-        // The stable toolchain's wrapper must not choose the compiler here.
+        // The stable toolchain's wrapper must not choose the compiler of this command.
         .env_remove("RUSTUP_TOOLCHAIN")
         .env_remove("CARGO")
         .env_remove("RUSTFLAGS")
@@ -81,13 +84,13 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
 
 fn path_with(directory: &Path) -> OsString {
     let mut path = directory.as_os_str().to_owned();
-    // Commands find `cargo clippy` and the linker by name, in Debian's folder first.
+    // Commands find `cargo clippy` and the linker by name. Debian's folder comes first.
     path.push(":/usr/bin:");
     path.push(std::env::var_os("PATH").unwrap_or_default());
     path
 }
 
-/// The versions that determine the object's bytes, as recorded beside it.
+/// The versions that determine the object's bytes, in the form in which the record has them.
 pub fn versions() -> Result<String> {
     let rustc = output(Command::new(RUSTC).arg("-V"))?;
     let linker = output(Command::new(tool("bpf-linker")).arg("--version"))?;
@@ -95,9 +98,9 @@ pub fn versions() -> Result<String> {
     Ok(format!("{rustc}; {linker}; LLVM {llvm}"))
 }
 
-/// Copies an object without its debug information, and with names of functions that do not depend
-/// on this machine: cargo hashes a crate's path into each of its symbols if the crate is outside of
-/// the workspace, as `lb-common` is for the programs.
+/// Copies an object without its debug information. Also removes what depends on this machine from
+/// the names of functions: if a crate is outside of the workspace, as `lb-common` is for the
+/// programs, cargo hashes the crate's path into each of its symbols.
 pub fn strip(from: &Path, to: &Path) -> Result<()> {
     let tools = Path::new(LLVM).join("bin");
     let symbols = output(Command::new(tools.join("llvm-nm")).arg("--just-symbol-name").arg(from))?;
@@ -126,7 +129,7 @@ mod tests {
         let plain = "lb_report::wire::siphash::siphash::<9>";
         assert_eq!(without_hashes(&of("ho8eaAdBOo1", "jKfn8pDsb8L")), plain);
         assert_eq!(without_hashes(&of("dUGmHBmkQwQ", "1RzCvhXYFMt")), plain);
-        // References count bytes, including the bytes of a hash, and hashes differ in length.
+        // References count bytes, including those of a hash, and the lengths of hashes differ.
         let turn = |report: &str, program: &str, at: &str| {
             without_hashes(&format!(
                 "_RINvNtCs{report}_9lb_report5frame4turnNtNtCs{program}_9responder6packet6PacketEB{at}_"

@@ -1,5 +1,5 @@
-//! Tier vm: fetches the kernels and starts the driver of the guests, which boots each with the
-//! local tests inside.
+//! Tier vm: fetches the kernels, and starts the driver of the guests. The driver boots each kernel
+//! in a guest, which runs the local tests.
 
 use std::fs;
 use std::path::Path;
@@ -12,21 +12,20 @@ use crate::command::{root, run as run_command, target};
 use crate::kernels;
 use crate::test::Built;
 
-/// The tests that guests run; `tests/local/modules.toml` has the classes.
+/// The tests that guests run. `tests/local/modules.toml` defines the classes of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tests {
-    /// Tests that depend on the kernel. The kernels between the oldest and the host's run only a
-    /// part of them.
+    /// Classes A to D on the oldest kernel; class A and smoke tests on the others.
     #[default]
     Normal,
-    /// Every test that can run in a guest.
+    /// Classes A to E on the oldest kernel, and A to C on the others.
     All,
-    /// Class A on the oldest kernel, to check that guests still boot.
+    /// The tests of class A on the oldest kernel, which show that guests still boot.
     Smoke,
 }
 
 impl Tests {
-    /// The tests of a run with or without `--all`.
+    /// The tests that a run needs; `all` is set for a run with `--all`.
     pub fn of(all: bool) -> Self {
         if all { Self::All } else { Self::Normal }
     }
@@ -34,18 +33,18 @@ impl Tests {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
-    /// Only this kernel.
+    /// Use only this kernel.
     pub kernel: Option<&'a str>,
-    /// Only tests whose name contains this.
+    /// Run only tests whose names contain this.
     pub filter: Option<&'a str>,
     /// The tests to run if there is no filter.
     pub tests: Tests,
-    /// Record the verifier's counts, instead of testing.
+    /// Record the verifier's counts instead of testing.
     pub record: bool,
 }
 
 /// Boots the guests with the test program `local`. `changed` lists new and changed tests. Returns
-/// the guests' reports, also if tests failed.
+/// the guests' reports, even if tests failed.
 pub fn run(
     built: &Built,
     local: &Path,
@@ -79,7 +78,7 @@ pub fn run(
         driver.arg("--record").arg(root().join("tests/vm/verifier.toml"));
     }
     let result = run_command(driver.args(kernels));
-    // The driver may have failed before it had a result.
+    // If the driver has failed before it had a result, there is no file.
     let text = fs::read_to_string(&results).unwrap_or_else(|_| "[]".to_owned());
     let summaries = serde_json::from_str(&text).with_context(|| format!("read {}", results.display()))?;
     Ok((summaries, result))

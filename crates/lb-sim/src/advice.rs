@@ -1,11 +1,11 @@
 //! Recommends a subset for a fleet, and compares it with the other choices.
 //!
 //! The recommendation is Rocksteadier with automatic size, with one exception. If a few clients use
-//! many backends, Rocksteadier may need more than twice the fleet's minimum number of connections.
-//! Then the recommendation is an aperture: its fractional edges waste nothing. But if a backend is
-//! added, the clients of an aperture reconnect to most of their backends, so a smaller saving does
-//! not justify an aperture. If clients are unequal or absent, subsets are large enough that most of
-//! the capacity is still usable.
+//! many backends, Rocksteadier may need more than twice as many connections as the fleet needs at
+//! least. Then the recommendation is an aperture, because its fractional edges waste no
+//! connections. But if a backend is added, the clients of an aperture reconnect to most of their
+//! backends, so a smaller saving does not justify an aperture. If clients are unequal or absent,
+//! the recommended subsets are so large that most of the capacity is still usable.
 
 use lb_core::service::{Size, Subset};
 use lb_core::subset::Algorithm;
@@ -17,7 +17,7 @@ use crate::metrics::interval::Interval;
 use crate::metrics::{block_shares, raw_utilization};
 use crate::unequal::{Inequality, UnequalLoads, guarantee, size_for};
 
-/// A fixed size to compare with: the SRE book's example.
+/// A fixed size for comparison: the SRE book's example.
 const BOOK_SIZE: u32 = 20;
 
 /// The maximum number of pairs of a client and a backend for which the comparison includes
@@ -31,34 +31,35 @@ pub struct Question {
     /// N: the number of backends.
     pub backends: u32,
     pub seed: u64,
-    /// How unequal the clients are, and how many of them are absent.
+    /// How unequal the clients' rates are, and which part of the clients is absent.
     pub inequality: Inequality,
 }
 
 /// The quality of one subset for a fleet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Assessment {
-    /// The maximum number of connections of one client.
+    /// The largest number of connections that one client has.
     pub each: u32,
-    /// The connections of all clients.
+    /// The number of connections of all clients together.
     pub all: u64,
-    /// Raw utilization if every client divides its traffic evenly, or by its own weights in an
-    /// aperture.
+    /// Raw utilization if every client divides its traffic evenly. In an aperture, the clients use
+    /// the weights of the aperture instead.
     pub even: f64,
     /// Raw utilization with structural weights.
     pub weighted: f64,
-    /// The cost of one more backend.
+    /// The cost if one backend is added.
     pub backend: ChangeCost,
-    /// The cost of one more client for the other clients.
+    /// The cost to the existing clients if one client is added.
     pub client: ChangeCost,
-    /// The largest part of a subset within a tenth of the backends, which may restart together.
+    /// The largest part of one client's subset that lies within a block of neighbouring backends. A
+    /// block is a tenth of all backends; the backends of a block may restart together.
     pub restart: f64,
     /// How even the loads are with structural weights, if clients are unequal or absent; otherwise
     /// `None`.
     pub unequal: Option<UnequalLoads>,
 }
 
-/// The cost of a change of the fleet for its clients: which part of its subset a client drops.
+/// What a change of the fleet costs its clients: the part of its subset that a client drops.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct ChangeCost {
     /// The mean over the clients.
@@ -87,11 +88,11 @@ pub struct SubsetChoice {
 pub struct Advice {
     pub answer: SubsetChoice,
     pub alternatives: Vec<SubsetChoice>,
-    /// The smallest sensible size: it covers the client's part of the backends, and the loss of
-    /// some backends.
+    /// The smallest sensible size: with it, subsets cover all backends, and a client can lose some
+    /// of its backends.
     pub least: u32,
-    /// The smallest size for unequal or absent clients; [`MIN_AUTO_SIZE`] if clients are equal and
-    /// present.
+    /// The smallest size that is enough for the unequal or absent clients; [`MIN_AUTO_SIZE`] if all
+    /// clients are equal and present.
     pub min: u32,
 }
 
@@ -119,7 +120,7 @@ impl Advice {
         if u64::from(question.clients) * u64::from(question.backends) <= MAX_PAIRS {
             alternatives.push(random);
         }
-        // A subset as large as the service is the same as the choice `all`.
+        // A subset with every backend of the service is the same as the choice `all`.
         alternatives.retain(|choice| choice.size(question) < question.backends);
         alternatives.push(all);
         alternatives.retain(|choice| *choice != answer);
@@ -128,8 +129,9 @@ impl Advice {
 }
 
 impl SubsetChoice {
-    /// If the arcs of this choice lie side by side: the smallest size at which arcs overlap. Shares
-    /// can follow unequal weights of backends only if arcs overlap.
+    /// The smallest size at which the arcs of this choice would overlap, if its arcs only lie side
+    /// by side; otherwise `None`. Shares can follow unequal weights of backends only if arcs
+    /// overlap.
     pub fn overlapping_size(&self, question: &Question) -> Option<u32> {
         let fleet = self.fleet.filter(|fleet| fleet.algorithm.is_aperture())?;
         let is_side_by_side =
@@ -150,7 +152,8 @@ impl Question {
         Fleet { algorithm, clients, backends, size, seed }
     }
 
-    /// Returns the choice that results from a subset.
+    /// Returns this subset as a choice, with the fleet that uses it and the size that the subset
+    /// has there.
     fn choice(&self, subset: Subset) -> SubsetChoice {
         let size_of = |algorithm, size| match size {
             Size::Fixed(size) => size,
@@ -179,8 +182,9 @@ impl Question {
             let unequal = inequality.map(|inequality| UnequalLoads::of(&fleet, &graph, &sharing, inequality));
             (raw_utilization(&sharing.loads(&graph)), unequal)
         };
-        // The changed fleet may have another automatic size. The largest allowed fleet has no
-        // larger neighbour, so it is compared with the next smaller fleet.
+        // The changed fleet may have another automatic size. If this fleet already has the largest
+        // allowed number, there is no larger neighbour, so the fleet is compared with the next
+        // smaller one.
         let dropped = |other: Self| {
             let Some(other) = other.choice(choice.subset).fleet else {
                 return ChangeCost { mean: 0.0, worst: 0.0 };
@@ -191,7 +195,7 @@ impl Question {
         };
         let backends = if self.backends < MAX_BACKENDS { self.backends + 1 } else { self.backends - 1 };
         let clients = if self.clients < MAX_CLIENTS { self.clients + 1 } else { self.clients - 1 };
-        // These computations run concurrently, because each solves its own weights, which takes
+        // The two computations run concurrently. Each solves structural weights, which takes
         // seconds for the largest fleets.
         let ((weighted, unequal), (backend, client)) = rayon::join(weighted, || {
             rayon::join(|| dropped(Self { backends, ..*self }), || dropped(Self { clients, ..*self }))
@@ -209,8 +213,8 @@ impl Question {
         }
     }
 
-    /// The quality if every client uses every backend. This needs no computation; large fleets
-    /// would have too many connections to store.
+    /// The quality if every client uses every backend. It follows without a computation, and large
+    /// fleets would have too many connections to store.
     fn assess_all(&self) -> Assessment {
         let nothing = ChangeCost { mean: 0.0, worst: 0.0 };
         Assessment {
@@ -251,7 +255,7 @@ mod tests {
         check(300, 300, Some((Algorithm::Rocksteadier, 12)));
         check(300, 1_000, Some((Algorithm::Rocksteadier, 12)));
         check(60, 1_000, Some((Algorithm::Rocksteadier, 32)));
-        // Few clients leave most rows of their lot unused, so Rocksteadier needs too many
+        // With few clients, most rows of their lot stay unused, so Rocksteadier needs too many
         // connections.
         check(3, 1_000, Some((Algorithm::ApertureShuffled, 12)));
         check(7, 200, Some((Algorithm::ApertureShuffled, 12)));
@@ -275,8 +279,8 @@ mod tests {
                 "{clients} and {backends}"
             );
             assert_eq!(choice(Algorithm::Rocksteadier).overlapping_size(&question), None);
-            // With this size every backend is in several arcs; with a size smaller by one, some
-            // backend is in only one arc.
+            // With this size every backend is in several arcs. With a size that is smaller by one,
+            // some backend is in only one arc.
             if let Some(size) = expected {
                 let fewest = |size| {
                     let fleet = Fleet { algorithm: Algorithm::Aperture, clients, backends, size, seed: 0 };

@@ -1,7 +1,8 @@
-//! A fleet: one job of client tasks and the backends of one service, the subsets of the tasks, and
-//! how the tasks divide their traffic among their subsets.
+//! A fleet: one job of client tasks and the backends of one service. The module has the subsets of
+//! the tasks, and how the tasks divide their traffic among their subsets.
 //!
-//! The planner computes everything else from this module. Must not know how even a subset is.
+//! The planner computes everything else from this module. Must not know how even the loads of
+//! subsets are.
 
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::subset::{self, Algorithm, Position};
@@ -11,15 +12,15 @@ use thiserror::Error;
 /// The maximum number of client tasks of a job, the same as in the daemon's configuration.
 pub const MAX_CLIENTS: u32 = 65_536;
 
-/// The maximum number of backends of a service: the orders have no more indexes.
+/// The maximum number of backends of a service: subsetting algorithms support no more indexes.
 pub const MAX_BACKENDS: u32 = MAX_INDEXES;
 
-/// The largest wanted size. A subset never exceeds the number of backends. The daemon accepts fixed
-/// sizes up to 256, or all backends.
+/// The largest size that may be wanted. A subset never exceeds the number of backends. The daemon
+/// accepts fixed sizes of at most 256, or all backends.
 pub const MAX_SIZE: u32 = MAX_BACKENDS;
 
-/// The maximum number of connections of a fleet. Each takes four bytes, so all take at most 128
-/// MiB. A fleet with subsets of at most 500 backends always has fewer connections.
+/// The maximum number of connections of a fleet. Each connection takes four bytes, so all take at
+/// most 128 MiB. A fleet with subsets of at most 500 backends never has more connections than this.
 pub const MAX_CONNECTIONS: u64 = 1 << 25;
 
 /// One job and one service. All client tasks and all backends run, and their indexes have no gaps.
@@ -55,7 +56,7 @@ impl Fleet {
         Position { client, clients, backends, size, seed }
     }
 
-    /// K: the size of a subset if it consists of whole backends.
+    /// K: the size of a subset that consists of whole backends.
     pub fn wanted(&self) -> u32 {
         self.size.min(self.backends)
     }
@@ -80,7 +81,7 @@ impl Fleet {
     pub fn connections(&self) -> u64 {
         let length = |client| u64::from(subset::length(self.algorithm, self.position(client)));
         if self.algorithm.is_aperture() {
-            // Arcs differ in length by one backend.
+            // The arcs of two clients may differ in length by one backend.
             (0..self.clients).map(length).sum()
         } else {
             u64::from(self.clients) * length(0)
@@ -98,8 +99,8 @@ impl Fleet {
     }
 }
 
-/// How the clients of a fleet divide their traffic among their subsets. Every client sends the same
-/// amount.
+/// How the clients of a fleet divide their traffic among the backends of their subsets. Every
+/// client sends the same amount.
 #[derive(Clone, Debug)]
 pub enum Sharing {
     /// Every backend of the subset gets the same amount.
@@ -145,15 +146,16 @@ impl Sharing {
     pub fn loads(&self, graph: &Graph) -> Vec<f64> {
         match self {
             Self::Even => {
-                // Subsets of whole backends all have the same length, so equal counts give loads
-                // that are equal to the bit.
+                // Subsets of whole backends all have the same length, so backends with equal counts
+                // get exactly equal loads.
                 let length = graph.rows().next().map_or(0, <[u32]>::len).max(1);
                 #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
                 let length = length as f64;
                 graph.connections().into_iter().map(|clients| f64::from(clients) / length).collect()
             }
             Self::Arcs(fleet) => {
-                // The sum is computed in whole units, so that equal loads are equal to the bit.
+                // The sum is computed in whole units, so that equal loads are exactly equal as
+                // floating-point numbers too.
                 let mut units = vec![0_u64; fleet.backends as usize];
                 for (client, row) in (0..fleet.clients).zip(graph.rows()) {
                     for (&backend, overlap) in row.iter().zip(overlaps(fleet, client)) {
@@ -170,7 +172,7 @@ impl Sharing {
     }
 }
 
-/// The overlaps of one client's arc with its backends.
+/// How much the arc of one client overlaps with each of its backends.
 fn overlaps(fleet: &Fleet, client: u32) -> Vec<u64> {
     subset::overlaps(fleet.algorithm, fleet.position(client))
         .expect("only aperture forms share by arcs")

@@ -1,12 +1,12 @@
 //! The planner makes the same decisions as the daemon ([`lb_core`]), for a whole fleet at once, and
 //! shows them in numbers and pictures.
 //!
-//! In reading order: a fleet and its subsets ([`fleet`]), or a job with a list as a daemon reads it
-//! ([`listed`]); the quality of subsets ([`metrics`]); random draws ([`sampling`]); the effect of
-//! unequal clients ([`unequal`]); all of these over many fleets ([`sweep`]); which subset to choose
-//! ([`advice`]); a fleet in virtual time ([`traffic`]); and pictures of everything ([`report`]).
-//! Each command has a module. Must not know of kernels, sockets or clocks: the same arguments give
-//! the same output on every machine.
+//! The modules in reading order: a fleet and its subsets ([`fleet`]), or a job with a list as a
+//! daemon reads it ([`listed`]); the quality of subsets ([`metrics`]); random draws ([`sampling`]);
+//! the effect of unequal clients ([`unequal`]); the quality of subsets for many fleets ([`sweep`]);
+//! which subset to choose ([`advice`]); a fleet in virtual time ([`traffic`]); and pictures of all
+//! results ([`report`]). Each command has a module. Must not depend on kernels, sockets or clocks:
+//! the same arguments give the same output on every machine.
 #![forbid(unsafe_code)]
 
 pub mod fleet;

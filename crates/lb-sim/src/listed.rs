@@ -1,7 +1,8 @@
-//! A job and a list of backends as a daemon reads it: with missing indexes, weights and lame ducks.
+//! A job, and a list of backends as a daemon reads it: some indexes may be missing, backends may
+//! have weights, and some may be lame ducks.
 //!
 //! The daemon's own code, [`Memberships`], computes which backends the tasks use, so the result
-//! equals the daemon's decision. Must not know the source of the list.
+//! equals the daemon's decision. Must not know where the list comes from.
 
 use lb_core::endpoint::EndpointList;
 use lb_core::membership::{Membership, Memberships};
@@ -20,7 +21,7 @@ pub struct ListedJob {
     pub list: EndpointList,
 }
 
-/// A job with more members than fit into memory.
+/// The tasks of a job have more members than fit into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "{tasks} clients may have {members} members of this list, and at most {MAX_CONNECTIONS} can be planned at once (fewer clients, or \
@@ -88,8 +89,8 @@ impl ListedJob {
 }
 
 impl ListedSubsets {
-    /// The load of each backend over its capacity, in the order of indexes, if tasks send at these
-    /// rates. Backends without a capacity are left out.
+    /// For each backend with a capacity, in the order of indexes: its load divided by its capacity,
+    /// if the tasks send at these rates.
     pub fn loads(&self, capacities: &[u16], rates: &[f64]) -> Vec<f64> {
         let mut loads = vec![0.0; capacities.len()];
         for ((row, shares), rate) in self.graph.rows().zip(&self.shares).zip(rates) {
@@ -101,7 +102,7 @@ impl ListedSubsets {
         wanted.map(|(load, capacity)| load / f64::from(*capacity)).collect()
     }
 
-    /// For each backend with a capacity: how many tasks use it.
+    /// For each backend with a capacity, in the order of indexes: how many tasks use it.
     pub fn connections(&self, capacities: &[u16]) -> Vec<u32> {
         let all = self.graph.connections();
         all.into_iter()

@@ -1,4 +1,4 @@
-//! socklb-sim: plans subsets before they are in production.
+//! socklb-sim: plans subsets before they are used in production.
 //!
 //! All code is in the library, so that tests and benchmarks can call it.
 

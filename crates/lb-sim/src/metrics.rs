@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use lb_core::weights::Graph;
 use serde::Serialize;
-// The daemon's automatic sizes also use this function, so there is only one definition.
+// The daemon chooses automatic sizes with this function too, so there is only one definition.
 pub use lb_core::weights::raw_utilization;
 
 pub mod overlap;
@@ -16,14 +16,14 @@ pub mod churn;
 
 pub mod interval;
 
-/// The smallest, mean and largest of some numbers, and their relative standard deviation, computed
-/// as for a whole population.
+/// The smallest, mean and largest of some numbers, and their relative standard deviation. The
+/// numbers count as the whole population, not as a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {
     pub min: f64,
     pub mean: f64,
     pub max: f64,
-    /// Standard deviation over mean; 0 if the mean is 0.
+    /// The standard deviation divided by the mean; 0 if the mean is 0.
     pub rsd: f64,
 }
 
@@ -60,8 +60,8 @@ pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     sum / f64::from(count.max(1))
 }
 
-/// The smallest value for which at least `percent` percent of the values are at most as large
-/// (nearest rank); 0 without values.
+/// The percentile by the nearest-rank method: the smallest value such that at least `percent`
+/// percent of the values are not larger. It is 0 without values.
 pub fn percentile(values: &[f64], percent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -69,8 +69,8 @@ pub fn percentile(values: &[f64], percent: usize) -> f64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
-/// Adjusted utilization (ACM Queue 2022): the best possible largest count for this number of whole
-/// connections, ceil(M K / N), over the actual largest count.
+/// Adjusted utilization (ACM Queue 2022): the best possible largest count of connections at a
+/// backend, which is ceil(M K / N), divided by the actual largest count.
 pub fn adjusted_utilization(connections: &[u32]) -> f64 {
     let largest = connections.iter().copied().max().unwrap_or(0);
     if largest == 0 {
@@ -82,7 +82,7 @@ pub fn adjusted_utilization(connections: &[u32]) -> f64 {
     best / f64::from(largest)
 }
 
-/// The part of an old subset that is missing in a new one.
+/// The part of an old subset that the new one does not contain.
 pub fn dropped(old: &[u32], new: &[u32]) -> f64 {
     if old.is_empty() {
         return 0.0;
@@ -92,16 +92,16 @@ pub fn dropped(old: &[u32], new: &[u32]) -> f64 {
     part(gone, old.len())
 }
 
-/// The largest part of a subset within `block` consecutive indexes. A client loses this part at
-/// once when a rolling restart takes the backends down in the order of their indexes, `block` at a
-/// time. Blocks do not wrap around.
+/// The largest part of a subset that lies within `block` consecutive indexes. If a rolling restart
+/// takes the backends down in the order of their indexes, `block` at a time, a client loses at most
+/// this part at once. A block does not continue from the last index to the first.
 pub fn block_share(subset: &[u32], block: u32) -> f64 {
     let mut sorted = subset.to_vec();
     sorted.sort_unstable();
     let mut first = 0;
     let mut most = 0;
     for (last, &backend) in sorted.iter().enumerate() {
-        // Advances `first` to the start of the block that ends at this backend.
+        // Moves `first` forward to the start of the block that ends at this backend.
         while backend - sorted[first] >= block.max(1) {
             first += 1;
         }
@@ -110,8 +110,8 @@ pub fn block_share(subset: &[u32], block: u32) -> f64 {
     part(most, sorted.len())
 }
 
-/// [`block_share`] of every client's subset. The mean is a client's expected loss at the worst
-/// moment of a restart; the maximum is the loss of the worst affected client.
+/// [`block_share`] of every client's subset. The mean is what a client loses on average at its
+/// worst moment of a restart. The maximum is what the worst affected client loses.
 pub fn block_shares(graph: &Graph, block: u32) -> Spread {
     Spread::of(&graph.rows().map(|subset| block_share(subset, block)).collect::<Vec<f64>>())
 }

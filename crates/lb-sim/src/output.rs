@@ -1,14 +1,14 @@
 //! Writes results to standard output: text for people, or one line of JSON for programs.
 //!
-//! If the reader closes the pipe early, this is not an error. Must not know what the results are.
+//! It is no error if the reader closes the pipe early. Must not know what the results are.
 
 use std::io::{self, BufWriter, Write};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// The version of the shape of the JSON. Within a version, fields may be added, but not changed or
-/// removed.
+/// The version of the JSON format. Within a version, fields may be added, but no field is changed
+/// or removed.
 pub const SCHEMA: u32 = 1;
 
 pub fn text(text: impl std::fmt::Display) -> Result<()> {
@@ -26,7 +26,7 @@ pub fn json(value: &impl Serialize) -> Result<()> {
 fn finish(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
     match write(&mut out).and_then(|()| out.flush()) {
-        // A reader such as `head` stops reading early.
+        // A reader such as `head` closes the pipe early.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("write to standard output"),
     }

@@ -1,9 +1,9 @@
-//! The report: the figures of three publications on subsets and load, computed with socklb's own
-//! decisions, as one page with its files.
+//! The report: figures of three publications on subsets and load, which socklb's own code computes
+//! again. It is one page with its files.
 //!
-//! In reading order: the content of sections ([`palette`], [`numbers`], [`section`]), one module
-//! per question, then the page and its directory. The same build gives the same bytes: the report
-//! contains no dates and nothing about the machine.
+//! The modules in reading order: the elements of sections ([`palette`], [`numbers`], [`section`]),
+//! one module for each question, then the page and its directory. The same build writes the same
+//! bytes: the report contains no dates and nothing about the machine.
 
 pub mod palette;
 
@@ -68,12 +68,12 @@ pub fn steps(extent: Extent) -> u64 {
         + OTHER * OTHERS
 }
 
-/// Progress steps of one play of a scenario with load, and of a section without plays and sweeps. A
-/// step is one or two milliseconds of CPU time.
+/// The progress steps of one play of a scenario with load, and below, of a section without plays
+/// and sweeps. A step takes one or two milliseconds of CPU time.
 const PLAY: u64 = 800;
 const OTHER: u64 = 400;
 
-/// How many sections have neither plays nor sweeps.
+/// The number of sections that have neither plays nor sweeps.
 const OTHERS: u64 = 9;
 
 /// All sections, in reading order.
@@ -96,7 +96,7 @@ pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<ReportSection> {
         &|| other(sizes::section(extent)),
         &|| load::section(extent, || bar.inc(PLAY)),
     ];
-    // The sections run concurrently, because some use only one processor and others use all.
+    // The sections run concurrently: some use only one processor, and others use all.
     sections.into_par_iter().with_max_len(1).map(|section| section()).collect()
 }
 

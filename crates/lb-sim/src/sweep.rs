@@ -1,8 +1,8 @@
 //! The sweep of the ACM article's Figure 2: one algorithm with one size, for every number of
-//! clients and backends up to a maximum. An algorithm that is even for one fleet may be uneven for
-//! the next.
+//! clients and backends up to a maximum. It covers every fleet, because an algorithm that is even
+//! for one fleet may be uneven for the next.
 //!
-//! Must not depend on the number of threads.
+//! The result must not depend on the number of threads.
 
 use lb_core::subset::Algorithm;
 use lb_core::weights::Graph;
@@ -14,16 +14,17 @@ use crate::metrics::{adjusted_utilization, raw_utilization};
 
 pub mod summary;
 
-/// The maximum numbers of clients and backends of a sweep: a million fleets.
+/// The upper bound of `max`, the maximum number of clients and of backends of a sweep. It allows
+/// about a million fleets.
 pub const MAX_MAX: u32 = 1_024;
 
-/// The maximum number of subset members that a sweep may examine. At this number it takes some
-/// minutes. If existing subsets stay the same while the number of clients grows, the sweep examines
-/// each member once, otherwise once for every fleet. The article's sweep examines 2^27 members with
-/// an algorithm of the second kind.
+/// The maximum number of subset members that a sweep may examine. A sweep with this number takes
+/// some minutes. If an additional client does not change the subsets of the existing ones, the
+/// sweep examines each member once, otherwise once for every fleet that contains it. With an
+/// algorithm of the second kind, the article's sweep examines 2^27 members.
 pub const MAX_LOOKS: u64 = 1 << 34;
 
-/// The same maximum with structural weights, for which the sweep examines each member many times.
+/// The maximum for a sweep with structural weights, which examines each member many times.
 pub const MAX_WEIGHTED_LOOKS: u64 = 1 << 31;
 
 /// A sweep: all fleets with 1 to `max` clients and `size` to `max` backends that have more
@@ -45,9 +46,9 @@ pub struct Cell {
     pub clients: u32,
     /// N: the number of backends.
     pub backends: u32,
-    /// Adjusted utilization, of connections.
+    /// Adjusted utilization of the numbers of connections.
     pub adjusted: f64,
-    /// Raw utilization: of connections, or of loads if the traffic is weighted.
+    /// Raw utilization of the numbers of connections, or of the loads if the traffic is weighted.
     pub raw: f64,
 }
 
@@ -128,17 +129,17 @@ impl Sweep {
             done();
             cells
         };
-        // The result is in the order of the numbers, whichever column finishes first.
+        // The result is in the order of the numbers of backends, whichever column finishes first.
         let columns: Vec<Vec<Cell>> = (self.size..=self.max).into_par_iter().map(column).collect();
         columns.concat()
     }
 
-    /// The fleets with this number of backends.
+    /// Computes the fleets with this number of backends.
     fn column(&self, algorithm: Algorithm, backends: u32) -> Vec<Cell> {
         let Self { size, max, seed, weighted } = *self;
-        // All clients of this algorithm share one permutation. It changes which backends are
-        // loaded, but not how much, and computing it for every client of every fleet would take
-        // most of the time.
+        // With this algorithm all clients share one permutation. The permutation decides which
+        // backends are loaded, but not how much. Computing it for every client of every fleet would
+        // take most of the time.
         let shuffled = algorithm == Algorithm::ApertureShuffled;
         let algorithm = if shuffled { Algorithm::Aperture } else { algorithm };
         let fleet = |clients| Fleet { algorithm, clients, backends, size, seed };
@@ -176,7 +177,8 @@ impl Sweep {
     }
 }
 
-/// The connections of each backend, and their maximum, updated as clients are added.
+/// The number of connections of each backend, and the largest of these numbers. Both are updated
+/// when a client is added.
 struct ConnectionCounter {
     connections: Vec<u32>,
     largest: u32,
@@ -198,7 +200,7 @@ impl ConnectionCounter {
     /// The utilizations of [`crate::metrics`], computed from the largest count only.
     fn cell(&self, clients: u32, size: u32) -> Cell {
         let backends = u32::try_from(self.connections.len()).expect("at most the most of a sweep");
-        // At most 2^20, the square of [`MAX_MAX`].
+        // The number is at most 2^20, the square of [`MAX_MAX`].
         let all = clients * size.min(backends);
         let largest = f64::from(self.largest);
         let adjusted = f64::from(all.div_ceil(backends)) / largest;

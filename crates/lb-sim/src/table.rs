@@ -1,5 +1,5 @@
-//! Tables for terminals with aligned columns: the first column to the left, numbers to the right,
-//! without colours or lines.
+//! Tables for terminals: the first column is aligned to the left, numbers to the right, and there
+//! are no colours or lines.
 //!
 //! This module also formats parts and ratios for the commands. Must not know what the numbers mean.
 
@@ -26,12 +26,12 @@ impl TextTable {
 impl fmt::Display for TextTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = Column::first_left(&self.headings);
-        // The default style has no width limit: a narrow terminal hides no column, and the output
-        // is the same everywhere.
+        // The default style has no width limit, so a narrow terminal hides no column, and the
+        // output is the same everywhere.
         let row = |row: usize| TableRow::of(self.rows[row].clone());
         let text = table(&columns, self.rows.len(), row, Style::default()).text;
-        // Lines begin with two blanks, where `status` puts the mark of a row. Rows here have no
-        // mark.
+        // Each line begins with two blanks, because tables of `status` have a mark there. Rows of
+        // the planner have no mark.
         text.lines().try_for_each(|line| writeln!(f, "{}", line.strip_prefix("  ").unwrap_or(line)))
     }
 }

@@ -1,8 +1,8 @@
-//! The effect of unequal or absent clients on subsets that are even for equal clients.
+//! How unequal or absent clients change the loads of subsets that are even for equal clients.
 //!
-//! Two results hold for every algorithm and every division of traffic, so they say more than random
-//! draws: [`deviation`] and [`guarantee`]. The first result gives the necessary size of subsets:
-//! [`size_for`].
+//! Two results hold for every algorithm and every way to divide traffic, so they are stronger than
+//! random draws: [`deviation`] and [`guarantee`]. The size that subsets need follows from the first
+//! result: [`size_for`].
 
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
 use lb_core::weights::{Graph, RUNGS};
@@ -15,27 +15,27 @@ use crate::sampling::Skew;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Inequality {
-    /// Standard deviation over mean of the clients' rates, lognormal.
+    /// The standard deviation of the clients' rates divided by their mean. The rates are lognormal.
     pub skew: f64,
-    /// Percent of the clients that are absent.
+    /// The percentage of the clients that is absent.
     pub missing: u32,
 }
 
-/// How even the backends' loads are for unequal or absent clients.
+/// How even the backends' loads are if clients are unequal or absent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct UnequalLoads {
-    /// The mean load over the largest.
+    /// The mean load divided by the largest.
     pub raw: Interval,
-    /// Standard deviation of the loads over their mean.
+    /// The standard deviation of the loads divided by their mean.
     pub rsd: Interval,
-    /// The deviation according to [`deviation`].
+    /// The deviation that the formula of [`deviation`] gives.
     pub law: f64,
-    /// The lower bound of [`guarantee`]; `None` if clients are unequal, or divide traffic without
-    /// weights.
+    /// The lower bound of [`guarantee`]; `None` if clients are unequal, or if they divide their
+    /// traffic without weights.
     pub guarantee: Option<f64>,
 }
 
-/// How many draws of clients are averaged.
+/// The number of draws of clients over which results are averaged.
 pub const DRAWS: u32 = 20;
 
 impl Inequality {
@@ -44,7 +44,8 @@ impl Inequality {
         self.skew == 0.0 && self.missing == 0
     }
 
-    /// Standard deviation over mean of the clients' rates. Absent clients count with a rate of 0.
+    /// The standard deviation of the clients' rates divided by their mean. Absent clients count
+    /// with a rate of 0.
     pub fn variation(self, clients: u32) -> f64 {
         let present = 1.0 - self.absent_part(clients);
         ((1.0 + self.skew * self.skew) / present - 1.0).sqrt()
@@ -55,7 +56,7 @@ impl Inequality {
         f64::from(absent(clients, self.missing)) / f64::from(clients)
     }
 
-    /// The rate of each client, draw by draw.
+    /// The rates of all clients, for one draw after the other.
     pub fn draws(self, clients: u32, seed: u64) -> impl Iterator<Item = Vec<f64>> {
         (0..DRAWS)
             .map(move |number| self.rates(clients, &mut SplitMix64::new(mix64(&[seed, 9, number.into()]))))
@@ -78,16 +79,16 @@ pub fn absent(clients: u32, percent: u32) -> u32 {
     u32::try_from(absent).map_or(clients, |absent| absent.min(clients)).min(clients.saturating_sub(1))
 }
 
-/// The formula: if client rates have this variation, loads have a deviation of
-/// `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`. It holds for every algorithm with its weights, if
-/// loads are even for equal clients.
+/// The formula for the deviation of loads. If the clients' rates have the variation `cv`, loads
+/// have the deviation `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`. It holds for every algorithm with
+/// its weights, if loads are even for equal clients.
 pub fn deviation(fleet: &Fleet, variation: f64) -> f64 {
     let (clients, backends, size) = (f64::from(fleet.clients), f64::from(fleet.backends), size(fleet));
     variation * (backends / (clients * size)).sqrt() * (1.0 - size / backends).sqrt()
 }
 
-/// The capacity that a client uses, in backends. An arc consists of whole parts of clients, and may
-/// be much longer than the configured size.
+/// How many backends' capacity a client uses. An arc consists of whole parts, each one client's
+/// part of the ring, and may be much longer than the configured size.
 fn size(fleet: &Fleet) -> f64 {
     if !fleet.algorithm.is_aperture() {
         return fleet.wanted().into();
@@ -97,20 +98,21 @@ fn size(fleet: &Fleet) -> f64 {
     float(parts * backends) / float(clients)
 }
 
-/// The guarantee: if a part of the clients is lost, utilization falls at most by that part, because
-/// no backend's load can rise. This holds if the remaining clients keep their shares. The part is
-/// that of the clients if all have equal rates, and otherwise that of the traffic.
+/// The guarantee: if a part of the clients is lost, utilization falls at most by this part, because
+/// no backend's load can rise. This holds if the shares of the remaining clients stay the same. If
+/// all clients have equal rates, the part is that of the clients, otherwise it is that of the
+/// traffic.
 pub fn guarantee(raw: f64, missing: f64) -> f64 {
     raw * (1.0 - missing)
 }
 
-/// The wanted part of the capacity that is usable before the first backend is full. More would be
-/// expensive: half the deviation needs subsets of nearly four times the size.
+/// The part of the capacity that should be usable before the first backend is full. A larger part
+/// would be expensive: halving the deviation takes subsets of nearly four times the size.
 pub const WANTED_UTILIZATION: f64 = 0.9;
 
-/// The part of the capacity that is expected to be usable. On average, the largest of N normal
-/// samples is less than `sqrt(2 ln N)` deviations above the mean. Rates have a longer tail than
-/// normal samples, so this estimate is only about right.
+/// An estimate of the part of the capacity that is usable. The largest of N normal samples is on
+/// average less than `sqrt(2 ln N)` deviations above the mean. Rates can be farther from their mean
+/// than normal samples, so this estimate is only roughly right.
 pub fn expected_utilization(fleet: &Fleet, inequality: Inequality) -> f64 {
     let largest = (2.0 * libm::log(f64::from(fleet.backends))).sqrt();
     let by_law = 1.0 / (1.0 + largest * deviation(fleet, inequality.variation(fleet.clients)));
@@ -122,8 +124,8 @@ pub fn expected_utilization(fleet: &Fleet, inequality: Inequality) -> f64 {
 }
 
 /// The smallest size for which [`WANTED_UTILIZATION`] is expected: the size of the fleet, or a
-/// larger size that `auto` supports. If no size suffices, the largest supported size below the
-/// number of backends.
+/// larger size that `auto` supports. If no size is enough, this is the largest supported size below
+/// the number of backends.
 pub fn size_for(fleet: &Fleet, inequality: Inequality) -> u32 {
     let is_enough =
         |size: &u32| expected_utilization(&Fleet { size: *size, ..*fleet }, inequality) >= WANTED_UTILIZATION;
@@ -181,8 +183,8 @@ mod tests {
         assert!((third - 1000.0 / 3.0).abs() < 1e-9, "{third}");
         assert_eq!(size(&fleet(Algorithm::ApertureShuffled, 700)), 1000.0);
         assert_eq!(size(&fleet(Algorithm::Rocksteadier, 12)), 12.0);
-        // Each backend has one client, so the loads deviate as the client rates do, with a
-        // correction because there are only three clients.
+        // Each backend has one client, so loads deviate as the clients' rates do. There are only
+        // three clients, which needs a correction.
         let law = deviation(&fleet(Algorithm::Aperture, 12), 0.3);
         assert!((law - 0.3 * (2.0_f64 / 3.0).sqrt()).abs() < 1e-9, "{law}");
     }
@@ -196,7 +198,7 @@ mod tests {
                 assert!((0.9..1.1).contains(&part), "{algorithm} {skew} {missing}: {loads:?}");
             }
         }
-        // Computed by hand: 0.5 * sqrt(300 / 6000) * sqrt(14 / 15).
+        // The expected value was computed by hand: 0.5 * sqrt(300 / 6000) * sqrt(14 / 15).
         let fleet = Fleet { algorithm: Algorithm::Random, clients: 300, backends: 300, size: 20, seed: 0 };
         assert!((deviation(&fleet, 0.5) - 0.108).abs() < 1e-3);
     }
@@ -209,7 +211,7 @@ mod tests {
             assert!(loads.raw.mean >= least && loads.raw.mean < 1.0, "{missing}: {loads:?}");
         }
         let unequal = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.5, missing: 0 });
-        // 0.72 was measured for a fleet of this size.
+        // A measurement with a fleet of this size gave 0.72.
         assert!(unequal.guarantee.is_none() && (0.69..0.76).contains(&unequal.raw.mean), "{unequal:?}");
     }
 

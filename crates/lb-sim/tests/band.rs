@@ -1,11 +1,11 @@
-//! Plays subsets that grow and shrink with their task's load. Each task holds a connection to every
-//! member, so the number of connections equals the number of members.
+//! Plays subsets that grow and shrink with the load of their task. Each task holds a connection to
+//! every member, so the number of connections is the number of members.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::{TrafficReport, play};
 
-/// Plays requests of 100 ms that arrive at this rate per second, so a tenth of the rate is open on
-/// average.
+/// Plays requests that each last 100 ms and arrive at this rate per second. So on average a tenth
+/// of `rate` requests are open.
 fn played(rate: u32, more: &str) -> TrafficReport {
     let text = format!(
         r#"
@@ -38,13 +38,13 @@ fn sizes(report: &TrafficReport) -> Vec<f64> {
 
 #[test]
 fn subsets_grow_when_load_rises_and_shrink_when_it_falls() {
-    // From the fourth minute to the sixth, the load is four times higher: each task has 40 open
-    // requests instead of 10.
+    // From the end of the fourth minute to the end of the sixth, the load is four times as high:
+    // each task has 40 open requests instead of 10.
     let report = played(100, "burst = { factor = 4.0, every = \"4m\", for = \"2m\" }");
     let sizes = sizes(&report);
     assert!(sizes[..24].iter().all(|size| *size == 12.0), "the least: {sizes:?}");
     assert!(sizes[24..36].windows(2).all(|pair| pair[0] <= pair[1]), "they grow: {sizes:?}");
-    // 40 / 1.125 is 35.6; chance makes the subsets slightly larger.
+    // 40 / 1.125 is 35.6. Because of chance the subsets are slightly larger.
     assert!((35.5..39.0).contains(&sizes[30]) && (35.5..39.0).contains(&sizes[35]), "{sizes:?}");
     assert!(sizes[36..].windows(2).all(|pair| pair[0] >= pair[1]), "they shrink: {sizes:?}");
     assert_eq!(sizes[47], 12.0, "{sizes:?}");
@@ -58,9 +58,10 @@ fn subsets_stay_the_same_under_constant_load() {
     let moved = |report: &TrafficReport| {
         report.steps[12..].iter().map(|row| row.counts.moved + row.counts.opened).sum::<u64>()
     };
-    // Three cases: far below the minimum size; in the middle of the band at the minimum size; and
-    // 20 open requests, for sizes of 18 to 22. Requests arrive at random, so occasionally one
-    // member is added or removed: in at most one of 120 evaluations; there are 3,600.
+    // There are three cases: a load far below that of the minimum size; a load in the middle of the
+    // band at the minimum size; and 20 open requests, which suit sizes of 18 to 22. Requests arrive
+    // at random, so at times one member is added or removed. This happens in at most one of 120
+    // evaluations, and there are 3,600 evaluations.
     for (rate, most) in [(5, 0), (120, 30), (200, 30)] {
         let report = played(rate, "");
         let sizes = sizes(&report);

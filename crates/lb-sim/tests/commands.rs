@@ -1,5 +1,5 @@
-//! The program's commands as a person or a script runs them: their output, the shape of their JSON,
-//! and the refusal of every kind of bad input. `figures.rs` checks the figures themselves.
+//! The program's commands as a person or a script runs them: their output, the fields of their
+//! JSON, and the refusal of every kind of bad input. `figures.rs` checks the figures themselves.
 
 use std::process::{Command, Output};
 
@@ -26,7 +26,8 @@ fn document(arguments: &str) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Checks that the command fails with this status and this message, and prints nothing.
+/// Checks that the command fails with this status and this message, and writes nothing to standard
+/// output.
 #[track_caller]
 fn check_refused(arguments: &str, status: i32, expected: &str) {
     let output = run(arguments);
@@ -43,7 +44,7 @@ fn fields(value: &Value) -> Vec<&str> {
 
 #[test]
 fn subset_shows_the_backends_of_each_client() {
-    // The expected values are a row of lb-core's test vectors.
+    // The expected values are those of a row of lb-core's test vectors.
     assert_eq!(
         document("subset --algorithm round-robin --clients 3 --backends 10 --size 4 --json"),
         json!({
@@ -88,7 +89,7 @@ fn lots_show_how_the_article_deals_backends() {
         dealt.sort_unstable();
         assert!(dealt.into_iter().eq(10 * lot..10 * lot + 10), "each lot is shuffled for itself");
     }
-    // A client reads its own row and then the next rows, without the padding.
+    // A client reads its own row, and then the following rows without the padding.
     for client in answer["clients"].as_array().unwrap() {
         let row = usize::try_from(client["row"].as_u64().unwrap()).unwrap();
         let read = rows.iter().cycle().skip(row).take(10).flatten().filter(|backend| **backend < 55);
@@ -123,7 +124,7 @@ fn a_64_bit_seed_is_printed_exactly() {
 #[test]
 fn weights_are_shown_on_request_and_always_for_apertures() {
     let fleet = "--clients 3 --backends 7 --size 2 --json";
-    // Twitter's example: peer 1 of 3, with 7 backends.
+    // The example in Twitter's post: client 1 of 3, with 7 backends.
     let aperture = document(&format!("subset --algorithm aperture --client 1 {fleet}"));
     let weights = [2.0 / 7.0, 3.0 / 7.0, 2.0 / 7.0];
     assert_eq!(aperture["subsets"], json!([{ "client": 1, "backends": [2, 3, 4], "weights": weights }]));
@@ -192,9 +193,9 @@ fn balance_of_all_algorithms_is_a_table() {
 #[test]
 fn churn_shows_each_step_and_the_whole_change() {
     let answer = document("churn --algorithm ringsteady --clients 4 --backends 4..6 --size 2 --json");
-    // Clients are at 0, 1/2, 1/4 and 3/4 of the ring. Backend 4 is added at 1/8 and becomes the
-    // second backend of client 0. Backend 5 is added at 5/8 and becomes the second backend of
-    // client 1.
+    // The four clients are at 0, 1/2, 1/4 and 3/4 of the ring. Backend 4 is added at 1/8, and
+    // becomes the second backend of client 0. Backend 5 is added at 5/8, and becomes the second
+    // backend of client 1.
     let step = |from, to, minimum: f64| json!({ "from": from, "to": to, "mean": 0.125, "worst": 0.5, "replaced": 0, "minimum": minimum });
     let minimum = |from: f64, to: f64| 1.0 - from * (2.0 / to) / 2.0;
     assert_eq!(answer["results"][0]["steps"][0]["from"], json!(4));
@@ -235,7 +236,7 @@ fn churn_accepts_ranges_of_clients_and_sizes() {
 fn sweep_covers_all_fleets() {
     let answer = document("sweep --algorithm ringsteady-both-scaled,random --size 2 --max 9 --json");
     assert_eq!(fields(&answer), ["cells", "max", "results", "schema", "seed", "size", "weighted"]);
-    // M is N/2 + 1 to 9, N is 2 to 9.
+    // N is 2 to 9. For each N, M is N/2 + 1 to 9.
     assert_eq!(answer["cells"], json!(8 + 8 + 7 + 7 + 6 + 6 + 5 + 5));
     let all_equal = json!({ "mean": 1.0, "min": 1.0, "p1": 1.0, "p5": 1.0, "p50": 1.0 });
     assert_eq!(answer["results"][0]["algorithm"], json!("ringsteady-both-scaled"));
@@ -329,7 +330,7 @@ fn advise_accounts_for_unequal_and_absent_clients() {
         assert!(text.lines().count() <= 36, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     }
-    // Without skew and absent clients, the output does not mention them.
+    // If no clients are unequal or absent, the output does not mention this.
     assert_eq!(of("--skew 0 --missing 0"), of(""));
 
     let answer = document("advise --clients 300 --backends 300 --skew 0.5 --missing 10 --json");

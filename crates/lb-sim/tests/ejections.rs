@@ -1,5 +1,5 @@
-//! Clients that eject backends: the keys that configure ejection, and properties that hold for
-//! every kind of failure.
+//! Clients that eject backends: the keys that configure ejection, and properties that hold whatever
+//! way backends fail in.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::TrafficCounts;
@@ -66,8 +66,8 @@ fn ejection_has_the_keys_of_the_configuration() {
     assert!(fault.starts_with("x.toml:9:1: ejection needs connects, and no job makes any"), "{fault}");
 }
 
-/// One client and two backends; one of them fails from the first to the last second. The client
-/// makes a connect every tenth of a second.
+/// One client and two backends, one of which fails during the whole run. The client makes a connect
+/// every tenth of a second.
 fn failing(mode: &str, ejection: &str) -> String {
     format!(
         "title = \"one\"\nduration = \"60s\"\nstep = \"60s\"\nbackends = {{ count = 2 }}\n[[job]]\nname = \"one\"\ntasks = 1\n\
@@ -83,20 +83,20 @@ fn each_kind_of_failure_is_ejected_after_its_number_of_connects() {
             let report = played(&failing(mode, ejection), seed);
             report.ejection.expect("it ejects").runs.remove(0)
         };
-        // The ejections of 5, 10 and 20 seconds end with three failing trials.
+        // Each of the ejections of 5, 10 and 20 seconds ends with a failed trial.
         let refused = run("refuse", "{}");
         assert_eq!((refused.most.failed, refused.counts.failed, refused.counts.trials), (5, 8, 3));
-        // A client gives up an unanswered connect after three seconds, and meanwhile begins five
-        // more per second. So about fifteen are unanswered when the first five have failed, with
-        // one or two more or fewer at the edges. Each trial also takes three seconds.
+        // A client gives up an unanswered connect after three seconds. Until then it begins five
+        // more per second. So when the first five have failed, about fifteen are unanswered; there
+        // may be one or two more or fewer. Each trial also takes three seconds.
         let silent = run("blackhole", "{}");
         assert!((18..=22).contains(&silent.most.failed), "{silent:?}");
         assert_eq!(silent.counts.trials, 3);
-        // An established connection subtracts one failure, and a reset at once counts as two, so
-        // four connects suffice for an ejection. Each trial readmits the backend for a moment.
+        // An established connection subtracts one failure, and a reset at once counts as two. So
+        // four connects are enough for an ejection. Each trial readmits the backend for a moment.
         let reset = run("reset_at_once", "{}");
         assert_eq!((reset.most.failed, reset.counts.trials, reset.counts.readmissions), (4, 3, 3));
-        // The configured values apply.
+        // The configured values are used instead of the defaults.
         let sooner = run("refuse", "{ failures = 2, base = \"1s\", max = \"1s\" }");
         assert_eq!(sooner.most.failed, 2);
         assert!((50..=62).contains(&sooner.counts.trials), "{sooner:?}");
@@ -114,8 +114,8 @@ fn above_256_members_ejection_works_without_their_list() {
     assert!(run.most.trials <= 5 && run.well_after_us.is_some(), "{run:?}");
 }
 
-/// A scenario with backends that fail in some way, clients that eject them by some rules, and other
-/// events.
+/// A scenario with backends that fail in some way, clients that eject them by some rules, and, if
+/// `changes` is set, other events.
 fn busy(changes: bool) -> impl Strategy<Value = String> {
     let rules = (1u32..8, 1u32..4, 0u32..20).prop_map(|(failures, base, more)| {
         format!("{{ failures = {failures}, base = \"{base}s\", max = \"{}s\" }}", base + more)
@@ -155,7 +155,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// Every arrival and every connection is counted once, and the steps add up to the totals,
-    /// whatever fails and changes.
+    /// whatever fails or changes.
     #[test]
     fn counts_stay_consistent_while_backends_are_ejected(text in busy(true), seed in any::<u64>()) {
         let report = played(&text, seed);
@@ -178,7 +178,7 @@ proptest! {
         );
     }
 
-    /// As long as the members stay the same, the last one is never ejected.
+    /// While the members stay the same, the last available one is never ejected.
     #[test]
     fn the_last_available_backend_is_never_ejected(text in busy(false), seed in any::<u64>()) {
         let report = played(&text, seed);

@@ -1,5 +1,5 @@
-//! Backends that fail while they are listed: the results of connects, compared with calculations by
-//! hand.
+//! Backends that fail while they are still in the list: the results of connects, compared with
+//! calculations by hand.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::{RequestErrors, TrafficCounts};
@@ -11,8 +11,8 @@ fn played(text: &str) -> TrafficReport {
     play(&scenario, 1)
 }
 
-/// One client connects once per second to two backends in turn, for 12 seconds; each connection
-/// lasts two seconds.
+/// One client, which connects once per second to two backends in turn, for 12 seconds. Each
+/// connection lasts two seconds.
 fn one_client(lines: &str) -> String {
     format!(
         "title = \"one client\"\nduration = \"12s\"\nstep = \"4s\"\nbackends = {{ count = 2 }}\n\
@@ -52,9 +52,9 @@ const WELL: TrafficCounts = TrafficCounts {
 #[test]
 fn a_refusing_backend_fails_half_of_the_connects() {
     let report = played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nshare = 1\n"));
-    // When the failure begins, two connections are open, one to each backend, and one of them is
-    // cut. Two of four connects fail. The other open connection ends within the step, and so does
-    // the first of the two connections that are established in it.
+    // When the failure begins, there is one open connection to each backend. One of the two is cut.
+    // Two of four connects fail. The other open connection ends within the step, and so does the
+    // first of the two that are established in it.
     let first = TrafficCounts { served: 2, closed: 2, ..WELL };
     let second = TrafficCounts {
         served: 2,
@@ -76,7 +76,8 @@ fn connects_to_a_silent_backend_stay_open_until_they_are_given_up() {
         "[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"blackhole\"\ntimeout = \"2s\"\n",
     ));
     let errors: Vec<RequestErrors> = report.steps.iter().map(|row| row.counts.errors).collect();
-    // Two connects are unanswered: one is given up before the backend recovers, and one after.
+    // Two connects are unanswered. The client gives one up before the backend recovers, and one
+    // after.
     let cut = RequestErrors { cut: 1, ..RequestErrors::default() };
     assert_eq!(
         errors,

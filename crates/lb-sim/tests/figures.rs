@@ -1,5 +1,5 @@
-//! The known figures of the algorithms: from the SRE book, the ACM article, and this project's
-//! documentation. Each has a tolerance, with the reason for it.
+//! The known figures of the algorithms, from the SRE book, the ACM article and this project's
+//! documentation. Each has a tolerance, and the reason for it.
 //!
 //! These tests run whole sweeps of 59,148 fleets. Development builds optimize lb-core and lb-sim
 //! for this reason, so that all tests take seconds.
@@ -21,8 +21,8 @@ fn sweep(algorithm: Algorithm, seed: u64, weighted: bool) -> Vec<Cell> {
     cells
 }
 
-/// Checks that the mean adjusted utilization of the sweep is the published one, for each of these
-/// seeds.
+/// Checks for each of these seeds that the mean adjusted utilization of the sweep is the published
+/// one.
 #[track_caller]
 fn check_adjusted(algorithm: Algorithm, seeds: std::ops::Range<u64>, expected: f64, tolerance: f64) {
     for seed in seeds {
@@ -31,7 +31,7 @@ fn check_adjusted(algorithm: Algorithm, seeds: std::ops::Range<u64>, expected: f
     }
 }
 
-/// Half of the last of four digits, for results that do not depend on a seed.
+/// Half a unit of the last of four digits, for results that do not depend on a seed.
 const EXACTLY: f64 = 0.000_05;
 
 #[test]
@@ -43,7 +43,7 @@ fn the_books_deterministic_subsets_leave_six_percent_unused() {
 
 #[test]
 fn rotated_leftovers_leave_two_percent_unused() {
-    // The tolerance has the same reason as above.
+    // The tolerance has the same reason as that of the book's form.
     check_adjusted(Algorithm::Deterministic, 0..5, 0.983, 0.005);
 }
 
@@ -59,22 +59,22 @@ fn the_ringsteady_variants_are_reproduced_exactly() {
 fn rocksteadier_is_as_even_as_in_the_article_for_any_seed() {
     // The tolerance has the same reason as for the other shuffles.
     check_adjusted(Algorithm::RocksteadierScaled, 0..10, 0.945, 0.005);
-    // The seed also rotates the order of the lots, and some rotations suit the first lot of clients
-    // better than others.
+    // The seed also rotates the order of the lots. The first lot of clients gets a more even load
+    // with some rotations than with others.
     check_adjusted(Algorithm::Rocksteadier, 0..10, 0.943, 0.007);
 }
 
 #[test]
 fn weights_make_rocksteadier_even_from_two_clients_per_backend() {
-    // When the solution stops, loads may differ by 5e-4 from their targets; then the mean is 0.9995
+    // Where the solution stops, loads may differ by 5e-4 of their targets. Then the mean is 0.9995
     // of the largest load.
     for seed in [0, 7] {
         let cells = sweep(Algorithm::Rocksteadier, seed, true);
         let enough = cells.iter().filter(|cell| cell.clients * 20 >= 2 * cell.backends);
         let worst = enough.min_by(|a, b| a.raw.total_cmp(&b.raw)).expect("there are such fleets");
         assert!(worst.raw >= 0.999, "seed {seed}: {worst:?}");
-        // Without weights the mean is 0.903; with weights it is 0.9988, and hashes of other seeds
-        // change the last digit.
+        // The mean is 0.903 without weights, and 0.9988 with weights. With the hashes of other
+        // seeds, the last digit changes.
         let mean = Summary::of(cells.iter().map(|cell| cell.raw)).mean;
         assert!(mean >= 0.998, "seed {seed}: {mean}");
     }
@@ -90,7 +90,8 @@ fn figure_20_5_every_backend_has_exactly_ten_clients() {
     assert_eq!(graph.connections(), [10; 300]);
 }
 
-/// Smallest and largest count of connections relative to the mean, each averaged over 40 seeds.
+/// The smallest and the largest count of connections relative to the mean. Each is averaged over 40
+/// seeds.
 fn random_extremes(size: u32) -> (f64, f64) {
     let extremes = (0..40).map(|seed| {
         let graph = Fleet { seed, ..fleet(Algorithm::Random, 300, 300, size) }.graph();
@@ -103,9 +104,9 @@ fn random_extremes(size: u32) -> (f64, f64) {
 
 #[test]
 fn figures_20_3_and_20_4_random_subsets_are_uneven() {
-    // The book shows one sample of each: 63 % to 121 % (one in 150 samples has a minimum that low),
-    // and 50 % to 150 %. The means of samples are 75 % to 126 % and 54 % to 153 %; a mean of 40
-    // samples varies by about 1 % of the mean load.
+    // The book shows one sample of each size: 63 % to 121 % (one sample in 150 has so low a
+    // minimum), and 50 % to 150 %. On average, samples range from 75 % to 126 %, and from 54 % to
+    // 153 %. The mean of 40 samples varies by about 1 % of the mean load.
     let near = |(least, most): (f64, f64), expected: (f64, f64)| {
         assert!((least - expected.0).abs() <= 0.03, "{least}");
         assert!((most - expected.1).abs() <= 0.03, "{most}");
@@ -116,8 +117,8 @@ fn figures_20_3_and_20_4_random_subsets_are_uneven() {
 
 #[test]
 fn many_small_jobs_leave_no_backend_unused() {
-    // Without the rotation by the seed, all jobs of three clients would begin with the same lots of
-    // backends.
+    // If the seed did not rotate the order, every job of three clients would begin with the same
+    // lots of backends.
     let mut connections = vec![0; 250];
     for job in 0..100 {
         let seed = seed(&format!("job-{job}"), "users");
@@ -132,8 +133,8 @@ fn many_small_jobs_leave_no_backend_unused() {
 
 #[test]
 fn one_more_backend_moves_at_most_one_connection_per_client() {
-    // On average the necessary part moves, 1 of 101. Clients and backends are whole, so a twentieth
-    // more or less is possible.
+    // On average as much moves as is necessary, which is 1 of 101. Clients and backends are whole,
+    // so it may be a twentieth more or less.
     for seed in 0..10 {
         let before = Fleet { seed, ..fleet(Algorithm::Rocksteadier, 100, 100, 20) };
         let after = Fleet { backends: 101, ..before };
@@ -155,15 +156,15 @@ fn one_more_client_or_a_larger_size_moves_no_connection() {
 
 #[test]
 fn a_restart_of_a_tenth_affects_at_most_a_fifth_of_a_subset() {
-    // A tenth of 100 or more backends contains at most two columns of ten; a subset of 20 has ten
-    // columns.
+    // If there are 100 or more backends, a block of a tenth contains at most two columns of ten. A
+    // subset of 20 has ten columns.
     for (clients, backends) in [(100, 100), (300, 100), (1_000, 1_000)] {
         let graph = fleet(Algorithm::Rocksteadier, clients, backends, 20).graph();
         let spread = block_shares(&graph, backends / 10);
         assert!(spread.max <= 0.2, "{clients} clients, {backends} backends: {spread:?}");
         assert_eq!(distinct(&graph), clients);
     }
-    // If the backends are not shuffled, the arc of an aperture lies in one block.
+    // If backends are not shuffled, the arc of an aperture is within one block.
     let graph = fleet(Algorithm::Aperture, 300, 300, 10).graph();
     assert_eq!(block_shares(&graph, 30).max, 1.0);
 }
@@ -178,14 +179,15 @@ fn overlaps_are_as_published() {
     assert_eq!(distinct(&ringsteady), 100);
     let overlap = overlap(&ringsteady);
     assert_eq!(overlap.max, 0.95);
-    // The mean over 4,950 pairs of subsets, with three digits. The subsets cover 100 backends
-    // exactly evenly.
+    // The value is the mean over 4,950 pairs of subsets, to three digits. The subsets use each of
+    // 100 backends equally often.
     assert!((overlap.mean - 0.192).abs() < 0.000_5, "{}", overlap.mean);
 }
 
 #[test]
 fn an_aperture_needs_a_tenth_of_the_connections_and_is_exactly_even() {
-    // Twitter's figures: from 280,000 connections with random apertures of 140 to about 25,000.
+    // Twitter states these figures: from 280,000 connections, with random apertures of 140, to
+    // about 25,000.
     assert_eq!(fleet(Algorithm::Random, 2_000, 1_000, 140).connections(), 280_000);
     let aperture = fleet(Algorithm::Aperture, 2_000, 1_000, 12);
     assert_eq!(aperture.connections(), 25_000);
@@ -231,8 +233,8 @@ fn weighted_utilizations_match_the_vectors() {
     }
 }
 
-/// The usable part of the capacity while a random half of the tasks already knows `more` additional
-/// backends.
+/// The usable part of the capacity at a time when half of the tasks, chosen at random, already know
+/// that there are `more` additional backends.
 fn half_updated(algorithm: Algorithm, backends: u32, more: u32) -> f64 {
     let mut loads = vec![0.0; (backends + more) as usize];
     for (backends, is_updated) in [(backends, false), (backends + more, true)] {
@@ -249,7 +251,7 @@ fn half_updated(algorithm: Algorithm, backends: u32, more: u32) -> f64 {
     raw_utilization(&loads)
 }
 
-/// The table of docs/reference/subsets.md.
+/// The expected values are the table in docs/reference/subsets.md.
 #[test]
 fn late_lists_cost_least_if_orders_hardly_change() {
     let table = [
@@ -263,7 +265,7 @@ fn late_lists_cost_least_if_orders_hardly_change() {
     let mut wrong = Vec::new();
     for (algorithm, expected) in table {
         let measured = [1, 100, 250].map(|more| half_updated(algorithm, 1_000, more));
-        // The last digit depends on which tasks know the new list.
+        // The last digit depends on which tasks already know the new list.
         if measured.iter().zip(expected).any(|(measured, expected)| (measured - expected).abs() > 0.025) {
             wrong.push((algorithm, measured));
         }

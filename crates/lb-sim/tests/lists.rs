@@ -1,4 +1,4 @@
-//! Endpoint files and configurations as the planner reads them: the result equals that of a daemon.
+//! Endpoint files and configurations that the planner reads: the result must be that of a daemon.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,8 @@ use lb_core::service::{Service, Size, Subset, Task};
 use lb_core::subset::Algorithm;
 use serde_json::Value;
 
-/// Five endpoints with gaps between their indexes. One has three times the weight, and one is a
-/// lame duck.
+/// Five endpoints, with gaps between their indexes. One has a weight of three, and one is a lame
+/// duck.
 const ENDPOINTS: &str = r#"
 [[endpoint]]
 address = "10.0.0.1:80"
@@ -73,7 +73,7 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// The members that the daemon of a task uses: address and share of each.
+/// The members that the daemon of a task uses: the address and the share of each.
 fn of_daemon(service: &Service, task: Task) -> Vec<(String, f64)> {
     let list = ListFile { path: "users.toml".into(), port_name: None }
         .parse(ENDPOINTS.as_bytes(), None, &[])
@@ -126,7 +126,7 @@ fn a_configuration_supplies_job_size_algorithm_and_seed() {
         let expected = of_daemon(&service, Task { index: client, count: 12 });
         assert_eq!(of_planner(&shown, client as usize), expected, "client {client}");
     }
-    // Options take precedence over the configuration.
+    // Options override the configuration.
     let shown =
         document(folder.path(), "subset --config socklb.toml --clients 4 --size 2 --algorithm random --json");
     assert_eq!((shown["clients"].as_u64(), shown["algorithm"].as_str()), (Some(4), Some("random")));

@@ -1,4 +1,4 @@
-//! The effect of costs, machines and client rules on load and latency, compared with calculations
+//! How costs, machines and the clients' rules change load and latency, compared with calculations
 //! by hand.
 
 use lb_sim::traffic::figures::RunFigures;
@@ -25,7 +25,8 @@ fn near(value: f64, expected: f64, part: f64) {
     assert!((value - expected).abs() <= part * expected, "{value} in place of {expected}");
 }
 
-/// A hundred requests per second with a millisecond of CPU each, to two backends in turn.
+/// A hundred requests per second to two backends in turn. Each request takes a millisecond of CPU
+/// time.
 const STEADY: &str = r#"
 title = "steady"
 duration = "20s"
@@ -47,7 +48,8 @@ cost = { mean = "1ms", exact = true }
 fn utilization_is_rate_times_cost_over_capacity() {
     let report = played(&STEADY.replace("count = 2", "count = 2\ncores = 2\nspeed = [1.0, 0.5]"));
     let figures = figures(&report, 0);
-    // 50 requests per second of 1 ms and of 2 ms, on two cores.
+    // Each backend gets 50 requests per second on two cores; one backend needs 1 ms for each, the
+    // other 2 ms.
     near(figures.cpu[0], 0.025, 0.01);
     near(figures.cpu[1], 0.05, 0.01);
     near(figures.evenness.cpu_max_over_min.mean, 2.0, 0.01);
@@ -72,14 +74,14 @@ fn utilization_is_relative_to_the_quota_and_excess_work_waits() {
         let quota = "count = 2\nquota = { cores = [0.04, 0.08], period = \"25ms\" }";
         played(&STEADY.replace("count = 2", quota).replace("mean = \"1ms\"", &format!("mean = \"{cost}\"")))
     };
-    // 50 requests per second of half a millisecond, one after the other; two of them fit into a
-    // period.
+    // Each backend gets 50 requests per second, one after the other. The quota of a period is
+    // enough for two of them.
     let report = quota("500us");
     near(figures(&report, 0).cpu[0], 0.625, 0.01);
     near(figures(&report, 0).cpu[1], 0.3125, 0.01);
     near(figures(&report, 0).latency_ms.p99.mean, 0.5, 0.01);
-    // With 1.5 ms the requests need nearly twice the quota of one backend, and 15/16 of the quota
-    // of the other.
+    // If a request takes 1.5 ms, one backend needs nearly twice its quota, and the other 15/16 of
+    // its quota.
     let report = quota("1500us");
     near(figures(&report, 0).cpu[0], 1.0, 0.01);
     near(figures(&report, 0).cpu[1], 0.9375, 0.01);
@@ -107,7 +109,7 @@ fn every_policy_applies_weights_and_shares() {
 
 #[test]
 fn the_least_loaded_backend_is_the_faster_one() {
-    // The backend is so slow that a request is still under way when the next one arrives.
+    // The backend is so slow that a request is still in progress when the next one arrives.
     let text = STEADY
         .replace("count = 2", "count = 2\nspeed = [1.0, 0.1]")
         .replace("mean = \"1ms\"", "mean = \"4ms\"");
@@ -134,8 +136,9 @@ fn a_backend_that_resets_at_once_looks_idle_unless_errors_count() {
            [[run]]\nname = \"heeds\"\n[[run]]\nname = \"not\"\nerror_decay = \"off\"\n";
     let report = played(&text);
     let cut = report.summary.runs.iter().map(|total| total.counts.errors.cut).collect::<Vec<_>>();
-    // If errors do not count, most connects of ten seconds are cut. If they count, only the
-    // connections that are open at the start of the failure, and an occasional attempt.
+    // If errors do not count, most connects during the ten seconds are cut. If they count, only two
+    // kinds of connections are cut: those that are open when the failure begins, and those of
+    // occasional attempts.
     assert!(cut[1] > 700 && cut[0] < 30, "{cut:?}");
 }
 
@@ -144,8 +147,8 @@ fn a_limit_protects_a_slow_backend_and_may_refuse_requests() {
     let busy = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]");
     let errors = |lines: &str| counts(&played(&format!("{busy}{lines}"))).errors;
     assert_eq!(errors("active_limit = 5\n"), RequestErrors::default(), "the fast one has room");
-    // Every backend is at its limit: each processes one request of 31 ms at a time, at 100 requests
-    // per second.
+    // Every backend reaches its limit: there are 100 requests per second, each lasts 31 ms, and a
+    // backend may have one at a time.
     let long = "wait = \"30ms\"\nlives = \"even\"\nactive_limit = 1\n";
     assert_eq!(errors(&format!("{long}overflow = \"least-loaded\"\n")), RequestErrors::default());
     let refused = errors(&format!("{long}overflow = \"refuse\"\n"));
@@ -154,7 +157,7 @@ fn a_limit_protects_a_slow_backend_and_may_refuse_requests() {
 
 #[test]
 fn a_backend_continues_a_request_that_its_client_gave_up() {
-    // The slow backend needs 100 ms for each of 50 requests per second.
+    // The slow backend gets 50 requests per second, and needs 100 ms for each.
     let text = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]") + "timeout = \"500ms\"\n";
     let report = played(&text);
     let counted = counts(&report);
@@ -176,8 +179,8 @@ fn failed_requests_are_retried() {
         assert!(failed.sum() >= 490 && failed.sum() <= 510, "{mode}: half of ten seconds' {failed:?}");
         let (answered, down, cut) = (failed.answered, failed.down, failed.cut);
         assert!([answered, down, cut].iter().filter(|count| **count > 5).count() == 1, "{mode}: {failed:?}");
-        // Backends take turns, so an immediate retry reaches the healthy backend. An unanswered
-        // connect is retried after three seconds, when it may be the turn of either backend.
+        // Backends have turns, so a retry without delay reaches the healthy backend. An unanswered
+        // connect is retried after three seconds, when the next turn may be that of either backend.
         let most = if mode == "blackhole" { 200 } else { 10 };
         assert!(again.errors.sum() < most && again.retries > 490, "{mode}: {again:?}");
     }
@@ -213,8 +216,8 @@ fn neighbours_make_a_machine_slower() {
     let text = STEADY.replace("count = 2", "count = 2\nantagonist = { share = 50, every = \"100ms\" }");
     let cpu = &played(&text);
     let cpu = &figures(cpu, 0).cpu;
-    // Neighbours are absent half of the time. Otherwise they use 0 to 50 %, which makes requests 2
-    // ln 2 times longer on average.
+    // Half of the time there are no neighbours. Otherwise they use 0 to 50 % of the machine, which
+    // makes requests 2 ln 2 times as long on average.
     for cpu in cpu {
         near(*cpu, 0.05 * (1.0 + 2.0 * std::f64::consts::LN_2) / 2.0, 0.05);
     }
@@ -224,10 +227,11 @@ fn neighbours_make_a_machine_slower() {
 fn waiting_users_send_no_more_than_is_served() {
     let closed = "closed = { clients = 10, think = \"90ms\" }";
     let text = STEADY.replace("rate = 100.0", closed);
-    // Each of ten users has a cycle of about 91 ms.
+    // Each of the ten users takes about 91 ms from one request to the next.
     let counted = counts(&played(&text));
     near(f64::from(u32::try_from(counted.arrivals).expect("few")), 20.0 / 0.091 * 10.0, 0.02);
-    // Two machines that together process 20 requests per second limit the users to this rate.
+    // The two machines together process only 20 requests per second, which limits the users to this
+    // rate.
     let slow = counts(&played(&text.replace("count = 2", "count = 2\nspeed = 0.01")));
     near(f64::from(u32::try_from(slow.served).expect("few")), 20.0 * 20.0, 0.05);
     assert_eq!(slow.errors, RequestErrors::default());
@@ -242,8 +246,9 @@ fn tasks_may_be_absent_unequal_and_send_in_bursts() {
     near(f64::from(u32::try_from(arrivals("missing = 30\n")).expect("few")), 14_000.0, 0.01);
     near(f64::from(u32::try_from(arrivals("skew = 1.0\n")).expect("few")), 20_000.0, 0.02);
     near(f64::from(u32::try_from(arrivals("skew = { zipf = 1.0 }\n")).expect("few")), 20_000.0, 0.02);
-    // After the first 5 s, the rate is five times higher for a fifth of the time: 5 s at the normal
-    // rate, and 15 s at 1.8 times the rate.
+    // Bursts begin after the first 5 s. From then on the rate is five times as high for a fifth of
+    // the time. So for 5 s the rate is normal, and for 15 s it is on average 1.8 times the normal
+    // rate.
     let burst = "burst = { factor = 5.0, every = \"5s\", for = \"1s\" }\n";
     near(f64::from(u32::try_from(arrivals(burst)).expect("few")), 1_000.0 * (5.0 + 15.0 * 1.8), 0.02);
 }
@@ -253,7 +258,7 @@ fn requests_beyond_capacity_are_rejected_when_queues_are_full() {
     let text = STEADY.replace("count = 2", "count = 2\nspeed = 0.02\nqueue = 10");
     let report = played(&text);
     near(figures(&report, 0).asked.mean, 2.5, 0.01);
-    // 40 of 100 requests per second can be served.
+    // The backends can serve 40 of the 100 requests per second.
     let counted = counts(&report);
     near(f64::from(u32::try_from(counted.errors.rejected).expect("few")), 1_200.0, 0.03);
     assert!(figures(&report, 0).cpu.iter().all(|cpu| *cpu > 0.98));
@@ -269,7 +274,7 @@ fn clients_leave_lame_ducks_that_report_their_state_in_time() {
             + restart;
         counts(&played(&text)).errors
     };
-    // The list reports the lame duck too late.
+    // The list marks the lame duck too late, because clients receive it after a second.
     let late = down("notice = { delay = \"1s\" }");
     assert!(late.down > 20, "{late:?}");
     let with_reports = down("notice = { delay = \"1s\" }\nreports = { delay = \"2ms\", spread = \"20ms\" }");
@@ -321,8 +326,8 @@ fn cursors_of_several_cpus_spread_the_load_like_one() {
     }
 }
 
-/// The book's fleet, played for a fifth of a minute; `socklb-sim traffic --scenario book-load`
-/// prints the full numbers.
+/// The book's fleet, played for a fifth of a minute. The command `socklb-sim traffic --scenario
+/// book-load` prints the full numbers.
 #[test]
 fn the_book_s_fleet_is_as_uneven_as_in_the_book() {
     let text = lb_sim::traffic::shipped::text("book-load").expect("it is shipped");
@@ -343,7 +348,8 @@ fn the_book_s_fleet_is_as_uneven_as_in_the_book() {
     assert!(ratios[1].1 < ratios[0].1, "{ratios:?}");
 }
 
-/// A fleet for two minutes with different machines, clients and subsets, without random unevenness.
+/// A fleet with different machines, clients and subsets, but without unevenness by chance, played
+/// for two minutes.
 fn unequal() -> String {
     let fleet = include_str!("fleet/fleet.toml").replace("180s", "120s").replace("130s", "60s");
     fleet + include_str!("fleet/runs.toml")
@@ -353,8 +359,8 @@ fn unequal() -> String {
 fn feedback_evens_out_utilization_for_every_cause_of_unevenness() {
     let report = played(&unequal());
     let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
-    // Half of the machines have less than half of the capacity of the others. A58 considers neither
-    // subsets nor clients.
+    // Half of the machines have less than half of the capacity of the others. A58 does not consider
+    // subsets and clients.
     assert!(ratio(0) > 2.0 && ratio(1) > 1.4, "{} {}", ratio(0), ratio(1));
     assert!(ratio(2) < 1.1 && ratio(3) < 1.1, "{} {}", ratio(2), ratio(3));
     assert_eq!(figures(&report, 2).moved_connections.mean, 0.0, "no connection is moved for it");
@@ -399,7 +405,7 @@ fn late_and_lost_reports_cause_no_oscillation_in_an_even_fleet() {
             let rows = report.steps.iter().filter(|row| row.run == run && row.at_us > 60_000_000);
             rows.map(|row| row.cpu.unwrap().rsd).fold(0.0, f64::max)
         };
-        // In a step of ten seconds, chance makes loads uneven by some percent with any policy.
+        // With any policy, chance makes loads in a step of ten seconds uneven by some percent.
         assert!(
             rsd("feedback") < rsd("structural") + 0.02,
             "{reports}: {} {}",
@@ -411,8 +417,8 @@ fn late_and_lost_reports_cause_no_oscillation_in_an_even_fleet() {
 
 #[test]
 fn feedback_settles_within_five_lifetimes_of_long_connections() {
-    // Each task has about 200 connections, with a request on each about every three seconds: as
-    // many requests as in the fleet above.
+    // Each task has about 200 connections, and each connection has a request about every three
+    // seconds. These are as many requests as in the fleet above.
     let persistent = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
     let text =
         unequal().replace("rate = 60.0", persistent).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
@@ -430,7 +436,7 @@ fn a_blackholed_backend_is_no_sinkhole_for_feedback() {
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
     let steps: Vec<(u64, u64)> = steps.map(|row| (row.counts.errors.sum(), row.counts.arrivals)).collect();
     let share = |step: usize| 1000 * steps[step].0 / steps[step].1;
-    // The backend does nothing, but its agent still sends reports.
+    // The backend does nothing, but its agent continues to send reports.
     assert!(share(3) == 0 && share(5) > 50 && share(11) <= share(5) + 15, "{steps:?}");
 }
 
@@ -441,13 +447,13 @@ fn fast_errors_make_no_sinkhole_for_feedback() {
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
     let steps: Vec<(u64, u64)> = steps.map(|row| (row.counts.errors.answered, row.counts.arrivals)).collect();
     let share = |step: usize| 1000 * steps[step].0 / steps[step].1;
-    // A failing backend does nothing, which looks like free capacity. This must not raise the share
-    // of errors.
+    // A failing backend does nothing, which looks like free capacity. The share of errors must not
+    // rise because of that.
     assert!(share(3) == 0 && share(4) > 50 && share(11) <= share(4) + 5, "{steps:?}");
 }
 
-/// Backends with different quotas, four clients with unequal rates, and requests that cost more
-/// than the smallest quota of a period.
+/// Backends with different quotas, and four clients with unequal rates. A request costs more than
+/// the smallest quota allows in one period.
 const QUOTAS: &str = r#"
 title = "quotas"
 seeds = 2
@@ -476,8 +482,8 @@ name = "feedback"
 load = "feedback"
 "#;
 
-/// With equal use, requests wait longer at a backend with a small quota. The laws even out the
-/// reported utilization, which includes waiting, not only the use.
+/// If all backends use the same part of their quotas, requests wait longer at a backend with a
+/// small quota. The laws make the reported utilization even, which includes this waiting.
 #[test]
 fn laws_even_out_waiting_time_caused_by_quotas() {
     let uneven = |text: &str| {
@@ -495,7 +501,7 @@ fn laws_even_out_waiting_time_caused_by_quotas() {
     assert!(a58 < 1.06 && feedback < 1.06, "{a58} {feedback}");
 }
 
-/// A scenario with all possible events of requests at once.
+/// A scenario in which everything that can happen to requests happens.
 fn busy() -> impl Strategy<Value = String> {
     let job = (
         prop::sample::select(vec!["round-robin", "weighted-round-robin", "least-loaded", "p2c", "random"]),

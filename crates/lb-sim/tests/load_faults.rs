@@ -1,5 +1,6 @@
-//! Weights that follow load while backends report falsely, hang, fall silent or start, or while too
-//! few are left: clients do not rush to one backend, and weights do not oscillate.
+//! Weights that follow load while something is wrong: backends report falsely, hang, fall silent or
+//! start, or too few are left. Clients must not all go to one backend, and weights must not
+//! oscillate.
 
 mod fleet;
 
@@ -9,10 +10,10 @@ use lb_sim::traffic::TrafficReport;
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::tally::StepRow;
 
-/// The runs with different weights; `load.rs` uses them too.
+/// The runs, which have different weights. `load.rs` uses them too.
 const RUNS: &str = include_str!("fleet/runs.toml");
 
-/// An additional run with a limit of active requests.
+/// An additional run, in which the number of active requests is limited.
 const LIMIT: &str = "[[run]]\nname = \"limit\"\nload = \"feedback\"\nactive_limit = 8\n";
 
 const FEEDBACK: &str = "load = \"feedback\"\n";
@@ -26,7 +27,8 @@ fn figures<'a>(report: &'a TrafficReport, run: &str) -> &'a RunFigures {
     figures.runs.iter().find(|figures| figures.run == run).expect("a run of the scenario")
 }
 
-/// The utilization of the busiest backend, and the lowest and highest utilization of the others.
+/// The utilization of the busiest backend, and the lowest and the highest utilization of the other
+/// backends.
 fn busiest_and_others(report: &TrafficReport, run: &str) -> (f64, f64, f64) {
     let mut cpu = figures(report, run).cpu.clone();
     cpu.sort_by(f64::total_cmp);
@@ -44,7 +46,7 @@ fn failed(rows: &[&StepRow]) -> f64 {
 fn a_lying_backend_gets_at_most_eight_times_its_share() {
     let report = played(&(FLEET.to_owned() + RUNS + LIMIT + &fail("mode = \"lies\"\nutilization = 0.01")));
     for run in ["feedback", "p2c", "limit"] {
-        // At first the lying backend has a sixth of each row that contains it, and later at most
+        // At first the lying backend has a sixth of each table that contains it, and later at most
         // eight thirteenths.
         let last = rows(&report, run, (130, 180));
         assert!(last.iter().all(|row| weights(row).factors.max < 8.0), "{run}: {:?}", weights(last[0]));
@@ -54,18 +56,21 @@ fn a_lying_backend_gets_at_most_eight_times_its_share() {
         let even: Vec<f64> = last.iter().map(|row| row.cpu.expect("cost").min).collect();
         assert!(most - even.iter().copied().fold(1.0, f64::min) < 0.05, "{run}: {even:?}");
     }
-    // Policies that compare open flows send less to the lying backend, and limits divert the rest.
+    // A policy that compares open flows sends less to the lying backend. A limit makes requests go
+    // to the other backends.
     let load = |run: &str| rows(&report, run, (130, 180)).last().expect("rows").load;
     let share = |run: &str| load(run).max / load(run).mean / 20.0;
     for run in ["feedback", "p2c", "limit"] {
         assert!(share(run) < 0.14, "{run}: {}", share(run));
     }
-    // Once its machine is full, requests to it take long, and it receives no more.
+    // When the machine of the lying backend is full, requests to it take long, and it gets no
+    // further ones.
     assert!(failed(&rows(&report, "feedback", (130, 180))) < 0.05);
     assert!(failed(&rows(&report, "p2c", (130, 180))) < 0.001);
     let p99 = |run: &str| figures(&report, run).latency_ms.p99.mean;
     assert!(failed(&rows(&report, "limit", (130, 180))) == 0.0 && p99("limit") < 600.0, "{}", p99("limit"));
-    // The weights of the reference A58 have no upper bound, and follow only machines.
+    // The weights of A58, with which the law is compared, have no upper bound, and consider only
+    // machines.
     assert!(busiest_and_others(&report, "a58").2 > 1.5 * busiest_and_others(&report, "feedback").2);
 }
 
@@ -79,7 +84,7 @@ fn a_hung_backend_gains_no_share() {
     for run in ["structural", "feedback", "p2c", "limit"] {
         assert!(failed(run) < 0.05, "{run}: {}", failed(run));
     }
-    // A58 uses the last rates that the application has reported.
+    // A58 uses the last rates that the application reported before it hung.
     assert!(failed("a58") < 0.05, "{}", failed("a58"));
     for run in ["feedback", "p2c", "limit"] {
         let cpu = rows(&report, run, (130, 180)).into_iter().map(|row| row.cpu.expect("cost"));
@@ -97,7 +102,7 @@ fn requests_at_a_hung_backend_are_served_or_cut_and_counted_once() {
     let errors = |from| {
         rows(&report, "as written", (from, from + 10)).iter().map(|row| row.counts.errors.cut).sum::<u64>()
     };
-    // Clients have no timeout here: all these requests end when the processes restart.
+    // The clients have no timeout, so all these requests end only when the processes restart.
     assert_eq!((errors(0), errors(10)), (0, 0));
     assert!(errors(20) + errors(30) > 1_000, "{} {}", errors(20), errors(30));
     assert_eq!(report.summary.runs[0].counts.errors.cut, errors(20) + errors(30));
@@ -112,15 +117,16 @@ fn a_silent_backend_returns_to_its_structural_share_after_three_minutes() {
     let report = played(&text);
     let even = |from, to| most(&busiest_over_least(&rows(&report, "as written", (from, to))));
     assert!(even(60, 240) < 1.15, "{}", even(60, 240));
-    // The weight of the silent backend returns to the value before any load report, and this does
-    // not move the weights of the others.
+    // The weight of the silent backend returns to the value that it had before any load report.
+    // Meanwhile the weights of the others do not change.
     assert!(even(300, 360) > 1.2, "{}", even(300, 360));
     assert!(even(390, 430) < 1.15, "heard again: {}", even(390, 430));
 }
 
 #[test]
 fn a58_drops_the_weight_of_a_backend_silent_for_three_minutes() {
-    // All backends fall silent: without two known weights, every backend has the same weight.
+    // All backends fall silent. If fewer than two weights are known, every backend has the same
+    // weight.
     let silent = "[[fail]]\nat = \"60s\"\nfor = \"10m\"\nshare = 100\nmode = \"silent\"\n";
     let text = FLEET.replace("\"180s\"", "\"260s\"").replace("\"random\"", "\"rocksteadier\"")
         + "load = \"a58\"\n"
@@ -142,15 +148,15 @@ fn slow_start_reaches_the_share_without_overshoot() {
         + "load = \"feedback\"\n[[run]]\nname = \"slowly\"\nslow_start = \"20s\"\n[[run]]\nname = \"at-once\"\n\
            [[restart]]\nat = \"60s\"\nbatch = 1\nlame_duck = \"2s\"\ndown = \"3s\"\npause = \"10m\"\n";
     let report = played(&text);
-    // The restarted backend returns at 65 s, and from the first whole second on it has the least
-    // load.
+    // The restarted backend returns at 65 s. From the next whole second on, it has the least load
+    // of all.
     let least = |run: &str, second: u64| rows(&report, run, (second - 1, second))[0].load;
     let part = |run: &str, second: u64| least(run, second).min / least(run, second).mean;
     let grows: Vec<f64> = [67, 72, 77].map(|second| part("slowly", second)).into();
     assert!(grows[0] < 0.2 && grows.windows(2).all(|pair| pair[0] < pair[1]), "{grows:?}");
     assert!(part("at-once", 67) > 2.0 * grows[0], "{}", part("at-once", 67));
-    // During slow start the backend learns nothing: its factor is the previous one, times the part
-    // of slow start.
+    // During slow start nothing is learnt about the backend: its factor is the earlier factor times
+    // the part of slow start that has passed.
     let factor = |second| weights(rows(&report, "slowly", (second - 1, second))[0]).factors.min;
     assert!(factor(66) < 0.1, "{}", factor(66));
     let grown = factor(75) / factor(66);
@@ -177,7 +183,7 @@ fn factors_stay_the_same_in_panic() {
     let report = played(&text);
     let before = weights(rows(&report, "as written", (50, 60))[0]).factors;
     for row in rows(&report, "as written", (60, 90)) {
-        // All backends except one are lame ducks; the remaining one gets the whole load.
+        // All backends except one are lame ducks, and the remaining one gets the whole load.
         assert_eq!((weights(row).tables, weights(row).factors), (0, before), "{row:?}");
     }
     assert!(weights(rows(&report, "as written", (90, 100))[0]).tables > 0, "it is over");

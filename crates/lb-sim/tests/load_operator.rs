@@ -1,4 +1,4 @@
-//! Weights that follow load while an operator changes weights, switches the law, and upgrades all
+//! Weights that follow load while an operator changes weights, switches the law, or upgrades all
 //! daemons at once.
 
 mod fleet;
@@ -9,7 +9,7 @@ use lb_sim::traffic::tally::StepRow;
 
 const FEEDBACK: &str = "load = \"feedback\"\n";
 
-/// The utilization of the least busy backend over the mean, step by step.
+/// For each step, the utilization of the least busy backend divided by the mean.
 fn least_over_mean(rows: &[&StepRow]) -> Vec<f64> {
     rows.iter().filter_map(|row| row.cpu).map(|cpu| cpu.min / cpu.mean).collect()
 }
@@ -21,7 +21,7 @@ fn reweighted(weight: u32) -> String {
 
 #[test]
 fn a_changed_weight_restarts_shares_without_oscillation() {
-    // With half of the weight: the backend regains its load, because it has free capacity.
+    // The weight is halved. The backend gets its former load again, because it has free capacity.
     let report = played(&reweighted(50));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
     assert!(least[0] < 0.75, "it acts at once: {least:?}");
@@ -31,8 +31,8 @@ fn a_changed_weight_restarts_shares_without_oscillation() {
     );
     let settled = |report| most(&busiest_over_least(&rows(report, "as written", (130, 180))));
     assert!(settled(&report) < 1.12, "{}", settled(&report));
-    // With a tenth of the weight: the backend receives at most eight times its share, and the
-    // others are even.
+    // The weight becomes a tenth. The backend gets at most eight times its new share. The others
+    // stay even.
     let report = played(&reweighted(10));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
     assert!(least.windows(2).all(|pair| pair[1] > pair[0] - 0.08), "{least:?}");
@@ -53,7 +53,7 @@ fn long_connections_do_not_oscillate_after_a_weight_change() {
         .replace("at = \"80s\"", "at = \"140s\"");
     let report = played(&text);
     let even = |from, to| busiest_over_least(&rows(&report, "as written", (from, to)));
-    // Chance makes every step uneven: a task opens ten connections per second.
+    // Chance makes every step uneven, because a task opens only ten connections per second.
     let (before, seen, after) = (even(80, 140), even(140, 180), even(220, 300));
     assert!(most(&seen) > most(&before) + 0.1, "{before:?} {seen:?}");
     assert!(most(&after) < most(&before) + 0.1, "{before:?} {after:?}");
@@ -97,7 +97,7 @@ fn replaced_daemons_continue_with_the_saved_state() {
         "{restored:?} {next:?}"
     );
     assert!(even(60, 80) < 1.10 && even(80, 140) < 1.12, "{} {}", even(60, 80), even(80, 140));
-    // Without saved state, every law starts from the beginning.
+    // If no state was saved, every law starts from the beginning.
     assert!(even(140, 150) > 2.0 && even(200, 240) < 1.12, "{} {}", even(140, 150), even(200, 240));
     assert_eq!(report.summary.runs[0].counts.moved, 0, "no connection is moved for it");
     assert_eq!(report.summary.runs[0].counts.errors.sum(), 0);
@@ -111,8 +111,8 @@ fn frozen_factors_stay_frozen_after_an_upgrade() {
     let report = played(&text);
     let before = weights(rows(&report, "as written", (60, 70))[0]).factors;
     let after = weights(rows(&report, "as written", (100, 110))[0]).factors;
-    // The saved factors are those of the law. They include changes that were too small for a new
-    // table.
+    // The saved factors are those that the law has computed, including changes that were too small
+    // for a new table.
     for (before, after) in [(before.min, after.min), (before.max, after.max)] {
         assert!((after / before - 1.0).abs() < 0.02, "{before} {after}");
     }

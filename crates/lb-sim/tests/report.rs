@@ -1,5 +1,5 @@
-//! The report as a person creates it: what the command prints and writes, and what it refuses to
-//! overwrite. The library's tests check the content of the page.
+//! The report as a person makes it: what the command prints and writes, and what it refuses to
+//! overwrite. The tests in the library check the content of the page.
 
 use std::fs;
 use std::path::Path;
@@ -16,25 +16,26 @@ fn report(out: &Path) -> Output {
 fn the_report_overwrites_an_earlier_report() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("report");
-    // This is a report of an earlier version. A test in the library shows that the same build gives
-    // the same bytes, with less content in the figures.
+    // The directory contains a report of an earlier version. A test in the library checks that the
+    // same build writes the same bytes, with less content in the figures.
     fs::create_dir(&out).unwrap();
     fs::write(out.join("index.html"), format!("<!DOCTYPE html>\n{MARK}\nearlier\n")).unwrap();
     let output = report(&out);
-    // Standard error is not a terminal here, so there is neither progress nor other output.
+    // Standard error is not a terminal here, so the command prints neither progress nor anything
+    // else.
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), [].as_slice()));
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(text, format!("{} and 33 figures\n", out.join("index.html").display()));
     let page = fs::read_to_string(out.join("index.html")).unwrap();
     assert!(page.contains(MARK) && !page.contains("earlier\n"));
-    // A phone with a mobile connection can load a page of this size.
+    // A page of this size loads fast enough on a phone with a mobile connection.
     assert!(page.len() < 1_000_000, "{} bytes", page.len());
     assert_eq!(fs::read_dir(&out).unwrap().count(), 34);
     check_load(&page);
 }
 
-/// Checks that the page's statements on the book's fleet match docs/design/load.md: the numbers,
-/// the measured range, and the settling time.
+/// Checks that what the page states about the book's fleet agrees with docs/design/load.md: the
+/// numbers, the measured range, and the settling time.
 #[track_caller]
 fn check_load(page: &str) {
     let document = include_str!("../../../docs/design/load.md");

@@ -1,5 +1,5 @@
-//! Files that are not valid scenarios: each error is reported with its line and column, its value
-//! and the correction.
+//! Files that are not valid scenarios. Each error states the line and column, the value and the
+//! correction.
 
 use lb_sim::traffic::scenario::Scenario;
 
@@ -18,8 +18,8 @@ fn check(text: &str, expected: &str) {
     }
 }
 
-/// Checks an error in the lines that follow the job's first lines; they begin at line 9 of the
-/// file.
+/// Checks an error in these lines, which follow the first lines of the job. They begin at line 9 of
+/// the file.
 #[track_caller]
 fn check_job(lines: &str, expected: &str) {
     check(&format!("{START}{JOB}{lines}\n"), &format!("x.toml:{expected}"));
@@ -184,15 +184,15 @@ fn failures_need_backends_duration_and_repetition() {
     );
     assert!(read(&often(10_000)).is_ok());
     check(&often(10_001), "x.toml:14:9: 10001 is not a whole number from 1 to 10000");
-    // Unanswered connects exist until their clients give them up.
+    // An unanswered connect exists until its client gives it up.
     let silent = |timeout: u32| {
         let lines = format!("mode = \"blackhole\"\ntimeout = \"{timeout}s\"\n");
         format!("{START}{JOB}interval = \"1ms\"\n{}", at(1, &lines))
     };
     assert!(read(&silent(1_000)).is_ok());
     check(&silent(1_001), "x.toml:5:1: there would be 2002000 requests and connections alive at a time");
-    // Requests at a hung backend also exist until the failure ends, unless their clients give them
-    // up earlier.
+    // A request at a hung backend also exists until the failure ends, unless its client gives it up
+    // before.
     let hangs = |seconds: u32, timeout: &str| {
         let fail = at(1, "mode = \"hang\"\n").replace("for = \"1s\"", &format!("for = \"{seconds}s\""));
         format!("{START}{JOB}interval = \"1ms\"\n{timeout}{fail}")
@@ -463,7 +463,7 @@ fn a_run_may_have_its_own_reports() {
         "9:1: window is \"1s\", but reports come every \"5s\": write a window of at least this interval",
     );
     check_job(&run("a", "window = \"1ms\""), "9:1: window is \"1ms\": write at least \"100ms\"");
-    // Each tick also examines the reports that are still on their way.
+    // Each tick also examines the reports that have not arrived yet.
     let many = START.replace("10s", "24h").replace("1s", "1h").replace("count = 4", "count = 1000");
     let job = JOB.replace("tasks = 2", "tasks = 10").replace("traffic", "size = 100\ntraffic");
     let late = |minutes: u32| {
@@ -524,15 +524,15 @@ fn scenarios_that_take_too_long_are_refused() {
         &format!("{text}{JOB}rate = 20000.0\n").replace("tasks = 2", "tasks = 1000"),
         "x.toml:6:1: there would be 20000000000 arrivals of all runs: at most",
     );
-    // A request with a timeout occupies memory until its timeout.
+    // A request with a timeout occupies memory until that time, even if it ends before.
     let burst =
         "rate = 100.0\nburst = { factor = 1000.0, every = \"5s\", for = \"1ms\" }\ntimeout = \"30s\"\n";
     check(
         &format!("{START}{JOB}{burst}"),
         "x.toml:5:1: there would be 6000000 requests and connections alive at a time: at most 2000000 are possible",
     );
-    // The minimum duration of a request does not depend on the average share of a machine that a
-    // quota allows.
+    // A quota allows a part of a machine on average, but this does not change the minimum duration
+    // of a request.
     let users = |backends: &str| {
         let users =
             "closed = { clients = 100000, think = \"1ms\" }\ncost = { mean = \"1ms\", exact = true }\n";

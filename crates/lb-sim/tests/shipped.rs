@@ -40,18 +40,18 @@ fn figure_5_a_resize_costs_errors_with_deterministic_subsets_and_next_to_none_wi
         assert_eq!(row.counts.errors.sum(), theirs.errors + ours.errors);
         let start = row.at_us - 20_000_000;
         if !resizes.contains(&start) {
-            // Between the resizes no connection moves and no request fails.
+            // Between resizes, no connection moves and no request fails.
             assert_eq!((theirs.errors, ours.errors, theirs.opened, ours.opened), (0, 0, 0, 0));
             continue;
         }
-        // The article's figure has no scale. Here a spike means that at least 0.25 % of the step's
-        // requests fail. Nearly all of these are cut off by a closed connection, because picks find
-        // backends with established connections. "Largely unaffected" means less than a sixth of a
-        // percent.
+        // The article's figure has no scale. Here, a spike is a step in which at least 0.25 % of
+        // the requests fail. Nearly all of these fail because a connection was closed: picks find
+        // backends with established connections. "Largely unaffected" means that less than a sixth
+        // of a percent fail.
         let failed = |job: &JobCounts| 10_000 * job.errors / job.arrivals;
         assert!(failed(theirs) >= 25 && failed(ours) <= 16, "{theirs:?}\n{ours:?}");
-        // With Rocksteadier, a resize by one backend opens at most one connection per client; with
-        // deterministic subsets it opens most of all connections again.
+        // With Rocksteadier, a resize by one backend makes each client open at most one connection.
+        // With deterministic subsets it makes clients open most of their connections again.
         if [60_000_000, 120_000_000, 540_000_000].contains(&start) {
             assert!(ours.opened <= 100 && theirs.opened >= 1_000, "{theirs:?}\n{ours:?}");
         }
@@ -68,19 +68,20 @@ fn a_rolling_update_fails_no_request_if_backends_are_lame_ducks_first() {
     assert_eq!(with.counts.arrivals, without.counts.arrivals, "the same requests");
     assert_eq!((with.counts.errors.sum(), with.counts.dropped), (0, 0));
     let errors = without.counts.errors;
-    // 200 tasks each have half a request in progress on average, which is 0.5 per backend. Each
+    // Each of 200 tasks has half a request in progress on average, which is 0.5 per backend. Each
     // backend stops once, so about 100 requests are cut.
     assert!((60..150).contains(&errors.cut), "{errors:?}");
-    // 20 times, a twentieth of the 1,000 connects per second reaches a backend that is down, for
-    // three quarters of a second on average: about 750.
+    // There are 1,000 connects per second. 20 times, a twentieth of them reach a backend that is
+    // down, for three quarters of a second on average. So about 750 fail.
     assert!((650..850).contains(&errors.down), "{errors:?}");
     assert_eq!((errors.unready, errors.refused), (0, 0));
-    // Every client of a restarting backend has a replacement for it, and closes the connection to
-    // the replacement when the backend is back: 2,000 connections, each once. A stopping backend
-    // drops the connections that clients hold to it, and those of connects.
+    // While a backend restarts, each of its clients has a replacement for it. When the backend is
+    // back, the client closes the connection to the replacement. So 2,000 connections are moved,
+    // each once. When a backend stops, it drops the connections that clients hold to it, and the
+    // connections of connects.
     assert_eq!((with.counts.moved, without.counts.moved), (2_000, 2_000));
     assert!(without.counts.dropped >= 2_000);
-    // All backends are back at the end.
+    // At the end all backends are back.
     for run in ["lame-duck", "no-lame-duck"] {
         let last = *rows(&report, run).last().expect("there are rows");
         assert_eq!((last.backends, last.counts.moved, last.counts.dropped), (200, 0, 0));
@@ -92,9 +93,9 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
     let report = played("aperture");
     let before = total(&report, "random-aperture");
     assert_eq!(before.connections_at_start, 280_000);
-    // The theoretical value is sqrt((1 - k/N) / (M k / N)) = 5.54 %, with a deviation of 0.13 % for
-    // one sample of 1,000 backends. The measured value is 0.4 % higher, because a client's 1,024
-    // requests are not a multiple of its 140 backends.
+    // In theory the value is sqrt((1 - k/N) / (M k / N)) = 5.54 %, and one sample of 1,000 backends
+    // deviates from it by 0.13 %. The measured value is 0.4 % higher, because the 1,024 requests of
+    // a client are not a multiple of its 140 backends.
     assert!((before.load.rsd - 0.0554).abs() < 0.004, "{}", before.load.rsd);
     assert!((before.connections.rsd - 0.0554).abs() < 0.004, "{}", before.connections.rsd);
     let after = total(&report, "deterministic-aperture");
@@ -102,12 +103,12 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
         (after.connections_at_start, after.connections.min, after.connections.max),
         (25_000, 25.0, 25.0)
     );
-    // Every client runs through its table once, and rounding to whole entries changes the load of
-    // all backends equally.
+    // Every client uses each entry of its table once. Entries are whole, but the rounding changes
+    // the load of all backends equally.
     assert!(after.load.rsd < 0.0001, "{}", after.load.rsd);
     assert_eq!(after.unused, 0);
     // Whole backends with structural weights need slightly fewer connections than the aperture. The
-    // weights are exact to 0.05 %, and a table's entries to 1 / 1,024 of all.
+    // weights are exact to 0.05 %. An entry of a table is 1 / 1,024 of all.
     let ours = total(&report, "rocksteadier");
     assert_eq!(ours.connections_at_start, 24_000);
     assert!(ours.load.rsd < 0.003, "{}", ours.load.rsd);
@@ -116,15 +117,15 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
 #[test]
 fn apertures_grow_with_load_and_shrink_when_it_falls() {
     let report = played("aperture-by-load");
-    // The average number of members of a client at the end of each step: each client holds a
+    // For each step, the average number of members of a client at its end. Each client holds a
     // connection to every member.
     let sizes = |run: &str| -> Vec<f64> {
         rows(&report, run).iter().map(|row| row.connections.mean * 200.0 / 50.0).collect()
     };
     let by_load = sizes("by-load");
-    // The first evaluation is not smoothed, so some clients begin with a few more members.
+    // The first evaluation is not smoothed, so some clients begin with a few members more than 12.
     assert!(by_load[4..24].iter().all(|size| *size == 12.0), "{by_load:?}");
-    // 40 open requests over 1.125, plus the effect of chance.
+    // The value is 40 open requests over 1.125, and slightly more because of chance.
     assert!((35.5..39.0).contains(&by_load[30]) && (35.5..39.0).contains(&by_load[35]), "{by_load:?}");
     assert_eq!(by_load[47], 12.0, "{by_load:?}");
     assert!(sizes("fixed").iter().all(|size| *size == 12.0));
@@ -145,13 +146,13 @@ fn small_jobs_leave_no_backend_unused_with_rocksteadier() {
     let (rotated, letter) = (total(&report, "rocksteadier"), total(&report, "rocksteadier-scaled"));
     assert_eq!(rotated.unused, 0);
     assert!(rotated.connections.min > 0.0);
-    // The first lot of clients of every job uses the same 20 of 25 lots of backends, so the other
-    // 50 backends have no client.
+    // The first lot of clients of every job uses the same 20 of 25 lots of backends. So the 50
+    // backends of the other lots have no client.
     assert_eq!((letter.unused, letter.connections.min), (50, 0.0));
     assert!(letter.connections.rsd > 2.0 * rotated.connections.rsd);
 }
 
-/// A scenario with failing backends, played with and without ejection.
+/// A scenario with backends that fail, which is played with and without ejection.
 struct Failures {
     scenario: Scenario,
     report: TrafficReport,
@@ -176,30 +177,32 @@ impl Failures {
         self.report.steps.iter().zip(ejections).filter(|(row, _)| row.run == "ejection")
     }
 
-    /// Checks the properties of every such scenario, whatever fails. Returns both runs.
+    /// Checks what must hold for every such scenario, whatever fails. Returns the totals of both
+    /// runs.
     #[track_caller]
     fn check(&self) -> (&EjectionTotal, &EjectionTotal) {
         let (with, without) = (self.total("ejection"), self.total("no-ejection"));
         let arrivals = |run| total(&self.report, run).counts.arrivals;
         assert_eq!(arrivals("ejection"), arrivals("no-ejection"), "the same connects");
         assert!(with.fewest_left >= Some(1), "the last is never ejected: {with:?}");
-        // The counts agree: each ejection follows failures in a row, or a failed trial.
+        // The counts agree, because each ejection follows either failures in a row or a failed
+        // trial.
         assert_eq!(
             with.counts.trials - with.counts.readmissions + self.first_ejections(),
             with.counts.ejections
         );
-        // After the last failure no connect fails, and no client ejects a backend.
+        // After the last failure has ended, no connect fails and no client ejects a backend.
         let fail = self.scenario.fails[0];
         let over_us = fail.end_us();
         for (row, ejections) in self.rows().filter(|(row, _)| row.at_us >= over_us + self.scenario.step.us) {
             assert_eq!((row.counts.errors.sum(), ejections.counts.ejections), (0, 0), "{ejections:?}");
         }
-        // A backend is readmitted by a trial, which is the client's next connect after the ejection
-        // is over. Other ejections may end at the same moment, and each needs a connect. A client
+        // A trial readmits a backend. It is the first connect of the client after the ejection has
+        // ended. Several ejections may end at the same moment, and each needs a connect. A client
         // connects every 100 ms on average, and has at most 20 backends.
         let well_after_us = with.well_after_us.expect("no backend is ejected at the end");
         assert!(well_after_us <= with.longest_left_us + 2_000_000, "{with:?}");
-        // From then on every client has its full shares, so the load is as even as without
+        // From then on every client uses all its members, so the load is as even as without
         // ejection.
         let after_us = over_us + well_after_us + self.scenario.step.us;
         let mut after = self.rows().filter(|(row, _)| row.at_us >= after_us).peekable();
@@ -214,14 +217,14 @@ impl Failures {
     }
 
     /// The number of ejections that did not follow a failed trial. All these backends were
-    /// readmitted in the end.
+    /// readmitted at last.
     fn first_ejections(&self) -> u64 {
         self.total("ejection").counts.readmissions
     }
 }
 
-/// The seed decides which backends fail and when clients connect, and the properties must not
-/// depend on it.
+/// The seed decides which backends fail, and when clients connect. The properties must hold for
+/// each seed.
 const SEEDS: std::ops::Range<u64> = 0..5;
 
 #[test]
@@ -230,8 +233,8 @@ fn each_dead_backend_costs_five_connects_and_its_trials() {
         let played = Failures::play("ejection-tenth", seed);
         let (with, without) = played.check();
         assert_eq!((with.most.failed, with.counts.withheld), (5, 0), "{with:?}");
-        // 5 + 10 + 20 + 40 seconds, each at most a tenth shorter, so the trial after the fourth
-        // ejection is later than the failure.
+        // The ejections last 5 + 10 + 20 + 40 seconds, and each may be a tenth shorter. So the
+        // trial after the fourth ejection comes after the failure.
         assert!(with.most.ejections <= 5 && with.most.trials <= 5, "{with:?}");
         let trials_failed = with.counts.trials - with.counts.readmissions;
         assert_eq!(with.counts.failed, 5 * with.counts.readmissions + trials_failed, "{with:?}");
@@ -247,7 +250,7 @@ fn clients_survive_the_death_of_half_of_the_fleet() {
     for seed in SEEDS {
         let played = Failures::play("ejection-half", seed);
         let (with, without) = played.check();
-        // Some clients have more than ten dead backends among twenty, and eject all of these.
+        // Some clients have more than ten dead backends among their twenty, and eject all of them.
         assert!(with.most_ejected > 0.5 && with.counts.withheld == 0 && with.most.failed <= 5, "{with:?}");
         assert!(with.most.ejections <= 5 && with.most.trials <= 5, "{with:?}");
         assert!(without.counts.failed > 3 * with.counts.failed, "{with:?}\n{without:?}");
@@ -259,8 +262,9 @@ fn flapping_backends_are_ejected_once_each_time_and_readmitted() {
     for seed in SEEDS {
         let played = Failures::play("ejection-flapping", seed);
         let (with, without) = played.check();
-        // 15 times five failures, and hardly any failed trial: the fifth failure begins an ejection
-        // after half of the seven seconds, and five seconds later the backend has recovered.
+        // A backend fails 15 times, each time with five failed connects and hardly any failed
+        // trial. Half of the seven seconds have passed when the fifth connect fails and the
+        // ejection begins. It lasts five seconds, and then the backend has recovered.
         assert!(with.most.failed <= 75 && with.most.ejections <= 20 && with.most.trials <= 20, "{with:?}");
         assert!(with.counts.ejections <= with.counts.failed / 4, "{with:?}");
         assert!(10 * with.counts.failed < 7 * without.counts.failed, "{with:?}\n{without:?}");
@@ -273,12 +277,12 @@ fn a_returned_fleet_is_found_at_once_and_readmitted() {
     for seed in SEEDS {
         let played = Failures::play("ejection-all", seed);
         let (with, without) = played.check();
-        // Ejection changes no result here: every connect fails while all backends are dead, and
-        // none fails afterwards.
+        // Here ejection does not change any result, because every connect fails while all backends
+        // are dead, and none fails afterwards.
         assert_eq!(with.counts.failed, without.counts.failed);
         assert_eq!((with.most_ejected, with.counts.readmissions), (0.95, 1_900), "{with:?}");
-        // Trials come at least every five seconds, sometimes early, but not at each connect: 19
-        // ejected backends per client receive at most 90 of its 600 connects.
+        // Trials come at least every five seconds, some of them early, but not with each connect. A
+        // client has 19 ejected backends, which get at most 90 of its 600 connects.
         assert!(
             with.most.failed <= 5 && with.most.trials <= 10 && with.counts.trials <= 100 * 90,
             "{with:?}"
@@ -286,7 +290,8 @@ fn a_returned_fleet_is_found_at_once_and_readmitted() {
     }
 }
 
-/// A shipped scenario with one seed, which is enough to show its effect.
+/// The figures of a shipped scenario with one seed, which is enough to show what the scenario is
+/// about.
 fn figures_of_one_seed(name: &str) -> Vec<RunFigures> {
     let text = shipped::text(name).expect("it comes with the program");
     let mut scenario = Scenario::read(name, name, text).unwrap_or_else(|fault| panic!("{fault}"));
@@ -304,8 +309,8 @@ fn the_sinkhole_gets_nearly_all_least_loaded_requests_unless_errors_count() {
     let mut scenario = shipped::scenario("sinkhole");
     scenario.seeds = 1;
     let report = play(&scenario, scenario.seed);
-    // From the end of the requests that were in progress when the failure began, to the end of the
-    // failure.
+    // The time begins when the requests have ended that were in progress at the start of the
+    // failure. It ends when the failure ends.
     let errors = |run: &str| {
         let rows =
             rows(&report, run).into_iter().filter(|row| (50_000_000..=90_000_000).contains(&row.at_us));
@@ -315,8 +320,8 @@ fn the_sinkhole_gets_nearly_all_least_loaded_requests_unless_errors_count() {
     };
     assert!(errors("least-loaded-errors-not-counted") > 850, "{}", errors("least-loaded-errors-not-counted"));
     assert!(errors("least-loaded") < 25, "{}", errors("least-loaded"));
-    // Round robin sends the backend its share, a twentieth. A tenth of the pairs that p2c compares
-    // contain it.
+    // Round robin sends the backend its share, which is a twentieth. Of the pairs that p2c
+    // compares, a tenth contain it.
     assert!((45..55).contains(&errors("round-robin")), "{}", errors("round-robin"));
     assert!((80..120).contains(&errors("p2c-errors-not-counted")), "{}", errors("p2c-errors-not-counted"));
     assert!(errors("p2c") < 25, "{}", errors("p2c"));
@@ -342,14 +347,14 @@ fn no_machine_of_the_book_s_fleet_is_overloaded() {
     let can: Vec<f64> = speeds.iter().map(|speed| speed * f64::from(scenario.machines.cores)).collect();
     let offered = 50.0 * each / can.iter().sum::<f64>();
     assert!((offered - 0.5).abs() < 0.005, "half of the capacity of all machines: {offered}");
-    // With round robin every backend receives the same. Neighbours use a twentieth of a machine on
-    // average: up to a fifth, half of the time.
+    // With round robin every backend gets the same number of requests. Neighbours use a twentieth
+    // of a machine on average: up to a fifth in half of the time.
     assert!(can.iter().all(|can| each / can < 0.95 * 0.95), "{each} {can:?}");
 }
 
 #[test]
 fn a_hundred_small_jobs_are_even_only_with_weights_that_follow_load() {
-    // Plays a third of the scenario's length; only the end counts.
+    // Plays a third of the scenario, because only the state at the end matters.
     let text = shipped::text("load-small-jobs").expect("it comes with the program");
     let text = text.replace("\"100s\"", "\"60s\"").replace("\"250s\"", "\"90s\"");
     let scenario = Scenario::read("small", "small", &text).unwrap_or_else(|fault| panic!("{fault}"));

@@ -1,5 +1,5 @@
-//! The meaning of a scenario's numbers, compared with calculations by hand, and the properties of
-//! every scenario.
+//! What the numbers of a scenario mean, compared with calculations by hand, and properties that
+//! every scenario must have.
 
 use lb_core::subset::Algorithm;
 use lb_sim::metrics::Spread;
@@ -21,7 +21,7 @@ fn check(text: &str, steps: &[StepRow], total: &Total) {
     assert_eq!(report.summary.runs, [Total { floor, ..total.clone() }]);
 }
 
-/// The same value for every backend.
+/// Values that are the same for every backend.
 fn all(value: f64) -> Spread {
     Spread { min: value, mean: value, max: value, rsd: 0.0 }
 }
@@ -46,9 +46,9 @@ lives = "even"
 #[test]
 fn a_stopped_backend_loses_its_connections_and_its_share() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
-    // The first arrival is at some time s in the first second. Four arrive before the resize, two
-    // at each backend. The arrivals of s and s + 1 have ended by then; of the other two, one is at
-    // each backend.
+    // The first arrival is at a time s in the first second. Four arrivals come before the resize,
+    // two at each backend. The arrivals of s and s + 1 have ended by then. Of the other two, each
+    // backend has one.
     let first = StepRow {
         run: "as written".into(),
         at_us: 4_000_000,
@@ -64,7 +64,7 @@ fn a_stopped_backend_loses_its_connections_and_its_share() {
         traces: None,
     };
     // One of the two open arrivals is cut. The other one ends, and so do the arrivals of s + 4 and
-    // s + 5. The last two have not ended.
+    // s + 5. The last two arrivals of the run have not ended.
     let cut = RequestErrors { cut: 1, ..RequestErrors::default() };
     let second = StepRow {
         at_us: 8_000_000,
@@ -100,7 +100,7 @@ fn a_stopped_backend_loses_its_connections_and_its_share() {
         connections_at_start: 0,
         connections_at_end: 2,
         connections: all(2.0),
-        // The load of the backend that stayed in the service.
+        // Only the backend that stayed in the service counts.
         load: all(6.0),
         utilization: 1.0,
         floor: None,
@@ -115,7 +115,8 @@ fn an_uninformed_client_connects_to_a_stopped_backend() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
     let text = text.replace("step", "notice = { delay = \"2s\" }\nstep");
     let report = play(&scenario(&text), 1);
-    // As above, but one of the arrivals of s + 4 and s + 5 goes to the stopped backend.
+    // The counts are as above, but one of the arrivals of s + 4 and s + 5 goes to the stopped
+    // backend.
     let expected = TrafficCounts {
         arrivals: 4,
         served: 2,
@@ -133,8 +134,8 @@ fn an_uninformed_client_connects_to_a_stopped_backend() {
 fn load_follows_capacity_and_is_measured_by_it() {
     let text = ONE_CLIENT.replace("count = 2", "count = 2\nweights = [{ from = 0, to = 0, weight = 3 }]");
     let report = play(&scenario(&text.replace("connections", "requests")), 1);
-    // Of every four arrivals, three go to the first backend, which has weight three, and one goes
-    // to the second.
+    // Of every four arrivals, three go to the first backend, because it has weight three, and one
+    // goes to the second.
     for row in &report.steps {
         assert_eq!((row.load, row.connections), (all(1.0), all(1.0)));
         assert_eq!((row.counts.opened, row.counts.moved), (0, 0));
@@ -145,8 +146,8 @@ fn load_follows_capacity_and_is_measured_by_it() {
 
 #[test]
 fn held_connections_follow_the_subset() {
-    // Each of 4 tasks holds connections to 2 of 4 backends, in turn: 0 1, 2 3, 0 1, 2 3. With 5
-    // backends: 0 1, 2 3, 4 0, 1 2.
+    // Each of 4 tasks holds connections to 2 of 4 backends: 0 1, 2 3, 0 1, 2 3. With 5 backends the
+    // tasks hold connections to 0 1, 2 3, 4 0, 1 2.
     let text = r#"
         title = "held"
         duration = "4s"
@@ -195,14 +196,14 @@ fn clients_come_and_go_with_their_connections() {
     let report = play(&scenario(&text), 1);
     let clients: Vec<u32> = report.steps.iter().map(|row| row.clients).collect();
     assert_eq!(clients, [3, 1]);
-    // The first task has 8 arrivals, and the others have 3 each and 2 open ones when they are
-    // removed.
+    // The first task has 8 arrivals. Each of the others has 3, and 2 of these are open when the
+    // task is removed.
     let total = &report.summary.runs[0];
     assert_eq!((total.counts.arrivals, total.counts.abandoned, total.under_way), (14, 4, 2));
     assert_eq!((total.counts.served, total.counts.closed, total.connections_at_end), (8, 12, 2));
 }
 
-/// A scenario with all possible events at once.
+/// A scenario in which everything that can happen happens.
 fn busy() -> impl Strategy<Value = String> {
     let job = (
         prop::sample::select(Algorithm::ALL.map(Algorithm::name).to_vec()),
@@ -254,8 +255,8 @@ fn sum(rows: &[StepRow], of: impl Fn(&TrafficCounts) -> u64) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The counts agree: each arrival has ended once or has not ended, each opened connection is
-    /// closed, dropped or open, and the rows add up to the totals.
+    /// The counts agree: each arrival has either ended once or not ended, and each opened
+    /// connection is closed, dropped or open. The rows add up to the totals.
     #[test]
     fn everything_is_counted_once(text in busy(), seed in any::<u64>()) {
         let TrafficReport { steps, summary, .. } = play(&scenario(&text), seed);
@@ -274,7 +275,7 @@ proptest! {
         prop_assert_eq!(steps[6].at_us, 20_000_000);
     }
 
-    /// The same file and the same seed give the same document.
+    /// The same file with the same seed gives the same document.
     #[test]
     fn runs_differ_only_by_seed(text in busy(), seed in any::<u64>()) {
         let json = |seed| serde_json::to_string(&play(&scenario(&text), seed)).expect("it is a document");

@@ -1,9 +1,9 @@
-//! Properties that hold for any rates and any absent clients: the formula for the deviation, and
-//! the guarantee.
+//! Properties that hold whatever the rates are and whichever clients are absent: the formula for
+//! the deviation, and the guarantee.
 //!
 //! The tests use Rocksteadier with structural weights, in fleets with few and with many
-//! connections, and several seeds. They must not use the library's computation of loads from rates,
-//! so they compute loads again, only from the shares.
+//! connections, and with several seeds. They must not use the library's own computation of loads
+//! from rates. So they compute loads again, with only the shares from the library.
 
 use lb_core::subset::Algorithm;
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
@@ -14,8 +14,8 @@ use lb_sim::unequal::{
     Inequality, UnequalLoads, WANTED_UTILIZATION, deviation, expected_utilization, guarantee, size_for,
 };
 
-/// Clients, backends and size: from half a backend for each client to twenty times as many
-/// connections as necessary.
+/// Clients, backends and size. The fleets range from half a backend for each client to twenty times
+/// as many connections as necessary.
 const FLEETS: [(u32, u32, u32); 6] =
     [(300, 300, 12), (300, 300, 96), (1_000, 1_000, 20), (300, 1_000, 32), (60, 200, 32), (2_000, 100, 12)];
 
@@ -62,14 +62,15 @@ fn the_expected_utilization_matches_draws() {
 
 #[test]
 fn the_chosen_size_is_the_smallest_sufficient_size() {
-    // Clients, backends, skew, missing, and the chosen size. The size is at least 12.
+    // The columns are clients, backends, skew, missing, and the expected size. The size is at least
+    // 12.
     let rows = [
         (300, 300, 0.0, 0, 12),
         (300, 300, 0.2, 0, 48),
         (300, 300, 0.5, 0, 192),
         (1_000, 300, 0.5, 0, 64),
         (2_000, 100, 1.0, 0, 32),
-        // As many absent clients as the guarantee allows, and then more.
+        // As many clients are absent as the guarantee allows, and then more.
         (300, 300, 0.0, 10, 12),
         (300, 300, 0.0, 30, 192),
     ];
@@ -77,7 +78,7 @@ fn the_chosen_size_is_the_smallest_sufficient_size() {
         let inequality = Inequality { skew, missing };
         let size = size_for(&fleet((clients, backends, 12), 0), inequality);
         assert_eq!(size, expected, "{clients} x {backends}, {inequality:?}");
-        // With structural weights, loads are even to within a thousandth.
+        // With structural weights, the loads differ by less than a thousandth.
         let found = |size| unequal(&fleet((clients, backends, size), 1), inequality).raw.mean;
         assert!(
             found(size) > WANTED_UTILIZATION - 0.001,
@@ -86,13 +87,13 @@ fn the_chosen_size_is_the_smallest_sufficient_size() {
         );
         assert!(size == 12 || found(size / 2) < WANTED_UTILIZATION, "{clients} x {backends}: half would do");
     }
-    // No size that `auto` supports is enough, so the result is the largest one.
+    // No size that `auto` supports is enough, so the result is the largest of these sizes.
     assert_eq!(size_for(&fleet((300, 10_000, 12), 0), Inequality { skew: 1.0, missing: 0 }), 256);
     assert_eq!(size_for(&fleet((7, 100, 12), 0), Inequality { skew: 5.0, missing: 0 }), 96);
     assert_eq!(size_for(&fleet((7, 10, 12), 0), Inequality { skew: 5.0, missing: 0 }), 12);
 }
 
-/// Utilization before and after some clients leave, and the leaving clients' part of all clients
+/// What happens if some clients leave: utilization before and after, and their part of all clients
 /// and of the traffic.
 struct Loss {
     before: f64,
@@ -101,7 +102,7 @@ struct Loss {
     traffic: f64,
 }
 
-/// The first `lost` clients of `order` leave, and the others keep their shares.
+/// Makes the first `lost` clients of `order` leave. The others keep their shares.
 fn lose(fleet: &Fleet, rates: &[f64], order: &[usize], lost: usize) -> Loss {
     let graph = fleet.graph();
     let sharing = Sharing::of(fleet, &graph, true);
@@ -137,13 +138,13 @@ fn absent_clients_cost_at_most_their_part_of_utilization() {
             least = least.min(over);
         }
     }
-    // The result is only a bound, but it is reached: in a fleet with few connections, some backend
-    // loses none of its clients.
+    // The guarantee is only a bound, but it is reached: in a fleet with few connections, there is a
+    // backend that loses none of its clients.
     assert!(least < 1.001, "{least}");
 }
 
-/// For unequal clients, the relevant part is that of the traffic, because the heaviest clients have
-/// a larger part of the traffic than of the clients.
+/// For unequal clients, the part of the traffic counts, because the heaviest clients have a larger
+/// part of the traffic than of the clients.
 #[test]
 fn absent_unequal_clients_cost_at_most_their_part_of_the_traffic() {
     let mut is_worse_than_their_number = false;

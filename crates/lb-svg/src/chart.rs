@@ -1,19 +1,19 @@
-//! Axes: convert numbers to points of a drawing, with ticks, a light grid and titles that name the
-//! unit.
+//! Axes, which convert numbers to points of a drawing. They have ticks, a light grid, and titles
+//! that state the unit.
 //!
-//! An axis shows its whole range, and figures that are compared have the same range, so that they
-//! do not mislead. Must not know the meaning of the numbers.
+//! So that drawings do not mislead, an axis shows its whole range, and figures that are compared
+//! have the same range. Must not know the meaning of the numbers.
 
 use crate::drawing::{Anchor, Drawing, LineStyle};
 use crate::geometry::{Area, Point, at};
 use crate::palette::Paint;
 
-/// Converts numbers to fractions of an axis.
+/// Converts a number to a fraction of the length of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scale {
-    /// Equal differences have equal lengths.
+    /// Equal differences between numbers have equal lengths.
     Linear(f64, f64),
-    /// Equal ratios have equal lengths.
+    /// Equal ratios of numbers have equal lengths.
     Logarithmic(f64, f64),
 }
 
@@ -34,7 +34,7 @@ impl Scale {
     }
 }
 
-/// The title of an axis, and the numbers that are labelled on it.
+/// The title of an axis, and the numbers that have a label.
 #[derive(Clone, Debug)]
 pub struct Axis<'a> {
     /// The title includes the unit.
@@ -44,12 +44,12 @@ pub struct Axis<'a> {
 }
 
 impl<'a> Axis<'a> {
-    /// Creates an axis with ticks labelled by their numbers.
+    /// Creates an axis whose labels are the numbers themselves.
     pub fn new(title: &'a str, ticks: &[f64]) -> Self {
         Self::worded(title, ticks, |tick| tick.to_string())
     }
 
-    /// Creates an axis with ticks labelled by a function.
+    /// Creates an axis whose labels are made by a function.
     pub fn worded(title: &'a str, ticks: &[f64], words: fn(f64) -> String) -> Self {
         Self { title, ticks: ticks.iter().map(|&tick| (tick, words(tick))).collect() }
     }
@@ -60,7 +60,7 @@ pub const WIDTH: f64 = 400.0;
 /// Default height of a figure, in units of the drawing.
 pub const HEIGHT: f64 = 280.0;
 
-/// The area of a drawing in which pairs of numbers are points.
+/// The area of a drawing in which a pair of numbers is a point.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
     /// The area, without the axes.
@@ -89,8 +89,8 @@ impl Plot {
         Area { left: a.x.min(b.x), top: a.y.min(b.y), right: a.x.max(b.x), bottom: a.y.max(b.y) }
     }
 
-    /// Draws the grid and the labels. Call this before all other drawing, so that the grid lies
-    /// below.
+    /// Draws the grid and the labels. Must be called before anything else is drawn, so that the
+    /// grid is below it.
     pub fn axes(&self, drawing: &mut Drawing, x: &Axis<'_>, y: &Axis<'_>) {
         let Area { left, top, right, bottom } = self.area;
         for (value, words) in &y.ticks {

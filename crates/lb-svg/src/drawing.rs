@@ -1,16 +1,16 @@
 //! The few shapes that figures need, as SVG elements.
 //!
-//! Shapes have classes instead of colours, so that pictures follow the reader's light or dark page;
-//! [`crate::palette`] defines the classes. A drawing also records the positions of its shapes and
-//! labels, so that tests detect cut-off shapes and overlapping labels without a browser. Must not
-//! know of axes or data.
+//! Shapes have classes instead of colours, so that a picture follows the light or dark scheme of
+//! the reader's page; [`crate::palette`] defines the classes. A drawing also records where its
+//! shapes and labels are, so that tests can find cut-off shapes and overlapping labels without a
+//! browser. Must not depend on axes or data.
 
 use std::fmt::Write as _;
 
 use crate::geometry::{Area, Point, on_circle};
 use crate::palette::Paint;
 
-/// The part of a text that is at its point.
+/// Which part of a text is placed at its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     Start,
@@ -38,8 +38,8 @@ impl Lettering {
         }
     }
 
-    /// The height of a line, and the average width of a letter. The width is a high estimate, for
-    /// DejaVu Sans, which is wider than most fonts.
+    /// The height of a line, and the average width of a letter. The width is a high estimate: it is
+    /// that of DejaVu Sans, which is wider than most fonts.
     const fn extent(self) -> (f64, f64) {
         match self {
             Self::Small => (12.0, 6.7),
@@ -58,7 +58,7 @@ pub enum LineStyle {
     Solid,
     /// Wide enough for a band.
     Thick,
-    /// A background on both sides of a line that crosses other lines.
+    /// Background on both sides of a line that crosses other lines.
     Halo,
     /// For figures published by other authors.
     Dashed,
@@ -82,7 +82,7 @@ impl LineStyle {
 /// A picture that is being drawn.
 #[derive(Clone, Debug)]
 pub struct Drawing {
-    /// The width in units. On a phone, a unit is slightly less than a pixel.
+    /// The width in units. On a phone, a unit is slightly smaller than a pixel.
     pub width: f64,
     /// The height in units.
     pub height: f64,
@@ -91,7 +91,8 @@ pub struct Drawing {
     bounds: Area,
 }
 
-/// Formats a number for a figure. A tenth of a unit is finer than the resolution of any screen.
+/// Formats a number for a figure. It is rounded to a tenth of a unit, which is finer than any
+/// screen can show.
 fn number(value: f64) -> String {
     let tenths = (value * 10.0).round() / 10.0;
     // Adding 0 avoids "-0".
@@ -179,8 +180,8 @@ impl Drawing {
         self.write(format_args!("<path class=\"shade-{shade} fill-{}\" d=\"{path}\"/>", paint.name));
     }
 
-    /// Records an area as covered. Returns its corner and the lengths of its sides, formatted for
-    /// the figure.
+    /// Records that an area is covered. Returns its corner and the lengths of its sides, as they
+    /// are written into the figure.
     fn rectangle(&mut self, area: Area) -> [String; 4] {
         self.cover(area);
         [area.left, area.top, area.right - area.left, area.bottom - area.top].map(number)
@@ -202,8 +203,9 @@ impl Drawing {
         self.write(format_args!("<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"{radius}\"/>"));
     }
 
-    /// Draws a part of a circle's outline, clockwise. `from` and `to` are turns from the top, at
-    /// most a whole turn apart. If `to` is smaller than `from`, the arc passes the top.
+    /// Draws a part of a circle's outline, clockwise. `from` and `to` are parts of a whole turn,
+    /// counted from the top, and at most a whole turn apart. If `to` is smaller than `from`, the
+    /// arc goes through the top.
     pub fn arc(&mut self, paint: Paint, line: LineStyle, (centre, radius): (Point, f64), from: f64, to: f64) {
         let (start, end) = (on_circle(centre, radius, from), on_circle(centre, radius, to));
         self.cover(Area::square(centre, radius));
@@ -213,7 +215,7 @@ impl Drawing {
         self.open_path(paint, line, &format!("M{start}A{radius} {radius} 0 {large} 1 {end}"));
     }
 
-    /// Draws text with a background around its letters, so that it stays readable on top of lines.
+    /// Draws text with a background around its letters, so that it is readable on top of lines.
     pub fn text(&mut self, paint: Paint, lettering: Lettering, point: Point, anchor: Anchor, text: &str) {
         let (height, letter) = lettering.extent();
         #[expect(clippy::cast_precision_loss, reason = "a label has no 2^53 letters")]
@@ -223,7 +225,7 @@ impl Drawing {
             Anchor::Middle => (point.x - width / 2.0, "middle"),
             Anchor::End => (point.x - width, "end"),
         };
-        // The area reaches from the height of a capital letter to the depth of a `g`.
+        // The area reaches from the top of a capital letter to the bottom of a `g`.
         let area =
             Area { left, top: point.y - 0.76 * height, right: left + width, bottom: point.y + 0.22 * height };
         self.cover(area);
@@ -235,7 +237,7 @@ impl Drawing {
         ));
     }
 
-    /// Draws text centred at the point, in both directions.
+    /// Draws text whose centre is at the point.
     pub fn centred(&mut self, paint: Paint, lettering: Lettering, point: Point, text: &str) {
         self.text(paint, lettering, point.moved(0.0, 4.0), Anchor::Middle, text);
     }
@@ -245,7 +247,7 @@ impl Drawing {
         self.text(Paint::QUIET, Lettering::Small, point, anchor, text);
     }
 
-    /// Returns the faults of the layout: shapes beyond the edges, and overlapping labels.
+    /// Returns what is wrong with the layout: shapes beyond the edges, and overlapping labels.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let Area { left, top, right, bottom } = self.bounds;

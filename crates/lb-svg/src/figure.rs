@@ -1,11 +1,12 @@
 //! A figure: a drawing with a title and a description, as a separate file or inside a page.
 //!
-//! Both forms describe the drawing for readers that cannot see it. Must not know how pages look.
+//! Both forms contain a description of the drawing for readers that cannot see it. Must not know
+//! how pages look.
 
 use crate::drawing::{Drawing, escaped};
 use crate::palette::{Paint, style};
 
-/// A drawing with a name for links.
+/// A drawing with a name to which links can refer.
 #[derive(Clone, Debug)]
 pub struct Figure {
     /// The figure's name in links, and its file name without extension.

@@ -1,6 +1,6 @@
 //! Points and areas of a drawing, in its units.
 //!
-//! The origin is the upper left corner and y grows downwards, as in SVG. Must not know of shapes.
+//! The origin is the upper left corner and y grows downwards, as in SVG. Must not depend on shapes.
 
 /// A point of a drawing.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,13 +16,13 @@ pub const fn at(x: f64, y: f64) -> Point {
 }
 
 impl Point {
-    /// The point at these distances to the right of this point and below it.
+    /// The point that is this far to the right of this point, and this far below it.
     pub const fn moved(self, right: f64, down: f64) -> Self {
         at(self.x + right, self.y + down)
     }
 }
 
-/// The point on a circle that is `turn` (0 to 1) of a whole turn from the top, clockwise.
+/// The point on a circle at `turn` of a whole turn (0 to 1), clockwise from the top.
 pub fn on_circle(centre: Point, radius: f64, turn: f64) -> Point {
     let angle = std::f64::consts::TAU * turn;
     at(centre.x + radius * angle.sin(), centre.y - radius * angle.cos())
@@ -39,7 +39,7 @@ pub struct Area {
 }
 
 impl Area {
-    /// The square with sides at the distance `half` from its centre.
+    /// The square whose sides are at the distance `half` from its centre.
     pub const fn square(Point { x, y }: Point, half: f64) -> Self {
         Self { left: x - half, top: y - half, right: x + half, bottom: y + half }
     }

@@ -1,12 +1,12 @@
 //! Figures as SVG: shapes with classes, a palette for light and dark pages, axes, and the document
 //! around a drawing.
 //!
-//! The planner's report and the benchmark's picture share this writer. SVG crates do not offer two
-//! features that it has: colours by class, so that a figure follows the reader's page without
-//! scripts, and a record of the positions of labels and shapes, so that tests detect cut-off ones
-//! without a browser. The crate `svg` would replace only the few lines that format elements, with
-//! builders that have untyped attributes. Must not know what is drawn, and must not depend on
-//! another crate.
+//! The planner's report and the benchmark's picture share this code. It has two features that SVG
+//! crates do not offer. Colours are set by class, so that a figure follows the colours of the
+//! reader's page without scripts. The positions of labels and shapes are recorded, so that tests
+//! can find cut-off ones without a browser. The crate `svg` would replace only the few lines that
+//! format elements, and its attributes are untyped. Must not know what is drawn, and must not
+//! depend on another crate.
 #![forbid(unsafe_code)]
 
 pub mod geometry;

@@ -1,13 +1,13 @@
 //! Colours, each for a light and a dark page, and the style that every figure contains.
 //!
-//! A figure appears inside a page and as a separate file, so its style has no custom properties:
-//! viewers other than browsers (librsvg, Inkscape) support classes, but not `var()`. Colour is
+//! A figure appears inside a page and as a separate file. So its style has no custom properties:
+//! viewers that are not browsers (librsvg, Inkscape) support classes, but not `var()`. Colour is
 //! never the only distinction: every series has a label where it is drawn. The caller decides what
-//! a hue means: it makes a [`Paint`] from the hue and names it for its meaning.
+//! a hue means, by making a [`Paint`] from it and naming the paint for its meaning.
 
 use std::fmt::Write as _;
 
-/// A colour as `0xRRGGBB`, on a light and on a dark page.
+/// A colour as `0xRRGGBB`: first for a light page, then for a dark one.
 pub type Hue = [u32; 2];
 
 /// For bad results, or for results left to chance.
@@ -21,7 +21,7 @@ pub const GREEN: Hue = [0x0b_71_61, 0x4f_c4_b0];
 /// For a series.
 pub const VIOLET: Hue = [0x78_3c_97, 0xca_9c_e4];
 
-/// A hue, and the word for its meaning in class names.
+/// A hue, and the word that states its meaning in class names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paint {
     /// The word, which has only letters.
@@ -38,7 +38,7 @@ impl Paint {
     pub const QUIET: Self = Self::new("quiet", [0x55_60_6a, 0xa2_ad_b6]);
     /// For the lines of the grid, which carry no information.
     pub const RULE: Self = Self::new("rule", [0xdd_e2_e6, 0x2d_34_3b]);
-    /// The paints that every figure has in addition to its own.
+    /// The paints that every figure has in addition to the paints of its own.
     pub const COMMON: [Self; 4] = [Self::PAPER, Self::INK, Self::QUIET, Self::RULE];
 
     pub const fn new(name: &'static str, hue: Hue) -> Self {
@@ -50,12 +50,12 @@ impl Paint {
 pub const FONTS: &str =
     "system-ui, -apple-system, \"Segoe UI\", Roboto, \"Helvetica Neue\", Arial, \"DejaVu Sans\", sans-serif";
 
-/// Opacities of a density, from few to many points. There are five, because the eye does not
-/// distinguish more.
+/// The opacities of a density, from few points to many. There are five, because more could not be
+/// distinguished.
 pub const SHADES: [f64; 5] = [0.25, 0.42, 0.60, 0.80, 1.0];
 
-/// The style of figures with the [`Paint::COMMON`] paints and these paints. It is the same for
-/// separate files and inside a page.
+/// The style of figures that use the [`Paint::COMMON`] paints and these paints. It is the same
+/// inside a page and in separate files.
 pub fn style(own: &[Paint]) -> String {
     let mut css = format!(
         ".fig{{font-family:{FONTS}}}\

@@ -1,15 +1,15 @@
 //! The values that define a comparison: groups, the clients of socklb in them, arms, and their
 //! targets.
 //!
-//! Must not know how they are set up or measured.
+//! Must not know how these are set up or measured.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::serve::Manner;
 use super::work::Work;
 
-/// Consecutive addresses, each dialled equally often: those of backends, or the single address of a
-/// service.
+/// Consecutive addresses, each of which is dialled equally often: those of backends, or the single
+/// address of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
     pub first: SocketAddr,
@@ -37,7 +37,7 @@ impl Addresses {
 pub enum Build {
     /// The build of this tree.
     This,
-    /// The program that the command line names.
+    /// The program that the command line states.
     Other,
     /// The build of this tree, with backends that report each second to a program on a network
     /// interface.
@@ -76,18 +76,17 @@ impl Client {
     }
 }
 
-/// The layer between an arm's processes and the backends.
+/// What is between an arm's processes and the backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Between {
     Nothing,
     /// A program that returns at once.
     Empty,
-    /// A program that looks up one service and one backend.
+    /// The floor program, which looks up one service and one backend.
     Floor,
     /// socklb; the arm dials the service of this client.
     Socklb(Client),
-    /// socklb, but the arm dials the backends directly, and their addresses are not those of a
-    /// service.
+    /// socklb, but the arm dials the backends directly. Their addresses are not those of a service.
     Unserved(Client),
     /// nftables: DNAT in its own network namespace.
     Nft,
@@ -110,7 +109,7 @@ impl Between {
 pub enum Measure {
     /// Median time of one operation.
     P50,
-    /// The time that one operation in a hundred exceeds.
+    /// The 99th percentile of the time of one operation.
     P99,
     /// Operations per second, including setup and cleanup.
     Rate,
@@ -140,7 +139,7 @@ pub enum Bound {
     AtMost(f64),
     /// The ratio must be at least this.
     AtLeast(f64),
-    /// The ratio must be within this distance of 1.
+    /// The ratio may differ from 1 by at most this.
     Within(f64),
     /// The confidence interval of the ratio must cover 1.
     CoversOne,
@@ -150,8 +149,8 @@ pub enum Bound {
 pub struct Target {
     pub measure: Measure,
     pub bound: Bound,
-    /// If set, the target is evaluated only if the second arm, a copy of the first, is within this
-    /// factor of the first.
+    /// If set, the target is evaluated only if there is little noise: the ratio of the second arm,
+    /// a copy of the first, must be at most this, and at least 1 divided by this.
     pub if_noise_within: Option<f64>,
 }
 
@@ -166,11 +165,11 @@ impl Target {
 pub struct Arm {
     /// The arm's name in tables.
     pub name: String,
-    /// The layer between the arm and the backends.
+    /// What is between the arm and the backends.
     pub between: Between,
     /// Whether the arm dials only the first backend, if it dials backends.
     pub one_backend: bool,
-    /// The position of the arm with which this arm is compared.
+    /// The position of the arm to which this arm's ratios are computed.
     pub baseline: usize,
     pub targets: Vec<Target>,
 }
@@ -180,13 +179,13 @@ pub struct Arm {
 pub struct Group {
     /// The group's title in tables.
     pub title: &'static str,
-    /// A remark for readers of the table.
+    /// A remark for the readers of the table.
     pub remark: &'static str,
     pub work: Work,
     /// How the backends treat a connection.
     pub manner: Manner,
-    /// Whether the backends poll instead of sleeping, so that no wake-up is measured. Not set for
-    /// groups with proxies, which need the backends' CPU.
+    /// Whether the backends poll instead of blocking, so that the time of waking them is not
+    /// measured. Not set for groups with proxies, because proxies need the backends' CPU.
     pub polls: bool,
     pub backends: Addresses,
     /// The arms. The first is the baseline, and the second is its copy.
@@ -206,8 +205,8 @@ impl Group {
     }
 
     /// Returns the group that compares two builds. It has the arms without socklb that dial
-    /// backends, and each arm with socklb three times: with this build, with this build again (the
-    /// noise), and with the other build.
+    /// backends. It has each arm with socklb three times: with this build, with this build again
+    /// (which shows the noise), and with the other build.
     pub fn of_two_builds(mut self, other: Build) -> Self {
         let arms = std::mem::take(&mut self.arms);
         for arm in arms {
@@ -234,7 +233,7 @@ impl Group {
         self
     }
 
-    /// Returns whether an arm needs this layer.
+    /// Returns whether an arm of the group needs this layer.
     pub fn has(&self, between: Between) -> bool {
         self.arms.iter().any(|arm| arm.between == between)
     }

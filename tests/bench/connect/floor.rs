@@ -1,5 +1,5 @@
-//! The programs with which socklb is compared: one that does nothing, and one that does the minimum
-//! for a lookup in a table.
+//! Two programs with which socklb is compared: one does nothing, and the other (the floor program)
+//! does the minimum for a lookup in a table.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::Path;
@@ -13,10 +13,11 @@ use lb_common::net::{Address, Be16};
 use stage::Cgroup;
 use stage::maps::Raw;
 
-/// The floor's service. The namespace has no route to it, so a connect that is not rewritten fails.
+/// The service of the floor program. The namespace has no route to this address, so a connect fails
+/// if the program does not rewrite it.
 pub const SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 0, 8), 80);
 
-/// An attached program. Detached on drop.
+/// An attached program. It is detached on drop.
 pub struct Attached {
     _object: Ebpf,
     /// The kernel's id of the program.

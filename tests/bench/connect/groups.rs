@@ -10,8 +10,8 @@ use super::work::Work;
 const PORT: u16 = 19000;
 /// The number of backends of small groups.
 pub const BACKENDS: u16 = 8;
-/// The first host of large groups: their backends have consecutive addresses of the loopback range,
-/// and one listener.
+/// The first host of large groups. The backends of a large group have consecutive addresses of the
+/// loopback range, and share one listener.
 const HOSTS: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
 
 const ACCOUNTINGS: [&str; 2] = ["active", "full"];
@@ -38,7 +38,7 @@ pub enum Name {
     Echo,
     /// Bulk transfer over reused connections
     Bulk,
-    /// Time to the first byte of a backend, with proxies among the arms
+    /// Time to the first byte from a backend, with proxies among the arms
     FirstByte,
 }
 
@@ -89,7 +89,8 @@ fn served(client: Client, targets: Vec<Target>) -> Arm {
     Arm { targets, ..arm(client.title(), Between::Socklb(client)) }
 }
 
-/// Targets for the p50 ratio: the maximum with active accounting, and with full accounting.
+/// The targets for the p50 ratio: its maximum with active accounting, and its maximum with full
+/// accounting.
 fn p50(accounting: &str, [active, full]: [f64; 2]) -> Vec<Target> {
     let most = if accounting == "full" { full } else { active };
     vec![Target::new(Measure::P50, Bound::AtMost(most))]
@@ -240,7 +241,7 @@ fn first_byte() -> Group {
     }
 }
 
-/// The defaults of a group: connects to eight backends that poll.
+/// A group with the usual values: connects to eight backends that poll.
 fn connect_group(arms: Vec<Arm>) -> Group {
     Group {
         title: "",

@@ -1,4 +1,4 @@
-//! The result of a group: ratios to the baseline with their noise, and verdicts on the targets.
+//! The result of a group: ratios to the baseline with their noise, and whether targets are reached.
 //! Contains only values; must not know how they are printed.
 
 use super::arm::{Arm, Bound, Group, Measure, Target};
@@ -11,7 +11,7 @@ use crate::statistics::{Median, median};
 pub struct Figures {
     /// Nanoseconds of one operation: the median of the rounds' medians.
     pub p50: f64,
-    /// Nanoseconds within which 99 % of all operations ended.
+    /// The 99th percentile of the time of all operations, in nanoseconds.
     pub p99_of_all: f64,
     /// Ratios to the arm's baseline, in the order of [`Measure::ALL`].
     pub ratios: [Median; 4],
@@ -36,7 +36,7 @@ impl Figures {
 pub enum Verdict {
     Pass,
     NotReached,
-    /// The copy of the baseline differs too much from the baseline.
+    /// The copy of the baseline differs too much from the baseline to evaluate the target.
     TooNoisy,
 }
 
@@ -76,7 +76,7 @@ pub struct Outcome {
 pub struct Measured {
     /// One turn for each round.
     pub turns: Vec<Turn>,
-    /// Nanoseconds within which 99 % of all operations ended.
+    /// The 99th percentile of the time of all operations, in nanoseconds.
     pub p99_of_all: f64,
     /// The cost of the programs that have run.
     pub costs: Vec<Cost>,
@@ -104,8 +104,8 @@ impl Outcome {
     }
 }
 
-/// Computes ratios. Each is computed within a round, so a disturbance of the machine affects both
-/// arms.
+/// Computes the ratios of an arm. Each ratio is computed within a round, so a disturbance of the
+/// machine affects both arms.
 fn compare(this: &Measured, baseline: &Measured) -> Figures {
     let ratio = |of: fn(&Turn) -> f64| {
         let both = this.turns.iter().zip(&baseline.turns);
@@ -148,8 +148,8 @@ pub mod tests {
     use super::super::groups::{Name, group};
     use super::*;
 
-    /// Returns an outcome of arms that take `nanoseconds`, the same in every round and for every
-    /// measure.
+    /// Returns the outcome of a group whose arms take this many `nanoseconds`, the same in every
+    /// round and for every measure.
     pub fn outcome(name: Name, nanoseconds: impl Fn(usize) -> Option<f64>) -> Outcome {
         outcome_of(group(name), nanoseconds)
     }
@@ -187,7 +187,7 @@ pub mod tests {
         check(1000.0, 1014.0, [Pass, Pass, Pass, NotReached]);
         check(1000.0, 1050.0, [NotReached, Pass, NotReached, NotReached]);
         check(1000.0, 1200.0, [NotReached; 4]);
-        // Only the 99th percentile has a condition.
+        // Only the target for the 99th percentile has a condition on the noise.
         check(1060.0, 1200.0, [NotReached, TooNoisy, NotReached, NotReached]);
         check(940.0, 1005.0, [Pass, TooNoisy, Pass, Pass]);
     }

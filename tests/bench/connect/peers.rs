@@ -14,8 +14,8 @@ use anyhow::{Context, Result, bail};
 use stage::eventually;
 use stage::probe::die_with_us;
 
-/// In the loopback range, because a DNAT rule of the output hook applies only if there is a route.
-/// No process listens there, so a connect that is not rewritten is refused.
+/// The address is in the loopback range, because a DNAT rule of the output hook applies only if
+/// there is a route. No process listens there, so a connect that is not rewritten is refused.
 pub const NFT_SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 96, 0, 9), 80);
 /// The address at which HAProxy listens.
 pub const HAPROXY_SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 18080);
@@ -48,14 +48,14 @@ impl Nft {
         Ok(Self { network })
     }
 
-    /// A path of the namespace; valid as long as this value exists.
+    /// A path of the namespace. It is valid as long as this value exists.
     pub fn network(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.network.as_raw_fd()).into()
     }
 }
 
-/// Writes rules in the form of kube-proxy: a verdict map of services, a random endpoint of a
-/// service's chain, and a chain for each endpoint.
+/// Writes rules in the form of kube-proxy's: a verdict map of services, one chain per service that
+/// selects a random endpoint, and one chain per endpoint.
 fn rules(backends: &[SocketAddr]) -> Result<String> {
     let mut text = String::from("table ip bench {\n");
     let mut numbers = Vec::new();
@@ -105,7 +105,8 @@ impl Haproxy {
         let path = folder.join("haproxy.cfg");
         std::fs::write(&path, text)?;
         let mut command = Command::new(haproxy);
-        // In the foreground, without a master: a single process, which ends with the benchmark.
+        // HAProxy runs in the foreground and without a master, so that a single process ends with
+        // the benchmark.
         command.args(["-q", "-db", "-f"]).arg(&path).stdin(Stdio::null()).stdout(Stdio::null());
         die_with_us(&mut command);
         let started = Self { child: command.spawn()? };

@@ -1,8 +1,8 @@
-//! The p50 ratios of all groups as one picture: a row for each arm with its interval and its
+//! The p50 ratios of all groups as one picture. Each arm has a row with its interval and its
 //! target.
 //!
-//! All groups have the same scale of ratios, so that they can be compared. Must not know how SVG is
-//! written: `lb_svg` does that.
+//! The scale of ratios is the same for all groups, so that readers can compare them. Must not know
+//! how SVG is written: `lb_svg` does that.
 
 use lb_svg::palette::{GREEN, RED};
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, at};
@@ -21,16 +21,18 @@ const ROW: f64 = 17.0;
 /// Height of a group's title, including the gap above it.
 const TITLE: f64 = 1.3 * ROW;
 const TOP: f64 = 58.0;
-/// The range of ratios on the scale. A ratio outside of the range is drawn at its end.
+/// The range of ratios on the scale. A ratio outside of this range is drawn at the end of the
+/// scale.
 const RATIOS: [f64; 2] = [0.98, 1.14];
 
-/// The rows of a group that are shown: all except the first, which is the baseline of the others.
+/// The rows of a group that are shown: all except the first, because it is the baseline of the
+/// others.
 fn shown(outcome: &Outcome) -> impl Iterator<Item = (&Row, &Figures)> {
     let rows = outcome.rows.iter().skip(1);
     rows.filter_map(|row| row.figures.as_ref().ok().map(|figures| (row, figures)))
 }
 
-/// The picture, as a file.
+/// The picture as the content of a file.
 pub fn picture(outcomes: &[Outcome]) -> String {
     let figure = Figure {
         id: "connect",
@@ -52,7 +54,7 @@ fn drawing(outcomes: &[Outcome]) -> Drawing {
     drawing.note(at(12.0, 40.0), Anchor::Start, key);
     let area = Area { left: 340.0, top: TOP + 4.0, right: 770.0, bottom: drawing.height - 8.0 };
     let plot = Plot { area, x: Scale::Linear(RATIOS[0], RATIOS[1]), y: Scale::Linear(0.0, 1.0) };
-    // Bounded by the ticks of the scale.
+    // The loop is bounded by the number of ticks.
     for tick in 0..=8_i32 {
         let ratio = RATIOS[0] + 0.02 * f64::from(tick);
         let paint = if tick == 1 { Paint::QUIET } else { Paint::RULE };

@@ -1,5 +1,5 @@
-//! The surroundings of a group's workers: cgroups with attached programs, the daemon, other
-//! balancers, and the backends. All are removed on drop.
+//! What the workers of a group need: cgroups with attached programs, the daemon, other balancers,
+//! and the backends. All of these are removed on drop.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,12 +21,12 @@ struct Attached {
     client: Client,
     cgroup: Cgroup,
     service: SocketAddr,
-    /// The error of `socklb check` about the client's configuration, if it is refused.
+    /// If `socklb check` refuses the client's configuration, its error.
     refused: Option<String>,
 }
 
 impl Attached {
-    /// The lines of a configuration for this client.
+    /// The lines for this client in a configuration.
     fn text(&self, backends: &str, more: &str) -> String {
         let Client { accounting, policy, protocol, build: _ } = self.client;
         let (name, cgroup, service) = (self.client.name(), self.cgroup.relative(), self.service);
@@ -39,10 +39,10 @@ impl Attached {
     }
 }
 
-/// The place of a group.
+/// What the workers of a group need.
 pub struct Place {
-    // Fields are dropped in this order: programs and daemon before the cgroups to which they are
-    // attached.
+    // Fields are dropped in this order: programs and daemons must be dropped before the cgroups to
+    // which they are attached.
     daemons: Vec<(Build, Daemon)>,
     programs: Vec<(Between, floor::Attached)>,
     reports: Option<Reports>,
@@ -55,8 +55,8 @@ pub struct Place {
     addresses: Addresses,
 }
 
-/// The address of a client's service. The namespace has no route to it, so a connect that is not
-/// rewritten fails.
+/// The address of a client's service. The namespace has no route to it, so a connect fails if it is
+/// not rewritten.
 fn service(number: usize, is_ipv4: bool) -> Result<SocketAddr> {
     let host = u8::try_from(number)? + 10;
     let address = if is_ipv4 {
@@ -67,17 +67,17 @@ fn service(number: usize, is_ipv4: bool) -> Result<SocketAddr> {
     Ok(SocketAddr::new(address, 80))
 }
 
-/// The maximum number of endpoints without indexes. A longer list needs an index for each endpoint,
-/// and a list in the configuration has none.
+/// The maximum number of endpoints without indexes. In a longer list each endpoint needs an index,
+/// and a list in the configuration cannot have indexes.
 const MOST_WITHOUT_INDEXES: usize = 8192;
 
 impl Place {
-    /// Sets up the surroundings. Leaves out a client if its build refuses the configuration.
+    /// Sets up what the group needs. Leaves out a client if its build refuses the configuration.
     pub fn of(group: &Group, stage: &Stage, floor_object: &Path, other: Option<&Path>) -> Result<Self> {
         let list = group.backends.list();
         let nft = group.has(Between::Nft).then(|| Nft::start(&list)).transpose()?;
         let network = nft.as_ref().map(Nft::network);
-        // One listener serves any number of hosts.
+        // One listener is enough for any number of hosts.
         let listen = match group.backends.hosts {
             1 => list.clone(),
             _ => vec![(Ipv4Addr::UNSPECIFIED, group.backends.first.port()).into()],
@@ -121,12 +121,12 @@ impl Place {
         Ok(place)
     }
 
-    /// Starts a build's daemon with its clients of the group, if there are any.
+    /// Starts a build's daemon with the clients of the group that use this build, if there are any.
     fn start_socklb(&mut self, group: &Group, build: Build, setup: &Setup) -> Result<()> {
         let backends: Vec<String> =
             group.backends.list().iter().map(|backend| format!("\"{backend}\"")).collect();
-        // Enough slots to replace all backends of a group, as limits.md advises. The default is too
-        // small for the largest group.
+        // There are enough slots to replace all backends of a group, as limits.md recommends. The
+        // default is too small for the largest group.
         let limits = format!("[limits]\nslots = {}\n", (2 * backends.len()).max(SLOTS as usize));
         let mut backends = if backends.len() > MOST_WITHOUT_INDEXES {
             let entry = |(index, address): (usize, &String)| {
@@ -166,7 +166,7 @@ impl Place {
         Ok(())
     }
 
-    /// Returns the worker of an arm, or the reason why there is none.
+    /// Returns the worker of an arm, or the reason why the arm has none.
     pub fn worker(&self, group: &Group, arm: &Arm) -> Result<Result<Worker, String>> {
         let backends = if arm.one_backend { Addresses::one(self.addresses.first) } else { self.addresses };
         let start = |cgroup: &Cgroup, network: Option<&Path>, addresses: Addresses| {
@@ -183,7 +183,7 @@ impl Place {
             return Ok(Ok(start(&attached.cgroup, None, dialled)?));
         }
         let mut cgroups = self.cgroups.iter().filter(|(between, _)| *between == arm.between);
-        // Several arms have no layer, and each of them has its own cgroup.
+        // Several arms have no layer. Each of them has its own cgroup.
         let earlier = group.arms.iter().take_while(|other| other.name != arm.name);
         let earlier = earlier.filter(|other| other.between == arm.between).count();
         let (_, cgroup) = cgroups.nth(earlier).context("a cgroup of the arm")?;
@@ -197,7 +197,7 @@ impl Place {
         Ok(Ok(start(cgroup, network.as_deref(), dialled)?))
     }
 
-    /// Ids of the programs on the cgroup of an arm.
+    /// The ids of the programs on the cgroup of an arm.
     pub fn programs(&self, arm: &Arm) -> Result<Vec<u32>> {
         let Some(client) = arm.between.client() else {
             let attached = self.programs.iter().filter(|(between, _)| *between == arm.between);
@@ -205,7 +205,8 @@ impl Place {
         };
         let (_, daemon) =
             self.daemons.iter().find(|(build, _)| *build == client.build).context("the build's daemon")?;
-        // The pins are in a directory of the ABI version, which may differ for another build.
+        // The name of the directory of the pins contains the ABI version, which may differ for
+        // another build.
         let versions = std::fs::read_dir(&daemon.setup.pins)?.flatten();
         let mut links = versions.map(|version| version.path().join(client.name()).join("links"));
         let links = links.find(|links| links.exists()).context("the client's links")?;
@@ -216,8 +217,8 @@ impl Place {
         links.map(id).collect()
     }
 
-    /// Nanoseconds of CPU time of the backends, and of HAProxy if it runs; 0 if the backends poll,
-    /// because then their CPU time shows nothing.
+    /// The CPU time of the backends, and of HAProxy if it runs, in nanoseconds. It is 0 if the
+    /// backends poll, because then their CPU time shows nothing.
     pub fn cpu_of_others(&self, group: &Group) -> Result<u64> {
         if group.polls {
             return Ok(0);
@@ -243,7 +244,8 @@ impl Drop for Place {
         for (_, daemon) in self.daemons.drain(..) {
             let setup = daemon.setup.clone();
             drop(daemon);
-            // Detaches, so that the maps do not occupy memory while the next group runs.
+            // The programs are detached, so that their maps do not occupy memory while the next
+            // group runs.
             setup.run(&["detach", "--all"]);
         }
         self.programs.clear();

@@ -1,4 +1,4 @@
-//! Plays rounds in which every arm has one turn, in a new order each time.
+//! Plays rounds. In each round every arm has one turn, and the order of the arms is new.
 
 use anyhow::Result;
 use fastrand::Rng;
@@ -7,7 +7,7 @@ use super::arm::Group;
 use super::place::Place;
 use super::worker::{Turn, Worker};
 
-/// Rounds that are not counted, because they only warm caches.
+/// The number of rounds at the beginning that are not counted, because they only warm caches.
 const WARM: u32 = 3;
 
 /// An arm at work, with the measurements of its turns.
@@ -28,7 +28,7 @@ pub fn play(
     operations: u32,
 ) -> Result<()> {
     let mut order: Vec<usize> = (0..players.len()).collect();
-    // The orders are the same in each run, so that runs are comparable.
+    // The orders of the arms are the same in each run, so that runs are comparable.
     let mut random = Rng::with_seed(1);
     for round in 0..rounds + WARM {
         random.shuffle(&mut order);

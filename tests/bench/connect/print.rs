@@ -1,4 +1,4 @@
-//! Formats outcomes as text: tables for a terminal, and tables for a document.
+//! Formats outcomes as tables, for a terminal or for a document.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ fn target(target: &Target) -> String {
 }
 
 fn interval(ratio: Median) -> String {
-    // The baseline itself has no interval.
+    // The ratio of the baseline itself is 1, without an interval.
     if [ratio.low, ratio.value, ratio.high] == [1.0; 3] {
         return "1".to_owned();
     }
@@ -76,7 +76,7 @@ fn with_programs(outcome: &Outcome) -> impl Iterator<Item = (&Row, &Figures)> {
     measured.filter(|(_, figures)| !figures.costs.is_empty())
 }
 
-/// The cost of an arm's programs in one operation.
+/// What an arm's programs cost in one operation.
 fn programs(figures: &Figures) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut sum = 0.0;
@@ -92,7 +92,7 @@ fn programs(figures: &Figures) -> String {
     parts.join(", ")
 }
 
-/// States how many targets are reached, not reached, and not evaluated.
+/// States how many targets are reached, how many are not, and how many were not evaluated.
 pub fn summary(outcomes: &[Outcome]) -> String {
     let rows = || outcomes.iter().flat_map(|outcome| &outcome.rows);
     let count = |verdict| rows().flat_map(|row| &row.verdicts).filter(|(_, is)| *is == verdict).count();

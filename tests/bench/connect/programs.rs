@@ -1,5 +1,5 @@
-//! Time per run of the kernel programs, from the kernel's own statistics. Measured in a separate
-//! pass, because the statistics take time, and for one arm after the other.
+//! The time of one run of each kernel program, from the kernel's own statistics. It is measured
+//! separately, one arm after the other, because these statistics take time themselves.
 
 use std::collections::BTreeMap;
 
@@ -9,20 +9,20 @@ use aya::programs::loaded_programs;
 use super::worker::Worker;
 use crate::statistics::{Median, median};
 
-/// One program, as it ran for one arm.
+/// The cost of one program in the runs for one arm.
 #[derive(Clone, Debug)]
 pub struct Cost {
     pub program: String,
-    /// Nanoseconds of one run, including the kernel's own clock reads.
+    /// The time of one run in nanoseconds, including the time in which the kernel reads its clock.
     pub nanoseconds: Median,
-    /// Runs per operation of the arm.
+    /// The number of runs in one operation of the arm.
     pub runs: f64,
 }
 
 const PASSES: usize = 7;
 
-/// Returns the cost of the programs with these ids on the cgroup of a worker. Leaves out a program
-/// that does not run in every operation, because something else caused its runs.
+/// Returns the cost of the programs with these ids, which are on the cgroup of a worker. Leaves out
+/// a program that does not run in every operation, because then something else has caused its runs.
 pub fn costs(worker: &mut Worker, programs: &[u32], operations: u32) -> Result<Vec<Cost>> {
     let _statistics =
         aya::sys::enable_stats(aya::sys::Stats::RunTime).context("switch the kernel's statistics on")?;

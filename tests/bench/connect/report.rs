@@ -1,5 +1,5 @@
-//! Writes the results of a run into the documentation: between two marks in
-//! docs/design/performance.md, and as a picture beside it.
+//! Writes the results of a run into the documentation: as text between two marks in
+//! docs/design/performance.md, and as a picture beside this page.
 
 use std::path::Path;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn section(outcomes: &[Outcome]) -> String {
     )
 }
 
-/// Describes the machine, the date and the duration.
+/// Describes the machine, the date and the duration of the run.
 fn machine(took: Duration) -> Result<String> {
     let processors = std::fs::read_to_string("/proc/cpuinfo")?;
     let model = processors.lines().find_map(|line| line.strip_prefix("model name"));

@@ -1,4 +1,4 @@
-//! Backends that report each second, over a link on which the kernel processes the reports.
+//! Backends that report each second, over a link where the kernel processes the reports.
 
 use std::net::SocketAddr;
 
@@ -36,10 +36,11 @@ impl Reports {
         Ok(Self { endpoints, backends: backends.len(), key, _speaker: speaker, _router: router })
     }
 
-    /// Returns the list of a service, further lines of the service, and lines for the host.
+    /// Returns parts of a configuration: the list of a service, further lines for the service, and
+    /// lines for the host.
     pub fn text(&self) -> (String, String, String) {
-        // The subset has a fixed size that includes all backends: policies that scan members need a
-        // bounded subset, and a file may have more endpoints.
+        // The subset has a fixed size that includes all backends. It is needed because policies
+        // that examine all members need a limited subset, and a file may have more endpoints.
         let health = format!(
             "subset = {{ size = {} }}\nhealth = {{ probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }}\n",
             self.backends

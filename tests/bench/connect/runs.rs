@@ -1,12 +1,12 @@
-//! Compares several runs of one group, each with new processes, programs and maps. Runs differ in
-//! their memory layout, which no interval of a single run shows.
+//! Compares several runs of one group, each with new processes, programs and maps. The memory
+//! layout differs from run to run, and no interval of a single run shows what this changes.
 
 use std::fmt::Write as _;
 
 use super::arm::{Between, Build, Measure};
 use super::outcome::{Figures, Outcome};
 
-/// One figure over all runs: the median, the smallest and the largest value.
+/// One figure over all runs: its median, its smallest and its largest value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Spread {
     median: f64,
@@ -34,8 +34,8 @@ fn figures(outcome: &Outcome, arm: usize) -> Option<&Figures> {
     outcome.rows[arm].figures.as_ref().ok()
 }
 
-/// The ratio of a measure to the first arm. The first arm is the baseline of every arm except
-/// copies and other builds.
+/// The ratio of a measure to the first arm, which is the baseline of every arm except copies and
+/// other builds.
 fn ratio(outcome: &Outcome, arm: usize, measure: Measure) -> Option<f64> {
     let own = figures(outcome, arm)?.ratio(measure).value;
     match outcome.group.arms[arm].baseline {
@@ -44,7 +44,8 @@ fn ratio(outcome: &Outcome, arm: usize, measure: Measure) -> Option<f64> {
     }
 }
 
-/// Nanoseconds that an arm adds to its baseline: to the first arm, or to the arm with one backend.
+/// The nanoseconds that an arm takes longer than its baseline, which is the first arm or the arm
+/// with one backend.
 fn added(outcome: &Outcome, arm: usize) -> Option<f64> {
     let of = &outcome.group.arms[arm];
     let base = if of.between == Between::Floor { of.baseline } else { 0 };
@@ -56,7 +57,7 @@ fn added(outcome: &Outcome, arm: usize) -> Option<f64> {
     Some((times - 1.0) * figures(outcome, base)?.p50)
 }
 
-/// Formats a table of a group's runs, and of what this build adds to another build.
+/// Formats a table of a group's runs, and of how much longer this build takes than another build.
 pub fn table(runs: &[&Outcome]) -> String {
     let mut text = String::new();
     let mut write =
@@ -91,7 +92,7 @@ pub fn table(runs: &[&Outcome]) -> String {
             Spread::text(Spread::of(runs.iter().map(less)), 2)
         };
         let [p50, cpu] = [Measure::P50, Measure::Cpu].map(|measure| points(other, measure));
-        // The copy is between the two builds.
+        // The copy of this build comes between this build and the other build.
         let [p50_again, cpu_again] = [Measure::P50, Measure::Cpu].map(|measure| points(other - 1, measure));
         write(format_args!(
             "{} minus {}, points: p50 {p50}, CPU {cpu}; minus itself again: p50 {p50_again}, CPU {cpu_again}",
@@ -109,8 +110,8 @@ mod tests {
 
     #[test]
     fn additions_are_relative_to_the_floor() {
-        // The direct arms take 1,000 ns, including the one with one backend. The floor adds 10 ns,
-        // and every arm of socklb 20 to 22 ns, depending on the run.
+        // The direct arms take 1,000 ns, including the arm with one backend. The floor program
+        // takes 10 ns more, and every arm of socklb 20 to 22 ns more, depending on the run.
         let run = |more: f64| {
             outcome(Name::Connect, move |arm| {
                 Some(match arm {

@@ -1,6 +1,6 @@
-//! The backends of a benchmark: a single process with one thread, which polls or sleeps.
+//! The backends of a benchmark: a single process with one thread, which polls or blocks.
 //!
-//! Must not know which addresses clients dial, or through which balancer.
+//! Must not know which addresses clients dial, or which balancer is between.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
@@ -16,14 +16,14 @@ use rustix::net::{AddressFamily, SocketType};
 /// The backends of a benchmark.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Treatment of a connection
+    /// What to do with a connection
     manner: Manner,
-    /// Addresses to listen at
+    /// Addresses on which to listen
     addresses: Vec<SocketAddr>,
     /// A second network namespace to listen in
     #[arg(long)]
     network: Option<PathBuf>,
-    /// Poll instead of sleeping
+    /// Poll instead of blocking
     #[arg(long)]
     poll: bool,
 }
@@ -49,16 +49,18 @@ impl Manner {
     }
 }
 
-/// Bytes per acknowledgement.
+/// The number of received bytes after which the backend sends an acknowledgement.
 pub const BULK_BYTES: usize = 4 << 20;
-/// Connections that are accepted and not closed yet: enough for clients that are a little ahead.
+/// The number of connections that are accepted and not closed yet. It is enough for clients that
+/// are a little ahead.
 const OPEN: usize = 64;
-/// Connections that wait to be accepted: as many as the kernel allows by default.
+/// The number of connections that wait until they are accepted: as many as the kernel allows by
+/// default.
 const QUEUE: i32 = 4096;
-/// Normally the benchmark kills this process. If it does not, the process ends after this time.
+/// The benchmark normally kills this process. If it does not, the process ends after this time.
 const AT_MOST: Duration = Duration::from_secs(3600);
 
-/// A connection that is served, with the number of received bytes that are not acknowledged yet.
+/// A connection that is served, and the number of received bytes that are not acknowledged yet.
 struct Served {
     stream: TcpStream,
     bytes: usize,
@@ -110,7 +112,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// The queue has room for whole turns of clients, even if this process gets its CPU late. If the
-/// queue were full, the kernel would drop the SYN, and the client would retry a second later.
+/// queue were full, the kernel would drop the SYN, and the client would retry only a second later.
 fn listener(address: SocketAddr) -> Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
@@ -133,7 +135,7 @@ impl Server {
         Ok(())
     }
 
-    /// The first numbers belong to the listeners.
+    /// The number of a new descriptor. The first numbers are those of the listeners.
     fn number(&mut self) -> epoll::EventData {
         self.next += 1;
         epoll::EventData::new_u64(self.next - 1)
@@ -162,7 +164,8 @@ impl Server {
                 Manner::Drop | Manner::Greet => false,
             };
         if !goes_on {
-            // Closing the connection removes it from the poll.
+            // When the connection is closed, the kernel removes it from the set of polled
+            // descriptors.
             self.served.remove(&number);
         }
         Ok(())
@@ -172,8 +175,7 @@ impl Server {
         match self.manner {
             Manner::Drop | Manner::Greet => {
                 if self.manner == Manner::Greet {
-                    // The client may have reset the connection; then it does not wait for this
-                    // byte.
+                    // If the client has reset the connection, it does not wait for this byte.
                     let _ = stream.write_all(&[1]);
                 }
                 self.closing.push_back(stream);

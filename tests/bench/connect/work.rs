@@ -1,7 +1,7 @@
-//! The process of an arm: it does the requested number of operations, and reports how long they
+//! The process of an arm. It does the requested number of operations, and reports how long they
 //! took.
 //!
-//! Must not know with which arm it is compared.
+//! Must not know the arm with which it is compared.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::BufRead;
@@ -29,9 +29,9 @@ pub struct Options {
     work: Work,
     /// First address to dial
     first: SocketAddr,
-    /// Number of ports to dial in turn
+    /// Number of ports, which are dialled in turn
     ports: u16,
-    /// Number of hosts to dial, in random order
+    /// Number of hosts, which are dialled in random order
     hosts: u32,
     /// A network namespace to enter first
     #[arg(long)]
@@ -41,9 +41,9 @@ pub struct Options {
 /// An operation that is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Work {
-    /// connect() is timed; socket and close count for the rate only
+    /// connect() is timed; socket() and close() count only for the rate
     Connect,
-    /// Socket, connect() and close of UDP, timed as one
+    /// socket(), connect() and close() of UDP, timed as one operation
     UdpCycle,
     /// connect() of one UDP socket
     UdpConnect,
@@ -56,7 +56,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Returns the operations per turn for a turn that takes about as long as `connects` connects.
+    /// Returns the number of operations of a turn that takes about as long as `connects` connects.
     pub fn operations(self, connects: u32) -> u32 {
         match self {
             Self::Connect | Self::FirstByte | Self::Echo => connects,
@@ -67,7 +67,7 @@ impl Work {
     }
 
     /// The number of operations that are timed together. It is more than one if an operation is so
-    /// short that the clock's resolution matters, which is 10 ns on some machines.
+    /// short that the resolution of the clock matters, which is 10 ns on some machines.
     fn together(self) -> u32 {
         if self == Self::UdpConnect { 8 } else { 1 }
     }
@@ -79,20 +79,21 @@ impl Work {
     }
 }
 
-/// Connections for requests and responses.
+/// The number of connections for requests and responses.
 const KEPT: usize = 8;
 /// The content of a request, and of a response.
 const MESSAGE: [u8; 64] = [7; 64];
-/// How often to poll for an answer before it counts as lost: for about ten seconds.
+/// The number of polls for an answer before it counts as lost. This takes about ten seconds.
 const LOOKS: u32 = 50_000_000;
 
-/// Runs the process of an arm, which answers each line with a line. `COUNT` does this number of
-/// operations. The answer is the nanoseconds within which half and 99 % of the operations ended,
-/// operations per second, and nanoseconds of CPU time per operation. `keep COUNT` also remembers
-/// the times, and the answer to `all` is the same two quantiles over all remembered times.
+/// Runs the process of an arm. It answers each line that it reads with a line. For `COUNT` it does
+/// this number of operations. It answers with four numbers: the median and the 99th percentile of
+/// their times in nanoseconds, the operations per second, and the CPU time of one operation in
+/// nanoseconds. For `keep COUNT` it also remembers the times. For `all` it answers with the median
+/// and the 99th percentile of all remembered times.
 pub fn run(options: &Options) -> Result<()> {
-    // Must precede the first socket, because a socket belongs to the cgroup in which it was
-    // created.
+    // This must come before the first socket, because a socket belongs to the cgroup in which it
+    // was created.
     std::fs::write(options.cgroup.join("cgroup.procs"), std::process::id().to_string())?;
     if let Some(network) = &options.network {
         let network = std::fs::File::open(network)?;
@@ -101,8 +102,8 @@ pub fn run(options: &Options) -> Result<()> {
     }
     pin_to(0)?;
     let mut addresses = Addresses { first: options.first, ports: options.ports, hosts: options.hosts }.list();
-    // The hosts are in random order, as policies choose: consecutive addresses would favour the
-    // kernel's caches.
+    // The hosts are dialled in random order, because policies also choose at random. With
+    // consecutive addresses, the kernel's caches would be more effective.
     if options.hosts > 1 {
         addresses.sort_by_cached_key(scattered);
     }
@@ -130,7 +131,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Pins this process to one CPU. The arms use one CPU, and the backends the other.
+/// Pins this process to one CPU. The arms use one CPU, and the backends use the other.
 pub fn pin_to(cpu: usize) -> Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
@@ -222,7 +223,7 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
         let mut answer = [0; MESSAGE.len()];
         timed(|| {
             send(socket, &MESSAGE, SendFlags::NOSIGNAL)?;
-            // Polls without sleeping, because a wake-up takes longer than the operation, and its
+            // Polls without blocking, because waking up takes longer than the operation, and its
             // time varies.
             for _ in 0..LOOKS {
                 match recv(socket, &mut answer, RecvFlags::DONTWAIT) {
@@ -241,7 +242,7 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
         let socket = self.kept.front().context("a connection")?;
         timed(|| {
             let mut rest = self.data.as_slice();
-            // Bound: each send transfers at least one byte.
+            // The loop is bounded, because each send transfers at least one byte.
             while !rest.is_empty() {
                 let sent = send(socket, rest, SendFlags::NOSIGNAL)?;
                 rest = &rest[sent..];
@@ -269,7 +270,7 @@ fn family(address: SocketAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }
 
-/// Creates a socket that resets its connection when it is closed, so that no port waits.
+/// Creates a socket that resets its connection when it is closed, so that no port stays occupied.
 fn stream(address: SocketAddr) -> Result<OwnedFd> {
     let socket = rustix::net::socket(family(address), SocketType::STREAM, None)?;
     set_socket_linger(&socket, Some(Duration::ZERO))?;
@@ -296,7 +297,7 @@ fn cpu_time() -> Duration {
     )
 }
 
-/// A number that does not depend on neighbouring addresses.
+/// A number for an address. Neighbouring addresses get unrelated numbers.
 fn scattered(address: &SocketAddr) -> u64 {
     let mut hasher = DefaultHasher::new();
     address.hash(&mut hasher);

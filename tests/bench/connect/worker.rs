@@ -1,4 +1,4 @@
-//! The processes that a benchmark starts: the workers of arms, and the backends.
+//! The processes that a benchmark starts: the workers of its arms, and its backends.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use super::arm::Addresses;
 use super::serve::Manner;
 use super::work::Work;
 
-/// A process of this program. Killed on drop.
+/// A process of this program. It is killed on drop.
 struct Own(Child);
 
 impl Drop for Own {
@@ -37,13 +37,13 @@ fn this_program() -> Result<Command> {
 /// The measurements of one turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Turn {
-    /// Nanoseconds within which half of the operations ended.
+    /// The median of the operations' times, in nanoseconds.
     pub p50: f64,
-    /// Nanoseconds within which 99 % of the operations ended.
+    /// The 99th percentile of the operations' times, in nanoseconds.
     pub p99: f64,
     /// Operations per second.
     pub rate: f64,
-    /// Nanoseconds of CPU time per operation.
+    /// The CPU time of one operation, in nanoseconds.
     pub cpu: f64,
 }
 
@@ -76,14 +76,15 @@ impl Worker {
         Ok(Self { name: name.to_owned(), _process: process, requests, answers })
     }
 
-    /// Makes the worker do `count` operations; with `keep`, the worker remembers their times.
+    /// Makes the worker do `count` operations. If `keep` is set, the worker remembers their times.
     pub fn turn(&mut self, count: u32, keep: bool) -> Result<Turn> {
         let keep = if keep { "keep " } else { "" };
         let [p50, p99, rate, cpu] = self.ask(&format!("{keep}{count}"))?;
         Ok(Turn { p50, p99, rate, cpu })
     }
 
-    /// Nanoseconds within which half, and 99 %, of all remembered operations ended.
+    /// The median and the 99th percentile of the times of all remembered operations, in
+    /// nanoseconds.
     pub fn all(&mut self) -> Result<[f64; 2]> {
         self.ask("all")
     }
@@ -104,7 +105,8 @@ impl Worker {
 pub struct Backends(Own);
 
 impl Backends {
-    /// Starts the backends and waits until they listen; in a second network too, if one is given.
+    /// Starts the backends, and waits until they listen. If a second network is given, they listen
+    /// there too.
     pub fn start(
         manner: Manner,
         polls: bool,
@@ -133,8 +135,8 @@ impl Backends {
     }
 }
 
-/// Nanoseconds of CPU time of all threads of a process (the first field of their `schedstat`). The
-/// value is exact while the threads sleep.
+/// The CPU time of all threads of a process, in nanoseconds (the first field of their `schedstat`).
+/// It is exact while the threads sleep.
 pub fn cpu_time(pid: u32) -> Result<u64> {
     let mut sum = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {

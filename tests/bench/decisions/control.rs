@@ -1,5 +1,5 @@
-//! How long a daemon's control laws take per tick, for 640 services with 20 members each. The
-//! members' reports have a little noise.
+//! How long one tick of a daemon's control laws takes, with 640 services of 20 members each. The
+//! reports of the members have a little noise.
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};

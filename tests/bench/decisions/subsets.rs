@@ -1,8 +1,8 @@
-//! One subset of 100 of 10,000 backends, with every algorithm: a client task computes this when a
-//! list of endpoints arrives.
+//! The time for one subset of 100 of 10,000 backends, with every algorithm. A client task computes
+//! a subset when a list of endpoints arrives.
 //!
-//! The limit is 1 ms for every algorithm, and 20 µs for the default algorithm, which reads only a
-//! prefix of its order.
+//! The limit is 1 ms for every algorithm. For the default algorithm it is 20 µs, because that
+//! algorithm reads only the beginning of its order.
 
 use std::hint::black_box;
 

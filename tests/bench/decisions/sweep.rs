@@ -1,5 +1,6 @@
-//! The 59,148 fleets of the ACM article's sweep on all processors: for every algorithm, with a
-//! limit of 10 s on two processors, and for the default with structural weights.
+//! The time for the 59,148 fleets of the ACM article's sweep on all processors. It is measured for
+//! every algorithm, with a limit of 10 s on two processors, and for the default algorithm with
+//! structural weights.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use lb_core::subset::Algorithm;

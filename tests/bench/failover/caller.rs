@@ -1,7 +1,7 @@
-//! The process that connects, inside the client's cgroup: it makes the requested calls and reports
-//! which calls failed, and when.
+//! The process that connects, inside the client's cgroup. It makes the requested calls, and reports
+//! which of them failed, and when.
 //!
-//! Must not know what it dials, or which result is expected.
+//! Must not know what it dials, or which results are expected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -21,13 +21,13 @@ use stage::Cgroup;
 use stage::probe::die_with_us;
 use stage::rpc::{self, Process};
 
-/// How long the application waits for a connection, and then for the first byte.
+/// How long the application waits for a connection, and then as long again for the first byte.
 pub const PATIENCE: Duration = Duration::from_millis(300);
 
 /// A request to a caller, which answers it with [`Made`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Calls {
-    /// Connects that follow each other. Each waits for a first byte.
+    /// Connects that follow one another. Each waits for a first byte.
     InTurn {
         service: SocketAddr,
         /// The maximum number of connects.
@@ -37,7 +37,7 @@ pub enum Calls {
         /// No connect begins later than this.
         within: Duration,
     },
-    /// The same in several threads, without pauses.
+    /// Connects as in `InTurn`, but in several threads and without pauses.
     AtOnce {
         service: SocketAddr,
         /// The maximum number of connects.
@@ -46,20 +46,20 @@ pub enum Calls {
         /// No connect begins later than this.
         within: Duration,
     },
-    /// Connects that begin at a fixed rate, whatever the results of earlier ones. They do not wait
-    /// for a first byte.
+    /// Connects that begin at a fixed rate, whatever the results of earlier connects. They do not
+    /// wait for a first byte.
     Paced {
         service: SocketAddr,
         connects: u64,
         /// Connects per second.
         rate: u32,
-        /// Packets per million that are lost on their way to the client.
+        /// The number of packets per million that are lost on their way to the client.
         lost: u32,
     },
     /// A pool of open connections. A connection that ends is replaced.
     Pool {
         service: SocketAddr,
-        /// The size of the pool.
+        /// The number of open connections in the pool.
         kept: u32,
         /// How long the pool is held.
         within: Duration,
@@ -69,9 +69,9 @@ pub enum Calls {
 /// A connect that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
-    /// When the connect began, since the start of the calls.
+    /// The time from the start of the calls to the start of the connect.
     pub began: Duration,
-    /// When the connect had failed, since the start of the calls.
+    /// The time from the start of the calls to the failure of the connect.
     pub ended: Duration,
 }
 
@@ -81,9 +81,9 @@ pub struct Made {
     pub connects: u64,
     /// Failed connects, in the order of their failures.
     pub failed: Vec<Failed>,
-    /// The number of failures by error.
+    /// The number of failures for each error.
     pub errors: BTreeMap<String, u64>,
-    /// The duration of all calls.
+    /// The time that all calls took together.
     pub took: Duration,
 }
 
@@ -99,7 +99,7 @@ impl Caller {
         Ok(Self(Process::start(&mut command)))
     }
 
-    /// Starts calls without waiting for the results.
+    /// Starts calls, but does not wait for the results.
     pub fn tell(&mut self, calls: Calls) {
         self.0.send(&calls);
     }
@@ -148,7 +148,7 @@ fn in_turn(service: SocketAddr, connects: u64, apart: Duration, within: Duration
         let outcome = call(service)?;
         let ended = started.elapsed();
         made.count(began, ended, outcome);
-        // A slow call delays the next ones: they do not catch up.
+        // A slow call delays all later calls: they do not catch up.
         due = (due + apart).max(ended);
     }
     made.took = started.elapsed();
@@ -187,12 +187,12 @@ struct Pending {
     began: Duration,
 }
 
-/// How far behind its rate a caller may be and still catch up.
+/// How late a connect may begin and still be made.
 const CATCH_UP: Duration = Duration::from_millis(3);
 
-/// Makes connects in the order in which they are due. Skips connects that it could not begin
-/// because it had no CPU: connects that begin together would also reach their timeouts together, in
-/// a burst of failures that no network caused.
+/// Makes connects in the order in which they are due. If this process had no CPU when connects were
+/// due, it skips them. Otherwise they would begin together and reach their timeouts together, which
+/// would be a burst of failures that no network has caused.
 fn paced(service: SocketAddr, connects: u64, rate: u32, lost: u32) -> Result<Made> {
     let (mut made, started, mut begun) = (Made::default(), Instant::now(), 0);
     let mut late = Duration::ZERO;
@@ -234,7 +234,7 @@ fn pool(service: SocketAddr, kept: u32, within: Duration) -> Result<Made> {
     let (mut made, started) = (Made::default(), Instant::now());
     let mut open: Vec<OwnedFd> = Vec::new();
     while started.elapsed() < within {
-        // Opens at most two connections at a time, so that not all begin at the same moment.
+        // At most two connections are opened at a time, so that not all begin at the same moment.
         let missing = (usize::try_from(kept)? - open.len()).min(2);
         for _ in 0..missing {
             let (socket, began) = (socket()?, started.elapsed());
@@ -259,8 +259,8 @@ fn wait_until(due: Instant) {
     }
 }
 
-/// Makes one connect and waits for the first byte of the backend. The outer error is a fault of
-/// this machine.
+/// Makes one connect and waits for the first byte of the backend. The outer result is an error if
+/// this machine is at fault.
 fn call(service: SocketAddr) -> Result<Result<(), Errno>> {
     let socket = socket()?;
     let deadline = Instant::now() + PATIENCE;
@@ -283,8 +283,8 @@ fn begin(socket: &OwnedFd, service: SocketAddr) -> Result<(), Errno> {
     }
 }
 
-/// Returns whether the connection is established within `patience`. Like runtimes do, this reads
-/// and clears the socket's error.
+/// Returns whether the connection is established within `patience`. This reads and thereby clears
+/// the socket's error, as runtimes do.
 fn answer(socket: &OwnedFd, patience: Duration) -> Result<(), Errno> {
     wait(socket, PollFlags::OUT, patience)?;
     socket_error(socket)?
@@ -309,8 +309,8 @@ fn timespec(time: Duration) -> Timespec {
     Timespec::try_from(time).expect("a short time")
 }
 
-/// Closes the socket. An established connection ends with a reset, so that no port waits; any other
-/// connection is closed as applications do it.
+/// Closes the socket. An established connection ends with a reset, so that no port stays occupied.
+/// Any other connection is closed in the way in which applications close it.
 fn leave(socket: &OwnedFd, outcome: Result<(), Errno>) {
     if outcome.is_ok() {
         let _ = set_socket_linger(socket, Some(Duration::ZERO));

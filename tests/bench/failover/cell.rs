@@ -1,7 +1,7 @@
-//! The values that define a measurement: which fault in which fleet, under which policy, with and
-//! without a daemon and ejection.
+//! The values that define a measurement: the fault, the fleet, the policy, and whether there is a
+//! daemon and ejection.
 //!
-//! Must not know how they are set up or measured.
+//! Must not know how these are set up or measured.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use serde::Serialize;
 /// The fault of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Fault {
-    /// No process listens.
+    /// No process listens at the backend's address.
     Refuse,
-    /// The backend's SYNs are dropped; the application gives up.
+    /// SYNs to the backend are dropped, so the application gives up.
     Blackhole,
-    /// The backend accepts connections and resets them at once.
+    /// The backend accepts connections, and resets each at once.
     Reset,
     /// The backend's queue is full, and it accepts one connection per second.
     SlowAccept,
@@ -34,18 +34,19 @@ impl Fault {
         }
     }
 
-    /// Returns whether the client waits for its own timeout. Such connects are expensive.
+    /// Returns whether a client notices the fault only by its own timeout, which makes the connect
+    /// expensive.
     pub const fn is_silent(self) -> bool {
         matches!(self, Self::Blackhole | Self::SlowAccept)
     }
 }
 
-/// How many backends there are, and how many of them are dead. The dead ones are the first of the
+/// The number of backends, and how many of them are dead. The dead backends are the first of the
 /// list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fleet {
     pub dead: usize,
-    /// All backends, including the dead ones.
+    /// The number of all backends, including the dead ones.
     pub of: usize,
 }
 
@@ -67,7 +68,7 @@ impl Fleet {
     /// The fleet to which targets apply.
     pub const ONE_OF_FIVE: Self = Self::new(1, 5);
 
-    /// The fleets that are measured with every fault by default.
+    /// The fleets in which every fault is measured by default.
     const USUAL: [Self; 4] = [Self::ONE_OF_FIVE, Self::new(2, 3), Self::new(5, 5), Self::new(50, 100)];
 }
 
@@ -82,7 +83,7 @@ impl fmt::Display for Fleet {
 pub enum Manner {
     /// One connect after the other, 200 per second.
     InTurn,
-    /// Fifty connects at a time, each with an answer after a few milliseconds.
+    /// Fifty connects at a time. Each is answered after a few milliseconds.
     Fifty,
 }
 
@@ -105,7 +106,7 @@ pub struct Cell {
     pub fleet: Fleet,
     /// How the client connects.
     pub manner: Manner,
-    /// Whether the daemon runs; otherwise it was stopped after the start.
+    /// Whether the daemon runs. If not, it was stopped after it had started.
     pub daemon: bool,
     /// Whether dead backends are ejected.
     pub ejects: bool,
@@ -142,15 +143,15 @@ pub const fn daemon_name(daemon: bool) -> &'static str {
     if daemon { "running" } else { "stopped" }
 }
 
-/// Returns the cells for these policies: every combination if `all` is set, otherwise the most
-/// informative ones.
+/// Returns the cells for these policies. If `all` is set, these are all combinations, otherwise the
+/// most informative ones.
 pub fn matrix(policies: &[Policy], all: bool) -> Vec<Cell> {
     let mut cells = Vec::new();
     for &policy in policies {
         for fault in Fault::ALL {
             for fleet in Fleet::ALL {
-                // The usual case is measured with every policy, and the usual fleets with every
-                // fault.
+                // The usual case is measured with every policy. The usual fleets are measured with
+                // every fault.
                 let usual = fault == Fault::Refuse && fleet == Fleet::ONE_OF_FIVE;
                 let detailed = policy == Policy::WeightedRoundRobin || policies.len() == 1;
                 if !(all || usual || detailed && Fleet::USUAL.contains(&fleet)) {
@@ -187,8 +188,8 @@ mod tests {
             let wrr = fleets.filter(|cell| cell.policy == Policy::WeightedRoundRobin);
             assert_eq!(wrr.count(), 4 * 2 * 2, "{fault:?}");
         }
-        // The maximum number of clients of a daemon, twice: for a daemon that runs, and for one
-        // that is stopped.
+        // The number of cells is twice the maximum number of clients of a daemon: half of the cells
+        // have a daemon that runs, and half one that was stopped.
         assert_eq!(cells.len(), 2 * 64);
     }
 

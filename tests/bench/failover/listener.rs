@@ -1,7 +1,7 @@
-//! The listeners at the addresses of backends: one for all backends with the same port. Each has
-//! its own manner.
+//! The listeners at the addresses of backends. One listener serves all backends with the same port.
+//! Listeners differ in what they do with a connection.
 //!
-//! Must not know what is dialled, or by which process.
+//! Must not know which addresses are dialled, or by which process.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,21 +22,22 @@ pub enum Manner {
     Greets,
     /// The listener accepts it and resets it.
     Resets,
-    /// The listener accepts it, sends nothing, and resets it after five seconds, like a middlebox
-    /// that forgets connections.
+    /// The listener accepts it, sends nothing, and resets it after five seconds, as a middlebox
+    /// does that forgets connections.
     ResetsLater,
 }
 
-/// Connections that wait to be accepted: as many as the kernel allows by default.
+/// The number of connections that wait until they are accepted: as many as the kernel allows by
+/// default.
 pub const QUEUE: i32 = 4096;
-/// Connections that were greeted and are not closed yet.
+/// The number of connections to which a byte was sent and which are not closed yet.
 const OPEN: usize = 256;
 /// The age at which `ResetsLater` resets a connection.
 const LATER: Duration = Duration::from_secs(5);
-/// How long a listener waits before it checks for other work.
+/// How long a listener waits for a connection before it checks whether it must end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// The connections that a listener has accepted.
+/// What a listener has accepted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Accepted {
     pub count: u64,
@@ -44,7 +45,7 @@ pub struct Accepted {
     pub first: Option<Instant>,
 }
 
-/// A listener. It stops on drop, and connects are refused afterwards.
+/// A listener. It stops on drop; later connects to it are refused.
 pub struct Listener {
     ends: Arc<AtomicBool>,
     accepted: Arc<Mutex<Accepted>>,
@@ -79,7 +80,7 @@ impl Drop for Listener {
     }
 }
 
-/// Creates a socket that listens with a queue of this length. It accepts nothing yet.
+/// Creates a socket that listens with a queue of this length, without accepting anything.
 pub fn bound(address: SocketAddr, queue: i32) -> Result<TcpListener> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     set_socket_reuseaddr(&socket, true)?;
@@ -96,14 +97,14 @@ fn accept(listener: &TcpListener, manner: Manner, ends: &AtomicBool, accepted: &
     while !ends.load(Ordering::Relaxed) {
         let mut ready = [PollFd::new(listener, PollFlags::IN)];
         let _ = poll(&mut ready, Some(&LOOK));
-        // Bound: clients connect more slowly than this loop accepts.
+        // The loop ends, because clients connect more slowly than it accepts.
         while let Ok((stream, _)) = listener.accept() {
             let now = Instant::now();
             let mut accepted = accepted.lock().unwrap_or_else(PoisonError::into_inner);
             *accepted = Accepted { count: accepted.count + 1, first: accepted.first.or(Some(now)) };
             drop(accepted);
             match manner {
-                // The client may have reset the connection; then it does not wait for this byte.
+                // If the client has reset the connection, it does not wait for this byte.
                 Manner::Greets => drop(send(&stream, &[1], SendFlags::NOSIGNAL)),
                 Manner::Resets => {
                     reset(stream);

@@ -1,5 +1,5 @@
-//! Troubles that are not the backend's fault: a few connects fail by chance, a middlebox resets
-//! connections of a pool, or packets are lost. Hardly any backend may be ejected.
+//! Faults of other parts than the backends: a few connects fail by chance, a middlebox resets the
+//! connections of a pool, or packets are lost. Hardly any backend may be ejected because of them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -23,18 +23,19 @@ const PACKETS_ARE_LOST: u16 = 8700;
 const RARELY: u32 = 1_000;
 /// One packet in twenty is lost, in each direction.
 const OFTEN: u32 = 50_000;
-/// Connects per second: as many as two CPUs can make one after the other, with some reserve.
+/// Connects per second: as many as two CPUs can make one after the other, minus a reserve.
 const FAST: u32 = 12_000;
-/// Connects per second if many of them wait for their timeouts.
+/// Connects per second in a case in which many of them wait for their timeouts.
 const SLOWLY: u32 = 2_000;
-/// The size of the pool.
+/// The number of connections in the pool.
 const KEPT: u32 = 500;
 /// The minimum time for which the pool is held.
 const POOL: Duration = Duration::from_secs(50);
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The number of connects, one in a thousand of which fails; a tenth of it if packets are lost.
+    /// The number of connects; one in a thousand fails. If packets are lost, a tenth of this
+    /// number.
     pub connects: u64,
     pub policies: Vec<Policy>,
 }
@@ -63,7 +64,7 @@ impl Seen {
     }
 }
 
-/// A trouble that occurs although no backend is dead.
+/// A fault that occurs although no backend is dead.
 struct Trouble {
     name: &'static str,
     port: u16,

@@ -1,4 +1,4 @@
-//! The results of a cell, and whether they meet the requirements. Contains only values; must not
+//! The results of a cell, and whether they meet its requirements. Contains only values; must not
 //! know how they are printed.
 
 use std::collections::BTreeMap;
@@ -25,22 +25,24 @@ pub struct Figures {
     pub trials: u64,
     /// Trials that failed.
     pub trials_failed: u64,
-    /// Dead backends that were ejected at the end.
+    /// The number of dead backends that are ejected at the end.
     pub ejected: usize,
-    /// Failures that ejected no backend, because too many backends were ejected already.
+    /// Failures after which the backend was not ejected, because too many backends were ejected
+    /// already.
     pub withheld: u64,
-    /// Milliseconds from the beginning of the first failed connect to the end of the last failed
-    /// connect that was not a trial. `None` if a dead backend is not ejected at the end, so that
-    /// connects still fail.
+    /// Milliseconds from the start of the first failed connect to the end of the last failed
+    /// connect that was not a trial. `None` if a dead backend is not ejected at the end, because
+    /// then connects still fail.
     pub over_after_ms: Option<f64>,
-    /// The largest deviation of a live backend from its share of the connects to live backends, as
-    /// a part of this share. `None` if there are too few connects.
+    /// How much the connects to a live backend differ from its share of the connects to all live
+    /// backends: the largest difference, divided by the share. `None` if there are too few
+    /// connects.
     pub share_off: Option<f64>,
-    /// Connects of each live backend, from which `share_off` is computed.
+    /// The number of connects to each live backend, from which `share_off` is computed.
     pub live: Vec<u64>,
-    /// Resets by dead backends that the kernel programs attributed to the client.
+    /// Resets by dead backends that the kernel programs took for aborts by the client.
     pub taken_for_aborted: u64,
-    /// Errors that the client has seen.
+    /// The errors that the client has received, with their numbers.
     pub errors: BTreeMap<String, u64>,
     /// Differences between the client's results and the kernel's counts.
     pub contradictions: Vec<String>,
@@ -52,17 +54,18 @@ pub struct Backends {
     pub live: Vec<SocketAddr>,
 }
 
-/// With fewer connects per live backend, shares cannot be computed.
+/// The minimum number of connects per live backend from which shares are computed.
 const LEAST_SAMPLE: f64 = 100.0;
 
 impl Figures {
-    /// Computes the figures of a cell from the client's results and from the service afterwards.
+    /// Computes the figures of a cell from the client's results and from the state of its service
+    /// afterwards.
     pub fn of(cell: Cell, backends: &Backends, made: &Made, service: &ServiceStatus) -> Result<Self> {
         let dead: Vec<&BackendStatus> =
             backends.dead.iter().map(|address| backend(service, *address)).collect::<Result<_>>()?;
         let sum = |of: fn(&BackendStatus) -> u64| dead.iter().map(|backend| of(backend)).sum::<u64>();
         let trials = sum(|backend| backend.trials);
-        // A trial readmits a backend that accepts and resets, but fails all the same.
+        // A backend that accepts and resets fails even if a trial has readmitted it.
         let trials_failed = match cell.fault {
             Fault::Refuse | Fault::Blackhole | Fault::Reset => trials,
             Fault::SlowAccept => trials - sum(|backend| backend.readmissions),
@@ -88,8 +91,7 @@ impl Figures {
         })
     }
 
-    /// Computes the deviation of the live backends' shares, from the connects between two readings
-    /// of the service.
+    /// Computes `live` and `share_off` from the connects between two readings of the service.
     #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
     pub fn compare_shares(
         &mut self,
@@ -109,15 +111,15 @@ impl Figures {
         Ok(())
     }
 
-    /// The mean number of connects of a live backend.
+    /// The mean number of connects to a live backend.
     #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
     pub fn mean_of_live(&self) -> f64 {
         self.live.iter().sum::<u64>() as f64 / self.live.len().max(1) as f64
     }
 }
 
-/// Finds the last failure that was not a trial. Trials come long after the failures that eject, so
-/// they are the last to fail.
+/// Finds the last failure that was not a trial. Trials come long after the failures that lead to
+/// ejection, so the last failures are those of trials.
 fn over_after(made: &Made, trials_failed: u64) -> Option<f64> {
     let others = made.failed.len().checked_sub(usize::try_from(trials_failed).ok()?)?;
     let (first, last) = (made.failed.first()?, made.failed.get(others.checked_sub(1)?)?);
@@ -148,11 +150,11 @@ fn contradictions(
     match fault {
         Fault::Refuse => compare("refused", ended("refused"), failed),
         Fault::Blackhole => compare("unanswered", ended("unanswered"), failed),
-        // If the application clears the socket's error before the kernel program has read it, the
-        // end looks as if the application had caused it.
+        // If the application clears the socket's error before the kernel program reads it, it looks
+        // as if the application had ended the connection.
         Fault::Reset => compare("reset or aborted", ended("reset") + ended("aborted"), failed),
-        // A connect that reaches the queue is established. The client may give up before the first
-        // byte, or not.
+        // A connect that enters the queue counts as established, but the client may give up before
+        // the first byte.
         Fault::SlowAccept => {}
     }
     let trials: u64 = service.backends.iter().map(|backend| backend.trials).sum();
@@ -160,16 +162,16 @@ fn contradictions(
     found
 }
 
-/// Connects of a cell that has a maximum number of failures.
+/// The number of connects of a cell that limits its failures.
 pub const IN_TURN: u64 = 1_000;
 /// The time within which these connects must end.
 pub const IN_TURN_WITHIN: Duration = Duration::from_millis(5_500);
 const MOST_FAILED_IN_TURN: u64 = 8;
-/// Five failures eject the backend, and fifty other connects are under way at that time.
+/// When the fifth failure ejects the backend, fifty other connects are under way.
 const MOST_FAILED_OF_FIFTY: u64 = 5 + 50;
 const MOST_SHARE_OFF: f64 = 0.1;
 
-/// Returns the requirements that a cell misses. Most cells have no requirements.
+/// Returns the requirements that a cell does not meet. Most cells have no requirements.
 pub fn missed(cell: Cell, figures: &Figures) -> Vec<String> {
     let mut missed = figures.contradictions.clone();
     if !cell.ejects || cell.fault != Fault::Refuse || cell.fleet != Fleet::ONE_OF_FIVE {

@@ -1,4 +1,4 @@
-//! The daemon and its clients. Each client has its own cgroup, and its own service that only it
+//! The daemon and its clients. Each client has its own cgroup, and a service that no other client
 //! dials.
 
 use std::fmt::Write as _;
@@ -33,7 +33,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts a process in the client's cgroup that dials.
+    /// Starts a process in the client's cgroup, which dials the service.
     pub fn caller(&self) -> Result<Caller> {
         Caller::start(&self.cgroup)
     }
@@ -48,7 +48,7 @@ impl Client {
 
 /// A daemon with its clients.
 pub struct Place {
-    // Dropped before the cgroups to which its programs are attached.
+    // The daemon is dropped before the cgroups to which its programs are attached.
     daemon: Option<Daemon>,
     setup: Setup,
     /// The clients, in the order of `wanted`.
@@ -56,18 +56,18 @@ pub struct Place {
 }
 
 impl Place {
-    /// Starts the daemon, and stops it again if `daemon` is false.
+    /// Starts the daemon. If `daemon` is false, stops it again.
     pub fn start(stage: &Stage, name: &str, wanted: &[Wanted], daemon: bool) -> Result<Self> {
         ensure!(wanted.len() <= MOST_CLIENTS, "{} clients, {MOST_CLIENTS} at most", wanted.len());
         let setup = Setup::new(stage, name);
-        // The maps are small, because there are many.
+        // The maps are small, because there are many of them.
         let mut text = "[limits]\nflow_records = 16384\nslots = 256\nschedule_entries = 32768\n".to_owned();
         let mut clients = Vec::new();
         for (number, wanted) in wanted.iter().enumerate() {
             let client = Client {
                 name: format!("client-{number}"),
                 cgroup: Cgroup::new(),
-                // No interface has this address, so a connect that is not rewritten fails.
+                // No interface has this address, so a connect fails if it is not rewritten.
                 service: SocketAddr::from(([10, 96, 0, u8::try_from(number + 1)?], 80)),
             };
             write!(text, "{}", lines(&client, wanted))?;
@@ -88,7 +88,7 @@ impl Place {
     }
 }
 
-/// The configuration of one client.
+/// The part of the configuration for one client.
 fn lines(client: &Client, wanted: &Wanted) -> String {
     let Client { name, cgroup, service } = client;
     let (cgroup, policy) = (cgroup.relative(), wanted.policy.name());
@@ -110,7 +110,7 @@ impl Drop for Place {
     }
 }
 
-/// The backend of a service at an address.
+/// The backend of a service that has this address.
 pub fn backend(service: &ServiceStatus, address: SocketAddr) -> Result<&BackendStatus> {
     let mut backends = service.backends.iter();
     backends.find(|backend| backend.address == address).with_context(|| format!("a backend at {address}"))

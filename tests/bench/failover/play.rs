@@ -1,6 +1,6 @@
 //! Plays cells, at most as many at a time as a daemon may have clients. Cells that connect in turn
-//! run all together, because they sleep most of the time; cells that connect fifty at a time run
-//! one after the other.
+//! all run at the same time, because they mostly wait. Cells that connect fifty at a time run one
+//! after the other.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::place::{Client, MOST_CLIENTS, Place, Wanted};
 use super::slow::Slow;
 use crate::link::Link;
 
-/// The time of a packet in one direction.
+/// The time that a packet takes in one direction.
 const DELAY: Duration = Duration::from_millis(2);
 
 const LIVE: u16 = 8100;
@@ -26,17 +26,18 @@ const SLOW: u16 = 8400;
 /// No process listens at this port.
 const REFUSES: u16 = 9100;
 
-/// Time between the starts of connects in turn. All connects together take as long as the shortest
-/// ejection, so some of them are trials.
+/// The time between the starts of two connects in turn. All connects of a cell take as long as the
+/// shortest ejection, so some of them are trials.
 const APART: Duration = Duration::from_millis(5);
-/// The number of connects of cells with fifty at a time, and the time within which they must end.
+/// The number of connects of a cell with fifty at a time, and below, the time within which they
+/// must end.
 const AT_ONCE: u64 = 6_000;
 const AT_ONCE_WITHIN: Duration = Duration::from_secs(3);
 const FIFTY: u32 = 50;
-/// Connects per backend for the comparison of shares: enough for a random deviation far below a
-/// tenth.
+/// The number of connects per backend for the comparison of shares. With so many, chance makes
+/// shares differ by far less than a tenth.
 const FOR_SHARES: u64 = 1_500;
-/// The time within which these connects must end.
+/// The time within which the connects for the comparison must end.
 const SHARES_WITHIN: Duration = Duration::from_secs(10);
 
 /// The listeners of all cells.
@@ -77,7 +78,7 @@ pub fn play(stage: &Stage, cells: &[Cell]) -> Result<Vec<(Cell, Figures)>> {
     Ok(measured)
 }
 
-/// The addresses of a cell's backends. No other cell uses them.
+/// The addresses of a cell's backends, which no other cell uses.
 fn backends(number: usize, cell: Cell) -> Result<Backends> {
     let number = u8::try_from(number)?;
     let port = match cell.fault {
@@ -100,7 +101,7 @@ fn backends(number: usize, cell: Cell) -> Result<Backends> {
     Ok(Backends { dead, live })
 }
 
-/// Plays cells that all run with a daemon, or all without one.
+/// Plays cells that either all run with a daemon, or all without one.
 fn play_together(stage: &Stage, cells: &[Cell], daemon: bool) -> Result<Vec<(Cell, Figures)>> {
     let backends =
         cells.iter().enumerate().map(|(number, cell)| backends(number, *cell)).collect::<Result<Vec<_>>>()?;
@@ -142,7 +143,7 @@ fn play_together(stage: &Stage, cells: &[Cell], daemon: bool) -> Result<Vec<(Cel
     Ok(cells.iter().copied().zip(figures).collect())
 }
 
-/// Makes every client connect as its cell states.
+/// Makes the client of every cell connect as the cell states.
 fn call(cells: &[Cell], place: &Place, callers: &mut [Caller]) -> Result<Vec<Made>> {
     let (in_turn, fifty): (Vec<usize>, Vec<usize>) =
         (0..cells.len()).partition(|number| cells[*number].manner == Manner::InTurn);
@@ -162,8 +163,8 @@ fn call(cells: &[Cell], place: &Place, callers: &mut [Caller]) -> Result<Vec<Mad
     Ok(made)
 }
 
-/// Returns whether a cell can make enough connects to compare shares: some connects do not fail,
-/// and none waits for its timeout.
+/// Returns whether a cell can make enough connects to compare shares. For this, some connects must
+/// succeed, and none may wait for its timeout.
 fn shows_shares(cell: Cell, figures: &Figures) -> bool {
     let waits = cell.fault.is_silent() && figures.ejected < cell.fleet.dead;
     cell.fleet.dead < cell.fleet.of && !waits

@@ -1,4 +1,4 @@
-//! Formats outcomes as tables, which look the same on a terminal and in a document.
+//! Formats outcomes as tables, which are the same on a terminal and in a document.
 
 use std::fmt::Write as _;
 
@@ -27,7 +27,7 @@ pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Formats the table of all cells: a row for each pair of cells that differ only in ejection.
+/// Formats the table of all cells. Two cells that differ only in ejection share a row.
 pub fn cells(measured: &[(Cell, Figures)]) -> String {
     let titles = [
         "policy",

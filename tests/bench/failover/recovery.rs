@@ -1,5 +1,5 @@
-//! How soon a backend that was dead for a while has its whole share again, at ten connects per
-//! second: after an outage that is shorter than the first ejection, and after an outage in which
+//! How soon a backend that was dead for a while has its whole share again, with ten connects per
+//! second. There are two outages: one is shorter than the first ejection, and in the other one
 //! trials have failed.
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,27 +16,27 @@ use super::listener::{Listener, Manner};
 use super::place::{Client, MOST_CLIENTS, Place, Wanted, backend};
 use super::print::table;
 
-/// The ports of the live backends, and of the backend that dies.
+/// The first port of the live backends, and below, that of the backends that die.
 const LIVE: u16 = 8100;
 const DIES: u16 = 8800;
 
-/// Ten connects per second.
+/// The time between two connects: there are ten per second.
 const APART: Duration = Duration::from_millis(100);
 /// How long all backends work before the outage.
 const BEFORE: Duration = Duration::from_secs(2);
 /// The shortest ejection.
 const BASE: Duration = Duration::from_secs(5);
-/// How long the backend is dead: less than `BASE`, and long enough for two failing trials.
+/// How long the backend is dead: less than `BASE` in the first case, and long enough for two failed
+/// trials in the second.
 const OUTAGES: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
-/// How late a connect in turn may be: the time until its next turn, plus a reserve for a busy
-/// machine.
+/// How late a connect may be: one interval between connects, and a reserve for a busy machine.
 const LATE: Duration = Duration::from_millis(300);
-/// Connects after the recovery, for the comparison of shares.
+/// The number of connects after the recovery for the comparison of shares.
 const FOR_SHARES: u64 = 7_500;
-/// The allowed deviation of the share, as a part of the share.
+/// The largest allowed difference from the share, divided by the share.
 const MOST_SHARE_OFF: f64 = 0.1;
 
-/// What one client has seen of one outage.
+/// The results of one client in one outage.
 #[derive(Clone, Debug, Serialize)]
 pub struct Seen {
     policy: &'static str,
@@ -46,11 +46,11 @@ pub struct Seen {
     trials: u64,
     /// Seconds from the backend's recovery to its first connect.
     back_after_s: Option<f64>,
-    /// The maximum of `back_after_s`. There is no requirement after a long outage of a backend that
-    /// is not ejected: errors that count as load divert connects from it, and expire with
-    /// `error_decay`.
+    /// The largest allowed value of `back_after_s`. It is `None` after a long outage of a backend
+    /// that is not ejected: there, errors that count as load turn connects away from the backend,
+    /// until they have expired with `error_decay`.
     at_most_s: Option<f64>,
-    /// The deviation of the following connects from the backend's share, as a part of the share.
+    /// How much the later connects to the backend differ from its share, divided by the share.
     share_off: f64,
 }
 
@@ -71,7 +71,7 @@ impl Seen {
     }
 }
 
-/// A client whose first backend dies.
+/// A client with a backend that dies, which is the first of its backends.
 struct Dialled<'p> {
     place: &'p Place,
     client: &'p Client,
@@ -79,7 +79,7 @@ struct Dialled<'p> {
     caller: Caller,
 }
 
-/// Measures outages of both lengths, with and without a daemon, for all policies together.
+/// Measures both outages, with and without a daemon, for all policies at the same time.
 pub fn run(stage: &Stage, policies: &[Policy]) -> Result<Vec<Seen>> {
     let _live = Listener::start((Ipv4Addr::UNSPECIFIED, LIVE).into(), Manner::Greets)?;
     let mut seen = Vec::new();
@@ -114,7 +114,8 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
     }
     let start = |dialled: &Dialled<'_>| Listener::start(dialled.dying, Manner::Greets);
     let before = dialled.iter().map(start).collect::<Result<Vec<_>>>()?;
-    // A backend that fails again is ejected for at most twice as long as the outage so far.
+    // If a backend fails its trials, it is ejected for at most twice as long as the outage has
+    // lasted.
     let within = BEFORE + outage + (outage * 3 / 2).max(BASE) + Duration::from_secs(6);
     for Dialled { client, caller, .. } in &mut dialled {
         caller.tell(Calls::InTurn { service: client.service, connects: u64::MAX, apart: APART, within });
@@ -146,9 +147,10 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
     Ok(seen)
 }
 
-/// The maximum time until the backend is back: after a short outage, the shortest ejection and a
-/// second; after a long one, the end of the ejection that runs when the backend recovers, according
-/// to status. No trial is under way at that time, because trials are refused at once.
+/// The largest allowed time until the backend is back. After a short outage, this is the shortest
+/// ejection and a second. After a long outage, it is the time until the ejection ends that `status`
+/// shows when the backend recovers. No trial is under way at that time, because trials are refused
+/// at once.
 fn limit(dialled: &Dialled<'_>, outage: Duration) -> Result<Option<Duration>> {
     if outage < BASE {
         return Ok(Some(BASE + Duration::from_secs(1)));
@@ -159,7 +161,8 @@ fn limit(dialled: &Dialled<'_>, outage: Duration) -> Result<Option<Duration>> {
     Ok(Some(Duration::from_secs_f64(left_s) + APART + LATE))
 }
 
-/// The deviation of each backend from its share of many connects, as a part of the share.
+/// For each backend, how much its part of many connects differs from its share, divided by the
+/// share.
 #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
 fn shares(dialled: &mut [Dialled<'_>]) -> Result<Vec<f64>> {
     let count = |dialled: &Dialled<'_>| -> Result<u64> {

@@ -1,6 +1,6 @@
-//! Backends that accept too slowly: each has a full queue, and accepts and greets one connection
-//! per second. The kernel drops a SYN if the queue is full, so the handshake does not complete in
-//! time.
+//! Backends that accept too slowly: the queue of each is full, and each accepts one connection per
+//! second and sends it a byte. If the queue is full, the kernel drops a SYN, so the handshake does
+//! not end in time.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rustix::net::{SendFlags, send};
 
 use super::listener::bound;
 
-/// The time for accepting one connection.
+/// The time between two connections that a backend accepts.
 const EACH: Duration = Duration::from_secs(1);
 /// How often the thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(20);

@@ -1,7 +1,7 @@
-//! The time from a request to its answer: through the agent's socket, and from the kernel in the
-//! agent's place; on an idle host, and on a host with busy processors.
+//! The time from a request to its answer. The answer comes from the agent through its socket, or
+//! from the kernel in place of the agent; the host is idle, or its processors are busy.
 //!
-//! The requester is a thread with real-time priority, so that only the agent lacks processors.
+//! The requester is a thread with real-time priority, so that busy processors delay only the agent.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -22,12 +22,12 @@ use crate::pause;
 const REQUESTS: u64 = 10_000;
 /// The time between two requests.
 const APART: Duration = Duration::from_millis(1);
-/// The required p99.9 of answers from the kernel on a busy host.
+/// The maximum p99.9 that is required of answers from the kernel on a busy host.
 const NEEDED: Duration = Duration::from_millis(1);
 /// An answer that takes longer counts as lost.
 const LOST: Duration = Duration::from_secs(5);
 
-/// The component that answers, and the link to it.
+/// What answers (the agent or the kernel), and the link to it.
 struct Arm {
     name: &'static str,
     agent: &'static str,
@@ -52,8 +52,8 @@ const ARMS: [Arm; 4] = [
 /// Measures the arms, one after the other.
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let router = Router::new();
-    // Kernel fact: a virtual Ethernet device receives frames that its peer's program sends back
-    // only if the device has a program, too.
+    // A virtual Ethernet device receives frames that its peer's program sends back only if the
+    // device has a program too.
     let _peer = stage::sys::attach_xdp("near", XdpMode::Native);
     let mut findings = Vec::new();
     for arm in &ARMS {
@@ -122,6 +122,6 @@ fn measure(socket: &UdpSocket, backend: SocketAddr, key: Key, id: u16) -> Result
         }
         Ok(Times::new(times))
     };
-    // On a separate thread, because the priority ends with the thread.
+    // The measurement has a separate thread, because the priority ends with the thread.
     std::thread::scope(|scope| scope.spawn(ask_all).join().expect("the measurement ends"))
 }

@@ -1,6 +1,6 @@
 //! The application of a backend: a small HTTP/1.1 server that answers with its own address. After
-//! SIGUSR1 it answers with `Connection: close`. After SIGTERM it ends as soon as it has answered
-//! all requests that it has accepted.
+//! SIGUSR1, its answers contain `Connection: close`. After SIGTERM, it ends as soon as it has
+//! answered all requests that it has accepted.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,11 +16,11 @@ use crate::pause;
 /// `bench application`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Address to listen at
+    /// Address on which to listen
     listen: SocketAddr,
 }
 
-/// The maximum time of draining.
+/// The maximum time that the application spends on draining.
 const DRAINS: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
@@ -61,7 +61,8 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Blocks the signals for which the program waits, in this thread and in threads that it starts.
+/// Blocks the signals for which the program waits. This applies to this thread, and to threads that
+/// it starts later.
 fn block() -> Result<libc::sigset_t> {
     // SAFETY: `sigset_t` is plain data, for which zeroes are valid, and `signals` outlives every
     // call.
@@ -77,7 +78,8 @@ fn block() -> Result<libc::sigset_t> {
     }
 }
 
-/// Accepts until the application drains, and then accepts the connections that are in the queue.
+/// Accepts connections until the application drains. Then accepts those that are still in the
+/// queue.
 fn accept(listener: &TcpListener, name: &Arc<str>, state: &Arc<State>) {
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
     loop {
@@ -99,8 +101,8 @@ fn accept(listener: &TcpListener, name: &Arc<str>, state: &Arc<State>) {
     }
 }
 
-/// Answers until either side closes. The first request is under way from the moment at which its
-/// connection is accepted, and later ones from their first byte.
+/// Answers requests until either side closes the connection. The first request counts as under way
+/// as soon as the connection is accepted, and later requests from their first byte on.
 fn serve(mut stream: TcpStream, name: &str, state: &State) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_nodelay(true);
@@ -114,7 +116,7 @@ fn serve(mut stream: TcpStream, name: &str, state: &State) {
             is_under_way = true;
         }
         request.extend_from_slice(&bytes[..length]);
-        // No client sends a request before it has the previous answer.
+        // A client sends a request only after it has the previous answer.
         if !request.ends_with(b"\r\n\r\n") {
             continue;
         }
@@ -126,8 +128,8 @@ fn serve(mut stream: TcpStream, name: &str, state: &State) {
         state.under_way.fetch_sub(1, Ordering::SeqCst);
         is_under_way = false;
         if closes || !is_sent {
-            // The client reads the end and closes. Otherwise unread data would reset the
-            // connection.
+            // The client reads the end of the connection and closes its side. If the connection
+            // were closed here while data is unread, it would be reset.
             let _ = stream.shutdown(Shutdown::Write);
             let _ = stream.read(&mut bytes);
             break;

@@ -47,7 +47,7 @@ pub fn print(findings: &[Finding]) -> String {
     table(&["what", "measured", "needed"], &findings.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Times, from which quantiles are read.
+/// A list of times, from which quantiles are read.
 #[derive(Clone, Debug)]
 pub struct Times(Vec<u64>);
 
@@ -64,7 +64,8 @@ impl Times {
         self.0.len()
     }
 
-    /// The quantile: this share of the times is below it. Zero if there are no times.
+    /// The quantile for a share: the time that is longer than this share of the times. Zero if
+    /// there are no times.
     pub fn at(&self, share: f64) -> Duration {
         if self.0.is_empty() {
             return Duration::ZERO;

@@ -23,8 +23,8 @@ pub fn addresses(count: u8) -> Vec<SocketAddr> {
     (1..=count).map(|number| SocketAddr::from(([10, 78, 0, number], PORT))).collect()
 }
 
-/// Assigns the addresses to the host at the far end. Without this the host only receives packets
-/// for them.
+/// Assigns these addresses to the host at the far end. Otherwise this host would receive packets
+/// for them, but not own the addresses.
 pub fn add_addresses(backends: &[SocketAddr]) -> Result<()> {
     backends.iter().try_for_each(|backend| run(&format!("ip address add {}/32 dev lo", backend.ip())))
 }
@@ -33,7 +33,8 @@ pub fn add_addresses(backends: &[SocketAddr]) -> Result<()> {
 pub struct Fleet<'l> {
     agent: Option<ChildGuard>,
     runs: Vec<Option<ChildGuard>>,
-    // Dropped after the processes in it. Applications are not children of this process.
+    // The cgroup is dropped after the processes in it. Applications are not children of this
+    // process.
     cgroup: Cgroup,
     backends: Vec<SocketAddr>,
     folder: PathBuf,
@@ -101,7 +102,7 @@ impl<'l> Fleet<'l> {
         self.agent.is_none()
     }
 
-    /// Starts the backends that do not run. Returns how many it started.
+    /// Starts all backends that do not run. Returns how many it has started.
     pub fn start_missing(&mut self) -> Result<usize> {
         let mut started = 0;
         for number in 0..self.runs.len() {

@@ -1,12 +1,12 @@
-//! Frames of strangers to an interface on which the kernel processes reports: a million per second,
-//! and as many as one processor can make. The frames must change nothing, each must be counted, no
-//! connect may fail, and connects may take hardly longer than under the same frames to a program
-//! that only drops them. For comparison, the benchmark also shows the time for frames that pass to
-//! the daemon's socket.
+//! Frames of senders without a key, to an interface where the kernel processes reports: a million
+//! per second, and as many as one processor can send. The frames must change nothing, each must be
+//! counted, and no connect may fail. A connect may take hardly longer than while the same frames
+//! reach a program that only drops them. For comparison, the benchmark also shows the time of a
+//! connect while the frames pass to the daemon's socket.
 //!
-//! The programs take turns of a second and a half on one link, in every round. The ratio to the
-//! first program is computed within each round. The second program is a copy of the first: its
-//! ratio is the noise.
+//! The programs are attached to one link in turn, for a second and a half each in every round. The
+//! ratio to the first program is computed within each round. The second program is a copy of the
+//! first, so its ratio shows the noise.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -35,13 +35,13 @@ use crate::statistics::median;
 
 /// The address of the daemon and of the applications.
 const NEAR: &str = "10.77.0.1";
-/// The length of a program's turn.
+/// How long a program is attached in each round.
 const TURN: Duration = Duration::from_millis(1_500);
-/// The number of rounds: half a minute for each program.
+/// The number of rounds. Each program is attached for half a minute in total.
 const ROUNDS: usize = 20;
-/// The number of frames that one call sends: a fraction of a turn.
+/// The number of frames that one call sends. This takes a fraction of a turn.
 const AT_A_TIME: u32 = 200_000;
-/// The maximum ratio of a connect's time to the time under a program that only drops.
+/// The maximum ratio of the time of a connect to its time with a program that only drops frames.
 const NEEDED: f64 = 1.10;
 
 /// The number of frames per second.
@@ -51,7 +51,7 @@ enum Rate {
     AsFastAsCan,
 }
 
-/// The program and the frames of a turn.
+/// The program that is attached in a turn, and the frames that are sent to it.
 struct Arm<'a> {
     name: &'static str,
     program: &'a OwnedFd,
@@ -60,14 +60,14 @@ struct Arm<'a> {
     counted: Option<&'static str>,
 }
 
-/// The maximum time for which the last frames of a turn are still under way.
+/// The maximum time until the last frames of a turn have arrived.
 const SETTLES: Duration = Duration::from_millis(50);
 
-/// The processor that makes the frames. The measured processes run on the others.
+/// The processor on which frames are sent. The measured processes run on the other processors.
 const SENDER: usize = 0;
 
-/// Makes the calling thread, and threads and processes that it starts, run on the processor that
-/// sends, or on all others.
+/// Binds the calling thread, and the threads and processes that it will start, to the processor
+/// that sends, or to all other processors.
 fn place(sends: bool, count: usize) -> Result<()> {
     let mut processors = rustix::thread::CpuSet::new();
     ensure!(count > 1, "one processor sends, and the measured processes need another one");
@@ -79,7 +79,7 @@ fn place(sends: bool, count: usize) -> Result<()> {
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let processors = std::thread::available_parallelism()?.get();
-    // On a separate thread, because the placement ends with the thread.
+    // The measurement has a separate thread, because the thread stays bound to its processors.
     let measure = || flood_host(stage, processors);
     std::thread::scope(|scope| scope.spawn(measure).join().expect("the measurement ends"))
 }
@@ -110,9 +110,9 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
     let link = host.setup.host_map(&format!("receive-native@{}", sys::interface_index("near")));
     let receiver = sys::program(sys::link(&link).program);
     let (drop, pass) = (sys::xdp_program(Action::Drop), sys::xdp_program(Action::Pass));
-    // The replayed datagram is a push that made a backend a lame duck, captured and sent again
-    // after a later push. The others are a forged report, and a report of a backend that receives
-    // no requests.
+    // Three datagrams: a push that was captured and is sent again after a later push (it had made a
+    // backend a lame duck), a forged report, and a report of a backend from which no reports are
+    // requested.
     let report = |readiness, counter| Report { readiness, counter };
     let captured = speaker.push(backends[0], report(Readiness::LameDuck, 5), || {})?;
     eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
@@ -132,8 +132,8 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
         arm("unknown backend", &receiver, &unknown, Some("unknown-name")),
         arm("passed to the socket", &pass, &forged, None),
     ];
-    // The link's IPv6 address becomes valid only after two seconds, and then the daemon checks its
-    // program.
+    // The IPv6 address of the link becomes valid only after two seconds, and then the daemon checks
+    // its program again.
     pause::pause(Duration::from_secs(4));
     let words = Verdicts::open(&host.setup)?;
     let seen = || {
@@ -184,7 +184,7 @@ struct Turn {
     frames: u64,
 }
 
-/// Makes the programs take turns under a flood, while a client connects all the time.
+/// Attaches the programs in turn under a flood, while a client makes connects all the time.
 fn flood(
     host: &Host,
     router: &Router,
@@ -232,7 +232,7 @@ fn flood(
                 }
                 let to_ns = now_ns();
                 pause::pause(SETTLES);
-                // Frames that were sent, and for which the link had room.
+                // The number of frames that were sent and for which the link had room.
                 let frames = frames - (dropped_by("far")? - dropped);
                 turns.lock().expect("no thread has panicked").push(Turn { arm, from_ns, to_ns, frames });
             }

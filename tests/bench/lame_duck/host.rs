@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use lb_view::status::ServiceStatus;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-/// The service that the client dials. No interface has this address, so a connect that is not
-/// rewritten fails.
+/// The service that the client dials. No interface has this address, so a connect fails if it is
+/// not rewritten.
 pub const SERVICE: &str = "10.96.0.10:80";
 
 /// The parameters of a host.
@@ -27,7 +27,7 @@ pub struct Wanted<'w> {
 
 /// A host with its daemon.
 pub struct Host {
-    // Dropped before the cgroup to which its programs are attached.
+    // The daemon is dropped before the cgroup to which its programs are attached.
     daemon: Option<Daemon>,
     pub setup: Setup,
     /// The client's cgroup.
@@ -79,7 +79,7 @@ impl Host {
         Ok(at.context("the log does not show the address of requests")?.trim().parse()?)
     }
 
-    /// The number of backends with this state by their own reports.
+    /// The number of backends that have this state according to their own reports.
     pub fn reported(&self, state: &str) -> Result<usize> {
         let service = self.service()?;
         let probes = service.backends.iter().filter_map(|backend| backend.probe.as_ref());
@@ -94,7 +94,7 @@ impl Drop for Host {
     }
 }
 
-/// The value of a series in a page of metrics; 0 if the page does not have it.
+/// The value of a series on a page of metrics; 0 if the page does not have the series.
 pub fn metric(page: &str, series: &str) -> u64 {
     let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.trim().parse().ok();
     page.lines().find_map(value).unwrap_or(0)

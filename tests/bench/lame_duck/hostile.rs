@@ -1,7 +1,8 @@
-//! 100,000 datagrams of strangers and of eavesdroppers: forged, replayed, truncated, oversized,
-//! reordered, reflected. They must change nothing, and each must be counted under its own reason.
+//! 100,000 datagrams of senders without a key and of eavesdroppers: forged, replayed, truncated,
+//! oversized, reordered and reflected ones. They must change nothing, and each must be counted
+//! under its own reason.
 //!
-//! The agent sends nothing meanwhile, because its answers would be counted too.
+//! During this time the agent sends nothing, because its answers would be counted too.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -19,10 +20,11 @@ use super::speaker::{Report, Speaker};
 use super::verdicts::{Verdicts, registered};
 
 const DATAGRAMS: usize = 100_000;
-/// A number of datagrams that certainly fits into the daemon's socket at a time.
+/// The number of datagrams that are sent at a time. The receive buffer of the daemon's socket has
+/// room for so many.
 const AT_A_TIME: usize = 1_000;
 
-/// The kind of a datagram, its expected counter, and its bytes.
+/// A datagram: its kind, the counter that must count it, and its bytes.
 type Made = (&'static str, &'static str, Vec<u8>);
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
@@ -94,8 +96,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// Starts a host with three backends that have reported, the first of which is a lame duck, and
-    /// one that has not.
+    /// Starts a host with four backends. Three have reported, and the first of these is a lame
+    /// duck. The fourth has not reported.
     fn start(stage: &Stage) -> Result<Self> {
         let key = ServiceKey::make(&Setup::new(stage, "hostile"))?;
         let backends = (1..=4).map(|number| SocketAddr::from(([127, 0, 0, 1], 8000 + number)));
@@ -159,7 +161,8 @@ impl Scene {
         let (_, other) = keys(ready);
         let (request, answer) =
             self.speaker.spoken(lame).and_then(|spoken| spoken.last).context("no request has arrived")?;
-        // A forger's goals: the lame duck becomes ready, and a ready backend becomes a lame duck.
+        // A forger has two aims: to make the lame duck ready, and to make a ready backend a lame
+        // duck.
         let back = Report { readiness: Readiness::Ready, counter: 99 };
         let mut all: Vec<Made> = Vec::with_capacity(DATAGRAMS);
         let mut add = |kind, result, count: usize, make: &mut dyn FnMut() -> Vec<u8>| {
@@ -175,7 +178,7 @@ impl Scene {
         });
         add("one bit of a push changed", "forged", 10_000, &mut || {
             let mut bytes = self.push.bytes().to_vec();
-            // The changed bit is behind the name, so that only the MAC reveals it.
+            // The changed bit comes after the name, so only the MAC shows the change.
             bytes[random.usize(24..BYTES)] ^= 1 << random.u8(0..8);
             bytes
         });

@@ -1,7 +1,7 @@
-//! The key of a service, made by `socklb agent key`, and the keys of its backends. The latter are
-//! derived here, because one command for each of 10,000 backends would take minutes. The derivation
-//! follows the specification instead of the product's code, so it also checks the product's
-//! derivation.
+//! The key of a service, made by `socklb agent key`, and the keys of its backends. The keys of
+//! backends are derived here, because a command for each of 10,000 backends would take minutes. The
+//! derivation follows the specification and does not use the product's code, so it also checks the
+//! product's derivation.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! The client: threads that send HTTP/1.1 requests. Some open a connection for each request, and
-//! some reuse a connection as long as the answers allow it. No request is repeated. The client ends
-//! when its standard input is closed, and writes the result of each request.
+//! The client: threads that send HTTP/1.1 requests. Some threads open a connection for each
+//! request. Others reuse a connection as long as the answers allow it. No request is repeated. The
+//! client ends when its standard input is closed, and then writes the result of each request.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -39,7 +39,8 @@ pub struct Options {
     out: PathBuf,
 }
 
-/// The time for which a client waits: longer than a SYN that is lost three times takes.
+/// How long a client waits for an answer. It is longer than a connect takes whose SYN is lost three
+/// times.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The time of CLOCK_MONOTONIC, which is the same in all processes.
@@ -53,9 +54,9 @@ pub fn now_ns() -> u64 {
 pub struct Asked {
     /// Whether the request used a reused connection.
     pub pooled: bool,
-    /// When its connect began, or the request itself on a reused connection.
+    /// When the connect for the request began. On a reused connection: when the request began.
     pub began_ns: u64,
-    /// How long its connect took; 0 on a reused connection.
+    /// How long the connect took; 0 on a reused connection.
     pub connect_ns: u64,
     /// The backend that answered; `None` if there was no answer.
     pub backend: Option<SocketAddr>,
@@ -63,7 +64,7 @@ pub struct Asked {
     pub failure: Option<String>,
 }
 
-/// `bench load`.
+/// `bench ask`.
 pub fn run(options: &Options) -> Result<()> {
     const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let (ends, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -129,7 +130,7 @@ fn ask(service: SocketAddr, pooled: bool, kept: &mut Option<TcpStream>) -> Asked
 }
 
 /// Sends one request and reads its answer. Returns the backend, and whether the connection ends
-/// with this answer.
+/// after this answer.
 fn answer(stream: &mut TcpStream, is_last: bool) -> Result<(SocketAddr, bool)> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
@@ -160,7 +161,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts this many threads of each kind in the client's cgroup.
+    /// Starts the client in its cgroup, with this many threads of each kind.
     pub fn start(host: &Host, folder: &Path, fresh: u32, pooled: u32, pause: Duration) -> Result<Self> {
         let out = folder.join("asked");
         let mut command = Command::new(std::env::current_exe()?);
@@ -181,7 +182,7 @@ impl Load {
         Ok(Self { child: ChildGuard::of(child), out, count })
     }
 
-    /// The number of requests up to a tenth of a second ago.
+    /// The number of requests that were recorded up to a tenth of a second ago.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! Thousands of backends: the daemon's cost of requests to the agents of 10,000 backends every two
-//! seconds, and of probes by connection.
+//! Thousands of backends: what requests to the agents of 10,000 backends cost the daemon, one to
+//! each backend every two seconds, and what probes by connection cost it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -22,7 +22,7 @@ use crate::pause;
 const REPORTING: u16 = 10_000;
 /// How long the benchmark watches the daemon during these requests.
 const WATCHED: Duration = Duration::from_secs(20);
-/// The required maximum of the daemon's share of one processor.
+/// The maximum share of one processor that the daemon may use.
 const NEEDED: f64 = 0.05;
 /// Backends that the daemon probes by connection, each once a second.
 const CONNECTED: u16 = 500;
@@ -52,7 +52,7 @@ fn backends([a, b]: [u8; 2], count: u16) -> Vec<SocketAddr> {
     (0..count).map(|number| SocketAddr::from((address(number), PORT))).collect()
 }
 
-/// Returns the processor time of the daemon over a period, and the length of the period, in
+/// Returns the processor time that the daemon uses in a period, and the length of the period, in
 /// seconds.
 fn watched(host: &Host, time: Duration) -> Result<(f64, f64)> {
     let (ticks, since) = (cpu_ticks(host.pid()?)?, Instant::now());
@@ -61,9 +61,9 @@ fn watched(host: &Host, time: Duration) -> Result<(f64, f64)> {
     Ok((used as f64 / TICKS, since.elapsed().as_secs_f64()))
 }
 
-/// The cost of requests to agents: on loopback, where the sender also does the receiver's work in
-/// the kernel, and over a link, as to other hosts. Also the daemon's cost for as many backends
-/// without requests.
+/// Measures requests to agents on loopback, where the sender also does the receiver's work in the
+/// kernel, and over a link, as if the agents were on other hosts. Also measures a daemon with as
+/// many backends that sends no requests.
 fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     let key = ServiceKey::make(&Setup::new(stage, "keys"))?;
     let speaker = |backends: &[SocketAddr]| {
@@ -103,11 +103,11 @@ fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     ])
 }
 
-/// The cost of requests over a time.
+/// What requests cost in a period of time.
 struct Cost {
-    /// Processor time in seconds.
+    /// The processor time in seconds.
     cpu: f64,
-    /// The length of the time in seconds.
+    /// The length of the period in seconds.
     wall: f64,
     probes: u64,
 }
@@ -172,7 +172,8 @@ impl Listener {
                     return;
                 }
                 counted.fetch_add(1, Ordering::Relaxed);
-                // One connection after the other: a client sends its request at once, or closes.
+                // Connections are served one after the other, because each client sends its request
+                // at once, or closes.
                 if stream.read(&mut request).is_ok_and(|length| length > 0) {
                     let _ = stream
                         .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");

@@ -1,5 +1,5 @@
-//! Pushes to many clients of one agent: the time until the last client has received the report of a
-//! lame duck. The clients are sockets of the benchmark, which acknowledge pushes as daemons do.
+//! Pushes from one agent to many clients: the time until the last client has received the report of
+//! a lame duck. The clients are sockets of the benchmark, which acknowledge pushes as daemons do.
 
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
@@ -17,9 +17,10 @@ use super::finding::Finding;
 use super::keys::ServiceKey;
 
 const CLIENTS: [usize; 2] = [1_000, 10_000];
-/// Changes that are pushed to each number of clients, alternately lame duck and ready.
+/// The number of changes that are pushed to each set of clients. The backend becomes a lame duck
+/// and ready in turn.
 const CHANGES: usize = 6;
-/// A change that has not reached a client by then counts as lost.
+/// If a change has not reached a client after this time, it counts as lost.
 const LOST: Duration = Duration::from_secs(10);
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
@@ -60,11 +61,11 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// When clients received the push, counted from the start of the command.
+/// When each client has received the push, counted from the start of the command.
 struct Told {
     first: Duration,
     last: Duration,
-    /// Pushes that arrived although the client already had one.
+    /// The number of pushes to clients that already had one.
     again: usize,
 }
 
@@ -122,7 +123,8 @@ impl Clients {
     fn take(&self, all: &impl AsFd, readiness: Readiness, began: Instant) -> Result<Told> {
         let mut has_heard = vec![false; self.sockets.len()];
         let (mut first, mut last, mut heard, mut again) = (None, Duration::ZERO, 0, 0);
-        // Continues for as long as pushes may be repeated after the last client has received one.
+        // The loop continues as long as pushes may be repeated after the last client has received
+        // one.
         while heard < has_heard.len() || began.elapsed() < last + Duration::from_millis(100) {
             ensure!(
                 began.elapsed() < LOST,

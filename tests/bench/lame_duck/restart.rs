@@ -1,5 +1,6 @@
-//! Restarts and crashes under load: backends are restarted one after the other, first with the
-//! agent and then while the agent is killed; afterwards their applications are killed.
+//! Restarts and crashes under load: backends are restarted one after the other, first while the
+//! agent runs, and then while it is killed at times. Afterwards the backends' applications are
+//! killed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,25 +18,25 @@ use super::verdicts::{Verdicts, registered};
 use crate::link::{Link, NEAR};
 use crate::pause;
 
-/// The time of a packet in one direction.
+/// The time that a packet takes in one direction.
 const DELAY: Duration = Duration::from_micros(500);
 const BACKENDS: u8 = 20;
-/// The maximum number of backends that are not ready at a time. Connects examine 16 entries for a
-/// ready backend, and then choose a lame duck.
+/// The maximum number of backends that are not ready at the same time. A connect examines 16
+/// entries to find a ready backend, and then chooses a lame duck.
 const OUT: usize = 5;
 /// The minimum number of requests of each run.
 const REQUESTS: u64 = 50_000;
 /// The time between two restarts.
 const APART: Duration = Duration::from_millis(300);
-/// The number of connections for one request each, and of reused connections, at a time.
+/// The number of connections for one request each, and below, the number of reused connections.
 const FRESH: u32 = 8;
 const POOLED: u32 = 16;
 /// How long a client pauses after a request.
 const PAUSE: Duration = Duration::from_millis(4);
 /// The number of applications that are killed.
 const CRASHES: usize = 10;
-/// The number of failed connects that ejection allows for each crash. Connects that are under way
-/// when the last of these fails may fail too.
+/// The number of connects that may fail after each crash until the backend is ejected. Connects
+/// that are under way when the last of these fails may fail too.
 const FAILED_CONNECTS: usize = 5;
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
@@ -98,16 +99,16 @@ impl Scene<'_> {
         while restarts < self.backends.len() || load.count() < REQUESTS {
             let began = Instant::now();
             let number = restarts % self.backends.len();
-            // Without an agent no backend becomes ready again, so the next backend is restarted
-            // without waiting.
+            // Without an agent, no backend becomes ready again, so the next backend is restarted
+            // without waiting for that.
             if !self.fleet.is_without_agent() {
                 self.until_back(number);
             }
             self.fleet.terminate(number)?;
             restarts += 1;
             pause::until(began + APART);
-            // The agent is dead for three of these turns. Then another one starts, as a service
-            // manager would do it.
+            // The agent is dead during three restarts. Then a new agent starts, as with a service
+            // manager.
             match restarts {
                 5 | 15 if !with_agent => self.fleet.kill_agent(),
                 8 | 18 if !with_agent => self.fleet.start_agent()?,
@@ -120,7 +121,7 @@ impl Scene<'_> {
         Ok(restarts)
     }
 
-    /// Kills applications one after the other. Returns which ones, and when.
+    /// Kills applications one after the other. Returns their backends, and when they were killed.
     fn crash(&mut self) -> Result<Vec<(SocketAddr, u64)>> {
         let mut crashes = Vec::new();
         for number in 0..CRASHES {
@@ -128,7 +129,7 @@ impl Scene<'_> {
             pause::pause(APART);
             crashes.push((self.backends[number], now_ns()));
             self.fleet.crash(number)?;
-            // The application is dead for this time, and nothing else happens.
+            // For this time the application is dead, and nothing else happens.
             pause::pause(Duration::from_secs(1));
         }
         Ok(crashes)
@@ -161,14 +162,14 @@ fn crashed(crashes: &[(SocketAddr, u64)], asked: &[Asked]) -> Vec<Finding> {
     let failed: Vec<&Asked> = asked.iter().filter(|asked| asked.failure.is_some()).collect();
     let is_connect =
         |asked: &Asked| asked.failure.as_ref().is_some_and(|failure| failure.starts_with("connect"));
-    // Requests that began within the second in which the application was dead.
+    // Requests that began in the second in which the application was dead.
     let after = |at_ns: u64| {
         let later =
             failed.iter().filter(move |asked| (at_ns..at_ns + 1_000_000_000).contains(&asked.began_ns));
         later.filter(|asked| is_connect(asked))
     };
     let most = crashes.iter().map(|(_, at_ns)| after(*at_ns).count()).max().unwrap_or(0);
-    // Failed connects that began after the permitted number had failed. There must be none.
+    // Failed connects that began after the allowed number had failed. There must be none.
     let too_late = |at_ns: u64| {
         let mut ends: Vec<u64> = after(at_ns).map(|asked| asked.began_ns + asked.connect_ns).collect();
         ends.sort_unstable();

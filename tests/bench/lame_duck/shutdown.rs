@@ -1,10 +1,10 @@
 //! The time from SIGTERM to the last connect that chose the backend, over a link with a delay of 10
 //! ms in each direction, with and without loss.
 //!
-//! Two hosts of clients receive the push of each shutdown. The *active* host connects all the time,
-//! so its choices show the change; the connects to each backend are some milliseconds apart. The
-//! *idle* host makes no connects. For both, the benchmark measures when the word that connects read
-//! was stored: no connect that begins later chooses the backend.
+//! Each shutdown is pushed to two hosts of clients. The *active* host connects all the time, so its
+//! choices show the change, but the connects to one backend are some milliseconds apart. The *idle*
+//! host makes no connects. For both hosts, the benchmark also measures when the word that connects
+//! read is stored: no connect that begins later chooses the backend.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -21,38 +21,39 @@ use super::verdicts::{Verdicts, registered};
 use crate::link::{Link, NEAR};
 use crate::pause;
 
-/// The time of a packet in one direction.
+/// The time that a packet takes in one direction.
 const DELAY: Duration = Duration::from_millis(10);
-/// The required maximum: two round trips and 10 ms.
+/// The maximum time that is allowed: two round trips and 10 ms.
 const NEEDED: Duration = Duration::from_millis(50);
 const BACKENDS: u8 = 20;
-/// The maximum number of backends that are not ready at a time. Connects examine 16 entries for a
-/// ready backend, and then choose a lame duck.
+/// The maximum number of backends that are not ready at the same time. A connect examines 16
+/// entries to find a ready backend, and then chooses a lame duck.
 const OUT: usize = 5;
-/// The number of shutdowns with loss, and without.
+/// The number of shutdowns with loss, which is also the number without loss.
 const SHUTDOWNS: usize = 200;
-/// The time between two shutdowns. A backend needs about two seconds until it is ready again.
+/// The time between two shutdowns. A backend takes about two seconds to become ready again.
 const APART: Duration = Duration::from_millis(300);
-/// The share of packets that are lost in the second case, in each direction.
+/// The share of packets that are lost in each direction, in the case with loss.
 const LOSS: f64 = 0.05;
-/// Connections that the active client makes at a time.
+/// The number of connections that the active client makes at the same time.
 const AT_A_TIME: u32 = 40;
-/// Longer than the idle interval. After it, the second request makes the idle host a subscriber of
-/// the agent.
+/// How long the benchmark waits before the shutdowns: longer than the idle interval. The second
+/// request, which is sent within this time, makes the idle host a subscriber of the agent.
 const IDLE_INTERVAL: Duration = Duration::from_secs(17);
-/// A shutdown that has not reached both hosts by then counts as lost.
+/// If a shutdown has not reached both hosts after this time, it counts as lost.
 const LOST: Duration = Duration::from_secs(3);
-/// The kernel retransmits a SYN after a second.
+/// The kernel sends a SYN again after a second. A connect that takes longer than this has lost its
+/// SYN.
 const RESENT_NS: u64 = 900_000_000;
 
 struct Shutdown {
     backend: SocketAddr,
     at_ns: u64,
-    /// The time until the word was stored on the active host, and on the idle host.
+    /// The times until the word was stored: on the active host, and on the idle host.
     stored: [Duration; 2],
 }
 
-/// A host with the report ids of its backends.
+/// A host, and the report ids of its backends.
 struct Seen {
     words: Verdicts,
     ids: Vec<u32>,
@@ -103,7 +104,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Shuts backends down in turn, and restarts them.
+/// Shuts backends down one after the other, and starts them again.
 fn shut_down(fleet: &mut Fleet<'_>, seen: &[Seen; 2], backends: &[SocketAddr]) -> Result<Vec<Shutdown>> {
     let mut shutdowns = Vec::new();
     for turn in 0..SHUTDOWNS {

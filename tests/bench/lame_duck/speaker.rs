@@ -1,5 +1,5 @@
-//! An agent with reports that the benchmark chooses: it answers requests for any number of
-//! backends, and its datagrams can be replayed, reordered and reflected.
+//! An agent whose reports the benchmark chooses. It answers requests for any number of backends.
+//! Its datagrams can be replayed, reordered and reflected.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -12,9 +12,9 @@ use anyhow::Result;
 use lb_common::net::{Be16, Be32};
 use lb_report::wire::{BYTES, Datagram, Key, Kind, Readiness, UNKNOWN};
 
-/// How long a report is valid: longer than any part takes.
+/// How long a report is valid, which is longer than any part of the benchmark takes.
 const VALID_FOR_MS: u32 = 300_000;
-/// The window over which load is reported as measured.
+/// The time over which load is measured, according to the reports.
 const WINDOW_MS: u16 = 1_000;
 /// How long a lame duck remains one after its report.
 const HOLD_MS: u32 = 600_000;
@@ -106,14 +106,14 @@ impl Speaker {
         self.shared.answered.load(Ordering::Relaxed)
     }
 
-    /// Makes the agent send nothing more. It still receives requests.
+    /// Stops the agent from sending. It still receives requests.
     pub fn fall_silent(&self) {
         self.shared.is_silent.store(true, Ordering::Relaxed);
         // The thread holds the lock while it answers, so afterwards no answer is under way.
         drop(self.shared.spoken());
     }
 
-    /// The report of a backend and the last request for it.
+    /// The state of a backend: its report, and the last request for it.
     pub fn spoken(&self, backend: SocketAddr) -> Option<Spoken> {
         self.shared.spoken().0.get(&backend).copied()
     }
@@ -125,8 +125,8 @@ impl Speaker {
         }
     }
 
-    /// Sets the report of a backend and pushes it to the sender of the last request. Returns the
-    /// sent datagram. Calls `sending` just before it sends.
+    /// Sets the report of a backend, and pushes it to the sender of the last request. Returns the
+    /// datagram that was sent. Calls `sending` immediately before it is sent.
     pub fn push(&self, backend: SocketAddr, report: Report, sending: impl FnOnce()) -> Result<Datagram> {
         let mut shared = self.shared.spoken();
         let (spoken, client) = &mut *shared;
@@ -161,7 +161,7 @@ impl Shared {
         while !self.ends.load(Ordering::Relaxed) {
             let Ok((length, from)) = self.socket.recv_from(&mut bytes) else { continue };
             let Ok(request) = Datagram::parse(&bytes[..length]) else { continue };
-            // The lock is held until the datagram is sent, so that datagrams are in order.
+            // The lock is held until the datagram is sent, so that datagrams stay in order.
             let mut shared = self.spoken();
             let (spoken, client) = &mut *shared;
             let Some(spoken) = spoken.get_mut(&request.backend()) else { continue };

@@ -1,8 +1,9 @@
-//! The time from sending a push to storing the word that connects read, on an idle host and on a
-//! host with busy processors.
+//! The time from sending a push until the word that connects read is stored, on an idle host and on
+//! a host with busy processors.
 //!
-//! The observer is a thread with real-time priority that sleeps 20 us between two reads. So it sees
-//! the word at most that much too late, and uses little of the processors that the daemon needs.
+//! The observer is a thread with real-time priority that sleeps for 20 us between two reads. So it
+//! sees the word at most 20 us late, and takes little time from the processors that the daemon
+//! needs.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -23,17 +24,17 @@ use crate::pause;
 const PUSHES: u32 = 10_000;
 /// The time between two pushes.
 const APART: Duration = Duration::from_millis(1);
-/// The required p99 with the socket, on an idle host.
+/// The maximum p99 that is required with the socket, on an idle host.
 const NEEDED: Duration = Duration::from_millis(10);
-/// The required p99.9 with the kernel, on a busy host.
+/// The maximum p99.9 that is required with the kernel, on a busy host.
 const NEEDED_OF_KERNEL: Duration = Duration::from_millis(1);
 /// A push that takes longer counts as lost.
 const LOST: Duration = Duration::from_secs(5);
 
-/// The component that processes reports, and the link over which they arrive.
+/// What processes reports (the socket or the kernel), and the link over which they arrive.
 struct Arm {
     name: &'static str,
-    /// The address at which the agent listens, which is also that of its backend's host.
+    /// The address on which the agent listens. The backend has this address too.
     agent: &'static str,
     daemon: &'static str,
     xdp: Option<&'static str>,
@@ -96,7 +97,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     })
 }
 
-/// Pushes lame duck and ready in turn, and measures the time of each.
+/// Pushes *lame duck* and *ready* in turn, and measures the time of each push.
 fn measure(
     speaker: &Speaker,
     backend: SocketAddr,
@@ -122,6 +123,6 @@ fn measure(
         }
         Ok(Times::new(times))
     };
-    // On a separate thread, because the priority ends with the thread.
+    // The measurement has a separate thread, because the priority ends with the thread.
     std::thread::scope(|scope| scope.spawn(&mut push_all).join().expect("the measurement ends"))
 }

@@ -1,5 +1,5 @@
-//! The lame-duck words that connects read, as the kernel programs see them: the pinned array,
-//! mapped into memory.
+//! The lame-duck words that connects read, in the form in which the kernel programs see them: the
+//! pinned array, mapped into memory.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -37,11 +37,12 @@ impl Verdicts {
         Ok(Self { words: NonNull::new(words.cast()).context("a mapping")?, _map: map })
     }
 
-    /// The word of a report id: the time until which the backend is a lame duck; 0 if it is not a
-    /// lame duck.
+    /// The word of a report id: the time until which the backend is a lame duck; 0 if the backend
+    /// is not a lame duck.
     pub fn word(&self, id: u32) -> u64 {
         assert!(id < REPORT_IDS, "an id");
-        // SAFETY: inside the mapping, which lasts as long as this; the words are whole and aligned.
+        // SAFETY: the id is inside the mapping, which exists as long as `self`. The words are whole
+        // and aligned.
         unsafe { self.words.add(id as usize).as_ref() }.load(Ordering::Acquire)
     }
 
@@ -58,8 +59,8 @@ impl Drop for Verdicts {
     }
 }
 
-/// A backend's report id, and the number of the last report of it that was believed, from the maps
-/// of a host.
+/// A backend's report id, and the number of the last report about it that was believed, from the
+/// maps of a host.
 pub fn registered(setup: &Setup, backend: SocketAddr) -> Result<(u32, ReportBase)> {
     let name = SenderName {
         address: backend.ip().into(),

@@ -1,5 +1,5 @@
-//! An arm: the rule that decides the targets of connections, on its own fleet, first unchanged and
-//! then with a backend of half its capacity.
+//! An arm: a rule that decides which backend a connection goes to. It is measured on its own fleet,
+//! first unchanged, and then with a backend of half its capacity.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::sender::{Sender, Sent};
 use super::series::{Reading, Series, mean};
 use crate::pause;
 
-/// The rule that decides the targets of connections.
+/// The rule that decides which backend a connection goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Arm {
     RoundRobin,
@@ -20,9 +20,9 @@ pub enum Arm {
     P2c,
     /// Weighted round robin with structural weights
     Structural,
-    /// The same with weights by gRFC A58
+    /// Weighted round robin with weights by gRFC A58
     A58,
-    /// The same with weights that follow load
+    /// Weighted round robin with weights that follow load
     Feedback,
     /// p2c with weights that follow load
     FeedbackP2c,
@@ -55,7 +55,7 @@ impl Arm {
         }
     }
 
-    /// The law by which the arm's weights follow load; `None` if they do not.
+    /// The law by which the arm's weights follow load; `None` if they do not follow it.
     pub fn control(self) -> Option<&'static str> {
         match self {
             Self::RoundRobin | Self::LeastLoaded | Self::P2c | Self::Structural => None,
@@ -64,7 +64,7 @@ impl Arm {
         }
     }
 
-    /// Returns whether the arm's results must meet the requirements.
+    /// Returns whether the arm's results must meet the requirements of the benchmark.
     pub fn is_judged(self) -> bool {
         matches!(self, Self::Feedback | Self::FeedbackP2c)
     }
@@ -80,19 +80,19 @@ pub fn load_line(control: Option<&str>) -> String {
 pub struct Outcome {
     pub arm: Arm,
     pub mode: Mode,
-    /// The part of its quota that each backend has used.
+    /// For each backend, the part of its quota that it has used.
     pub utilization: Vec<f64>,
-    /// The mean of the agent's reports during the same time.
+    /// For each backend, the mean utilization that the agent reported during the same time.
     pub reported: Vec<f64>,
-    /// The part of the time in which each backend was out of quota.
+    /// For each backend, the part of the time in which its quota was used up.
     pub throttled: Vec<f64>,
-    /// The readings after a change of a quota; `None` if no quota has changed.
+    /// The readings after a quota has changed; `None` if no quota has changed.
     pub changed: Option<Series>,
     /// The results of the clients' requests, from their start.
     pub sent: Sent,
 }
 
-/// The index of the backend with a changing quota: one of the largest.
+/// The index of the backend whose quota changes. It is one of the backends with the largest quota.
 const CHANGED: usize = QUOTAS.len() - 1;
 
 /// The quotas after the change.
@@ -105,8 +105,8 @@ fn changed_quotas() -> [u32; QUOTAS.len()] {
 /// The time between two readings.
 const READS: Duration = Duration::from_secs(1);
 
-/// Measures an arm in all these modes at the same time. Their fleets share only the processors,
-/// half of which are idle.
+/// Measures an arm in all these modes at the same time. The fleets of the modes share only the
+/// processors, half of which are idle.
 pub fn run(
     stage: &Stage,
     arm: Arm,
@@ -124,7 +124,7 @@ pub fn run(
     }
     pause::pause(times.settle);
     let (steady, reported) = watch(&fleet, &QUOTAS, times.measure)?;
-    // Without a law the effect of a changed quota is known in advance.
+    // Without a law, it is known in advance what a changed quota does.
     let changed = if arm.control().is_some() && !times.change.is_zero() {
         for (_, backends) in &fleet.backends {
             backends[CHANGED].limit(changed_quotas()[CHANGED])?;
@@ -149,7 +149,7 @@ pub fn run(
     Ok(outcomes)
 }
 
-/// Reads for `time`. Returns the readings for each mode, and the mean of the agents' reports.
+/// Reads for `time`. Returns the readings of each mode, and the mean of the agents' reports.
 fn watch(fleet: &Fleet, quotas: &[u32], time: Duration) -> Result<(Vec<Series>, Vec<Vec<f64>>)> {
     let read = || -> Result<Vec<Reading>> {
         let reading = |backends: &[Backend]| {
@@ -180,7 +180,7 @@ fn watch(fleet: &Fleet, quotas: &[u32], time: Duration) -> Result<(Vec<Series>, 
 
 /// The host of the clients: a daemon, and the cgroups of all client tasks.
 struct Host {
-    // Dropped before the cgroups to which its programs are attached.
+    // The daemon is dropped before the cgroups to which its programs are attached.
     daemon: Option<Daemon>,
     senders: Vec<(Mode, Sender)>,
     clients: Vec<(Mode, Cgroup)>,
@@ -235,7 +235,7 @@ impl Host {
         Ok(())
     }
 
-    /// The results of the requests of a mode.
+    /// The results of the requests in a mode.
     fn sent(&mut self, mode: Mode) -> Result<Sent> {
         let mut all = Sent::default();
         for (_, sender) in self.senders.iter_mut().filter(|(of, _)| *of == mode) {

@@ -1,5 +1,5 @@
-//! The fleet: backends with different quotas, their clients with their rates, and the cost of
-//! requests. The planner plays the same numbers.
+//! The fleet: backends with different quotas, clients with different rates, and the cost of
+//! requests. The planner plays a fleet with the same numbers.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,21 +18,21 @@ use super::sender::Pace;
 /// The quota of each backend, in percent of a processor.
 pub const QUOTAS: [u32; 8] = [4, 4, 4, 8, 8, 8, 16, 16];
 
-/// The period of the quotas. With it, the smallest quota is a millisecond, which is the smallest
+/// The period of the quotas. With this period, the smallest quota is a millisecond, the smallest
 /// that the kernel accepts.
 pub const PERIOD: Duration = Duration::from_millis(25);
 
 /// The relative rates of the client tasks.
 pub const RATES: [f64; 4] = [1.0, 1.5, 2.5, 0.6];
 
-/// The load as a share of all quotas together.
+/// The load, as a share of the sum of all quotas.
 const LOAD: f64 = 0.6;
 
 /// The lifetime of a reused connection.
 const LIFE: Duration = Duration::from_secs(10);
 
-/// The pause after each request. It is long, so that there are many connections, and one more or
-/// less at a backend does not matter.
+/// The pause after each request on a connection. It is so long that there are many connections. So
+/// one connection more or less at a backend does not matter.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// How clients dial.
@@ -47,7 +47,7 @@ pub enum Mode {
 impl Mode {
     pub const ALL: [Self; 2] = [Self::Fresh, Self::Kept];
 
-    /// The name of the mode, and of its job and service.
+    /// The name of the mode, of its job and of its service.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fresh => "fresh",
@@ -101,7 +101,7 @@ impl Cost {
 
 /// A backend. It is killed on drop.
 pub struct Backend {
-    // Dropped before the cgroup in which it runs.
+    // The process is dropped before the cgroup in which it runs.
     _process: ChildGuard,
     pub address: SocketAddr,
     quota: Quota,
@@ -179,8 +179,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// The utilization of each backend that the agent reports, in the order of the backends; 0 if
-    /// it is unknown.
+    /// The utilization of each backend that the agent reports, for each mode; 0 if it is unknown.
     pub fn reported(&self) -> Vec<Vec<f64>> {
         let page = self.agent.metrics();
         let reported = |backend: &Backend| {

@@ -1,4 +1,4 @@
-//! The planner's result for each arm, for the same fleet.
+//! What the planner computes for each arm, with the same fleet.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -35,7 +35,7 @@ struct Estimate {
     mean: f64,
 }
 
-/// Returns, for each arm, the utilization of the busiest backend over the mean.
+/// Returns, for each arm, the utilization of the busiest backend divided by the mean.
 pub fn play(setup: &Setup, arms: &[Arm], mode: Mode, cost: Cost, times: Times) -> Result<Vec<f64>> {
     let scenario = setup.write(&format!("{}.toml", mode.name()), &scenario(arms, mode, cost, times)?);
     let mut command = Command::new(program("socklb-sim"));
@@ -49,7 +49,8 @@ pub fn play(setup: &Setup, arms: &[Arm], mode: Mode, cost: Cost, times: Times) -
 fn scenario(arms: &[Arm], mode: Mode, cost: Cost, times: Times) -> Result<String> {
     let quotas: Vec<f64> = QUOTAS.iter().map(|percent| f64::from(*percent) / 100.0).collect();
     let (settle, all) = (times.settle.as_secs(), (times.settle + times.measure).as_secs());
-    // An agent measures every two seconds, over two seconds, and receives a request every second.
+    // An agent measures load every two seconds, over the last two seconds, and receives a request
+    // every second.
     let mut text = format!(
         "title = \"the benchmark's fleet\"\nseeds = {SEEDS}\nduration = \"{all}s\"\nmeasure_from = \"{settle}s\"\n\
          step = \"{all}s\"\nservice = \"{}\"\n\

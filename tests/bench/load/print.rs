@@ -8,11 +8,12 @@ use super::series::{busiest_over_mean, mean};
 use crate::failover::print::table;
 use crate::lame_duck::finding::Finding;
 
-/// The required maximum of the busiest backend over the mean.
+/// The maximum that the requirement allows for the utilization of the busiest backend divided by
+/// the mean.
 const NEEDED: f64 = 1.10;
-/// The window for this requirement after a change.
+/// The length of the window in which the requirement must be met after a change.
 const WINDOW: Duration = Duration::from_secs(10);
-/// The maximum difference between the planner and the measurement.
+/// The maximum difference that the requirement allows between the planner and the measurement.
 const AGREES: f64 = 0.05;
 
 /// Prints a line for each outcome as soon as it is measured.
@@ -29,7 +30,7 @@ pub fn progress(outcomes: &[Outcome]) {
     }
 }
 
-/// Sorts the outcomes by the order of arms in the code, as in all tables.
+/// Sorts the outcomes by the order of the arms in the code, which is that of all tables.
 fn sorted(outcomes: &[Outcome]) -> Vec<&Outcome> {
     let mut sorted: Vec<&Outcome> = outcomes.iter().collect();
     sorted.sort_by_key(|outcome| (outcome.mode as u8, outcome.arm as u8));

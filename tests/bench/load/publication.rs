@@ -1,6 +1,6 @@
-//! The daemon's cost of following load, with the maximum number of clients of a host. Each client
-//! has rows of 20 members in ten services, with reports that change each second. All clients
-//! connect meanwhile, so that weights act.
+//! What it costs the daemon to follow load, on a host with the maximum number of clients. Each
+//! client uses ten services with 20 members each, whose reports change each second. Meanwhile all
+//! clients connect, so that the weights have an effect.
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -21,21 +21,21 @@ use crate::pause;
 
 const CLIENTS: usize = 64;
 const SERVICES: u8 = 10;
-/// Backends of each service, and of each row.
+/// The number of backends of each service. Each client uses all of them.
 const BACKENDS: u8 = 20;
 const PORT: u16 = 8080;
 /// The daemon sends a request to each backend once a second.
 const ASKS: &str = "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n";
-/// Connects per second of each client, to all services in turn.
+/// The number of connects per second of each client, to all services in turn.
 const CONNECTS_A_SECOND: f64 = 10.0;
-/// The time until weights have settled.
+/// How long the benchmark waits until weights have settled.
 const SETTLES: Duration = Duration::from_secs(10);
 /// How long the benchmark watches the daemon.
 const WATCHED: Duration = Duration::from_secs(30);
-/// The number of rounds with and without following load, alternately: the time that a machine needs
-/// for the same work differs from one minute to the next.
+/// The number of rounds. In each, the daemon is measured with and without following load, because
+/// the time that a machine needs for the same work changes from one minute to the next.
 const ROUNDS: usize = 3;
-/// The required maximum of the daemon's share of one processor.
+/// The maximum share of one processor that the daemon may use.
 const NEEDED: f64 = 0.02;
 /// The kernel counts processor time in hundredths of a second.
 const TICKS: f64 = 100.0;
@@ -43,18 +43,18 @@ const TICKS: f64 = 100.0;
 /// What a daemon does with reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heeds {
-    /// The daemon sends no requests.
+    /// The daemon sends no requests for reports.
     Nothing,
     /// Reports decide whether backends may be chosen.
     Readiness,
-    /// Reports decide this, and weights follow them.
+    /// Reports decide whether backends may be chosen, and weights follow the reported load.
     Load,
 }
 
-/// The cost of a daemon.
+/// What a daemon costs.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// The share of a processor.
+    /// The share of one processor that it uses.
     share: f64,
     /// Tables per second that the daemon builds because weights follow load.
     tables: f64,
@@ -66,7 +66,8 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Measures the cost without following load, and with it if an arm follows load.
+/// Measures the daemon without following load. If one of the arms follows load, also measures it
+/// with following load.
 pub fn run(arms: &[Arm]) -> Result<Vec<Finding>> {
     let fleet = format!("{CLIENTS} clients, {SERVICES} services, rows of {BACKENDS}");
     let shown = |how: &str, costs: &[Cost]| {
@@ -101,7 +102,7 @@ pub fn run(arms: &[Arm]) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The mean share of a processor over these costs.
+/// The mean share of a processor in these measurements.
 fn mean(costs: &[Cost]) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a few rounds")]
     let rounds = costs.len() as f64;
@@ -116,9 +117,9 @@ fn address(service: u8) -> SocketAddr {
     SocketAddr::from(([10, 96, 1, service], 80))
 }
 
-/// Returns the daemon's cost while all backends are about equally loaded; and, if it follows load,
-/// the cost while they are unequally loaded and remain so, because then all weights change all the
-/// time.
+/// Returns the daemon's cost while all backends have about the same load. If the daemon follows
+/// load, also returns the cost while the backends' loads are different and stay different. This is
+/// the expensive case, because all weights change all the time.
 fn measure(heeds: Heeds) -> Result<(Cost, Option<Cost>)> {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "publication");
@@ -167,7 +168,7 @@ fn configuration(key: &ServiceKey, cgroups: &[Cgroup], heeds: Heeds) -> String {
     text
 }
 
-/// Returns the daemon's cost while it processes reports.
+/// Returns the cost of a daemon while it processes reports.
 fn watched(
     daemon: &Daemon,
     heeds: Heeds,
@@ -187,7 +188,7 @@ fn watched(
     let mut random = fastrand::Rng::with_seed(1);
     let uneven: Vec<f64> = all.iter().map(|_| 0.4 + 0.4 * random.f64()).collect();
     let even = vec![0.6; all.len()];
-    // The reports have a tenth of noise, so no report equals the previous one.
+    // Each report differs from the previous one, because the reported load has a tenth of noise.
     let mut say = |uses: &[f64], time: Duration| {
         let (start, mut next) = (Instant::now(), Instant::now());
         while next < start + time {
@@ -201,7 +202,8 @@ fn watched(
     };
     let mut watch = |uses: &[f64]| -> Result<Cost> {
         say(uses, SETTLES);
-        // Reads the metrics page before measuring, so that its cost is not part of the measurement.
+        // The page of metrics is read before the measurement begins, so that the cost of reading it
+        // is not measured.
         let tables = tables(&daemon.setup);
         let (before, since) = (cpu_ticks(daemon.pid())?, Instant::now());
         say(uses, WATCHED);

@@ -1,6 +1,6 @@
-//! A client: it sends requests at its own rate, whatever their results, either with a connection
-//! for each request or with connections that it reuses for a while. No request is repeated. The
-//! client reports the results when it is asked for them.
+//! A client that sends requests at its own rate, whatever their results. It opens a connection for
+//! each request, or reuses a connection for a while. No request is repeated. The client reports the
+//! results when it receives a request for them.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -23,18 +23,18 @@ use crate::connect::work::pin_to;
 /// `bench send`
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Services to dial, one after the other
+    /// Services to dial, in turn
     services: Vec<SocketAddr>,
     /// Connections per second
     #[arg(long)]
     rate: f64,
-    /// Lifetime of a connection, in milliseconds; 0: one request each
+    /// Lifetime of a connection in milliseconds; 0: each connection has one request
     #[arg(long, default_value_t = 0)]
     life: u64,
     /// Pause of a reused connection after each request, in milliseconds
     #[arg(long, default_value_t = 0)]
     pause: u64,
-    /// Seed of the times of connects
+    /// Seed for the times of connects
     #[arg(long)]
     seed: u64,
     /// Processor to run on
@@ -48,7 +48,7 @@ pub struct Sent {
     pub sent: u64,
     pub answered: u64,
     pub failed: u64,
-    /// The error of the last failed request.
+    /// The error of the request that has failed last.
     pub why: Option<String>,
 }
 
@@ -71,7 +71,7 @@ impl Counts {
         Sent {
             answered: number(&self.answered),
             failed: number(&self.failed),
-            // Read after the others, so that it is never less than their sum.
+            // This count is read after the others, so that it is never less than their sum.
             sent: number(&self.sent),
             why: self.why.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
@@ -81,7 +81,7 @@ impl Counts {
 /// `bench send`.
 pub fn run(options: &Options) -> Result<()> {
     raise_descriptors()?;
-    // With one processor there is one cursor in a service's table, as in the planner.
+    // With one processor, a service's table has one cursor, as in the planner.
     pin_to(options.cpu)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let counts = Arc::new(Counts::default());
@@ -96,8 +96,8 @@ async fn send(options: Options, counts: Arc<Counts>) {
     let (life, pause) = (Duration::from_millis(options.life), Duration::from_millis(options.pause));
     let mut services = options.services.iter().copied().cycle();
     let mut next = || services.next().expect("a sender has at least one service");
-    // At the beginning as many connections are open as arrive in one lifetime, and they have
-    // different ages, so that they do not send together.
+    // At the start, as many connections are open as arrive in one lifetime. They have different
+    // ages, so that they do not all send at the same time.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of connections")]
     let open = (options.rate * life.as_secs_f64()) as u32;
     for number in 0..open {
@@ -118,7 +118,7 @@ async fn send(options: Options, counts: Arc<Counts>) {
     }
 }
 
-/// Uses a connection for its lifetime.
+/// Uses a connection until its lifetime has ended.
 async fn keep(service: SocketAddr, life: Duration, pause: Duration, counts: &Counts) {
     let until = Instant::now() + life;
     let mut stream = None;
@@ -138,8 +138,8 @@ async fn keep(service: SocketAddr, life: Duration, pause: Duration, counts: &Cou
     }
 }
 
-/// Sends one request, over the existing connection or a new one. Waits as long as the kernel does,
-/// because a full backend is slow, which is not a failure.
+/// Sends one request over the existing connection, or else over a new one. Waits as long as the
+/// kernel does, because a backend with a full queue is slow, which is not a failure.
 async fn ask(service: SocketAddr, kept: &mut Option<TcpStream>) -> Result<()> {
     let stream = match kept {
         Some(stream) => stream,
@@ -169,7 +169,7 @@ impl Sender {
         Ok(Self(Process::start(&mut command)))
     }
 
-    /// Returns the results of the client's requests so far.
+    /// Returns the results of the requests that the client has made so far.
     pub fn sent(&mut self) -> Sent {
         self.0.call(&())
     }
@@ -180,7 +180,7 @@ impl Sender {
 pub struct Pace {
     /// Connections per second.
     pub connections: f64,
-    /// How long each connection is reused; zero if it has one request.
+    /// How long each connection is reused; zero if each connection has one request.
     pub life: Duration,
     /// How long the client pauses after each request on a connection.
     pub pause: Duration,

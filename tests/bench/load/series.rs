@@ -1,18 +1,18 @@
-//! A series of readings of the CPU time that backends have used, and how even their use is.
+//! A series of readings of the CPU time that the backends have used, and how even this use is.
 
 use std::time::{Duration, Instant};
 
 use stage::quota::Used;
 
-/// A reading of all backends.
+/// One reading of all backends.
 #[derive(Clone, Debug)]
 pub struct Reading {
     pub at: Instant,
-    /// The CPU time that each backend has used until then.
+    /// For each backend, the CPU time that it had used at the time of the reading.
     pub used: Vec<Used>,
 }
 
-/// Readings under quotas that do not change.
+/// Readings that were made while quotas did not change.
 #[derive(Clone, Debug)]
 pub struct Series {
     /// The quota of each backend, as a share of a processor.
@@ -34,18 +34,19 @@ impl Series {
         self.readings.push(reading);
     }
 
-    /// The part of its quota that each backend has used, from the first reading to the last.
+    /// For each backend, the part of its quota that it has used between the first reading and the
+    /// last.
     pub fn utilization(&self) -> Vec<f64> {
         self.between(0, self.readings.len() - 1)
     }
 
-    /// The same over the last `time` of the series.
+    /// The same as `utilization`, but only for the last `time` of the series.
     pub fn lately(&self, time: Duration) -> Vec<f64> {
         let last = self.readings.len() - 1;
         self.between(self.window(last, time).unwrap_or(0), last)
     }
 
-    /// The part of the time in which each backend was out of quota.
+    /// For each backend, the part of the time in which its quota was used up.
     pub fn throttled(&self) -> Vec<f64> {
         let (first, last) = (&self.readings[0], &self.readings[self.readings.len() - 1]);
         let time = (last.at - first.at).as_secs_f64();
@@ -53,8 +54,8 @@ impl Series {
         both.map(|(first, last)| (last.throttled - first.throttled).as_secs_f64() / time).collect()
     }
 
-    /// The end of the first window of this length in which the busiest backend is at most at
-    /// `at_most` times the mean, counted from the first reading.
+    /// The time from the first reading to the end of the first window of this length in which the
+    /// utilization of the busiest backend is at most `at_most` times the mean.
     pub fn even_after(&self, window: Duration, at_most: f64) -> Option<Duration> {
         let is_even = |last: &usize| {
             let first = self.window(*last, window);
@@ -64,7 +65,7 @@ impl Series {
         Some(self.readings[last].at - self.readings[0].at)
     }
 
-    /// The latest reading that is at least `time` before the reading `last`.
+    /// The latest reading that is at least `time` before the reading with the number `last`.
     fn window(&self, last: usize, time: Duration) -> Option<usize> {
         (0..last).rev().find(|first| self.readings[last].at - self.readings[*first].at >= time)
     }
@@ -78,7 +79,7 @@ impl Series {
     }
 }
 
-/// The utilization of the busiest backend over the mean of all.
+/// The utilization of the busiest backend divided by the mean of all.
 pub fn busiest_over_mean(utilization: &[f64]) -> f64 {
     utilization.iter().copied().fold(0.0, f64::max) / mean(utilization)
 }
@@ -91,8 +92,8 @@ pub fn mean(numbers: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// A series of two backends with quotas of 10 and 20 percent; `used` is the time that they have
-    /// used in each second, in milliseconds.
+    /// A series of two backends with quotas of 10 and 20 percent. `used` is the CPU time that each
+    /// of them uses in each second, in milliseconds.
     fn series(used: &[(u64, u64)]) -> Series {
         let start = Instant::now();
         let used_ms = |ms| Used { used: Duration::from_millis(ms), throttled: Duration::from_millis(2 * ms) };

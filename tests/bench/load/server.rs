@@ -1,8 +1,8 @@
-//! A backend: each request is one byte, takes some CPU time, and is answered by one byte. The
+//! A backend. Each request is one byte, takes some CPU time, and is answered with one byte. The
 //! backend reports its requests per second to its agent.
 //!
-//! It processes one request after the other, because the benchmark measures how much of its quota a
-//! backend uses, not how well.
+//! It processes one request after the other. This is good enough, because the benchmark measures
+//! how much of its quota a backend uses, not how fast it answers.
 
 use std::cell::RefCell;
 use std::io::{Read as _, Write as _};
@@ -26,12 +26,12 @@ use crate::pause;
 /// `bench serve-load`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Address to listen at
+    /// Address on which to listen
     listen: SocketAddr,
     /// Mean CPU time of a request, in microseconds
     #[arg(long, default_value_t = 0)]
     cost: u32,
-    /// Standard deviation of the logarithm of the cost; 0 if all requests cost the same
+    /// Standard deviation of the logarithm of the cost; 0: all requests cost the same
     #[arg(long, default_value_t = 0.0)]
     sigma: f64,
     /// Socket of the backend's agent
@@ -39,10 +39,10 @@ pub struct Options {
     agent: Option<PathBuf>,
 }
 
-/// How often the backend reports to its agent, and the window of the reported rates: the same as
-/// the agent's own.
+/// How often the backend reports to its agent. It is also the time over which the reported rates
+/// are measured. The agent itself measures at the same interval.
 const TELLS: Duration = Duration::from_secs(2);
-/// How long the agent uses a report.
+/// How long the agent uses a report of the backend.
 const HOLDS: Duration = Duration::from_secs(10);
 
 /// `bench serve-load`.
@@ -53,7 +53,8 @@ pub fn run(options: &Options) -> Result<()> {
     runtime.block_on(LocalSet::new().run_until(serve(options)))
 }
 
-/// Raises the limit of descriptors to its maximum, because connections wait here for their turn.
+/// Raises the limit of file descriptors to its maximum, because many connections wait here until
+/// their requests are processed.
 pub fn raise_descriptors() -> Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
@@ -63,7 +64,8 @@ async fn serve(options: &Options) -> Result<()> {
     let work = Rc::new(RefCell::new(Work::new(options)));
     let listener = TcpListener::bind(options.listen).await?;
     if let Some(agent) = options.agent.clone() {
-        // A separate thread, because many requests may be queued before a report.
+        // Reports are sent by a separate thread, because many requests may be queued before a
+        // report.
         let (listen, served) = (options.listen, Arc::clone(&work.borrow().served));
         std::thread::spawn(move || tell(&agent, listen, &served));
     }
@@ -85,12 +87,12 @@ async fn answer(mut stream: TcpStream, work: Rc<RefCell<Work>>) {
     }
 }
 
-/// The cost of requests, and how much of it is used.
+/// The cost of requests, and how much CPU time they have used.
 struct Work {
     random: fastrand::Rng,
     mean: f64,
     sigma: f64,
-    /// CPU time of this process that is attributed to requests.
+    /// The CPU time of this process that counts as used by requests.
     charged: Duration,
     served: Arc<AtomicU64>,
 }
@@ -107,7 +109,7 @@ impl Work {
     }
 
     /// Uses the CPU time of a request. The time since the last request, for accepting and reading,
-    /// counts as part of it, so the cost equals the time that the cgroup is charged for a request.
+    /// counts as part of it. So the kernel charges the cgroup exactly the request's cost.
     fn request(&mut self) {
         let cost = lognormal(self.mean, self.sigma, &mut self.random);
         let until = self.charged + Duration::from_secs_f64(cost);
@@ -123,13 +125,14 @@ fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
-/// A lognormal number with this mean, by the method of Box and Muller.
+/// Draws a lognormal number with this mean, by the method of Box and Muller.
 fn lognormal(mean: f64, sigma: f64, random: &mut fastrand::Rng) -> f64 {
     let (radius, angle) = ((-2.0 * (1.0 - random.f64()).ln()).sqrt(), std::f64::consts::TAU * random.f64());
     mean * (sigma * radius * angle.cos() - sigma * sigma / 2.0).exp()
 }
 
-/// Reports to the agent until the process ends. If a report fails, the next one replaces it.
+/// Reports to the agent until the process ends. If a report fails, it is not repeated, because the
+/// next one replaces it.
 fn tell(agent: &Path, backend: SocketAddr, served: &AtomicU64) {
     let (mut before, mut since) = (0, Instant::now());
     loop {

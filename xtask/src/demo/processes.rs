@@ -1,5 +1,5 @@
-//! The processes of the demo: a backend that answers with its name, and a client that dials the
-//! service.
+//! The processes of the demo: backends, each of which answers with its name, and a client that
+//! connects to the service.
 
 use std::fs;
 use std::io;
@@ -32,7 +32,7 @@ pub struct ClientOptions {
 
 /// Connects per second of the client.
 const RATE: u32 = 200;
-/// Connections that the client holds open, so that there are active flows to see.
+/// The number of connections that the client holds open, so that the table shows active flows.
 const RETAINED: usize = 24;
 
 /// Makes this process end with the demo, however the demo ends.
@@ -63,7 +63,8 @@ pub fn backend(options: &BackendOptions) -> Result<()> {
 /// The client: connects to the service repeatedly, and reads the name that answers.
 pub fn client(options: &ClientOptions) -> Result<()> {
     end_with_parent()?;
-    // This precedes the first socket: a socket belongs to the cgroup in which it was created.
+    // This must come before the first socket, because a socket belongs to the cgroup in which it
+    // was created.
     let procs = options.cgroup.join("cgroup.procs");
     fs::write(&procs, std::process::id().to_string())
         .with_context(|| format!("enter {}", procs.display()))?;
@@ -75,7 +76,8 @@ pub fn client(options: &ClientOptions) -> Result<()> {
             pace.tick().await;
             match dial(options.address).await {
                 Ok(stream) => retained.push_back(stream),
-                // Backends come and go while a user edits the file.
+                // Connects may fail, because backends come and go while a user edits the endpoint
+                // file.
                 Err(error) => eprintln!("client: {}: {error}", options.address),
             }
             if retained.len() > RETAINED {

@@ -1,4 +1,5 @@
-//! The one build of everything that tests run: static programs, for the host and for guests alike.
+//! Builds everything that tests run, once. The programs are static, so that they run on the host
+//! and in guests.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,18 +10,18 @@ use serde_json::Value;
 use super::tiers::{KERNEL_TESTS, Target, Tier};
 use crate::command::{cargo, describe, output, target};
 
-/// The profile, see the root `Cargo.toml`.
+/// The cargo profile of the test suite, see the root `Cargo.toml`.
 pub const PROFILE: &str = "suite";
 
-/// The programs that tests start, of the whole workspace.
+/// The programs of the whole workspace that tests start.
 const PROGRAMS: [&str; 7] = ["init", "inject", "machine", "probe", "socklb", "stress", "vm"];
 
 /// A program that cargo has built from a test target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestProgram {
-    /// The target that it was built from.
+    /// The target from which it was built.
     pub target: Target,
-    /// The folder in which it runs, that of its package.
+    /// The folder in which the program runs, which is the folder of its package.
     pub folder: PathBuf,
     pub path: PathBuf,
 }
@@ -45,8 +46,8 @@ impl Built {
 pub enum What {
     /// The whole workspace.
     Everything,
-    /// What one tier needs. `filtered`: only its integration tests, not the unit tests of the same
-    /// packages.
+    /// What one tier needs. If `filtered` is set, only its integration tests, without the unit
+    /// tests of the same packages.
     Tier { tier: Tier, filtered: bool },
 }
 
@@ -66,7 +67,7 @@ impl What {
             Self::Tier { tier, filtered } => {
                 let mut arguments = words(&["--package", "lb-user", "--package", KERNEL_TESTS, "--bins"]);
                 if tier == Tier::Proof {
-                    // Besides the program, its fault injection.
+                    // The program of the fault injection is needed in addition.
                     arguments.extend(words(&["--package", "lb-inject"]));
                 }
                 if tier == Tier::Package {
@@ -86,31 +87,30 @@ impl What {
     }
 }
 
-/// The compiler's name for this machine.
+/// The target triple of this machine.
 pub fn triple() -> Result<String> {
     let version = output(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("`rustc -vV` names no host")?.to_owned())
 }
 
-/// A cargo command that builds with the profile and flags of the suite: all of them share their
+/// A cargo command with the profile and the flags of the suite. All these commands share the built
 /// dependencies.
 pub fn suite_cargo(subcommand: &str) -> Result<Command> {
     let mut command = cargo();
     command.args([subcommand, "--locked", "--profile", PROFILE, "--target", &triple()?]);
     if cfg!(target_os = "linux") {
-        // A guest has no dynamic linker, and short programs spend most of their time on relocating
-        // themselves.
+        // Guests have no dynamic linker. Relocation would take most of the time of short programs.
         command.env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static");
     }
     if std::env::var_os("CI").is_some() {
-        // Nothing is built twice there.
+        // On a build server nothing is built twice.
         command.env("CARGO_INCREMENTAL", "0");
     }
     Ok(command)
 }
 
-/// Builds, and returns the results.
+/// Builds the programs, and returns them.
 pub fn build(what: What) -> Result<Built> {
     let mut command = suite_cargo("build")?;
     command.args(what.arguments()).args(["--message-format", "json-render-diagnostics"]);
@@ -143,7 +143,7 @@ fn program(message: &Value) -> Option<TestProgram> {
     Some(TestProgram { target, folder, path: PathBuf::from(message["executable"].as_str()?) })
 }
 
-/// The name in a package id: `path+file:///a/lb-core#0.1.0`, or
+/// The name of the package in a package id: `path+file:///a/lb-core#0.1.0`, or
 /// `path+file:///a/tests#lb-tests@0.1.0`.
 fn package(id: &str) -> Option<String> {
     let (path, version) = id.rsplit_once('#')?;

@@ -1,5 +1,5 @@
-//! New and changed tests, found by comparing the working tree with a commit: they get no second
-//! try, and run three times.
+//! Finds new and changed tests, by comparing the working tree with a commit. These tests run three
+//! times, and each run must pass at its first try.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -36,8 +36,8 @@ impl Changed {
         Ok(changed)
     }
 
-    /// Whether a package's test is new or changed. Tests of the same name are distinguished only by
-    /// their package.
+    /// Whether a package's test is new or changed. Two tests of one package with the same name
+    /// count as the same test.
     pub fn contains(&self, package: &str, test: &str) -> bool {
         let function = test.rsplit("::").next().unwrap_or(test);
         self.0.get(package).is_some_and(|tests| tests.contains(function))
@@ -48,8 +48,8 @@ impl Changed {
     }
 }
 
-/// The old name by new name, of files that git shows as renamed: `R<similarity>`, old and new name
-/// in a line.
+/// For files that git shows as renamed: the old name by the new name. The lines have the form
+/// `R<similarity>`, old name, new name.
 fn old_names(renamed: &str) -> BTreeMap<&str, &str> {
     let names = renamed.lines().filter_map(|line| {
         let (_, names) = line.split_once('\t')?;
@@ -58,7 +58,7 @@ fn old_names(renamed: &str) -> BTreeMap<&str, &str> {
     names.collect()
 }
 
-/// The files that differ between a commit and the working tree, including new ones.
+/// The files that differ between a commit and the working tree, including new files.
 pub fn files(commit: &str) -> Result<Vec<String>> {
     let changed =
         git(&["diff", "--name-only", commit, "--"]).with_context(|| format!("compare with {commit}"))?;
@@ -66,8 +66,8 @@ pub fn files(commit: &str) -> Result<Vec<String>> {
     Ok(changed.lines().chain(new.lines()).map(str::to_owned).collect())
 }
 
-/// The commit that work is compared with: where it left the main branch, or else the `recorded`
-/// one.
+/// The commit with which work is compared: the one at which it left the main branch, or else the
+/// `recorded` one.
 pub fn base(recorded: Option<&str>) -> Option<String> {
     let head = git(&["rev-parse", "HEAD"]).ok()?;
     let fork = ["origin/main", "main"].iter().find_map(|branch| git(&["merge-base", "HEAD", branch]).ok());
@@ -80,7 +80,8 @@ fn git(arguments: &[&str]) -> Result<String> {
     output(Command::new("git").current_dir(root()).args(arguments))
 }
 
-/// The package that a file belongs to: the one with the longest folder above it.
+/// The package to which a file belongs. If folders of several packages contain the file, it is the
+/// innermost.
 pub fn package<'w>(workspace: &'w Workspace, file: &str) -> Option<&'w str> {
     let path = root().join(file);
     let above = workspace.folders.iter().filter(|(_, folder)| path.starts_with(folder));
@@ -89,8 +90,8 @@ pub fn package<'w>(workspace: &'w Workspace, file: &str) -> Option<&'w str> {
         .map(|(package, _)| package.as_str())
 }
 
-/// The test functions of a formatted file, each with its code. A change of a test's name, comments
-/// or strings does not change how steady it is.
+/// The test functions of a formatted file, each with its code. Names, comments and strings are left
+/// out, because a change of these does not change how steady a test is.
 fn functions(text: &str) -> Vec<(&str, Vec<String>)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -98,7 +99,7 @@ fn functions(text: &str) -> Vec<(&str, Vec<String>)> {
         if line.trim_start() != "#[test]" {
             continue;
         }
-        // It extends from its attribute to the brace at the same indentation.
+        // The function extends from its attribute to the brace with the same indentation.
         let indent = line.len() - line.trim_start().len();
         let is_end = |line: &&&str| line.trim_end() == format!("{}}}", " ".repeat(indent));
         let length = lines[at..].iter().take_while(|line| !is_end(line)).count();

@@ -1,7 +1,8 @@
-//! What a run needs of this machine: free space on its disks, and no remains of killed runs.
+//! Prepares this machine for a run: there must be enough free space on its disks, and no remains of
+//! killed runs.
 //!
-//! Namespaces, mounts and pins of a killed test end with its processes, and the next test removes
-//! its cgroups; folders stay.
+//! When a test is killed, its namespaces, mounts and pins end with its processes, and the next test
+//! removes its cgroups. Only its folders stay.
 
 use std::fs;
 use std::path::Path;
@@ -11,8 +12,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::target;
 
-/// The space that the test programs and a set of logs need, and that a test may use in the folder
-/// for temporary files.
+/// The space that is needed: for the test programs and a set of logs, and for temporary files of a
+/// test.
 const ROOM: [(Place, u64); 2] = [(Place::Target, 6 << 30), (Place::Temporary, 1 << 30)];
 
 #[derive(Clone, Copy)]
@@ -24,10 +25,10 @@ enum Place {
 /// The prefix of the tests' folders (tests/stage/namespace.rs).
 const FOLDERS: &str = "socklb-test-";
 
-/// No run takes this long: an older folder belongs to none.
+/// No run takes this long, so an older folder does not belong to a run that still works.
 const OLD: Duration = Duration::from_secs(3 * 3600);
 
-/// Checks and cleans up.
+/// Checks the free space, and removes remains.
 pub fn prepare() -> Result<()> {
     for (place, needed) in ROOM {
         let folder = match place {
@@ -56,13 +57,14 @@ fn check_room(folder: &Path, free: u64, needed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Removes the folders of tests that have not changed for this long; returns how many.
+/// Removes the folders of tests that have not changed for `old`. Returns the number of removed
+/// folders.
 fn remove_old(temporary: &Path, old: Duration) -> Result<usize> {
     let mut removed = 0;
     for entry in fs::read_dir(temporary).with_context(|| format!("read {}", temporary.display()))? {
         let entry = entry?;
         let is_ours = entry.file_name().to_string_lossy().starts_with(FOLDERS);
-        // Skips a folder that is gone meanwhile, or belongs to another user.
+        // A folder is skipped if it was removed meanwhile, or if it belongs to another user.
         let age = entry
             .metadata()
             .and_then(|metadata| metadata.modified())

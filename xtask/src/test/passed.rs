@@ -1,8 +1,9 @@
-//! Which parts have passed, and for which inputs: parts of the suite that depend on a few files run
-//! only if one of these has changed.
+//! Which parts of the suite have passed, and with which inputs. A part that depends on a few files
+//! runs only if one of these files has changed.
 //!
-//! The record is `tests/passed.toml`. A run writes it, a developer commits it, and the next run
-//! relies on it and prints that. `cargo xtask test --all` relies on nothing.
+//! The record is `tests/passed.toml`. A run writes it, and a developer commits it. The next run
+//! skips parts that have passed with the same inputs, and prints which. `cargo xtask test --all`
+//! skips nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,13 +17,13 @@ use crate::digest;
 /// A part of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The guests, all kernels.
+    /// The tests in guests, on all kernels.
     Guests,
-    /// The release build, and every test of the package.
+    /// The release build, and all tests of the package.
     Package,
-    /// The documentation of the code, without warnings.
+    /// The documentation of the code, which must have no warnings.
     Docs,
-    /// Licences and bans of dependencies.
+    /// The licences and bans of dependencies.
     Licences,
 }
 
@@ -38,8 +39,8 @@ impl Part {
         }
     }
 
-    /// The files and folders on which it depends. A local test with a module that guests do not run
-    /// is ignored.
+    /// The files and folders on which the part depends. A module of the local tests is left out if
+    /// guests do not run it.
     fn inputs(self) -> &'static [&'static str] {
         match self {
             Self::Guests => &[
@@ -86,10 +87,10 @@ impl Part {
 pub struct Passed {
     /// The last commit on which the whole suite passed.
     pub commit: Option<String>,
-    /// For each part, the hash over its inputs with which it has passed.
+    /// For each part, the hash of the inputs with which it has passed.
     #[serde(default)]
     inputs: BTreeMap<String, String>,
-    /// Local test modules that guests do not run.
+    /// The modules of the local tests that guests do not run.
     #[serde(skip)]
     host_modules: Vec<String>,
 }
@@ -97,8 +98,8 @@ pub struct Passed {
 const PATH: &str = "tests/passed.toml";
 
 impl Passed {
-    /// Reads the record; a tree without one has passed nothing. `host_modules`: local test modules
-    /// that no guest runs.
+    /// Reads the record. Without a record, no part has passed. `host_modules` are the modules of
+    /// the local tests that no guest runs.
     pub fn read(host_modules: Vec<String>) -> Result<Self> {
         let text = match fs::read_to_string(root().join(PATH)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -142,12 +143,13 @@ impl Passed {
         fs::write(root().join(PATH), text).with_context(|| format!("write {PATH}"))
     }
 
-    /// The hash over a part's inputs.
+    /// The hash of a part's inputs.
     fn hash(&self, part: Part) -> Result<String> {
         let mut files = digest::files(&root(), part.inputs())?;
         let unused: Vec<String> =
             self.host_modules.iter().map(|module| format!("tests/local/{module}.rs")).collect();
-        // Guests run another selection of the local tests; the documentation covers all of them.
+        // Guests do not run all modules of the local tests, but the documentation covers all of
+        // them.
         files.retain(|name, _| name != PATH && (part != Part::Guests || !unused.contains(name)));
         Ok(digest::of(&files))
     }

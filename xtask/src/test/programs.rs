@@ -17,13 +17,14 @@ use crate::command::{describe, output, target};
 use crate::digest;
 use crate::toolchain::tools;
 
-/// A test program that prints nothing for this long hangs.
+/// If a test program prints nothing for this long, it counts as hung.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// How many local tests run at a time for each CPU: they wait for most of their time.
+/// The number of local tests that run at the same time for each CPU. It is more than one, because
+/// these tests mostly wait.
 const LOCAL_THREADS_PER_CPU: usize = 2;
 
-/// How often new and changed tests run.
+/// How many times new and changed tests run.
 const RUNS_OF_CHANGED: usize = 3;
 
 /// How to run a tier's programs.
@@ -31,18 +32,18 @@ pub struct Plan<'a> {
     /// The tier's name.
     pub name: &'a str,
     pub programs: &'a [&'a TestProgram],
-    /// Only tests whose name contains one of these; all if there is none.
+    /// Run only tests whose names contain one of these; all tests if the list is empty.
     pub filters: &'a [String],
-    /// The table of the local tests' modules.
+    /// The table of the modules of the local tests.
     pub modules: &'a Modules,
     /// New and changed tests.
     pub changed: &'a Changed,
-    /// Variables for the programs.
+    /// Environment variables for the programs.
     pub variables: &'a [(&'a str, String)],
 }
 
 impl Plan<'_> {
-    /// Runs every program to its end, then new and changed tests again, then failed ones.
+    /// Runs every program to its end. Then runs new and changed tests again, and then failed ones.
     pub fn run(&self) -> Result<Summary> {
         let began = Instant::now();
         let mut summary = Summary { name: self.name.to_owned(), ..Summary::default() };
@@ -67,7 +68,8 @@ impl Plan<'_> {
         Ok(summary)
     }
 
-    /// The program of a labelled test, and the test's name in it.
+    /// Finds the program of a test by the test's label. Also returns the test's name in this
+    /// program.
     fn find<'n>(&self, name: &'n str) -> Option<(&TestProgram, &'n str)> {
         self.programs.iter().find_map(|program| {
             let test = name.strip_prefix(&program.target.label())?.strip_prefix("::")?;
@@ -75,7 +77,7 @@ impl Plan<'_> {
         })
     }
 
-    /// Runs one program: its tests by phases, those that are new or changed three times.
+    /// Runs the tests of one program, phase by phase. New and changed tests run three times.
     fn program(&self, program: &TestProgram) -> Result<Run> {
         let mut tests = list(program)?;
         let is_wanted = |test: &String| {
@@ -129,7 +131,7 @@ impl Plan<'_> {
         Ok(run)
     }
 
-    /// Runs tests one at a time, each in a process of its own; returns those that passed.
+    /// Runs tests one at a time, each in a process of its own. Returns those that passed.
     fn alone(&self, names: &[String]) -> Result<Vec<String>> {
         let mut passed = Vec::new();
         for name in names {
@@ -149,10 +151,10 @@ impl Plan<'_> {
     }
 
     /// Runs some tests of a program and adds their events to `run`. If the program dies, the tests
-    /// that were running have failed, and the remaining ones run in another process.
+    /// that were running have failed, and the remaining tests run in a new process.
     fn phase(&self, program: &TestProgram, phase: &Phase, run: &mut Run) -> Result<()> {
         let mut rest = phase.tests.clone();
-        // Bounded: each turn ends at least one test, or fails.
+        // The loop is bounded, because each iteration ends at least one test, or fails.
         while !rest.is_empty() {
             let mut turn = Run::default();
             let ended = self.turn(program, &rest, phase.threads, &mut turn)?;
@@ -178,7 +180,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Starts a program once, for these tests; returns how it ended, with its last lines.
+    /// Starts a program once to run these tests. Returns how it ended, and its last lines.
     fn turn(&self, program: &TestProgram, tests: &[String], threads: usize, run: &mut Run) -> Result<String> {
         let mut command = command(program);
         command.args(["--test-threads", &threads.to_string(), "--exact"]).args(ARGUMENTS).args(tests);
@@ -189,7 +191,7 @@ impl Plan<'_> {
         let ended = lines(&mut command, SILENCE, |line| {
             run.line(line);
             last.push(line.to_owned());
-            // Bounded to what is shown of a program that dies.
+            // If the program dies, only this many lines are shown.
             last.drain(..last.len().saturating_sub(30));
             writeln!(log, "{line}").context("write the log")
         })?;
@@ -210,7 +212,7 @@ impl Plan<'_> {
     }
 }
 
-/// A test program as cargo starts it.
+/// The command that runs a test program in the way in which cargo would.
 fn command(program: &TestProgram) -> Command {
     let mut command = Command::new(&program.path);
     command
@@ -225,8 +227,8 @@ pub fn list(program: &TestProgram) -> Result<Vec<String>> {
     Ok(lb_suite::names(&output(command(program).args(LIST))?))
 }
 
-/// Runs a command and passes its lines on, of both outputs. Returns how it ended; kills it if it is
-/// silent for too long.
+/// Runs a command and passes on the lines of both its outputs. Returns how it ended. Kills it if it
+/// is silent for too long.
 fn lines(
     command: &mut Command,
     silence: Duration,
@@ -236,7 +238,7 @@ fn lines(
     command.stdin(Stdio::null()).stdout(writer.try_clone().context("copy a pipe")?).stderr(writer);
     let mut child =
         command.spawn().with_context(|| format!("start {}", command.get_program().to_string_lossy()))?;
-    // The command holds the other ends of the pipe: without this the pipe never ends.
+    // The command holds the writing ends of the pipe. They must be closed, or the pipe never ends.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -264,8 +266,8 @@ fn lines(
     Ok(child.wait().context("reap a test program")?.to_string())
 }
 
-/// Runs the tests in the documentation of a tier's libraries, if there are any, and adds them to
-/// its summary.
+/// Runs the tests in the documentation of a tier's libraries, if there are any. Adds them to the
+/// tier's summary.
 pub fn documentation(workspace: &Workspace, tier: Tier, summary: &mut Summary) -> Result<()> {
     for (package, source) in &workspace.libraries {
         let folder = source.parent().context("a library's source lies in a folder")?;
@@ -293,7 +295,7 @@ pub fn documentation(workspace: &Workspace, tier: Tier, summary: &mut Summary) -
     Ok(())
 }
 
-/// Whether documentation comments below a folder have a block of code.
+/// Whether documentation comments below a folder contain a block of code.
 fn has_examples(folder: &Path) -> Result<bool> {
     let sources = digest::files(folder, &["."])?;
     let is_fence = |line: &str| {

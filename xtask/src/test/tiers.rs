@@ -1,5 +1,5 @@
-//! Which tier runs which test targets: each target in exactly one. `cargo xtask tidy` fails
-//! otherwise.
+//! Which tier runs which test target. Each target belongs to exactly one tier; otherwise `cargo
+//! xtask tidy` fails.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,28 +12,29 @@ use crate::command::{cargo, output};
 /// A tier, the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Tier {
-    /// Pure code: the contract, the decisions, the planner, the house rules. No root, any platform
+    /// Pure code: the contract, the decisions, the planner and the house rules. Needs no root, runs
+    /// on any platform
     Pure,
-    /// The daemon's own tests, and the readers of text and datagrams. No root
+    /// The daemon's own tests, and the readers of text and datagrams. Needs no root
     Product,
-    /// The committed kernel objects against their sources
+    /// Checks the committed kernel objects against their sources
     Object,
-    /// The program on this kernel, with real cgroups and sockets, and its metrics. Root
+    /// The program on this kernel, with real cgroups and sockets, and its metrics. Needs root
     Local,
     /// The local tests on Debian's kernels, under emulation: `vm`, `vm KERNEL`, `vm KERNEL FILTER`
     Vm,
-    /// Restarts, upgrades, kills and faults under load. Root
+    /// Restarts, upgrades, kills and faults under load. Needs root
     Proof,
-    /// The Debian package: built, installed, used, upgraded, removed. Root
+    /// The Debian package: built, installed, used, upgraded, removed. Needs root
     Package,
 }
 
 impl Tier {
-    /// In the order in which they run.
+    /// All tiers, in the order in which they run.
     pub const ALL: [Self; 7] =
         [Self::Pure, Self::Product, Self::Object, Self::Local, Self::Vm, Self::Proof, Self::Package];
 
-    /// The name on the command line.
+    /// The tier's name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pure => "pure",
@@ -46,7 +47,7 @@ impl Tier {
         }
     }
 
-    /// Why it needs root; `None` if it does not.
+    /// Why the tier needs root; `None` if it does not.
     pub fn needs_root(self) -> Option<&'static str> {
         match self {
             Self::Local | Self::Proof => {
@@ -62,7 +63,7 @@ impl Tier {
     }
 }
 
-/// Packages whose targets are all in one tier.
+/// Packages, each with the tier of its targets.
 const PACKAGES: [(&str, Tier); 22] = [
     ("lb-common", Tier::Pure),
     ("lb-core", Tier::Pure),
@@ -82,18 +83,18 @@ const PACKAGES: [(&str, Tier); 22] = [
     ("lb-http", Tier::Product),
     ("lb-kernel", Tier::Product),
     ("lb-user", Tier::Product),
-    // The readers of text and datagrams, on the corpora.
+    // The tests run the readers of text and datagrams on the corpora.
     ("lb-fuzz", Tier::Product),
     ("lb-bench", Tier::Product),
     ("lb-inject", Tier::Product),
-    // Except the integration tests below.
+    // This does not hold for the integration tests below.
     (KERNEL_TESTS, Tier::Local),
 ];
 
-/// The package of the tests that drive the program.
+/// The package with the tests that run the program.
 pub const KERNEL_TESTS: &str = "lb-tests";
 
-/// Its integration tests that are not in tier `local`.
+/// The integration tests of [`KERNEL_TESTS`] that are not in tier `local`.
 const KERNEL_TIERS: [(&str, Tier); 2] = [("proof", Tier::Proof), ("package", Tier::Package)];
 
 /// A target from which cargo builds a test program.
@@ -108,7 +109,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The tier that runs it; `None` if none does.
+    /// The tier that runs the target; `None` if no tier does.
     pub fn tier(&self) -> Option<Tier> {
         let special = KERNEL_TIERS.iter().find(|(name, _)| {
             (self.package.as_str(), self.kind.as_str()) == (KERNEL_TESTS, "test") && self.name == *name
@@ -117,7 +118,7 @@ impl Target {
         special.map(|(_, tier)| *tier).or_else(|| of_package().map(|(_, tier)| *tier))
     }
 
-    /// The unique name for display: `lb-core`, `lb-core/steps`, `lb-tests/bin/vm`.
+    /// A unique name for output: `lb-core`, `lb-core/steps`, `lb-tests/bin/vm`.
     pub fn label(&self) -> String {
         match self.kind.as_str() {
             "lib" => self.package.clone(),
@@ -127,15 +128,16 @@ impl Target {
     }
 }
 
-/// What cargo knows of the workspace.
+/// The part of cargo's metadata about the workspace.
 pub struct Workspace {
-    /// Every target with tests.
+    /// All targets with tests.
     pub targets: Vec<Target>,
-    /// Every package with a library. Its documentation may have tests.
+    /// All packages with a library, because the documentation of a library may contain tests.
     pub libraries: Vec<(String, PathBuf)>,
     /// The folder of each package.
     pub folders: Vec<(String, PathBuf)>,
-    /// The packages of the workspace that each package uses, tests included.
+    /// For each package, the packages of the workspace that it uses, including those that only its
+    /// tests use.
     pub edges: Vec<(String, Vec<String>)>,
 }
 
@@ -173,12 +175,12 @@ impl Workspace {
         Ok(found)
     }
 
-    /// These packages, and all that use them. The kernel tests and fault injection start the
-    /// program, so they use it.
+    /// These packages, and all packages that use them. The kernel tests and the fault injection
+    /// start the program, so they use it.
     pub fn affected<'p>(&self, changed: impl Iterator<Item = &'p str>) -> BTreeSet<String> {
         let mut affected: BTreeSet<String> = changed.map(str::to_owned).collect();
         let starts = |package: &str| [KERNEL_TESTS, "lb-inject"].contains(&package);
-        // Bounded: each turn adds a package.
+        // The loop is bounded, because each iteration adds a package.
         loop {
             let uses = |(package, used): &&(String, Vec<String>)| {
                 let is_new = !affected.contains(package);

@@ -1,22 +1,22 @@
-//! Rules of the documentation: everything that a page links to or names exists, and the pages that
-//! newcomers read first are short.
+//! Rules for the documentation: everything that a page links to or names must exist, and the pages
+//! that newcomers read first must be short.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The maximum number of lines of the pages that are read first.
+/// The pages that newcomers read first, with their maximum numbers of lines.
 const LINES: [(&str, usize); 2] = [("README.md", 150), ("ARCHITECTURE.md", 200)];
 
-/// Pages in which the names of types and of their methods must be those of the code.
+/// Pages that may name only types and methods that exist in the code.
 const FOR_ENGINEERS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design/daemon.md"];
 
 /// Types of the standard library that these pages name.
 const OF_STD: [&str; 2] = ["Duration", "Instant"];
 
-/// A function name with at least this many words counts as the name of a test.
+/// If a function's name has at least this many words, it counts as the name of a test.
 const WORDS_OF_A_TEST: usize = 5;
 
-/// Checks a page, or a source that names pages.
+/// Checks a page, or a source file that names pages.
 pub fn file(
     root: &Path,
     name: &str,
@@ -43,7 +43,7 @@ pub fn file(
             }
         }
     }
-    // Before its checklists, a page may name types that must not exist.
+    // Before its checklists, the page may name types that must not be used.
     let begin = text.lines().position(|line| line == "## Checklists").unwrap_or(0);
     let lines = text.lines().enumerate().skip(begin);
     for (number, line) in lines.filter(|_| FOR_ENGINEERS.contains(&name)) {
@@ -66,14 +66,14 @@ fn is_page(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "md")
 }
 
-/// The pages that a line names by their path from the root.
+/// The pages that a line names by their paths from the root folder.
 fn pages(line: &str) -> impl Iterator<Item = &str> {
     line.match_indices("docs/").filter_map(|(begin, _)| {
         let rest = &line[begin..];
         let end =
             rest.find(|c: char| !(c.is_ascii_alphanumeric() || "/-_.".contains(c))).unwrap_or(rest.len());
         let (path, _) = rest[..end].rsplit_once(".md")?;
-        // Skips the end of a longer path, which may begin at another folder.
+        // This is the end of a longer path, which may begin in another folder.
         let is_part = line[..begin].ends_with('/');
         (!is_part).then(|| &rest[..path.len() + ".md".len()])
     })
@@ -96,8 +96,8 @@ fn tests(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The types that a line names, as in `` `Stage` `` and `` `Stage::new` ``, each with the required
-/// definitions: for each definition, the alternative ways to write it.
+/// The types that a line names, as in `` `Stage` `` and `` `Stage::new` ``. For each type, the
+/// definitions that must exist. For each definition, the ways in which it may be written.
 fn types(line: &str) -> impl Iterator<Item = (&str, Vec<Vec<String>>)> {
     line.split('`').skip(1).step_by(2).filter_map(|quoted| {
         let (name, member) = quoted.split_once("::").unwrap_or((quoted, ""));

@@ -1,14 +1,14 @@
-//! One word per idea: no name contains a synonym that the glossary excludes.
+//! One word for each idea: no name may contain a synonym that the glossary excludes.
 //!
-//! This file checks identifiers, and strings that are names themselves (keys, metrics, columns, log
-//! targets), word by word. It does not check prose in comments and messages.
+//! This file checks the words of identifiers, and of strings that are names themselves (keys,
+//! metrics, columns, log targets). It does not check the text of comments and messages.
 
 use std::collections::BTreeMap;
 
 /// The page that lists the words.
 const GLOSSARY: &str = "docs/reference/glossary.md";
 
-/// Synonyms that are permitted below a path, because they name another idea there.
+/// Synonyms that are permitted below a path, because they mean something else there.
 const EXCEPT: [(&str, &str); 5] = [
     // The planner's sweep over parameters is a term of the field.
     ("sweep", "crates/lb-sim"),
@@ -34,7 +34,7 @@ pub fn synonyms(files: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     synonyms
 }
 
-/// Checks the names in a source.
+/// Checks the names in a source file.
 pub fn file(name: &str, text: &str, synonyms: &BTreeMap<String, String>, faults: &mut Vec<String>) {
     for (number, line) in text.lines().enumerate() {
         for named in names(line) {
@@ -54,11 +54,11 @@ pub fn file(name: &str, text: &str, synonyms: &BTreeMap<String, String>, faults:
     }
 }
 
-/// The identifiers of a line, and its strings that are names. Such a string has no blank. Names of
-/// one letter are left out.
+/// The identifiers of a line, and those of its strings that are names, which have no blank. Names
+/// of one letter are left out.
 fn names(line: &str) -> Vec<&str> {
     let mut names = Vec::new();
-    // Every second piece is a string, as far as a single line shows.
+    // Every second piece is a string, if no string continues over the end of a line.
     for (number, piece) in line.split('"').enumerate() {
         let is_string = number % 2 == 1;
         if is_string && piece.contains(' ') {

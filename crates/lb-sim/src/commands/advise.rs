@@ -36,10 +36,11 @@ pub struct AdviseOptions {
     /// Seed of the job; the daemon uses XXH64 of JOB/SERVICE
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// How unequal the clients are: standard deviation over mean of their rates, 0 to 10
+    /// How unequal the clients are: standard deviation of their rates over the mean rate, 0 to 10
     #[arg(long, value_name = "CV", default_value_t = 0.0, value_parser = variation)]
     skew: f64,
-    /// Percent of the clients that are absent, 0 to 99: subsets include them, but they send nothing
+    /// Percent of the clients that are absent, 0 to 99: subsets are computed as if they were
+    /// present, but they send nothing
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=99))]
     missing: u32,
     /// Print JSON
@@ -55,7 +56,8 @@ struct AdviceDocument {
     seed: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     inequality: Option<Inequality>,
-    /// The number of neighbouring backends to which `restart` refers.
+    /// The number of neighbouring backends that restart together; the field `restart` is about such
+    /// a block.
     block: u32,
     advice: ChoiceDocument,
     alternatives: Vec<ChoiceDocument>,
@@ -65,11 +67,12 @@ struct AdviceDocument {
 
 #[derive(Serialize)]
 struct ChoiceDocument {
-    /// `null` if the choice is all backends.
+    /// `null` if the choice is that every client uses all backends.
     algorithm: Option<&'static str>,
     /// The size to configure: a number, "auto", or a minimum size.
     size: SizeSetting,
-    /// The resulting size for this fleet. Arcs of an aperture may be longer: see `connections`.
+    /// The size that this setting gives for this fleet. Arcs of an aperture may be longer: see
+    /// `connections`.
     size_now: u32,
     connections: ConnectionCounts,
     utilization: SharingUtilization,
@@ -104,8 +107,8 @@ struct SharingUtilization {
 pub fn run(options: &AdviseOptions) -> Result<()> {
     let AdviseOptions { clients, backends, seed, skew, missing, json } = *options;
     let question = Question { clients, backends, seed, inequality: Inequality { skew, missing } };
-    // Weights of the largest fleets take a minute. The spinner appears on standard error, and only
-    // if that is a terminal.
+    // Solving the weights of the largest fleets takes a minute. The spinner appears on standard
+    // error, and only if that is a terminal.
     let waiting = ProgressBar::new_spinner().with_message("solving weights");
     waiting.enable_steady_tick(Duration::from_millis(100));
     let advice = Advice::on(&question);
@@ -205,7 +208,7 @@ restart: largest part of a subset within {block} neighbouring backends, a tenth 
     text
 }
 
-/// Explains the size that unequal or absent clients need.
+/// Explains why unequal or absent clients need this size.
 fn why_so_large(question: &Question, advice: &Advice) -> String {
     let Inequality { skew, missing } = question.inequality;
     let Some(fleet) = advice.answer.fleet else {
@@ -248,7 +251,7 @@ fn why_so_large(question: &Question, advice: &Advice) -> String {
     text
 }
 
-/// The recommendation in a sentence, with its reason.
+/// States the recommendation and its reason in a sentence.
 fn why(question: &Question, answer: &SubsetChoice, least: u32, assessment: &Assessment) -> String {
     let Question { clients, backends, .. } = *question;
     match answer.subset {
@@ -260,7 +263,7 @@ fn why(question: &Question, answer: &SubsetChoice, least: u32, assessment: &Asse
             let use_it = format!(
                 "Use {algorithm} with automatic size{at_least}: {now} backends of {backends} for each client."
             );
-            // Compared in whole numbers: more than 1.3 times the necessary size.
+            // Whole numbers are compared: the size is more than 1.3 times the necessary one.
             if 10 * u64::from(now) <= 13 * u64::from(least.max(min)) {
                 return use_it;
             }
@@ -313,7 +316,8 @@ fn row(subset: Subset, mark: &str, assessment: &Assessment) -> Vec<String> {
     row
 }
 
-/// The deviation by the formula, which holds only if loads are even for equal clients.
+/// The deviation that the formula gives. The formula holds only if loads are even for equal
+/// clients.
 fn law(assessment: &Assessment, unequal: &UnequalLoads) -> String {
     if assessment.weighted < 0.99 { "-".to_owned() } else { percent(unequal.law) }
 }

@@ -1,4 +1,4 @@
-//! Arguments shared by several commands: parses text to values within their bounds.
+//! Arguments that several commands share: parses text to values, and checks their bounds.
 //!
 //! Error messages name the bounds. Must not know what the commands do with the values.
 
@@ -20,12 +20,12 @@ pub fn backends(text: &str) -> Result<u32, OutOfRange> {
     within(text, MAX_BACKENDS)
 }
 
-/// Parses a size of subsets, or of a restart block.
+/// Parses a size of subsets, or the size of a block of backends that restart together.
 pub fn size(text: &str) -> Result<u32, OutOfRange> {
     within(text, MAX_SIZE)
 }
 
-/// Parses a standard deviation over mean.
+/// Parses a number that is a standard deviation divided by a mean.
 pub fn variation(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0.0..=10.0).contains(number));
     number.ok_or_else(|| "write a number from 0 to 10".into())
@@ -134,14 +134,14 @@ impl NumberRange {
         Self::parse(text, MAX_SIZE)
     }
 
-    /// Returns whether the two ends differ.
+    /// Returns whether the range has more than one number.
     pub const fn is_change(self) -> bool {
         self.from < self.to
     }
 }
 
-/// The sizes and the seed of a fleet, without its algorithm. If there is a list or a configuration,
-/// some of them may be left out.
+/// The numbers and the seed of a fleet, without its algorithm. If a list or a configuration is
+/// given, some of them may be left out.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct FleetArguments {
     /// Client tasks of the job, 1 to 65536

@@ -1,4 +1,5 @@
-//! `socklb-sim balance`: how even a fleet's subsets are, and how much they have in common.
+//! `socklb-sim balance`: how even the load of a fleet's subsets is, and how much the subsets have
+//! in common.
 //!
 //! Prints the results of [`crate::metrics`]. The JSON types are in this module, so that a change of
 //! a metric does not change a JSON shape on which scripts rely.
@@ -38,10 +39,11 @@ pub struct BalanceOptions {
     /// backends]
     #[arg(long, value_name = "B", value_parser = size, conflicts_with_all = ["endpoints", "config"])]
     block: Option<u32>,
-    /// How unequal the clients are: standard deviation over mean of their rates, 0 to 10
+    /// How unequal the clients are: standard deviation of their rates over the mean rate, 0 to 10
     #[arg(long, value_name = "CV", default_value_t = 0.0, value_parser = variation)]
     skew: f64,
-    /// Percent of the clients that are absent, 0 to 99: subsets include them, but they send nothing
+    /// Percent of the clients that are absent, 0 to 99: subsets and weights are computed as if they
+    /// were present, but they send nothing
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=99))]
     missing: u32,
     /// Print JSON
@@ -70,9 +72,10 @@ struct Balance {
     utilization: MeasuredUtilization,
     distinct: u32,
     overlap: Overlap,
-    /// Largest part of a subset within a block: the maximum over all clients.
+    /// The part of its subset that a client has within one block, at most: the maximum over all
+    /// clients.
     spread: f64,
-    /// Largest part of a subset within a block: the mean over the clients.
+    /// The same part as in `spread`: the mean over all clients.
     spread_mean: f64,
     /// Loads with unequal or absent clients.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -162,14 +165,15 @@ struct ListedBalanceDocument {
     results: Vec<ListedBalance>,
 }
 
-/// How even the load is for a job with a list, over the endpoints that request connections.
+/// How even the load is for a job with a list. Only endpoints that request connections count.
 #[derive(Serialize)]
 struct ListedBalance {
     algorithm: &'static str,
     connections: BackendConnections,
-    /// The mean load over the largest. Each load is relative to the share of the endpoint's weight.
+    /// The mean load divided by the largest. A load is relative to the share that the endpoint's
+    /// weight gives.
     raw: f64,
-    /// The same ratio with unequal or absent clients.
+    /// The same ratio as `raw`, with unequal or absent clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     unequal: Option<Interval>,
 }
@@ -307,7 +311,7 @@ impl BalanceDocument {
         text
     }
 
-    /// The table of the effect of unequal or absent clients.
+    /// Formats the effect of unequal or absent clients as a table.
     fn unequal(&self, Inequality { skew, missing }: Inequality) -> String {
         let mut table = TextTable::new(["algorithm", "raw", "at least", "rsd", "by formula"]);
         for result in &self.results {

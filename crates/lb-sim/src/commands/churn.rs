@@ -1,7 +1,7 @@
-//! `socklb-sim churn`: the cost of a change of a fleet, compared with the minimum cost.
+//! `socklb-sim churn`: what a change of a fleet costs, compared with the minimum cost.
 //!
-//! One of the fleet's three numbers runs over a range, and each step is compared with the previous
-//! one. The command refuses a run that would take too long.
+//! One of the fleet's three numbers takes every value of a range. Each step is one value, compared
+//! with the previous value. The command refuses a run that would take too long.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -16,7 +16,7 @@ use crate::output;
 use crate::table::{TextTable, percent};
 
 /// The maximum number of backends in orders and of members in subsets that a run may examine, over
-/// all steps and algorithms. At this number it takes about a minute.
+/// all steps and algorithms together. A run with this number takes about a minute.
 const MAX_LOOKS: u64 = 1 << 33;
 
 /// The options of `socklb-sim churn`.
@@ -42,7 +42,7 @@ pub struct ChurnOptions {
     json: bool,
 }
 
-/// The number that changes.
+/// Which of the fleet's three numbers changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Dimension {
@@ -79,7 +79,8 @@ struct ChurnStep {
     minimum: f64,
 }
 
-/// The change from the first to the last number in one step, and the means over the steps.
+/// The cost of the whole change as one step, from the first number to the last, and the mean costs
+/// of the steps.
 #[derive(Serialize)]
 struct Overall {
     #[serde(flatten)]
@@ -194,7 +195,7 @@ impl ChurnDocument {
             |[from, to]: [u32; 2]| if from == to { from.to_string() } else { format!("{from}..{to}") };
         let mut table = TextTable::new(["algorithm", "from", "to", "mean", "worst", "replaced", "minimum"]);
         for course in &self.results {
-            // If there is a single step, it is the whole change.
+            // A single step is already the whole change.
             let steps = if course.steps.len() > 1 { course.steps.as_slice() } else { &[] };
             for step in steps.iter().chain([&course.overall.whole]) {
                 table.row([

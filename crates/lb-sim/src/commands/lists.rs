@@ -1,5 +1,5 @@
-//! Reads a daemon's list as the fleet of a command: from `--endpoints FILE`, or from a service of
-//! `--config FILE`.
+//! Reads a list of endpoints that a daemon would use, and makes it the fleet of a command. The list
+//! comes from `--endpoints FILE`, or from a service of `--config FILE`.
 //!
 //! The daemon's own code parses the texts. Must not know what the commands do with the list.
 
@@ -27,8 +27,8 @@ pub struct ListArguments {
     /// --backends
     #[arg(long, value_name = "FILE", conflicts_with = "backends")]
     endpoints: Option<PathBuf>,
-    /// Configuration of the daemon: its service and job give those values of --clients, --size,
-    /// --seed and the algorithm that are left out
+    /// Configuration of the daemon: its service and job determine --clients, --size, --seed and the
+    /// algorithm, unless these are given
     #[arg(long, value_name = "FILE", conflicts_with_all = ["backends", "endpoints"])]
     config: Option<PathBuf>,
     /// Service of the configuration, if it has several
@@ -40,8 +40,8 @@ pub struct ListArguments {
 }
 
 impl ListArguments {
-    /// If a list is given: the job and its list, once for each of these algorithms, or for the
-    /// configured algorithm.
+    /// The job and its list, once for each of these algorithms, or once for the configured
+    /// algorithm if none is given. `None` if the command has no list.
     pub fn jobs(&self, fleet: &FleetArguments, algorithms: Option<&[Algorithm]>) -> Result<Vec<ListedJob>> {
         let (service, tasks, list) = match (&self.endpoints, &self.config) {
             (Some(path), _) => {
@@ -129,8 +129,8 @@ impl ListArguments {
     }
 }
 
-/// The planner computes every task of a job, on a host that runs none of them, so this environment
-/// returns invented values.
+/// The environment of a host that runs no task. The planner computes every task of a job, so this
+/// environment returns invented values.
 struct AnyTask;
 
 impl ProcessEnvironment for AnyTask {

@@ -1,7 +1,7 @@
 //! `socklb-sim lots`: shows step by step how Rocksteadier deals backends to a lot of ten clients,
 //! as in Tables 2 to 5 of the article.
 //!
-//! The lots are derived from the clients' subsets. Must not know how lots are dealt.
+//! The module reads the lots from the clients' subsets. Must not know how lots are dealt.
 
 use std::fmt;
 
@@ -14,7 +14,8 @@ use super::arguments::{backends, size};
 use crate::fleet::{Fleet, MAX_CLIENTS};
 use crate::output;
 
-/// The number of members of a lot of clients or of backends, as in the article.
+/// The number of members of a lot. Lots of clients and lots of backends have the same size, as in
+/// the article.
 const LOT: u32 = 10;
 
 /// The options of `socklb-sim lots`.
@@ -49,10 +50,10 @@ struct LotsDocument {
     backends: u32,
     size: u32,
     seed: String,
-    /// Lots of backends, in the order in which the clients visit them.
+    /// The lots of backends, in the order in which the clients read them.
     lots: Vec<u32>,
-    /// The dealt lots, by row; in a row, in the order of `lots`. Numbers from `backends` on are
-    /// padding.
+    /// The dealt backends, row by row. A row has one backend of each lot, in the order of `lots`.
+    /// Numbers from `backends` on are padding.
     rows: Vec<Vec<u32>>,
     clients: Vec<LotClient>,
 }
@@ -60,7 +61,7 @@ struct LotsDocument {
 #[derive(Serialize)]
 struct LotClient {
     client: u32,
-    /// The first row that the client reads.
+    /// The row that the client reads first.
     row: usize,
     subset: Vec<u32>,
 }
@@ -75,8 +76,8 @@ impl LotsDocument {
         let algorithm = if scaled { Algorithm::RocksteadierScaled } else { Algorithm::Rocksteadier };
         let (first, lots) = (LOT * lot, backends.div_ceil(LOT));
         let fleet = Fleet { algorithm, clients: first + LOT, backends, size, seed };
-        // If the padding counts as backends, a client reads all rows, beginning with its own. The
-        // first client begins in the first row.
+        // If the padding counts as backends, a client reads all rows and begins with its own. The
+        // first client's own row is the first one.
         let padded = Fleet { backends: LOT * lots, size: LOT * lots, ..fleet };
         let rows: Vec<Vec<u32>> = padded.subset(first).chunks(lots as usize).map(<[u32]>::to_vec).collect();
         let clients = (first..first + LOT).map(|client| {
@@ -98,7 +99,7 @@ impl LotsDocument {
     }
 
     /// Writes a table with a column for each of these lots. `name` returns the name of a row, and
-    /// `backend` its entry for a lot.
+    /// `backend` the backend of a row in a lot.
     fn table(
         &self,
         f: &mut fmt::Formatter<'_>,

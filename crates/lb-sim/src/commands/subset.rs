@@ -1,7 +1,8 @@
 //! `socklb-sim subset`: which client uses which backends.
 //!
-//! If a single client's weights do not depend on other clients, only its own subset is computed, so
-//! the command works for fleets of any size. Must not know how subsets are chosen.
+//! If only one client is requested and its weights do not depend on other clients, only the subset
+//! of this client is computed. So the command works for fleets of any size. Must not know how
+//! subsets are chosen.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -111,7 +112,7 @@ struct ListedSubsetsDocument {
     subsets: Vec<ListedSubset>,
 }
 
-/// The members that one client uses of a list.
+/// The members of a list that one client uses.
 #[derive(serde::Serialize)]
 struct ListedSubset {
     client: u32,
@@ -125,11 +126,11 @@ struct ListedSubset {
 struct ListedMember {
     index: u32,
     address: SocketAddr,
-    /// The member's part of the client's connects.
+    /// The part of the client's connects that goes to the member.
     share: f64,
     /// How many clients of the job use it.
     connections: u32,
-    /// The load of the endpoint from all clients over the share of its weight.
+    /// The endpoint's load from all clients, divided by the share that its weight gives.
     load: f64,
 }
 
@@ -203,7 +204,7 @@ struct SubsetDocument<'a> {
     clients: u32,
     backends: u32,
     size: u32,
-    /// As text, because many JSON readers round 64-bit numbers.
+    /// The seed as text, because many JSON readers round 64-bit numbers.
     seed: String,
     subsets: SubsetRows<'a>,
 }
@@ -223,7 +224,8 @@ impl<'a> SubsetDocument<'a> {
     }
 }
 
-/// Serialized one by one: together they may be many times larger than the graph.
+/// The rows, which are serialized one by one: all rows together may be many times larger than the
+/// graph.
 struct SubsetRows<'a>(&'a Subsets);
 
 impl Serialize for SubsetRows<'_> {

@@ -1,6 +1,8 @@
-//! `socklb-sim sweep`: how even an algorithm is for all numbers of clients and backends.
+//! `socklb-sim sweep`: how even the load of an algorithm is, for all numbers of clients and
+//! backends.
 //!
-//! Prints the results of [`crate::sweep`], with a progress bar because a sweep may take minutes.
+//! Prints the results of [`crate::sweep`]. A progress bar shows that the command works, because a
+//! sweep may take minutes.
 
 use anyhow::Result;
 use clap::Args;
@@ -65,7 +67,7 @@ pub fn run(options: &SweepOptions) -> Result<()> {
     for &algorithm in &options.algorithm.0 {
         sweep.check(algorithm)?;
     }
-    // The bar appears on standard error, and only on a terminal.
+    // The bar appears on standard error, and only if that is a terminal.
     let columns = u64::from(max - size + 1) * options.algorithm.0.len() as u64;
     let bar = ProgressBar::new(columns).with_style(style()?);
     let mut results = Vec::new();

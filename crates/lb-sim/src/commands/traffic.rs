@@ -1,6 +1,6 @@
 //! `socklb-sim traffic`: plays a scenario and prints its counts, as tables or as JSON.
 //!
-//! A scenario is a shipped one, named by its name, or a file. Must not know how scenarios are
+//! A scenario is either a file or the name of a shipped scenario. Must not know how scenarios are
 //! played.
 
 use std::path::Path;
@@ -92,7 +92,7 @@ fn text(scenario: &Scenario, report: &TrafficReport) -> String {
     lines.join("\n") + "\n" + &ejections + &figures
 }
 
-/// Compares all runs: how even CPU usage was, and how long requests took.
+/// Formats a table that compares all runs: how even CPU usage was, and how long requests took.
 fn of_load(scenario: &Scenario, figures: &Figures) -> String {
     let mut table = TextTable::new([
         "run",
@@ -139,7 +139,7 @@ fn of_load(scenario: &Scenario, figures: &Figures) -> String {
     )
 }
 
-/// A mean with half of its confidence interval.
+/// Formats a mean and half of the width of its confidence interval.
 fn interval(Interval { mean, high, .. }: Interval, digits: usize) -> String {
     if !mean.is_finite() {
         return "-".into();
@@ -159,13 +159,13 @@ fn cells(row: &EjectionRow) -> String {
     format!(" | {:>7} {ejections:>9} {trials:>7} {withheld:>8}", row.ejected)
 }
 
-/// A length of time in tenths of a second, rounded up.
+/// A length of time in seconds with one decimal, rounded up.
 fn seconds(us: u64) -> String {
     let tenths = us.div_ceil(100_000);
     format!("{}.{} s", tenths / 10, tenths % 10)
 }
 
-/// Compares all runs: failed connects, and the clients' reaction.
+/// Formats a table that compares all runs: how many connects failed, and how the clients reacted.
 fn comparison(report: &TrafficReport, runs: &[EjectionTotal]) -> String {
     let mut table = TextTable::new([
         "run",
@@ -208,7 +208,7 @@ fn comparison(report: &TrafficReport, runs: &[EjectionTotal]) -> String {
 fn line(row: &StepRow) -> String {
     let StepRow { backends, clients, connections, load, utilization, counts, .. } = row;
     let percent = |part: f64| format!("{:.2}%", 100.0 * part);
-    // Without arrivals, or without a backend that was present throughout, there is no value.
+    // There is no value if nothing arrived, or if no backend was present throughout.
     let (rsd, utilization) =
         if load.max > 0.0 { (percent(load.rsd), percent(*utilization)) } else { ("-".into(), "-".into()) };
     format!(
@@ -237,7 +237,7 @@ fn clock(us: u64) -> String {
 fn summary(total: &Total) -> String {
     let Total { run, counts, connections, load, utilization, .. } = total;
     let errors = counts.errors;
-    // Errors that appear only in some scenarios.
+    // Kinds of errors that only some scenarios have.
     let more = [
         (errors.limited, "at the limit"),
         (errors.rejected, "rejected"),
@@ -313,8 +313,9 @@ mod tests {
     #[test]
     fn the_text_report_has_a_table_and_a_summary() {
         let scenario = Scenario::read("two", "two.toml", TEXT).unwrap();
-        // Each client sends three requests per step, in rotation. Both begin with the same backend,
-        // so that backend gets four. Each backend stops once, and both clients reconnect to it.
+        // Each client sends three requests per step to the backends in turn. Both clients begin
+        // with the same backend, so that backend gets four requests. Each backend stops once, and
+        // both clients reconnect to it.
         let expected = "\
 Two clients hold a connection to each of two backends, of which one restarts
 scenario two, seed 5, 3s in steps of 1500ms
@@ -380,8 +381,8 @@ summary
         let (rows, compared) = shown.split_once("\nfailed connects").unwrap();
         let lines: Vec<&str> = rows.lines().filter(|line| line.contains("0:00:")).collect();
         let tails = lines.iter().map(|line| line.rsplit_once('|').unwrap().1).collect::<Vec<_>>();
-        // Five failures within a second, a failing trial after five seconds, and a succeeding trial
-        // after ten.
+        // Five connects fail within a second. After five seconds a trial fails, and ten seconds
+        // later a trial succeeds.
         let expected = [
             "       1         2       1        0",
             "       0         0       1        0",

@@ -1,4 +1,4 @@
-//! The cost of a change of a fleet: how much of their subsets the clients drop.
+//! What a change of a fleet costs: how much of their subsets the clients drop.
 //!
 //! For each dropped member a client closes a connection, and usually opens one to another backend.
 
@@ -6,21 +6,23 @@ use lb_core::weights::Graph;
 
 use crate::fleet::Fleet;
 
-/// How much the clients drop that exist both before and after a change.
+/// How much of their subsets clients drop in a change. Only clients that exist both before and
+/// after the change count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Churn {
     /// The mean part of a subset that is dropped.
     pub mean: f64,
     /// The largest dropped part of one subset.
     pub worst: f64,
-    /// The number of clients that drop everything.
+    /// The number of clients that drop their whole subset.
     pub replaced: u32,
 }
 
 /// The churn from one fleet's subsets to another's.
 pub fn churn(old: &Graph, new: &Graph) -> Churn {
     let indexes = old.connections().len().max(new.connections().len());
-    // For each backend: one more than the last client that has the backend in its new subset.
+    // For each backend: one more than the number of the last client that has the backend in its new
+    // subset.
     let mut seen = vec![0; indexes];
     let (mut sum, mut worst, mut replaced) = (0.0, 0.0, 0);
     for ((old, new), mark) in old.rows().zip(new.rows()).zip(1_u32..) {

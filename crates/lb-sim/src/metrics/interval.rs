@@ -1,4 +1,5 @@
-//! A random figure over several draws: its mean, and the confidence interval of the mean.
+//! The result of several random draws: the mean of a figure, and the confidence interval of this
+//! mean.
 
 use serde::Serialize;
 
@@ -20,9 +21,9 @@ const STUDENT: [f64; 30] = [
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
-/// Student's t for more degrees of freedom than [`STUDENT`] has: the first terms of its expansion
-/// around the normal distribution (Abramowitz and Stegun, 26.7.5), which are right to four digits
-/// there.
+/// Student's t for more degrees of freedom than [`STUDENT`] has. The value comes from the first
+/// terms of an expansion around the normal distribution (Abramowitz and Stegun, 26.7.5). For so
+/// many degrees of freedom these terms give four correct digits.
 fn student_of_many(degrees: f64) -> f64 {
     const Z: f64 = 1.959_964;
     const Z3: f64 = Z * Z * Z;

@@ -7,29 +7,30 @@ use lb_core::subset::random::mix64;
 use lb_core::weights::Graph;
 use serde::Serialize;
 
-/// How many shared backends the search for the largest overlap may count, which takes about a
-/// second. This is enough for every pair of 10,000 clients with subsets of 20 of 1,000 backends, or
-/// of 1,000 clients that all use the same 1,000 backends.
+/// The maximum number of shared backends that the search for the largest overlap may count.
+/// Counting that many takes about a second. It is enough to compare every pair of 10,000 clients
+/// with subsets of 20 of 1,000 backends, or of 1,000 clients that all use the same 1,000 backends.
 const MAX_MEETINGS: u64 = 1 << 30;
 
-/// What pairs of subsets have in common, as a part of a subset. Arcs of an aperture are longer than
-/// the configured size, and their lengths differ by one backend.
+/// What two subsets have in common, as a part of a subset, over all pairs. Arcs of an aperture are
+/// longer than the configured size, and their lengths differ by one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Overlap {
     /// The mean over all pairs of clients, relative to the mean size of their subsets; 0 with fewer
     /// than two clients.
     pub mean: f64,
-    /// The largest overlap of the compared pairs, relative to the size of the smaller subset.
+    /// The largest overlap of the compared pairs, relative to the size of the smaller subset of a
+    /// pair.
     pub max: f64,
-    /// How many clients, evenly spaced, were compared with every other client. If all were
-    /// compared, the largest overlap is exact. The mean is always exact.
+    /// How many clients, at equal steps in their order, were compared with every other client. If
+    /// all clients were compared, the largest overlap is exact. The mean is always exact.
     pub compared: u32,
 }
 
-/// The number of different sets of backends that the clients have. The function compares hashes of
+/// The number of different sets of backends that the clients use. The function compares hashes of
 /// 128 bits, so it need not store the sets.
 pub fn distinct(graph: &Graph) -> u32 {
-    // A sum, because it does not depend on the order of its terms.
+    // The hash of a subset is a sum, because a sum does not depend on the order of its terms.
     let hash = |subset: &[u32], salt| {
         subset.iter().fold(0_u64, |sum, &backend| sum.wrapping_add(mix64(&[salt, backend.into()])))
     };
@@ -64,7 +65,8 @@ fn pairs(count: u32) -> u64 {
     u64::from(count) * u64::from(count.saturating_sub(1)) / 2
 }
 
-/// The largest part of a subset that one of the `compared` clients shares with any other client.
+/// The largest part of a subset that one of the `compared` clients has in common with another
+/// client.
 fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> f64 {
     let by_backend = ClientsByBackend::new(graph, connections);
     let mut common = vec![0_u32; graph.clients() as usize];
@@ -78,7 +80,7 @@ fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> f64 {
                 common[user as usize] += 1;
             }
         }
-        // A client has everything in common with itself.
+        // A client is not compared with itself.
         common[client as usize] = 0;
         let size = sizes[client as usize];
         for (&common, &other) in common.iter().zip(&sizes).filter(|(common, _)| **common > 0) {
@@ -96,8 +98,9 @@ struct ClientsByBackend {
 
 impl ClientsByBackend {
     fn new(graph: &Graph, connections: &[u32]) -> Self {
-        // At first, the start of each backend's clients. Each written client advances it, so in the
-        // end it is the end of that backend's clients.
+        // At first, each value is the position at which the clients of a backend start. Writing a
+        // client increases the value, so at the end it is the position at which the backend's
+        // clients end.
         let mut ends: Vec<usize> = Vec::with_capacity(connections.len());
         let mut before = 0;
         for &count in connections {
@@ -158,7 +161,8 @@ mod tests {
 
     #[test]
     fn in_large_fleets_some_clients_are_compared_with_all() {
-        // 65,536 clients that all use the same 10 backends: 10 * 2^32 counts, 40 times the maximum.
+        // 65,536 clients all use the same 10 backends. Comparing all pairs needs 10 * 2^32 counts,
+        // which is 40 times the maximum.
         let graph = Graph::of_rows(10, (0..65_536).map(|_| 0..10));
         assert_eq!(overlap(&graph), Overlap { mean: 1.0, max: 1.0, compared: 1_639 });
     }

@@ -1,6 +1,6 @@
 //! The pictures of the post on the deterministic aperture: rings of three clients and seven
-//! backends, sessions per backend, and the load of a topology that gives the connection counts of
-//! the post.
+//! backends, sessions per backend, and the load of a fleet that has as many connections as the post
+//! states.
 
 use lb_core::subset::{self, Algorithm};
 use lb_svg::{
@@ -16,26 +16,27 @@ use crate::fleet::{Fleet, Sharing};
 use crate::metrics::{Spread, mean};
 use crate::unequal::{Inequality, UnequalLoads};
 
-/// A topology that gives both published counts, "~280K" and "~25K". The post states no topology.
+/// The size of a fleet that gives both published numbers of connections, "~280K" and "~25K". The
+/// post does not state the size of its fleet.
 const LARGE_CLIENTS: u32 = 2_000;
 const LARGE_BACKENDS: u32 = 1_000;
 const RANDOM_SIZE: u32 = 140;
-/// Finagle's default.
+/// The default of Finagle, the library that the post is about.
 const APERTURE_SIZE: u32 = 12;
 
 const fn large(algorithm: Algorithm, size: u32) -> Fleet {
     Fleet { algorithm, clients: LARGE_CLIENTS, backends: LARGE_BACKENDS, size, seed: 0 }
 }
 
-/// The load of each backend; the unit is the traffic of one client. Clients of apertures divide
-/// their traffic by overlaps, other clients equally among their connections.
+/// The load of each backend; the unit is the traffic of one client. Clients of an aperture divide
+/// their traffic by overlaps. Other clients divide it equally among their connections.
 fn loads(fleet: Fleet) -> Vec<f64> {
     let graph = fleet.graph();
     Sharing::of(&fleet, &graph, false).loads(&graph)
 }
 
-/// The relative standard deviation of loads if client rates vary by 0.06. This variation gives the
-/// published figure.
+/// The relative standard deviation of loads if the clients' rates vary by 0.06 (standard deviation
+/// over mean). This variation gives the published figure.
 fn deviation_of_unequal(fleet: Fleet) -> f64 {
     let graph = fleet.graph();
     let sharing = Sharing::of(&fleet, &graph, false);
@@ -181,11 +182,11 @@ fn topology() -> Figure {
         (RANDOM, LineStyle::Solid, random, sorted(loads(random))),
         (DETERMINISTIC, LineStyle::Solid, aperture, sorted(loads(aperture))),
     ];
-    // The positions with room for each line's name: x, y.
+    // The position of each line's name, where there is room for it: x, y.
     let names = [(985.0, 1.76), (985.0, 0.62), (15.0, 1.22)];
     for ((paint, line, fleet, loads), (x, y)) in lines.into_iter().zip(names) {
-        // Only every fourth backend: the line is equally smooth, and the file has a quarter of the
-        // size.
+        // Draws only every fourth backend: the line is equally smooth, and the file has a quarter
+        // of the size.
         let last = loads.len() - 1;
         let pairs: Vec<(f64, f64)> = (0_u32..)
             .zip(&loads)

@@ -1,8 +1,8 @@
 //! The first change in the post on the deterministic aperture: from a full mesh to random
 //! apertures.
 //!
-//! The job of the shipped scenario `aperture` is played in virtual time, with few clients, so that
-//! the eye can distinguish the bands. The post names neither rates nor sizes.
+//! The job of the shipped scenario `aperture` is played in virtual time, with so few clients that
+//! the reader can distinguish the bands. The post names neither rates nor sizes.
 
 use lb_core::service::Size;
 use lb_core::subset::Algorithm;
@@ -23,16 +23,16 @@ use crate::traffic::values::{AlgorithmName, Span, Within};
 
 const CLIENTS: u32 = 250;
 const BACKENDS: u32 = 1_000;
-/// Finagle's default.
+/// The default of Finagle, the library that the post is about.
 const SIZE: u32 = 12;
 /// Requests per second of each client.
 const PER_SECOND: u64 = 250;
 
-/// Steps of each run.
+/// The number of steps of each run.
 const STEPS: u64 = 6;
 
-/// The number of traces minus one. Traces show the least loaded backend, the most loaded one, and
-/// backends at equal distances between them.
+/// The number of gaps between traces: there is one trace more. Traces show the least loaded
+/// backend, the most loaded one, and backends at equal steps between them in the order of load.
 const TRACES: usize = 30;
 
 /// The runs before and after the change.
@@ -62,8 +62,8 @@ fn scenario(seconds: u64) -> Scenario {
 }
 
 impl FirstChange {
-    /// Plays both runs. A step lasts four seconds, in which a client that uses all backends sends
-    /// one request to each. With shorter steps the full mesh would look less even than it is.
+    /// Plays both runs. A step lasts four seconds. In this time a client that uses all backends
+    /// sends one request to each. With shorter steps the full mesh would look less even than it is.
     pub fn play(extent: Extent) -> Self {
         let seconds = (4 * STEPS).min(extent.load_seconds);
         let [mesh, random] = rates(&scenario(seconds)).try_into().expect("two runs");
@@ -81,7 +81,7 @@ impl FirstChange {
         percent(1.0 - after / before)
     }
 
-    /// Adds rows to the section's table: quantity, post, here.
+    /// Adds rows to the section's table. The columns are quantity, post, and here.
     pub fn rows(&self, table: &mut NumberTable) {
         let [before, after] = self.connections().map(grouped);
         let words = format!("{before} to {after}, \u{2212}{}", self.saved());
@@ -94,7 +94,7 @@ impl FirstChange {
         }
     }
 
-    /// Explains the figure.
+    /// The text that explains the figure.
     pub fn reading(&self) -> String {
         let seconds = self.seconds();
         format!(

@@ -22,14 +22,15 @@ const SCENARIO: &str = "aperture";
 /// The runs in which clients send unequally, as in the post: before the change, and after it.
 const RUNS: [&str; 2] = ["random-aperture-unequal", "deterministic-aperture-unequal"];
 
-/// Half of the scenario's duration. The bands have the same width, and the report takes less time.
+/// The number of seconds that are played: half of the scenario's duration. The bands are equally
+/// wide, and the report takes less time.
 const MOST_SECONDS: u64 = 32;
 
-/// The number of steps of each run. A step is long enough for about 100 requests to each backend,
-/// so chance does not hide the effect of subsets.
+/// The number of steps of each run. In a step each backend gets about 100 requests, so chance does
+/// not hide the effect of subsets.
 const STEPS: u64 = 8;
 
-/// The seconds of a step in a run of `seconds` seconds.
+/// The length of a step, in seconds, in a run of `seconds` seconds.
 fn step_of(seconds: u64) -> u64 {
     (seconds / STEPS).max(1)
 }
@@ -157,7 +158,7 @@ fn figure(runs: &[RequestRates; 2], seconds: f64) -> Figure {
     for ((RequestRates { steps, whole, .. }, (paint, name)), from) in
         runs.iter().zip(paints).zip([0.0, seconds])
     {
-        // The rate of a step holds from its start to its end, so the line has stairs.
+        // A rate holds for the whole step, so the line has stairs.
         let stairs = |rate: fn(&Spread) -> f64| {
             let mut begin = from;
             let mut points: Vec<Point> = Vec::new();
@@ -180,8 +181,8 @@ fn figure(runs: &[RequestRates; 2], seconds: f64) -> Figure {
         let mut edge = |word: &str, height: f64| {
             drawing.note(plot.point(middle, height), Anchor::Middle, word);
         };
-        // With shorter steps the random range is larger; the limits keep the labels away from the
-        // text above and below.
+        // With shorter steps, chance makes the range larger. The limits hold the labels away from
+        // the text above and below.
         edge("most", (most(steps) + 1.5).min(50.0));
         edge("least", (least(steps) - 4.5).max(1.5));
     }
@@ -206,7 +207,8 @@ mod tests {
         let [before, after] = played(4);
         for RequestRates { steps, whole, .. } in [&before, &after] {
             assert_eq!(steps.iter().map(|(end, _)| *end).collect::<Vec<f64>>(), [1.0, 2.0, 3.0, 4.0]);
-            // On average, two clients per backend send 16 requests per second each.
+            // On average there are two clients per backend, and each client sends 16 requests per
+            // second to it.
             assert!((whole.mean - 32.0).abs() < 0.1, "{whole:?}");
         }
         assert!(least(&before.steps) < least(&after.steps) && most(&after.steps) < most(&before.steps));

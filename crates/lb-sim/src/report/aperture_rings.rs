@@ -1,5 +1,5 @@
-//! The rings of the post on the deterministic aperture: three clients and seven backends, as points
-//! and as slices.
+//! The rings of the post on the deterministic aperture: three clients and seven backends, drawn as
+//! points and as slices.
 //!
 //! This module also defines that small fleet; the section shows the fleet's numbers beside the
 //! rings.
@@ -14,9 +14,10 @@ use crate::fleet::Fleet;
 pub const CLIENTS: u32 = 3;
 /// Backends of the post's drawings.
 pub const BACKENDS: u32 = 7;
-/// Backends of a client on the discrete ring.
+/// The number of backends that a client uses on the discrete ring.
 pub const SIZE: u32 = 3;
-/// In the continuous drawing, each client owns its third of the ring, which is the smallest arc.
+/// The size in the continuous drawing: each client owns its third of the ring, which is the
+/// smallest arc.
 pub const LEAST: u32 = 1;
 
 /// The fleet of the drawings.
@@ -29,7 +30,8 @@ const CENTRE: Point = at(200.0, 152.0);
 /// The paints of the three clients; the drawing also labels each client.
 const PAINTS: [Paint; 3] = [RANDOM, DETERMINISTIC, ROCKSTEADIER];
 
-/// The position of point `index` of `of` evenly spaced points, in turns from the top.
+/// The position of point `index` of `of` evenly spaced points, as a part of a whole turn from the
+/// top.
 fn turn(index: u32, of: u32) -> f64 {
     f64::from(index) / f64::from(of)
 }
@@ -78,8 +80,8 @@ pub fn discrete() -> Figure {
 }
 
 pub fn continuous() -> Figure {
-    // From the outside to the inside: backends, their shared slices, clients. There are gaps
-    // between slices.
+    // The radii from the outside to the inside: backends, the slices that are shared, clients.
+    // There are gaps between slices.
     const BACKEND: f64 = 118.0;
     const SHARED: f64 = 98.0;
     const CLIENT: f64 = 62.0;

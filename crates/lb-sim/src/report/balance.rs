@@ -1,6 +1,7 @@
 //! Figure 1 of the article: how unevenly random subsets distribute connections.
 //!
-//! The article prints neither sizes nor numbers, so the section states the sizes that it uses.
+//! The article prints neither sizes nor numbers for this figure, so the section states the sizes
+//! that it uses.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};

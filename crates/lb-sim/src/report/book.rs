@@ -1,8 +1,8 @@
 //! Figures 20-3, 20-4 and 20-5 of the book "Site Reliability Engineering": connections per backend.
 //!
 //! The book does not name the generator of its random subsets, so they cannot be reproduced.
-//! Instead, the drawing of one seed marks the book's extremes as lines, and the table shows the
-//! usual range over many seeds.
+//! Instead, the drawing shows one seed with lines at the book's smallest and largest count, and the
+//! table shows the usual range over many seeds.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Point, Scale, WIDTH};
@@ -146,7 +146,7 @@ fn figure(subsets: &PublishedFigure, shares: &[f64]) -> Figure {
             let words = format!("book: {word} {}", counted(subsets, share));
             drawing.text(Paint::INK, Lettering::Small, middle.moved(0.0, down), Anchor::Middle, &words);
         }
-        // The label is beyond the book's lines, so that these do not cross it.
+        // The label is outside of the book's lines, so that they do not cross it.
         let least = f64::min(spread.min, f64::from(subsets.published[0]) / f64::from(subsets.size));
         let low = plot.point(0.0, least);
         let words = counted(subsets, spread.min);

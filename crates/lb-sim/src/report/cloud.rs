@@ -1,4 +1,5 @@
-//! A cloud: too many points for a page, drawn as densities, with the line of their means.
+//! A cloud: too many points to draw each on a page, so it shows how dense they are, and a line of
+//! their means.
 //!
 //! Must not know how the utilizations were computed.
 
@@ -11,7 +12,7 @@ use super::numbers::{grouped, utilization};
 use crate::metrics::mean;
 use crate::sweep::summary::Summary;
 
-/// Utilizations of many pairs of job sizes, over a quantity that each pair determines.
+/// The utilizations of many pairs of job sizes, drawn over a quantity that follows from each pair.
 pub struct Cloud {
     /// The identifier of the figure.
     pub id: &'static str,
@@ -19,7 +20,7 @@ pub struct Cloud {
     pub title: String,
     /// The kind of utilization.
     pub quantity: &'static str,
-    /// The quantity of the axis, in words and in symbols.
+    /// The quantity of the horizontal axis, in words and in symbols.
     pub over: [&'static str; 2],
     pub x: Scale,
     pub ticks: &'static [f64],
@@ -57,8 +58,8 @@ impl Cloud {
     }
 }
 
-/// The number of parts of the axis that have a mean each: enough to show a bend, and few enough for
-/// a smooth line.
+/// The number of parts into which the axis is divided; each part has one mean. It is large enough
+/// to show a bend, and small enough for a smooth line.
 const PARTS: usize = 26;
 
 fn means(plot: &Plot, pairs: &[(f64, f64)]) -> Vec<(f64, f64)> {
@@ -73,8 +74,8 @@ fn means(plot: &Plot, pairs: &[(f64, f64)]) -> Vec<(f64, f64)> {
     parts.iter().filter(|part| !part.is_empty()).map(middle).collect()
 }
 
-/// The width and height of a density bin, in units of the drawing: small enough to look like
-/// points.
+/// The width and height of a bin of the density, in units of the drawing. A bin is so small that it
+/// looks like a point.
 const BIN: (f64, f64) = (2.0, 2.0);
 
 /// Draws the density of the points.

@@ -1,8 +1,8 @@
-//! Writes a report's files without losing other files.
+//! Writes a report's files without overwriting files that are not part of a report.
 //!
 //! Every file of a report begins with a mark. A directory that is not empty must contain a file
-//! with the mark, and a file without the mark is never overwritten. Files appear complete: each is
-//! written under another name and then renamed.
+//! with the mark, and a file without the mark is never overwritten. Each file is written under
+//! another name and then renamed, so readers never see a part of a file.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ pub const MARK: &str = "<!-- written by socklb-sim report -->";
 /// The beginning of the names of incomplete files. A killed run may leave such a file behind.
 const UNFINISHED: &str = ".socklb-sim-";
 
-/// The mark must be within this number of bytes at the start of a file.
+/// The mark must be within this number of bytes from the start of a file.
 const HEAD: u64 = 256;
 
 /// A directory into which a report may be written.
@@ -51,8 +51,8 @@ impl ReportDirectory {
         Ok(Self { path: path.to_owned() })
     }
 
-    /// Writes the files; each pair is a name and a text. Writes none of them if one would replace a
-    /// file that does not belong to a report.
+    /// Writes the files; each pair is a name and a text. If one would replace a file without the
+    /// mark, writes none of them.
     pub fn write(&self, files: &[(String, String)]) -> Result<()> {
         for (name, _) in files {
             let path = self.path.join(name);

@@ -1,6 +1,6 @@
 //! Figures 20-1, 20-2 and 20-6 of the book "Site Reliability Engineering": the CPU usage of tasks
-//! that receive equally many requests, over time and in total, and the capacity that this wastes.
-//! Beside them, the same fleet with weights that follow load.
+//! that receive equally many requests, over time and in total, and the capacity that stays unused
+//! because of the differences. Beside them, the same fleet with weights that follow load.
 //!
 //! The shipped scenario `book-load` is played in virtual time. The book names neither machines nor
 //! clients.
@@ -21,16 +21,17 @@ use crate::traffic::{self, play_with, shipped};
 
 const SCENARIO: &str = "book-load";
 
-/// The two scenarios of Figures 20-1 and 20-2: badly and well balanced.
+/// The two scenarios of Figures 20-1 and 20-2: a badly balanced one and a well balanced one.
 const PANELS: [(&str, &str, Paint); 2] =
     [("round-robin", "round robin", RANDOM), ("feedback", "feedback", ROCKSTEADIER)];
 
-/// The runs of the scenario that the page shows. The others are left out: with even subsets,
-/// structural weights are round robin, and p2c is similar to least-loaded.
+/// The runs of the scenario that the page shows. Two runs are left out: with even subsets,
+/// structural weights give the same result as round robin, and p2c gives a similar result to
+/// least-loaded.
 const RUNS: [&str; 4] = ["round-robin", "least-loaded", "a58", "feedback"];
 
-/// The scenario of the book's fleet, so that the page has the numbers that `socklb-sim traffic`
-/// prints. A small report plays a part of it.
+/// The shipped scenario of the book's fleet. The page uses it so that it has the numbers that
+/// `socklb-sim traffic` prints. A small report plays only a part of its time.
 fn scenario(extent: Extent) -> Scenario {
     let mut scenario = shipped::scenario(SCENARIO);
     let most = Span { us: extent.load_seconds * 1_000_000 };
@@ -44,12 +45,12 @@ fn scenario(extent: Extent) -> Scenario {
     scenario
 }
 
-/// How many plays the section takes. They take most of a report's time.
+/// The number of plays that the section needs. Plays take most of a report's time.
 pub fn plays(extent: Extent) -> u64 {
     traffic::plays(&scenario(extent)) + 1
 }
 
-/// The section. Calls `played` after each play.
+/// Computes the section. Calls `played` after each play.
 pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
     let scenario = scenario(extent);
     let (switched, report) = rayon::join(
@@ -243,8 +244,8 @@ mod tests {
             .map(|job| job.rate.map_or(0.0, |rate| rate.0 * f64::from(job.tasks.0)))
             .sum();
         let requests = rate * float(scenario.duration.us) / 1e6 * float(plays);
-        // A million requests take 0.6 s of CPU time. The report may take 15 s on two processors,
-        // and half of that is for other sections.
+        // Playing a million requests takes 0.6 s of CPU time. The report may take 15 s on two
+        // processors, and half of that is for other sections.
         assert!(requests < 25e6, "{requests}");
     }
 }

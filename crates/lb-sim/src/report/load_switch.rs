@@ -1,8 +1,8 @@
 //! Figure 20-6 of the book "Site Reliability Engineering": the CPU usage of all tasks before and
 //! after clients switch to weights that follow load.
 //!
-//! Plays the run with feedback of the book's fleet in virtual time. An operator turns the law on
-//! after half of the time.
+//! Plays the run `feedback` of the book's fleet in virtual time. An operator turns the law on when
+//! half of the time has passed.
 
 use lb_core::control::Switch;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -28,7 +28,7 @@ pub struct SwitchedLoad {
 }
 
 impl SwitchedLoad {
-    /// Plays the fleet with one seed. Measures the last quarter of the time, in which weights have
+    /// Plays the fleet with one seed. Measures in the last quarter of the time, when weights have
     /// settled.
     pub fn play(mut scenario: Scenario) -> Self {
         let duration = scenario.duration;
@@ -41,7 +41,8 @@ impl SwitchedLoad {
         Self { report: play(&scenario, scenario.seed), duration }
     }
 
-    /// CPU usage of the busiest task over that of the least busy one, from the start to the switch.
+    /// CPU usage of the busiest task divided by that of the least busy one, from the start to the
+    /// switch.
     pub fn before(&self) -> f64 {
         let steps = panels::steps(&self.report.steps, RUN);
         let steps = &steps[..steps.len() / 2];

@@ -1,4 +1,4 @@
-//! The format of numbers in figures and tables.
+//! Formats numbers for figures and tables.
 //!
 //! Each kind of number has one format, so a table and the text beside it never differ. Must not
 //! know what the numbers measure.
@@ -18,7 +18,7 @@ pub fn utilization(share: f64) -> String {
     if (0.999_5..1.0).contains(&share) { format!("{:.4}", share.min(0.999_9)) } else { format!("{share:.3}") }
 }
 
-/// A count with its thousands separated.
+/// A count with a separator between thousands.
 pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut words = String::new();

@@ -1,7 +1,7 @@
 //! Figure 3 of the article: the effect of one additional backend on small subsets.
 //!
-//! The article prints no seed. With the seed used here, the same client as in the article gets a
-//! wholly new subset.
+//! The article does not state its seed. With the seed that is used here, the same client as in the
+//! article gets a wholly new subset.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, WIDTH, at};
@@ -26,15 +26,15 @@ const FIGURES: [ChangeFigure; 2] = [
 /// The client that, in the article, "is assigned a completely different subset".
 const UNLUCKY: u32 = 3;
 
-/// The first seed with which deterministic subsets replace the whole subset of client 3 and of no
-/// other client. Of the first 200 seeds, 73 replace the whole subset of some client. Seed 0 is not
-/// one of these, so its figure would not show the article's effect.
+/// The first seed with which deterministic subsets replace the whole subset of client 3, and of no
+/// other client. With 73 of the first 200 seeds, the whole subset of some client is replaced. Seed
+/// 0 is not one of these 73, so the figure would not show the article's effect with it.
 pub const SEED: u64 = 381;
 
 /// The number of seeds from which the text computes how often this effect occurs.
 const SEEDS: u64 = 200;
 
-/// The fleet of Figure 3: ten backends become eleven, with four for each client. The article does
+/// The fleet of Figure 3: ten backends become eleven, and each client uses four. The article does
 /// not state the number of clients; ten are enough to show the effect.
 const fn fleet(algorithm: Algorithm, backends: u32) -> Fleet {
     Fleet { algorithm, clients: 10, backends, size: 4, seed: SEED }

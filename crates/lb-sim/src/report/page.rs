@@ -1,7 +1,6 @@
-//! The page: all sections in sequence, in one self-contained file.
+//! The page: all sections, one after the other, in one file that needs no other file.
 //!
-//! A strict XML reader also accepts the page. The page loads no scripts, fonts or pictures. Must
-//! not compute anything.
+//! The page is also valid XML. It loads no scripts, fonts or pictures. Must not compute anything.
 
 use lb_svg::palette::{FONTS, style};
 use lb_svg::{Figure, Paint, escaped};
@@ -34,7 +33,7 @@ const CITATIONS: [Citation; 3] = [
     },
 ];
 
-/// The addresses to which the page links. These are only its citations.
+/// The addresses to which the page links: those of the cited publications.
 #[cfg(test)]
 pub fn citations() -> impl Iterator<Item = &'static str> {
     CITATIONS.iter().map(|source| source.address)
@@ -102,7 +101,7 @@ fn prose(words: &str) -> String {
 fn section(section: &ReportSection) -> String {
     let figures: String = section.figures.iter().map(figure).collect();
     let reading: String = section.reading.iter().map(|words| format!("<p>{}</p>\n", prose(words))).collect();
-    // With an odd number of figures, the text is placed beside the last figure.
+    // If the number of figures is odd, the text is placed beside the last figure.
     let side = if section.figures.len() % 2 == 1 { "beside" } else { "below" };
     format!(
         "<section id=\"{}\">\n<h2>{}</h2>\n<div class=\"figures\">\n{figures}<div class=\"{side}\">\n<div>\n{reading}</div>\n\

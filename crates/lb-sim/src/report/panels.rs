@@ -1,5 +1,5 @@
-//! Draws two scenarios side by side over the same axes, and traces, so that one figure contains
-//! everything to compare.
+//! Draws two scenarios side by side over the same axes, and traces in them, so that one figure
+//! contains everything to compare.
 //!
 //! Must not know what the numbers mean.
 

@@ -1,6 +1,6 @@
-//! Other changes of subsets, for all algorithms side by side: more clients, a larger size, and the
-//! part of a subset that is down while backends restart in order. The publications have no figures
-//! of these.
+//! The cost of other changes, for all algorithms side by side: more clients, a larger size, and a
+//! rolling restart of the backends in the order of their indexes. The publications have no figures
+//! of these changes.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -12,7 +12,7 @@ use crate::fleet::Fleet;
 use crate::metrics::churn::churn;
 use crate::metrics::{block_shares, mean};
 
-/// All algorithms, except variants with the same bars as another algorithm.
+/// All algorithms, except variants that would have the same bars as another algorithm.
 const ALGORITHMS: [Algorithm; 11] = [
     Algorithm::Random,
     Algorithm::Rendezvous,
@@ -28,9 +28,9 @@ const ALGORITHMS: [Algorithm; 11] = [
 ];
 
 const CLIENTS: u32 = 100;
-/// The number of additional clients, one after the other or at once. If there are as many backends
-/// as clients, positions on a ring hardly move for the first additional client, so a single step
-/// would show little.
+/// The number of clients that are added, one after the other or at once. If there are as many
+/// backends as clients, the first additional client hardly moves the positions on a ring, so a
+/// single step would show little.
 const MORE_CLIENTS: u32 = 10;
 const BACKENDS: u32 = 100;
 const SIZE: u32 = 20;
@@ -43,7 +43,7 @@ const fn fleet(algorithm: Algorithm, seed: u64) -> Fleet {
     Fleet { algorithm, clients: CLIENTS, backends: BACKENDS, size: SIZE, seed }
 }
 
-/// The part of a client's connections that the client loses.
+/// The part of its connections that a client loses.
 #[derive(Clone, Copy)]
 struct Loss {
     mean: f64,

@@ -1,7 +1,8 @@
-//! Figure 5 of the article: a backend job that is resized step by step.
+//! Figure 5 of the article: a job of backends that is resized step by step.
 //!
-//! Shows errors over time as in the article, from the shipped scenario `figure-5`, and the closed
-//! connections that cause these errors, with the minimum number that must close.
+//! Shows errors over time as in the article, from the shipped scenario `figure-5`. Also shows how
+//! many connections are closed at each step, which causes these errors, and how many must be closed
+//! at least.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Axis, Drawing, Figure, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -28,7 +29,7 @@ struct ResizeStep {
     from: u32,
     to: u32,
     dropped: Churn,
-    /// The part that must close for an even load.
+    /// The part of the connections that must be closed so that the load stays even.
     minimum: f64,
 }
 
@@ -95,8 +96,7 @@ fn figure(all: &[Vec<ResizeStep>; 2]) -> Figure {
     sizes.axes(&mut drawing, &none, &Axis::new("backends", &[0.0, 100.0, 200.0]));
     let mut stairs = Vec::new();
     for (step, &size) in (0_u32..).zip(&SIZES) {
-        // A size is drawn from the previous resize to the next one; resizes are in the middle of
-        // the bars.
+        // A size holds from one resize to the next. Resizes are in the middle of the bars.
         let from = (f64::from(step) - 1.0).max(-0.5);
         let to = f64::from(step).min(last - 0.5);
         stairs.push((from, f64::from(size)));

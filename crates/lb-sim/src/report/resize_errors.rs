@@ -1,5 +1,5 @@
-//! Figure 5 in the form of the article: errors over time of two frontend jobs while their backend
-//! job is resized.
+//! Figure 5 in the form of the article: the errors of two frontend jobs over time, while their
+//! backend job is resized.
 //!
 //! The shipped scenario `figure-5` is played in virtual time. The article names neither sizes nor
 //! rates.

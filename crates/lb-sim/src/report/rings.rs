@@ -16,17 +16,17 @@ use crate::metrics::overlap::distinct;
 const CLIENTS: u32 = 4;
 const BACKENDS: u32 = 6;
 /// The article's Figure 4a has hashed positions, but does not name the hash. With this seed,
-/// positions here are far enough apart to be readable, and client 0 meets the same two backends as
-/// in the article.
+/// positions here are so far apart that they are readable, and client 0 meets the same two backends
+/// as in the article.
 const SEED: u64 = 5_337;
 
 struct Ring {
     id: &'static str,
     name: &'static str,
     algorithm: Algorithm,
-    /// The client that has its subset of two backends drawn as an arc.
+    /// The client whose subset of two backends is drawn as an arc.
     client: u32,
-    /// Computes the position of a client or backend, in turns from the top.
+    /// Computes the position of a client or backend, as a part of a whole turn from the top.
     turn: fn(Side, u32) -> f64,
 }
 
@@ -48,9 +48,9 @@ const RINGS: [Ring; 3] = [
     },
 ];
 
-/// Converts a position on a ring of 2^64 to turns.
+/// Converts a position on a ring with 2^64 positions to a part of a whole turn.
 fn turns(position: u64) -> f64 {
-    // The upper 32 bits are more precise than any drawing.
+    // The upper 32 bits of the position are more precise than any drawing.
     f64::from(u32::try_from(position >> 32).expect("32 bits")) / 4_294_967_296.0
 }
 

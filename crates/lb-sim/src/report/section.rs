@@ -1,11 +1,12 @@
-//! A section of the report: figures that answer one question, an explanation, and a table of the
+//! A section of the report: figures that answer one question, an explanation, and a table with the
 //! source's numbers beside ours.
 //!
-//! This module also defines how much a report computes. Must not know what the questions are.
+//! This module also defines how large the computations of a report are. Must not know what the
+//! questions are.
 
 use lb_svg::Figure;
 
-/// How much a report computes.
+/// How large the computations of a report are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// The maximum number of clients and of backends in sweeps.
@@ -14,12 +15,12 @@ pub struct Extent {
     pub most_size: u32,
     /// The number of seeds for random algorithms.
     pub trials: u64,
-    /// The maximum virtual time in seconds that a scenario with load is played.
+    /// The maximum virtual time, in seconds, for which a scenario with load is played.
     pub load_seconds: u64,
 }
 
 impl Default for Extent {
-    /// The sizes of the publications, and enough seeds for one decimal.
+    /// The sizes that the publications use, and enough seeds for results with one decimal.
     fn default() -> Self {
         Self { most_tasks: 256, most_size: 300, trials: 100, load_seconds: 3_600 }
     }

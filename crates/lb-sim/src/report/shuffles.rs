@@ -1,6 +1,6 @@
-//! A statement of the book "Site Reliability Engineering" on shuffles. With one shuffle for all
-//! clients, the load of failed backends goes to the rest of their subset; with one shuffle for each
-//! round of clients, it goes to all other backends.
+//! What the book "Site Reliability Engineering" states about shuffles: if all clients use one
+//! shuffle and some backends of a subset fail, their load goes to the other backends of this
+//! subset. If each round of clients has its own shuffle, their load goes to all other backends.
 //!
 //! The book has no figure for this statement.
 
@@ -19,7 +19,7 @@ const SIZE: u32 = 10;
 /// The number of rounds of clients in the fleet.
 const ROUNDS: u32 = SIZE;
 
-/// The number of failed backends of one subset: the largest number in the figure, and the number in
+/// The largest number of failed backends of one subset in the figure, and below, their number in
 /// the table and the text.
 const MOST_DOWN: usize = 8;
 const DOWN: usize = 5;
@@ -31,8 +31,8 @@ enum Shuffles {
     PerRound,
 }
 
-/// The loads of the remaining backends if `down` backends of client 0's subset have failed,
-/// relative to their usual load, in ascending order.
+/// The loads of the backends that remain if `down` backends of client 0's subset have failed. Loads
+/// are relative to the usual load, in ascending order.
 fn loads(shuffles: Shuffles, seed: u64, down: usize) -> Vec<f64> {
     let fleet =
         Fleet { algorithm: Algorithm::DeterministicBook, clients: TASKS, backends: TASKS, size: SIZE, seed };
@@ -66,7 +66,7 @@ fn bearers(shuffles: Shuffles) -> usize {
     loads(shuffles, 0, DOWN).into_iter().filter(|load| *load > 1.0 + 1e-9).count()
 }
 
-/// Adds rows to the section's table. Columns: quantity, book, seed 0, usual value.
+/// Adds rows to the section's table. The columns are quantity, book, seed 0, and usual value.
 pub fn rows(table: &mut NumberTable, trials: u64) {
     for (words, book, shuffles) in
         [("one shuffle", "200\u{a0}%", Shuffles::One), ("one per round", "\u{2013}", Shuffles::PerRound)]
@@ -87,7 +87,7 @@ pub fn rows(table: &mut NumberTable, trials: u64) {
     }
 }
 
-/// Explains the figure.
+/// The text that explains the figure.
 pub fn reading() -> String {
     format!(
         "The last drawing shows the same fleet when backends of one subset fail. The book: with one shuffle \
@@ -101,7 +101,7 @@ pub fn reading() -> String {
     )
 }
 
-/// The load of the busiest remaining backend, by the number of failed backends of a subset.
+/// Draws the load of the busiest remaining backend over the number of failed backends of a subset.
 pub fn figure() -> Figure {
     let most = f64::from(u32::try_from(MOST_DOWN).expect("eight"));
     let plot = Plot::usual(Scale::Linear(0.0, most), Scale::Linear(0.0, 5.0));
@@ -144,7 +144,8 @@ mod tests {
     #[test]
     fn a_shuffle_per_round_spreads_the_load_of_failed_backends_over_all_others() {
         for down in 1..=MOST_DOWN {
-            // The book's formula: the load of N is spread over the remaining subset_size - N.
+            // The book's formula: the load of N failed backends is spread over the other
+            // subset_size - N backends.
             let others = f64::from(u32::try_from(10 - down).unwrap());
             assert!((busiest(Shuffles::One, 0, down) - 10.0 / others).abs() < 1e-9);
             let sums =

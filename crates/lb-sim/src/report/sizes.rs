@@ -65,8 +65,8 @@ fn line(series: &Series, case: &SizesFigure, most: u32) -> Vec<(f64, f64)> {
         let fleet = fleet(series, case, size);
         let graph = match series.algorithm {
             Algorithm::Deterministic => fleet.graph(),
-            // The other algorithms use the first backends of an order that does not depend on the
-            // size, so one order serves for all sizes.
+            // With each of the other algorithms, a subset is the first backends of an order that
+            // does not depend on the size. So one order serves for all sizes.
             _ => Graph::of_rows(case.backends, whole.rows().map(|row| row[..size as usize].iter().copied())),
         };
         (f64::from(size), raw(series, &fleet, &graph))
@@ -121,7 +121,7 @@ fn figure(case: &SizesFigure, lines: &[Vec<(f64, f64)>]) -> Figure {
         &Axis::new("backends per client, k", &ticks),
         &Axis::new("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
     );
-    // The empty corner has a list of names, each with a piece of its line.
+    // Lists the names in the empty corner of the figure, each with a piece of its line.
     for (row, (series, line)) in (0_u32..).zip(SERIES.iter().zip(lines)) {
         plot.line(&mut drawing, series.paint, series.line, line);
         let y = plot.area.bottom - 66.0 + 18.0 * f64::from(row);

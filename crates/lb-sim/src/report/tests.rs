@@ -1,5 +1,5 @@
-//! Properties of every page and every figure: browsers and XML readers accept them, they load
-//! nothing, no text is cut off, and the numbers are those of the metrics.
+//! Properties of every page and every figure: browsers and XML readers accept it, it loads nothing,
+//! no text is cut off, and its numbers are those of the metrics.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -15,10 +15,10 @@ use crate::metrics::{Spread, mean, raw_utilization};
 use crate::sweep::Sweep;
 use crate::sweep::summary::Summary;
 
-/// Small sweeps: the same page, with less content in its figures.
+/// Small computations: the page has all its sections and figures, but figures have less content.
 const LITTLE: Extent = Extent { most_tasks: 40, most_size: 30, trials: 3, load_seconds: 10 };
 
-/// The sections of these sweeps. Most tests read them, so they are computed once.
+/// The sections with the extent `LITTLE`. Most tests read them, so they are computed once.
 static SECTIONS: LazyLock<Vec<ReportSection>> = LazyLock::new(|| sections(LITTLE, &ProgressBar::hidden()));
 
 fn little() -> &'static [ReportSection] {
@@ -145,7 +145,7 @@ fn figures_have_descriptions() {
     }
 }
 
-/// The number of thin lines of this paint in a figure. Traces are thin lines.
+/// The number of thin lines with this paint in a figure. Traces are thin lines.
 fn traces(figure: &str, paint: &str) -> usize {
     let figure =
         little().iter().flat_map(|section| &section.figures).find(|known| known.id == figure).unwrap();
@@ -154,7 +154,7 @@ fn traces(figure: &str, paint: &str) -> usize {
 
 #[test]
 fn the_book_s_figures_show_both_scenarios_and_the_switch_between_them() {
-    // One trace for each of the 50 tasks, with round robin and with feedback.
+    // There is one trace for each of the 50 tasks, with round robin and with feedback.
     assert_eq!([traces("fig-20-1", "random"), traces("fig-20-1", "rocksteadier")], [50, 50]);
     let body = |id: &str| {
         let figures = little().iter().flat_map(|section| &section.figures);
@@ -183,7 +183,7 @@ fn the_aperture_section_begins_with_traces_of_a_mesh_and_of_random_apertures() {
 
 #[test]
 fn labels_are_neither_cut_off_nor_overlapping() {
-    // This extent gives the text that readers of the page see.
+    // With this extent, the report has the text that readers of the page see.
     for figure in
         sections(Extent { trials: 3, load_seconds: 25, ..Extent::default() }, &ProgressBar::hidden())
             .iter()
@@ -196,7 +196,7 @@ fn labels_are_neither_cut_off_nor_overlapping() {
 #[test]
 fn tables_fit_on_a_phone() {
     // From the page's style: letters of 0.72rem with an average width of 0.62 of that, 0.4rem
-    // between columns, and 360 pixels without the margins of the page.
+    // between columns, and a page of 360 pixels without its margins.
     let (letter, between, most) = (16.0 * 0.72 * 0.62, 16.0 * 0.4, 360.0 - 32.0);
     for section in little() {
         let ReportSection { id, table, .. } = section;
@@ -219,7 +219,7 @@ fn reports_are_reproducible_and_progress_reaches_its_end() {
     assert_eq!(bar.position(), steps(LITTLE));
 }
 
-/// The cells of the table row that begins with these words.
+/// The cells of the table row whose first cell begins with these words.
 fn row<'a>(sections: &'a [ReportSection], section: &str, first: &str) -> Vec<&'a str> {
     let section = sections.iter().find(|known| known.id == section).unwrap();
     let row = section.table.rows.iter().find(|row| row[0] == first).unwrap();

@@ -1,7 +1,7 @@
-//! Figures 2a to 2d of the article, and Rocksteadier in the same way.
+//! Figures 2a to 2d of the article, and the same figure for Rocksteadier.
 //!
-//! Each figure is a sweep of about 60,000 fleets. It is computed once for the figure, the table and
-//! the text.
+//! Each figure is a sweep of about 60,000 fleets. Each sweep is computed only once for the figure,
+//! the table and the text.
 
 use indicatif::ProgressBar;
 use lb_core::subset::Algorithm;
@@ -43,9 +43,9 @@ pub const fn sweep(extent: Extent, weighted: bool) -> Sweep {
 /// Mean adjusted utilizations of one sweep.
 struct Means {
     all: f64,
-    /// With less than one client per two backends.
+    /// The mean over fleets with less than one client per two backends.
     few: f64,
-    /// With at least four clients per backend.
+    /// The mean over fleets with at least four clients per backend.
     many: f64,
 }
 

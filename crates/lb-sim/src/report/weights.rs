@@ -1,5 +1,5 @@
-//! Compares Rocksteadier with and without weights: the capacity that each wastes in the article's
-//! sweep.
+//! Compares Rocksteadier with and without structural weights: the part of the capacity that stays
+//! unused in the fleets of the article's sweep.
 //!
 //! No source has published this comparison.
 
@@ -58,7 +58,8 @@ fn connections(cell: &Cell) -> f64 {
     f64::from(SIZE) * cell.ratio()
 }
 
-/// Raw utilization of the cells of a class.
+/// Summarizes the raw utilization of the fleets with at least `from` and less than `to` connections
+/// per backend.
 fn within(cells: &[Cell], from: f64, to: f64) -> Summary {
     let inside = cells.iter().filter(|cell| connections(cell) >= from && connections(cell) < to);
     Summary::of(inside.map(|cell| cell.raw))

@@ -1,12 +1,12 @@
-//! Summarizes the fleets of a sweep in few numbers: the distribution of utilization, and its
-//! dependence on clients per backend.
+//! Summarizes the fleets of a sweep in few numbers: the distribution of utilization, and how it
+//! depends on the number of clients per backend.
 
 use serde::Serialize;
 
 use super::Cell;
 use crate::metrics::{mean, percentile};
 
-/// Mean, smallest and quantiles of a utilization over the fleets of a sweep.
+/// Mean, smallest value and percentiles of a utilization over the fleets of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Summary {
     pub mean: f64,

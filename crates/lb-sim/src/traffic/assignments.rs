@@ -1,24 +1,24 @@
-//! Assignments: a list of endpoints, and the members of it that each task of a job uses.
+//! Assignments: a list of endpoints, and which of its members each task of a job uses.
 //!
-//! [`Memberships`] makes the decisions. This module stores only the part that a task's balancer
-//! needs, because in a large fleet several lists are on their way to many tasks at the same time.
-//! Must not know of time.
+//! [`Memberships`] makes the decisions. This module stores only what a task's balancer needs,
+//! because in a large fleet several lists are on their way to many tasks at the same time. Must not
+//! depend on time.
 
 use lb_core::endpoint::{Endpoint, EndpointList};
 use lb_core::membership::{Member, Membership, Memberships};
 use lb_core::service::Service;
 use serde::Deserialize;
 
-/// The model that decides how much of its traffic a task sends to each member.
+/// The rule that decides how much of its traffic a task sends to each member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShareModel {
-    /// From the subsets of the whole job, as in the daemon: structural weights. For an aperture
-    /// they are the weights of its arcs.
+    /// Shares follow from the subsets of the whole job, as in the daemon: they are structural
+    /// weights. For an aperture they are the weights of its arcs.
     #[default]
     Structural,
-    /// Only from the members' own weights, as in balancers without knowledge of their peers; for
-    /// comparison.
+    /// Shares follow only from the members' own weights, as in balancers that do not know their
+    /// peers. This rule is for comparison.
     Equal,
 }
 
@@ -30,7 +30,7 @@ struct Edge {
     share: f64,
 }
 
-/// What all tasks of the job together send to one backend.
+/// The traffic that all tasks of the job together send to one backend.
 #[derive(Clone, Copy, Debug, Default)]
 struct BackendTotals {
     connections: u32,
@@ -43,9 +43,9 @@ struct BackendTotals {
 pub struct JobAssignments {
     list: EndpointList,
     edges: Vec<Edge>,
-    /// The end of each task's edges.
+    /// For each task, the position at which its edges end.
     ends: Vec<usize>,
-    /// Indexed by the index of the backend.
+    /// One entry for each backend, by index.
     columns: Vec<BackendTotals>,
     size: Option<u32>,
 }
@@ -62,8 +62,8 @@ impl JobAssignments {
             let membership = memberships.of(task);
             size = membership.size;
             let sum: f64 = membership.members.iter().map(|member| f64::from(member.endpoint.weight)).sum();
-            // If the size follows load: all members to which a task may grow. The task decides how
-            // many of them it uses.
+            // If the size follows load, the assignment has all members to which a task may grow.
+            // The task decides how many of them it uses.
             for Member { endpoint, weight, share, connections, load, target } in
                 membership.members.into_iter().chain(membership.reserve)
             {
@@ -72,7 +72,7 @@ impl JobAssignments {
                     ShareModel::Structural => (weight, share, load),
                     ShareModel::Equal => {
                         let share = f64::from(endpoint.weight) / sum;
-                        // Sums the load of all tasks, one task after the other.
+                        // Adds to the load from the previous tasks.
                         (endpoint.weight.into(), share, columns[index as usize].load + share)
                     }
                 };
@@ -84,7 +84,8 @@ impl JobAssignments {
         Self { list, edges, ends, columns, size }
     }
 
-    /// The number of members that one task uses; if its size follows load, the maximum number.
+    /// The number of members that one task uses. If its size follows load, the largest number that
+    /// it may use.
     ///
     /// # Panics
     /// The job has no such task.
@@ -98,9 +99,9 @@ impl JobAssignments {
         &self.edges[start..self.ends[task]]
     }
 
-    /// One task's assignment: its members, and a list of only these members, because its balancer
-    /// needs no more. If `size` is given because the size follows load, only the first `size`
-    /// members.
+    /// One task's assignment: its members, and a list that contains only these members, because its
+    /// balancer needs no others. If the size follows load, `size` is given, and the assignment has
+    /// only the first `size` members.
     ///
     /// # Panics
     /// The job has no such task.

@@ -2,7 +2,7 @@
 //! connections.
 //!
 //! The controller is a real [`Balancer`]. The kernel's own [`pick`] decides each connect, with a
-//! cursor for each CPU on which the task runs. An [`Ejector`] ejects failing backends; if the
+//! cursor for each CPU on which the task runs. An [`Ejector`] ejects failing backends. If the
 //! policy considers errors, they also count as load. The caller decides when anything happens. Must
 //! not know anything of backends except their indexes.
 
@@ -45,16 +45,17 @@ use load::Following;
 use size::GrowingSize;
 use tables::ClientTables;
 
-/// A client's connections to the backend in one slot: the one connection that the client holds for
-/// requests, or the connections that its arrivals have opened.
+/// A client's connections to the backend in one slot. If the client holds connections for its
+/// requests, this is one connection. Otherwise these are the connections that its arrivals have
+/// opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotConnections {
     /// The index of the backend.
     pub backend: u32,
-    /// A number that no earlier link in this slot had.
+    /// A number that distinguishes this link from all earlier links in this slot.
     pub serial: u32,
     pub state: LinkState,
-    /// Requests that have not ended, or open connections.
+    /// The number of requests that have not ended, or of open connections.
     pub flows: u32,
 }
 
@@ -67,10 +68,10 @@ pub enum LinkState {
     Ready,
     /// The backend is down; the client re-establishes the connection when the backend is back.
     Lost,
-    /// The connection ends with its last request, because the backend has left the subset or the
-    /// service.
+    /// The connection ends with its last request, because the backend is no longer in the subset or
+    /// the service.
     Draining {
-        /// Whether the backend has only left the subset, and is still part of the service.
+        /// Whether the backend is still part of the service, and has left only the subset.
         is_moved: bool,
     },
 }
@@ -96,9 +97,9 @@ pub struct SimulatedClient {
     pub index: u32,
     /// The version of the newest list that the client has received.
     pub version: u64,
-    /// Samples the client's arrivals and their lifetimes.
+    /// Draws the times of the client's arrivals, and their lifetimes.
     pub rng: SplitMix64,
-    /// Samples events on connections that stay open. Arrivals do not use it, so they are the same
+    /// Draws events on connections that stay open. Arrivals do not use it, so arrivals are the same
     /// in all runs.
     pub lasting_rng: SplitMix64,
     /// The daemon's controller, with the scenario's clock.
@@ -106,17 +107,18 @@ pub struct SimulatedClient {
     schedule: Arc<[Slot]>,
     /// The number of schedule entries of each slot.
     entries: Vec<u32>,
-    /// The slots of the schedule, each once; `None` if there are too many for a list.
+    /// The slots that the schedule contains, each once; `None` if there are too many for a list.
     members: Option<Vec<u32>>,
     fallback: u32,
     rules: Rules,
     /// The cursor of each CPU.
     cursors: Vec<Cell<Cursor>>,
-    /// Chooses the CPU for each connect.
+    /// Draws the CPU for each connect.
     scheduler: SplitMix64,
     /// The recent errors of the backend in each slot.
     errors: Vec<RecentErrors>,
-    /// Whether the backend in each slot is a lame duck by its own report, as connects see it.
+    /// For the backend in each slot, whether its own report marks it as a lame duck, as
+    /// connects see it.
     lame: Vec<bool>,
     /// The backends that are lame ducks by their own reports.
     lame_ducks: BTreeSet<u32>,
@@ -142,7 +144,7 @@ pub struct SimulatedClient {
     ejector: Option<Ejector>,
     ejection_rules: EjectionRules,
     serial: u32,
-    /// Whether the client holds a connection to every member. Then it can choose only members with
+    /// Whether the client holds a connection to every member. If so, it chooses only members with
     /// an established connection.
     needs_links: bool,
 }
@@ -161,8 +163,8 @@ impl SimulatedClient {
         most_backends: u32,
         needs_links: bool,
     ) -> Self {
-        // Limits for one table of the maximum length, and a slot for every backend that the client
-        // can ever receive.
+        // The limits give room for one table of the maximum length, and for a slot for every
+        // backend that the client can ever receive.
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
         let task = format!("{}/{index}", job.1);
@@ -226,9 +228,9 @@ impl SimulatedClient {
         self.start_slowly(now);
     }
 
-    /// Handles a backend's report that it is, or is no longer, a lame duck. Connects use the report
+    /// Handles a backend's report that it is a lame duck, or no longer one. Connects use the report
     /// at once, and the daemon builds its tables accordingly. Returns false if the report is not
-    /// newer than the newest one received.
+    /// newer than the newest received one.
     pub fn on_report(&mut self, now: Duration, backend: u32, report: u32, is_lame: bool) -> bool {
         let newest = self.newest_reports.entry(backend).or_default();
         if report <= *newest {
@@ -248,7 +250,7 @@ impl SimulatedClient {
         true
     }
 
-    /// Updates the data that picks read, from the plan.
+    /// Copies the plan into the data that picks read.
     fn publish(&mut self) {
         let plan = self.balancer.plan();
         let service = plan.services.values().next().expect("the plan has the service");
@@ -281,7 +283,7 @@ impl SimulatedClient {
         }
     }
 
-    /// Chooses where the next connect or request goes.
+    /// Chooses the backend for the next connect or request.
     pub fn pick(&mut self, now: u32) -> Pick {
         let (links, pending, limit) = (&self.links, &self.pending, self.rules.active_limit);
         let is_at_limit = |slot: u32| {
@@ -306,7 +308,7 @@ impl SimulatedClient {
             None => pick::pick(&tables, &self.cursors[cpu], table, self.rules, now),
         };
         let is_lame = |slot: u32| self.lame[slot as usize];
-        // Applies to every choice, including a trial and the fallback.
+        // This applies to every choice, including trials and the fallback.
         if self.lame.get(picked.slot as usize) == Some(&true) {
             let limit = pick::limit_of_diversion(picked.how, self.rules);
             let other = pick::other_than_lame(&tables, table, sample, limit, picked.slot, is_lame);
@@ -321,13 +323,13 @@ impl SimulatedClient {
         self.links[slot as usize].map_or(0, |link| link.flows) + self.pending[slot as usize]
     }
 
-    /// Resets the count of flows that have begun: flows from before the first tick do not show how
-    /// long flows live.
+    /// Resets the count of begun flows. The life of a flow is estimated from this count, and flows
+    /// that existed before the first tick would distort the estimate.
     pub fn forget_begun(&mut self) {
         self.following.iter_mut().for_each(Following::forget_begun);
     }
 
-    /// Makes the client's weights follow load by these rules from now on.
+    /// Makes the client's weights follow load from now on, by these rules.
     pub fn follow(&mut self, rules: ControlRules) {
         self.following = Some(Following::new(rules));
     }
@@ -344,9 +346,9 @@ impl SimulatedClient {
         judgement
     }
 
-    /// Counts an error of a flow to the backend in a slot; the error counts as load for a while.
-    /// Unlike the daemon, the planner does not delay halvings while connects are rare, and does not
-    /// limit errors when other flows end.
+    /// Counts an error of a flow to the backend in a slot. The error counts as load for a while.
+    /// The daemon does two things that the planner leaves out: it delays halvings while connects
+    /// are rare, and it limits errors when other flows end.
     pub fn count_error(&mut self, slot: u32, now: u32) {
         self.following.iter_mut().for_each(|following| following.fail(slot));
         let half_life = self.rules.error_half_life;
@@ -368,8 +370,8 @@ impl SimulatedClient {
         }
     }
 
-    /// Returns the number of members that may be chosen or are ejected, and the number of ejected
-    /// ones.
+    /// Returns two numbers: of the members that may be chosen or are ejected, and of the ejected
+    /// members.
     pub fn count_ejected(&self) -> (u32, u32) {
         let Some(ejector) = &self.ejector else { return (0, 0) };
         let states = (0..).zip(&self.slots).map(|(slot, _)| ejector.state(slot));
@@ -378,7 +380,7 @@ impl SimulatedClient {
         })
     }
 
-    /// Ticks until the last ejection of the client ends.
+    /// The number of ticks until the last of the client's ejections ends.
     pub fn longest_left(&self, now: u32) -> u32 {
         let Some(ejector) = &self.ejector else { return 0 };
         let held_back = (0..).zip(&self.slots).map(|(slot, _)| slot);

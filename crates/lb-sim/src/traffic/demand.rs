@@ -1,7 +1,8 @@
 //! The demand of tasks: the CPU time of requests, and bursts in which all tasks send more.
 //!
-//! Logarithms and powers come from the `libm` crate, which gives the same results on every machine;
-//! the four basic operations follow IEEE 754. Must not know which backend serves a request.
+//! Logarithms and powers come from the `libm` crate, which gives the same results on every machine.
+//! The four basic operations follow IEEE 754, so they do too. Must not know which backend serves a
+//! request.
 
 use lb_core::subset::random::SplitMix64;
 
@@ -14,7 +15,7 @@ use crate::sampling::normal;
 pub enum Cost {
     /// The same for each request.
     Exact {
-        /// In picoseconds.
+        /// The cost in picoseconds.
         ps: u64,
     },
     /// Lognormal: many cheap requests, and a few that cost thousands of times as much.
@@ -31,7 +32,7 @@ pub enum Cost {
 const PS_PER_S: f64 = 1e12;
 
 impl Cost {
-    /// Lognormal with this mean before the cap applies.
+    /// A lognormal cost. The mean is that before the cap applies.
     pub fn lognormal(mean_us: u64, sigma: f64, cap_us: u64) -> Self {
         let mu = libm::log(float(mean_us) / 1e6) - sigma * sigma / 2.0;
         Self::Lognormal { mu, sigma, cap_ps: cap_us.saturating_mul(PS_PER_US) }
@@ -54,7 +55,7 @@ impl Cost {
         }
     }
 
-    /// The mean in seconds, with the cap applied.
+    /// The mean cost in seconds, with the cap applied.
     pub fn mean(self) -> f64 {
         match self {
             Self::Exact { ps } => float(ps) / PS_PER_S,
@@ -73,26 +74,26 @@ fn below(z: f64) -> f64 {
     0.5 * libm::erfc(-z / std::f64::consts::SQRT_2)
 }
 
-/// Times in which all tasks send more, at the same time.
+/// Bursts: times in which all tasks send more, at the same time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bursts {
-    /// The factor on the rate.
+    /// The factor by which the rate is higher in a burst.
     pub factor: f64,
-    /// Time between the starts of two bursts; also the time until the first one.
+    /// The time between the starts of two bursts. The first burst begins when this time has passed.
     pub every_us: u64,
     /// The length of each burst.
     pub lasts_us: u64,
 }
 
 impl Bursts {
-    /// Returns when an arrival comes that is due `gap_us` after `now_us`: within a burst, time
-    /// passes faster.
+    /// Returns when an arrival comes that is due `gap_us` after `now_us` at the normal rate. During
+    /// a burst the gap passes `factor` times as fast.
     pub fn due(self, now_us: u64, gap_us: u64) -> u64 {
         let (mut at, mut left) = (now_us, float(gap_us));
         // Bound: each iteration advances to the next start or end of a burst.
         loop {
             let phase = at % self.every_us;
-            // The first burst begins at the time `every`.
+            // The first burst begins when `every_us` has passed.
             let is_burst = at >= self.every_us && phase < self.lasts_us;
             let end = if at < self.every_us {
                 self.every_us
@@ -116,7 +117,7 @@ impl Bursts {
         }
     }
 
-    /// The average factor of the rate.
+    /// The factor on the rate, averaged over time.
     pub fn mean_factor(self) -> f64 {
         1.0 + (self.factor - 1.0) * float(self.lasts_us) / float(self.every_us)
     }
@@ -133,7 +134,8 @@ mod tests {
     #[test]
     fn costs_have_the_configured_mean_and_cap() {
         let cost = Cost::lognormal(15_000, 2.0, 10_000_000);
-        // 0.18 ms of the mean are above the cap; with the cap 0.11 ms of these remain.
+        // The part of costs above the cap adds 0.18 ms to the mean. With the cap, 0.11 ms of these
+        // remain.
         assert!((cost.mean() - 0.014_92).abs() < 0.000_02, "{}", cost.mean());
         let mut rng = rng();
         let samples: Vec<f64> = (0..1_000_000).map(|_| float(cost.sample(&mut rng)) / PS_PER_S).collect();

@@ -1,8 +1,8 @@
 //! A scenario file as written: its keys, their defaults, and the bounds of each value.
 //!
 //! `crates/lb-sim/scenarios/README.md` describes the file for users. [`scenario`](super::scenario)
-//! checks how values combine. Its messages need the positions of some values; these are
-//! [`Spanned`].
+//! checks whether values fit together. Its messages need the positions of some values in the file;
+//! these values are [`Spanned`].
 
 pub mod size;
 
@@ -33,7 +33,7 @@ pub type Backends = Within<1, MAX_BACKENDS>;
 /// The number of tasks of a job.
 pub type Tasks = Within<1, MAX_CLIENTS>;
 
-/// The maximum number of clients that a scenario starts, including those of resizes.
+/// The maximum number of clients that a scenario starts, including clients that resizes add.
 pub const MAX_CLIENTS: u32 = 20_000;
 
 #[derive(Debug, Deserialize)]
@@ -41,24 +41,24 @@ pub const MAX_CLIENTS: u32 = 20_000;
 pub struct ScenarioDocument {
     /// A description in one line.
     pub title: String,
-    /// The seed of everything random in time.
+    /// The seed of all random times.
     #[serde(default = "seed_0")]
     pub seed: Seed,
-    /// How many seeds are played: `seed` and the following ones, each with other subsets.
+    /// The number of seeds that are played: `seed` and the following ones. Each has other subsets.
     #[serde(default = "one_seed")]
     pub seeds: Within<1, 100>,
     /// The length of the scenario in virtual time.
     pub duration: Spanned<Span>,
-    /// The time that one row covers.
+    /// The length of time that one row covers.
     pub step: Spanned<Span>,
     /// The time at which the measurement of load and latency begins.
     #[serde(default = "from_the_start")]
     pub measure_from: Spanned<Span>,
-    /// The delay until clients learn of a change.
+    /// The delay until clients receive a change.
     #[serde(default)]
     pub notice: PropagationDelay,
     /// How clients receive the reports of backends. Without this table, the list marks lame ducks,
-    /// and backends report no load.
+    /// and backends do not report load.
     pub reports: Option<Spanned<ReportsTable>>,
     /// The name of the service that all clients connect to.
     #[serde(default = "service_name")]
@@ -73,7 +73,7 @@ pub struct ScenarioDocument {
     /// Rolling restarts of all backends.
     #[serde(default)]
     pub restart: Vec<Spanned<RestartTable>>,
-    /// Backends that fail while the source still lists them.
+    /// Backends that fail while they are still in the list.
     #[serde(default)]
     pub fail: Vec<Spanned<FailTable>>,
     /// Backends with a changed weight in the list.
@@ -85,48 +85,50 @@ pub struct ScenarioDocument {
     /// Replacements of all daemons at once.
     #[serde(default)]
     pub upgrade: Vec<Spanned<UpgradeTable>>,
-    /// The variants to compare; without any, the scenario is played as written.
+    /// The variants to compare. If there are none, the scenario is played as written.
     #[serde(default)]
     pub run: Vec<Spanned<RunTable>>,
 }
 
-/// The delay until a client learns of a change: `delay` plus a random part of `spread`, drawn for
-/// each client.
+/// The delay until a client receives a change: `delay` plus a random part of `spread`. The part is
+/// drawn for each client and change.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PropagationDelay {
-    /// The minimum.
+    /// The minimum delay.
     pub delay: Span,
     /// The maximum of the random part.
     pub spread: Span,
 }
 
-/// How clients receive the reports of backends: each report takes `delay` plus a random part of
+/// How clients receive the reports of backends. Each report takes `delay` plus a random part of
 /// `spread`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReportsTable {
-    /// The minimum.
+    /// The minimum delay.
     #[serde(default)]
     pub delay: Span,
     /// The maximum of the random part.
     #[serde(default)]
     pub spread: Span,
-    /// Time between two load reports of a backend.
+    /// The time between two load reports of a backend.
     #[serde(default = "one_second")]
     pub interval: Span,
     /// The time over which load is measured.
     #[serde(default = "one_second")]
     pub window: Span,
-    /// Whether the reported utilization includes, as an agent's does, the share of time in which a
-    /// request waited for a core or for more quota, in addition to the use of the cores.
+    /// Whether the reported utilization includes waiting, as an agent's report does. Then it is the
+    /// use of the cores plus the share of time in which a request waited for a core or for more
+    /// quota.
     #[serde(default = "yes")]
     pub pressure: bool,
-    /// Whether reports include requests and errors per second. In production an application must
-    /// give them to its agent.
+    /// Whether reports include requests and errors per second. In production, an application must
+    /// report these to its agent.
     #[serde(default = "yes")]
     pub rates: bool,
-    /// Percent of load reports that are lost. Reports of lame ducks are repeated until they arrive.
+    /// The percentage of load reports that are lost. Reports about lame ducks are repeated until
+    /// they arrive.
     #[serde(default)]
     pub loss: Within<0, 99>,
 }
@@ -136,22 +138,23 @@ pub struct ReportsTable {
 #[serde(deny_unknown_fields)]
 pub struct BackendsTable {
     pub count: Backends,
-    /// Weights other than 1.
+    /// The weights of backends whose weight is not 1.
     #[serde(default)]
     pub weights: Vec<Spanned<WeightTable>>,
     /// The number of cores of each backend.
     #[serde(default = "one_core")]
     pub cores: Within<1, 1024>,
-    /// The speed of these cores.
+    /// The speed of the cores.
     #[serde(default = "as_costs_are_counted")]
     pub speed: Spanned<Speed>,
-    /// How much of its machine each backend may use; without it, all of the machine.
+    /// How much of its machine each backend may use. Without it, each may use all of the machine.
     pub quota: Option<Spanned<QuotaTable>>,
-    /// Neighbours that make backends slower at times.
+    /// Neighbours, which make the machines of backends slower at times.
     pub antagonist: Option<Spanned<AntagonistTable>>,
     /// The cost of a start, which makes backends slower for a while.
     pub restart_cost: Option<RestartCost>,
-    /// The maximum number of requests that a backend processes at a time; it rejects further ones.
+    /// The maximum number of requests that a backend processes at a time. It rejects all further
+    /// requests.
     #[serde(default = "queue_of_10_000")]
     pub queue: Within<1, 1_000_000>,
 }
@@ -164,7 +167,7 @@ pub struct WeightTable {
     pub from: Within<0, { MAX_BACKENDS - 1 }>,
     /// The last index.
     pub to: Within<0, { MAX_BACKENDS - 1 }>,
-    /// Capacity relative to the other backends; 0 requests no traffic.
+    /// Capacity relative to the other backends. With 0, the backend requests no traffic.
     pub weight: Within<0, 65_535>,
 }
 
@@ -190,14 +193,14 @@ pub enum Closing {
     Cut,
 }
 
-/// A job of client tasks, or several equal jobs.
+/// A job of client tasks, or several jobs that differ only in their names.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobTable {
     pub name: ScenarioName,
     /// The number of tasks at the start.
     pub tasks: Tasks,
-    /// The number of jobs of this kind, named `<name>-0` and so on.
+    /// The number of jobs of this kind. They are named `<name>-0`, `<name>-1` and so on.
     pub copies: Option<Within<1, 10_000>>,
     /// The subsetting algorithm.
     #[serde(default = "rocksteadier")]
@@ -205,14 +208,14 @@ pub struct JobTable {
     /// The size of a subset.
     #[serde(default = "size_20")]
     pub size: SubsetSize,
-    /// The model that decides the share of each member.
+    /// The rule that decides the share of each member.
     #[serde(default)]
     pub shares: ShareModel,
-    /// The seed of its subsets; if left out, XXH64 of `<job>/<service>`.
+    /// The seed of the job's subsets. If it is left out, it is XXH64 of `<job>/<service>`.
     pub seed: Option<Seed>,
     /// The kind of traffic that its tasks send.
     pub traffic: Traffic,
-    /// Mean time between two arrivals at one task; if left out, nothing arrives.
+    /// The mean time between two arrivals at one task. If it is left out, nothing arrives.
     pub interval: Option<Span>,
     /// The distribution of the times between arrivals.
     #[serde(default)]
@@ -223,13 +226,14 @@ pub struct JobTable {
     /// The distribution of these lifetimes.
     #[serde(default)]
     pub lives: Distribution,
-    /// Time until a new connection of `requests` can be used.
+    /// The time until a new connection can be used, for jobs with traffic `requests`.
     #[serde(default)]
     pub connect: Span,
-    /// What happens to connections of `requests` if the backend leaves the subset.
+    /// What happens to a connection if the backend leaves the subset, for jobs with traffic
+    /// `requests`.
     #[serde(default)]
     pub closing: Closing,
-    /// When the job's tasks eject a backend; if left out, never.
+    /// When the job's tasks eject a backend. If it is left out, they never do.
     pub ejection: Option<EjectionChoice>,
     /// How a task chooses among its members.
     #[serde(default = "weighted_round_robin")]
@@ -237,45 +241,47 @@ pub struct JobTable {
     /// The law that adjusts weights to load.
     #[serde(default)]
     pub load: LoadChoice,
-    /// The time in which a member that is new, or available again, reaches its share.
+    /// How long it takes until a member that is new, or available again, has its whole share.
     #[serde(default)]
     pub slow_start: SlowStart,
     /// The half-life of an error, for policies that compare loads.
     #[serde(default)]
     pub error_decay: ErrorDecay,
-    /// The number of requests or connections of a task to one backend at which the task skips the
-    /// backend.
+    /// The maximum number of open requests or connections of one task to one backend. A task skips
+    /// a backend at which it has this many.
     pub active_limit: Option<ActiveLimit>,
-    /// What happens when all members are at that limit.
+    /// What a task does if all members are at that limit.
     #[serde(default = "least_loaded")]
     pub overflow: OverflowName,
-    /// The number of CPUs on which each task runs; each CPU has its own cursor.
+    /// The number of CPUs on which each task runs. Each CPU has its own cursor.
     #[serde(default = "one_cpu")]
     pub cpus: Within<1, 256>,
-    /// Arrivals per second at one task, instead of `interval`.
+    /// The number of arrivals per second at one task. It replaces `interval`.
     pub rate: Option<Rate>,
-    /// Users that wait for each request to end, instead of `interval` or `rate`.
+    /// Users that wait until a request ends before they send the next one. This replaces `interval`
+    /// and `rate`.
     pub closed: Option<ClosedTable>,
-    /// How unequal the rates of the job's tasks are; if left out, they are equal.
+    /// How unequal the rates of the job's tasks are. If it is left out, the rates are equal.
     pub skew: Option<SkewChoice>,
     /// Times in which all tasks of the job send more.
     pub burst: Option<BurstChoice>,
-    /// Percent of the job's tasks that are absent: subsets include them, but they send nothing.
+    /// The percentage of the job's tasks that are absent: subsets are computed as if they were
+    /// present, but they send nothing.
     #[serde(default)]
     pub missing: Within<0, 99>,
-    /// CPU time of a request; if left out, the request takes no CPU time and lasts for the time of
-    /// `lasts`.
+    /// The CPU time of a request. If it is left out, a request takes no CPU time, and `lasts`
+    /// determines how long it lasts.
     pub cost: Option<CostChoice>,
-    /// Mean time for which a request with a cost is held in addition to its CPU time, for example
-    /// for input and output elsewhere.
+    /// The mean time that a request takes in addition to its CPU time, for example to wait for
+    /// input and output elsewhere. Only for requests with a cost.
     pub wait: Option<Span>,
-    /// Mean lifetime of a connection that carries several requests, one after the other; if left
-    /// out, each connection has one request.
+    /// The mean lifetime of a connection that carries several requests, one after the other. If it
+    /// is left out, each connection has one request.
     pub connection_life: Option<Span>,
-    /// Mean time from the end of a request to the next request on the same connection.
+    /// The mean time from the end of a request to the next request on the same connection.
     #[serde(default)]
     pub pause: Span,
-    /// The time after which a client gives up a request; if left out, never.
+    /// The time after which a client gives up a request. If it is left out, clients never give up.
     pub timeout: Option<Span>,
     /// How often a client retries a failed request.
     #[serde(default)]
@@ -289,17 +295,17 @@ pub struct ResizeTable {
     pub at: Span,
     /// The number of backends after the change.
     pub backends: Option<Backends>,
-    /// How long a backend still serves after it has left the list.
+    /// How long a backend still serves after it was removed from the list.
     #[serde(default)]
     pub lame_duck: Span,
-    /// The job that changes. A job with copies is named without their numbers, and all its copies
-    /// change.
+    /// The job that changes. If a job has copies, its name is written without their numbers, and
+    /// all its copies change.
     pub job: Option<ScenarioName>,
     /// The number of tasks after the change.
     pub tasks: Option<Tasks>,
 }
 
-/// A rolling restart: all backends in the order of their indexes, in batches.
+/// A rolling restart: all backends restart in the order of their indexes, in batches.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RestartTable {
@@ -317,7 +323,7 @@ pub struct RestartTable {
     pub pause: Span,
 }
 
-/// Backends that fail, once or repeatedly, while the source still reports them as healthy.
+/// Backends that fail, once or repeatedly, while they are still in the list.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailTable {
@@ -326,9 +332,9 @@ pub struct FailTable {
     /// The length of each failure.
     #[serde(rename = "for")]
     pub lasts: Span,
-    /// The percentage of the backends that fail.
+    /// The percentage of all backends that fail.
     pub share: Option<Within<1, 100>>,
-    /// The number of backends that fail, instead of a share.
+    /// The number of backends that fail. It replaces `share`.
     pub backends: Option<Backends>,
     /// The effect on connects to these backends.
     #[serde(default)]
@@ -348,28 +354,29 @@ pub struct FailTable {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailMode {
-    /// The backend refuses connects at once.
+    /// The backend refuses connects without a delay.
     #[default]
     Refuse,
-    /// The backend does not answer connects; the client gives up after a time.
+    /// The backend does not answer connects. The client gives up after `timeout`.
     Blackhole,
     /// Connections are established, and reset at once.
     ResetAtOnce,
-    /// Connections are served, slowly.
+    /// Connections are served, but slowly.
     Slow,
-    /// Connections are established, and every request is answered at once with an error, which only
-    /// the application can detect.
+    /// Connections are established, but each request is answered with an error without a delay.
+    /// Only the application can detect this.
     Errors,
-    /// Connections are established, but no request is answered: the process hangs.
+    /// Connections are established, but no request is answered, because the process hangs.
     Hang,
-    /// Connections are served, and the backend always reports the same utilization.
+    /// Connections are served, but the backend reports the same utilization, whatever its load.
     Lies,
-    /// Connections are served, and the backend reports no load.
+    /// Connections are served, but the backend reports no load.
     Silent,
 }
 
 impl FailMode {
-    /// Returns whether connections to such a backend can be established and stay open.
+    /// Returns whether connections to a backend that fails in this way can be established and stay
+    /// open.
     pub const fn is_up(self) -> bool {
         match self {
             Self::Refuse | Self::Blackhole | Self::ResetAtOnce => false,
@@ -378,21 +385,21 @@ impl FailMode {
     }
 }
 
-/// One variant of the scenario: the values that it overrides.
+/// One variant of the scenario. Each value replaces that of the scenario.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunTable {
-    /// The name of the run; by default the name of its algorithm or policy.
+    /// The name of the run. The default is the name of its algorithm or policy.
     pub name: Option<ScenarioName>,
     /// The subsetting algorithm of all jobs.
     pub algorithm: Option<AlgorithmName>,
     /// The size of all subsets.
     pub size: Option<SubsetSize>,
-    /// The model that decides the share of each member, in all jobs.
+    /// The rule that decides the share of each member, in all jobs.
     pub shares: Option<ShareModel>,
-    /// The time as a lame duck, in all restarts and resizes.
+    /// How long backends serve as lame ducks, in all restarts and resizes.
     pub lame_duck: Option<Span>,
-    /// When a backend is ejected, in all jobs with traffic of connections.
+    /// When a backend is ejected, in all jobs with traffic `connections`.
     pub ejection: Option<EjectionChoice>,
     /// How all tasks choose among their members.
     pub policy: Option<PolicyName>,
@@ -404,16 +411,16 @@ pub struct RunTable {
     pub slow_start: Option<SlowStart>,
     /// The half-life of an error, in all jobs.
     pub error_decay: Option<ErrorDecay>,
-    /// The limit of all tasks, or `"off"`.
+    /// The limit of all tasks, as in `active_limit` of a job; `"off"` for no limit.
     pub active_limit: Option<ActiveLimit>,
-    /// Arrivals per second at each task, in all jobs that have a rate.
+    /// The number of arrivals per second at each task, in all jobs that have a rate.
     pub rate: Option<Rate>,
     /// How unequal the tasks of all jobs are.
     pub skew: Option<SkewChoice>,
-    /// Mean time for which requests with a cost are held in addition to their CPU time, in all
-    /// jobs.
+    /// The mean time that a request takes in addition to its CPU time, in all jobs. Only for
+    /// requests with a cost.
     pub wait: Option<Span>,
-    /// How often a client retries, in all jobs.
+    /// How often a client retries a failed request, in all jobs.
     pub retries: Option<Within<0, 10>>,
 }
 

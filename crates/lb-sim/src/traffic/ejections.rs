@@ -1,7 +1,8 @@
-//! Counts for failing backends: ejections, trials and their effect, by step and by run.
+//! Counts for failing backends, for each step and for each run: ejections, trials and their
+//! results.
 //!
-//! They complement the [tally](super::tally). A report contains them only if one of its runs ejects
-//! backends. Must not decide anything.
+//! These counts are beside those of the [tally](super::tally). A report contains them only if one
+//! of its runs ejects backends. Must not decide anything.
 
 use serde::Serialize;
 
@@ -11,19 +12,19 @@ pub struct EjectionCounts {
     /// Connects that failed at their backend: refused, not answered, or reset at once. Trials are
     /// included.
     pub failed: u64,
-    /// How often a client ejected a backend. If a backend stays ejected after a failed trial, this
-    /// counts as another ejection.
+    /// How often a client ejected a backend. If a failed trial prolongs an ejection, this counts
+    /// as another ejection.
     pub ejections: u64,
-    /// Connects that were the trial of an ejected backend.
+    /// Connects that were trials of an ejected backend.
     pub trials: u64,
     /// How often a client readmitted a backend.
     pub readmissions: u64,
-    /// How often a backend was not ejected because it was the client's last available one.
+    /// How often a failing backend was not ejected, because it was the client's last available one.
     pub withheld: u64,
 }
 
 impl EjectionCounts {
-    /// The difference to earlier counts.
+    /// Returns these counts minus earlier ones.
     pub const fn since(self, before: Self) -> Self {
         Self {
             failed: self.failed - before.failed,
@@ -54,24 +55,25 @@ pub struct EjectionTotal {
     pub counts: EjectionCounts,
     /// The largest part of a client's members that was ejected at one time.
     pub most_ejected: f64,
-    /// The smallest number of members that were not ejected at a client with ejected members;
-    /// `None` if no client ejected any.
+    /// The smallest number of members that a client with ejected members had left; `None` if no
+    /// client ejected any member.
     pub fewest_left: Option<u32>,
-    /// The maximum counts of a pair of a client and a backend.
+    /// The largest counts of any pair of a client and a backend.
     pub most: Most,
-    /// The longest remaining ejection when the last failure ended.
+    /// The longest remaining time of any ejection when the last failure ended.
     pub longest_left_us: u64,
-    /// Time from the end of the last failure until no backend was ejected any more; `None` if a
-    /// backend was still ejected at the end of the run, or if no failure occurred.
+    /// The time from the end of the last failure until no backend was ejected. `None` if a backend
+    /// was still ejected at the end of the run, or if no backend failed.
     pub well_after_us: Option<u64>,
 }
 
-/// The maximum counts of a pair of a client and a backend. Each maximum may come from another pair.
+/// The largest counts of any pair of a client and a backend. Each of them may come from another
+/// pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Most {
-    /// Failed connects that were not trials, to a backend without a withheld ejection.
+    /// Failed connects that were not trials, of a pair without a withheld ejection.
     pub failed: u32,
-    /// Failed connects that were not trials, to a backend with a withheld ejection.
+    /// Failed connects that were not trials, of a pair with a withheld ejection.
     pub failed_withheld: u32,
     pub ejections: u32,
     pub trials: u32,
@@ -89,7 +91,7 @@ pub struct PairCounts {
 }
 
 impl Most {
-    /// Includes the counts of a pair in the maxima.
+    /// Raises the maxima to the counts of a pair.
     pub fn add(&mut self, pair: PairCounts) {
         let failed = if pair.withheld == 0 { &mut self.failed } else { &mut self.failed_withheld };
         *failed = pair.failed.max(*failed);

@@ -12,12 +12,12 @@ use crate::metrics::{float, mean};
 /// How even the utilization of backends was.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct UtilizationEvenness {
-    /// CPU of the busiest backend over that of the least busy one.
+    /// CPU utilization of the busiest backend divided by that of the least busy one.
     pub cpu_max_over_min: Interval,
-    /// CPU of the busiest backend over the mean.
+    /// CPU utilization of the busiest backend divided by the mean.
     pub cpu_max_over_mean: Interval,
-    /// The mean over the busiest: the part of the capacity that is usable before the first backend
-    /// is full.
+    /// The mean divided by the utilization of the busiest backend: the part of the capacity that is
+    /// usable before the first backend is full.
     pub raw_utilization: Interval,
 }
 
@@ -58,24 +58,24 @@ pub struct RunFigures {
     pub evenness: UtilizationEvenness,
     /// The evenness if chance alone distributed the requests, in proportion to capacity.
     pub floor: UtilizationEvenness,
-    /// The part of the total capacity that would be in use when the first machine is full, if the
-    /// load of all machines grew in proportion.
+    /// The part of the total capacity that would be in use at the moment when the first machine is
+    /// full, if the load of all machines grew in proportion.
     pub usable: Interval,
-    /// Busy core time over usable cores, over all backends.
+    /// The time that cores worked, divided by the time that they were usable, over all backends.
     pub cpu_mean: Interval,
-    /// The offered load: the CPU time that all arrivals need, divided by the capacity of the
-    /// machines that exist at the start, without any slowdown.
+    /// The offered load: the CPU time that all arrivals need, divided by the capacity that the
+    /// machines at the start have without any slowdown.
     pub asked: Interval,
     /// The duration of served requests.
     pub latency_ms: RequestLatency,
     /// The number of failed requests.
     pub errors: Interval,
-    /// The failed arrivals as a part of all arrivals.
+    /// The part of all arrivals that failed.
     pub error_share: Interval,
     /// Connections that clients closed only because the backend had left their subset, in the whole
     /// run.
     pub moved_connections: Interval,
-    /// Utilization of each backend with the first seed, by index.
+    /// Utilization of each backend with the first seed, in the order of indexes.
     pub cpu: Vec<f64>,
     /// The capacity of each backend's machine without any slowdown, in cores of speed 1.
     pub capacity: Vec<f64>,
@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn usable_capacity_is_weighted_by_machine_capacity() {
-        // The utilization of the slow machine is 0.8, and that of the other machine, which is 2.5
-        // times as fast, is 0.32.
+        // The slow machine has a utilization of 0.8. The other machine is 2.5 times as fast, and
+        // its utilization is 0.32.
         assert!((usable(&[0.8, 0.32], &[4.0, 10.0]) - (4.0 + 4.0) / 14.0).abs() < 1e-12);
         assert!((usable(&[0.5, 0.5], &[4.0, 10.0]) - 1.0).abs() < 1e-12);
     }

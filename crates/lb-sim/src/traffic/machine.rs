@@ -1,11 +1,11 @@
-//! A backend's machine: its cores, which requests share, its slowdowns, and the part of it that the
-//! backend may use.
+//! A backend's machine: the cores that requests share, what makes them slower, and the part of the
+//! machine that the backend may use.
 //!
 //! The model is processor sharing. With `n` requests on `c` cores, each request has a whole core
 //! while there are enough cores, and otherwise `c / n` of a core, as with the time slices of an
 //! operating system's scheduler. When a quota is used up, all requests pause until the end of the
-//! period. CPU time is counted in whole numbers, costs in picoseconds of a core of speed 1 and
-//! progress in femtoseconds, so that a run is the same on every machine. Must not know which
+//! period. CPU time is counted in whole numbers, so that a run is the same on every machine: costs
+//! are in picoseconds of a core of speed 1, and progress is in femtoseconds. Must not know which
 //! clients sent the requests.
 
 use std::cmp::Reverse;
@@ -14,11 +14,11 @@ use std::collections::BinaryHeap;
 use super::quota::{Bandwidth, Quota};
 use crate::metrics::float;
 
-/// CPU time of a core of speed 1 in a microsecond, in picoseconds.
+/// The CPU time that a core of speed 1 provides in a microsecond, in picoseconds.
 pub const PS_PER_US: u64 = 1_000_000;
 
-/// How many internal units of CPU time make a picosecond. The unit is this small because each of
-/// thousands of requests on a slow core receives little CPU time.
+/// The number of internal units of CPU time in a picosecond. The unit is this small because
+/// thousands of requests on a slow core receive little CPU time each.
 const FINER: u64 = 1_000;
 
 /// The cores of one backend and the requests on them.
@@ -31,19 +31,20 @@ pub struct Machine {
     /// The current speed, in the same unit.
     speed: u64,
     at_us: u64,
-    /// CPU time that a request would have received if it had been on the machine since the start.
+    /// The CPU time that a request would have received if it had been on the machine from the
+    /// start.
     served: u128,
-    /// For each request, the value of `served` at which it is done, and its number.
+    /// For each request, the value of `served` at which the request is done, and its number.
     ends: BinaryHeap<Reverse<(u128, u32)>>,
-    /// Time in which cores worked, summed over all cores.
+    /// The time in which cores worked, summed over all cores.
     busy_us: f64,
-    /// Time in which at least one request waited for a core or for more quota.
+    /// The time in which at least one request waited for a core or for more quota.
     waited_us: f64,
 }
 
 impl Machine {
-    /// Creates a machine without requests. Each of its cores is `speed` times as fast as the cores
-    /// for which costs are counted; the quota limits their use.
+    /// Creates a machine without requests. Each of its cores has `speed` times the speed of the
+    /// cores for which costs are stated. The quota limits their use.
     pub fn new(cores: u32, speed: f64, quota: Option<Quota>) -> Self {
         let speed = scaled(PS_PER_US * FINER, speed);
         Self {
@@ -64,31 +65,32 @@ impl Machine {
         self.ends.len()
     }
 
-    /// Time in which the machine's cores have worked until now, summed over all cores, in
+    /// The time in which the machine's cores have worked until now, summed over all cores, in
     /// microseconds.
     pub const fn busy_us(&self) -> f64 {
         self.busy_us
     }
 
-    /// Time until now in which at least one request has waited for a core or for more quota, in
+    /// The time until now in which at least one request has waited for a core or for more quota, in
     /// microseconds. Linux calls this "some" pressure.
     pub const fn waited_us(&self) -> f64 {
         self.waited_us
     }
 
-    /// How many cores may work all the time, given the quota.
+    /// The number of cores that may work all the time under the quota.
     pub fn usable_cores(&self) -> f64 {
         let cores = f64::from(self.cores);
         self.bandwidth.map_or(cores, |bandwidth| bandwidth.quota.cores().min(cores))
     }
 
-    /// How much CPU time all cores provide per second without any slowdown, in seconds of a core of
+    /// The CPU time that all cores provide per second without any slowdown, in seconds of a core of
     /// speed 1.
     pub fn capacity(&self) -> f64 {
         float(self.full_speed) / float(PS_PER_US * FINER) * self.usable_cores()
     }
 
-    /// Advances the time. Finished requests stay until [`Machine::next_done`] removes them.
+    /// Lets time pass until `now_us`. Finished requests stay until [`Machine::next_done`] removes
+    /// them.
     pub fn advance(&mut self, now_us: u64) {
         let passed = now_us - self.at_us;
         self.at_us = now_us;
@@ -117,11 +119,11 @@ impl Machine {
         self.ends.push(Reverse((self.served + cost, request)));
     }
 
-    /// When the next request is done, if no other request arrives first.
+    /// The time at which the next request is done if no other request arrives before.
     pub fn next_end(&self) -> Option<u64> {
         let Reverse((end, _)) = self.ends.peek()?;
         let (left, speed) = (end.saturating_sub(self.served), self.speed_of_each());
-        // If possible, divides in 64 bits, which takes a tenth of the time.
+        // Divides in 64 bits if possible, because that takes a tenth of the time.
         let left_us = match u64::try_from(left) {
             Ok(left) => left.div_ceil(speed),
             Err(_) => u64::try_from(left.div_ceil(speed.into())).unwrap_or(u64::MAX),
@@ -154,8 +156,8 @@ impl Machine {
         (self.ends.len() as u64).clamp(1, self.cores.into())
     }
 
-    /// CPU time that each request receives in a microsecond in which cores work. It is at least 1,
-    /// because with 0 the request would never end.
+    /// The CPU time that each request receives in a microsecond in which cores work. It is at least
+    /// 1, because with 0 the request would never end.
     fn speed_of_each(&self) -> u64 {
         let requests = self.ends.len().max(1) as u64;
         let cores = u64::from(self.cores);
@@ -208,7 +210,7 @@ mod tests {
             machine.add(0, request, cost * COST);
         }
         let done = run(&mut machine);
-        // One picosecond in a thousand is lost to rounding.
+        // Rounding loses one picosecond in a thousand.
         assert_eq!(done[0], (20 * MS, 1));
         for (at, _) in &done[1..] {
             assert!(at.abs_diff(35 * MS) <= 1, "{done:?}");
@@ -242,7 +244,7 @@ mod tests {
 
     #[test]
     fn the_longest_runs_and_the_slowest_cores_are_counted_exactly() {
-        // A day of work on the fastest possible machine, and then an ordinary request.
+        // The fastest possible machine works for a day, and then gets an ordinary request.
         let mut machine = Machine::new(1, 1000.0, None);
         machine.add(0, 1, 86_400_000_000 * PS_PER_US * 100);
         assert_eq!(run(&mut machine), [(8_640_000_000, 1)]);
@@ -262,14 +264,14 @@ mod tests {
         assert_eq!(run(&mut machine), [(3, 1)]);
     }
 
-    /// A millisecond of a core every 25 ms.
+    /// A quota of a millisecond of core time in every 25 ms.
     const QUOTA: Quota = Quota { runtime_us: 1_000, period_us: 25_000 };
 
     #[test]
     fn requests_pause_after_the_quota_until_the_period_ends() {
         let mut machine = Machine::new(1, 1.0, Some(QUOTA));
         assert!((machine.capacity() - 0.04).abs() < 1e-9);
-        // The request needs one millisecond in each of two periods, and half a millisecond in the
+        // The request uses one millisecond in each of two periods, and half a millisecond in the
         // third.
         machine.add(3 * MS, 1, 2 * COST + COST / 2);
         assert_eq!(run(&mut machine), [(50_500, 1)]);
@@ -287,8 +289,8 @@ mod tests {
         for request in 1..=4 {
             machine.add(0, request, COST);
         }
-        // Two cores work for half a millisecond in each period, and the four requests need four
-        // times as much.
+        // Two cores work for half a millisecond in each period. The four requests need four times
+        // as much CPU time as that.
         let done = run(&mut machine);
         assert!(done.iter().all(|(at, _)| *at == 75_500), "{done:?}");
         assert_eq!((machine.busy_us(), machine.waited_us()), (4_000.0, 75_500.0));

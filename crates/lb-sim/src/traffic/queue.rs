@@ -1,7 +1,7 @@
-//! Future events in the order of virtual time. Events of the same time are in the order of their
+//! Future events in the order of virtual time. Events with the same time are in the order of their
 //! insertion.
 //!
-//! Because of the second order, a run is a function of its seed. Nearly all events are due within a
+//! The order of insertion makes a run a function of its seed. Nearly all events are due within a
 //! tenth of a second, so the queue holds them in buckets of a few events each, and sorts only the
 //! current bucket. A single heap of all events would take a third of a run's time. Must not know
 //! what the events are.
@@ -12,20 +12,20 @@ use std::collections::BinaryHeap;
 /// The binary logarithm of a bucket's width in microseconds.
 const WIDTH_LOG2: u32 = 7;
 
-/// The number of buckets after the current one: together they cover 131 ms.
+/// The number of buckets after the current one. Together they cover 131 ms.
 const BUCKETS: usize = 1024;
 
 #[derive(Debug)]
 pub struct Queue<E> {
-    /// The events of the current bucket, and events that were inserted for an earlier time. They
-    /// are in descending order, so the next event is the last one.
+    /// The events of the current bucket, and events that were inserted later for an earlier time.
+    /// They are in descending order of time, so the next event is the last one.
     current: Vec<QueuedEvent<E>>,
-    /// The number of the current bucket: any time in the bucket, divided by the width.
+    /// The number of the current bucket: any time in the bucket, divided by the bucket's width.
     number: u64,
     /// The buckets after the current one, unsorted. A bucket is at the position of its number
     /// modulo [`BUCKETS`].
     near: Vec<Vec<QueuedEvent<E>>>,
-    /// A bit for each near bucket, which is set if the bucket has any events.
+    /// A bit for each near bucket, which is set if the bucket contains events.
     occupied: [u64; BUCKETS / 64],
     /// Events that are later than the near buckets.
     far: BinaryHeap<QueuedEvent<E>>,
@@ -34,7 +34,7 @@ pub struct Queue<E> {
 
 #[derive(Debug)]
 struct QueuedEvent<E> {
-    /// The time in the upper half, the serial number in the lower half.
+    /// The time is in the upper half, and the serial number in the lower half.
     key: u128,
     event: E,
 }
@@ -107,7 +107,7 @@ impl<E> Queue<E> {
         }
     }
 
-    /// Removes and returns the next event and its time, if that is before `end_us`.
+    /// Removes the next event, if its time is before `end_us`, and returns it with its time.
     pub fn pop_before(&mut self, end_us: u64) -> Option<(u64, E)> {
         if self.current.is_empty() {
             self.next_bucket()?;
@@ -118,7 +118,8 @@ impl<E> Queue<E> {
         self.current.pop().map(|queued| (queued.at_us(), queued.event))
     }
 
-    /// Makes the next bucket with an event the current bucket. Returns `None` if there is no event.
+    /// Makes the next bucket that contains events the current bucket. Returns `None` if there are
+    /// no events.
     fn next_bucket(&mut self) -> Option<()> {
         let near = self.next_near();
         let far = self.far.peek().map(QueuedEvent::bucket);
@@ -135,12 +136,12 @@ impl<E> Queue<E> {
         Some(())
     }
 
-    /// The number of the first near bucket that has an event.
+    /// The number of the first near bucket that contains events.
     fn next_near(&self) -> Option<u64> {
         let from = self.number + 1;
         let (_, first, bit) = place(from);
-        // Examines the words of `occupied` from the word of bucket `from` on, and at the end the
-        // bits before that bucket in its own word.
+        // Examines the words of `occupied`. It begins with the word of bucket `from`, and ends with
+        // the bits before that bucket in the same word.
         (0..=self.occupied.len()).find_map(|step| {
             let word = self.occupied[(first + step) % self.occupied.len()];
             let before = (1 << bit) - 1;
@@ -177,15 +178,16 @@ mod tests {
     #[test]
     fn near_and_far_events_have_the_order_of_a_sorted_map() {
         let mut rng = SplitMix64::new(1);
-        // The spans are within a bucket, within all buckets, around their end, and far beyond it.
+        // The times of events are within a bucket, within all near buckets, around their end, and
+        // far beyond it.
         for span in [100, 100_000, 131_000, 131_072, 140_000, 10_000_000] {
             let (mut queue, mut sorted, mut now) = (Queue::default(), BTreeMap::new(), 0);
             for serial in 0..20_000_u64 {
                 let at_us = now + rng.below(span);
                 queue.push(at_us, serial);
                 sorted.insert((at_us, serial), ());
-                // Sometimes no event is due yet, and the next inserted event may be earlier than
-                // the existing ones.
+                // Sometimes no event is due at `end`. Then the next inserted event may be earlier
+                // than all existing ones.
                 let end = now + rng.below(span);
                 while let Some((at_us, event)) = queue.pop_before(end) {
                     assert_eq!(sorted.pop_first().map(|(key, ())| key), Some((at_us, event)));

@@ -1,14 +1,15 @@
 //! How much of its machine a backend may use, by the rules of Linux (`cpu.max`; CFS bandwidth
 //! control, `Documentation/scheduler/sched-bwc.rst`): a fixed amount of core time in each period.
-//! When it is used up, nothing runs until the period ends.
+//! When this amount is used up, nothing runs until the period ends.
 //!
-//! The model is simpler than the kernel. The kernel begins a period when something runs again after
-//! a pause, and each CPU reserves a part of the quota in advance. Here, periods follow each other
-//! without a gap from time 0, and all cores use one account.
+//! The model is simpler than the kernel in two respects. In the kernel, a period begins when
+//! something runs again after a pause. Here, periods follow each other without a gap from time 0.
+//! In the kernel, each CPU reserves a part of the quota in advance. Here, all cores use one
+//! account.
 
 use crate::metrics::float;
 
-/// How long all cores together may work in each period.
+/// The limit of the time for which all cores together may work in each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// The amount of core time, in microseconds; not 0.
@@ -54,7 +55,7 @@ impl Bandwidth {
         Self { quota: self.quota, left_us: runtime_us, ends_us: (now_us / period_us + 1) * period_us }
     }
 
-    /// Uses the quota for `cores` cores that have work from `now_us` on, for `passed_us`. Returns
+    /// Lets `cores` cores that have work use the quota, from `now_us` on, for `passed_us`. Returns
     /// how long they run in this time.
     pub fn run(&mut self, now_us: u64, passed_us: u64, cores: u64) -> u64 {
         *self = self.at(now_us);
@@ -71,8 +72,8 @@ impl Bandwidth {
         ran + whole * in_full + last
     }
 
-    /// The time at which each of `cores` cores that have work from `now_us` on has run for
-    /// `work_us`.
+    /// The time at which each of `cores` cores has run for `work_us`, if they have work from
+    /// `now_us` on.
     pub fn done(&self, now_us: u64, work_us: u64, cores: u64) -> u64 {
         let now = self.at(now_us);
         let first = (now.ends_us - now_us).min(now.left_us.div_ceil(cores));

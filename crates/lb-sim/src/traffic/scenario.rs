@@ -1,7 +1,7 @@
-//! A scenario that can be played: its values are consistent, it fits into memory, and it takes at
-//! most a minute or two.
+//! A scenario that can be played: its values fit together, it fits into memory, and playing it
+//! takes at most a minute or two.
 //!
-//! `cost` checks the cost of playing before anything is allocated for it; `fails` reads which
+//! `cost` computes what playing costs, before memory is allocated for it; `fails` reads which
 //! backends fail, and when. An error names the file, the line, the value and the correction.
 
 mod cost;
@@ -35,17 +35,17 @@ pub struct Scenario {
     pub name: String,
     /// A description in one line.
     pub title: String,
-    /// The seed of everything random in time.
+    /// The seed of all random times.
     pub seed: u64,
     /// How many seeds are played.
     pub seeds: u32,
-    /// Its length in virtual time.
+    /// The length of the scenario in virtual time.
     pub duration: Span,
-    /// The time that one row covers.
+    /// The length of time that one row covers.
     pub step: Span,
     /// The time at which the measurement of load and latency begins.
     pub measure_from: Span,
-    /// The delay until clients learn of a change.
+    /// The delay until clients receive a change.
     pub notice: PropagationDelay,
     /// How clients receive the reports of backends; `None` if backends send no reports.
     pub reports: Option<ReportsTable>,
@@ -77,7 +77,7 @@ pub struct Scenario {
     /// The variants; there is at least one.
     pub runs: Vec<ScenarioRun>,
     /// Whether rows record the values of each backend. A file cannot enable this, because many rows
-    /// and many backends would take too much memory.
+    /// with many backends would take too much memory.
     pub retains_traces: bool,
 }
 
@@ -94,7 +94,7 @@ pub enum NewSize {
     /// The service: the number of backends, and how long backends still serve after they have left
     /// the list.
     Backends(u32, Span),
-    /// Jobs, by their positions: the number of tasks of each.
+    /// Jobs, by their positions, and the number of tasks of each.
     Tasks(Range<usize>, u32),
 }
 
@@ -102,7 +102,7 @@ pub enum NewSize {
 #[derive(Clone, Debug, Default)]
 pub struct ScenarioRun {
     pub name: String,
-    /// The values that the run overrides.
+    /// The values that replace those of the scenario.
     pub differs: RunTable,
 }
 
@@ -133,7 +133,8 @@ pub struct ScenarioError {
     pub text: String,
 }
 
-/// An error and its span in the text, before its line and column are computed.
+/// The span of an error in the text, and its message. The line and the column follow from the span
+/// later.
 type SpannedFault = (Range<usize>, String);
 
 impl Scenario {
@@ -269,8 +270,8 @@ impl Scenario {
         Ok(weights)
     }
 
-    /// Refuses two restarts at the same time, because each would start backends that the other has
-    /// stopped.
+    /// Refuses a restart that begins before another one has ended, because each would start
+    /// backends that the other has stopped.
     fn check_restarts(&self, tables: &[Spanned<RestartTable>]) -> Result<(), SpannedFault> {
         for run in &self.runs {
             let mut free = 0;
@@ -322,7 +323,7 @@ fn check_reports(table: ReportsTable) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses ejection for jobs without connects, because ejection judges connects.
+/// Refuses ejection for jobs that make no connects, because only failed connects lead to ejection.
 fn check_ejection(document: &ScenarioDocument) -> Result<(), SpannedFault> {
     let of_requests = |job: &&Spanned<JobTable>| job.get_ref().traffic == Traffic::Requests;
     let has_ejection = |job: &&Spanned<JobTable>| job.get_ref().ejection.is_some();
@@ -367,7 +368,7 @@ fn copies(tables: &[Spanned<JobTable>]) -> Result<BTreeMap<String, Range<usize>>
     Ok(copies)
 }
 
-/// The copies of a job as separate jobs.
+/// Returns the copies of a job as separate jobs.
 fn written_out(job: JobTable) -> impl Iterator<Item = JobTable> {
     let count = job.copies.map_or(1, |copies| copies.0);
     let is_numbered = job.copies.is_some();

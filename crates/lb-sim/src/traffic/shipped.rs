@@ -34,7 +34,7 @@ pub fn text(name: &str) -> Option<&'static str> {
     SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// Returns a shipped scenario that is known to exist.
+/// Returns the shipped scenario with this name.
 ///
 /// # Panics
 /// No shipped scenario has this name.

@@ -1,4 +1,4 @@
-//! The counts of a played scenario: rows of steps, and totals of a run.
+//! The counts of a played scenario: rows for its steps, and totals for each run.
 //!
 //! Every arrival is counted once when it begins and once when it ends. Must not decide anything.
 
@@ -11,9 +11,9 @@ use crate::metrics::{Spread, raw_utilization};
 pub struct RequestErrors {
     /// The client had no backend to choose.
     pub refused: u64,
-    /// The client had no established connection to the backends that it tried.
+    /// None of the backends that the client tried to choose had an established connection.
     pub unready: u64,
-    /// The backend was down, and the client did not know this yet.
+    /// The backend was down, but the client did not know this yet.
     pub down: u64,
     /// The connection ended before the request did.
     pub cut: u64,
@@ -73,7 +73,7 @@ pub struct TrafficCounts {
 }
 
 impl TrafficCounts {
-    /// The difference to earlier counts.
+    /// Returns these counts minus earlier ones.
     pub const fn since(self, before: Self) -> Self {
         Self {
             arrivals: self.arrivals - before.arrivals,
@@ -106,7 +106,7 @@ pub struct JobCounts {
 }
 
 impl JobCounts {
-    /// The difference to earlier counts of the same job.
+    /// Returns these counts minus earlier counts of the same job.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             job: self.job.clone(),
@@ -127,17 +127,17 @@ pub struct StepRow {
     pub backends: u32,
     /// Running clients at the end of the step.
     pub clients: u32,
-    /// Open connections at the end of the step, of the running backends for which the source
-    /// requests traffic. Lame ducks are not included.
+    /// The numbers of open connections of the backends at the end of the step. Only running
+    /// backends count for which the source requests traffic, so lame ducks do not.
     pub connections: Spread,
-    /// Arrivals over capacity during the step, of the backends that were healthy and listed
-    /// throughout.
+    /// The loads of the backends during the step: arrivals divided by capacity. Only backends count
+    /// that were healthy and listed during the whole step.
     pub load: Spread,
-    /// The mean load over the largest: the part of the capacity that is usable before the first
-    /// backend is full.
+    /// The mean load divided by the largest: the part of the capacity that is usable before the
+    /// first backend is full.
     pub utilization: f64,
-    /// Busy core time over usable cores during the step, of the same backends; `None` if requests
-    /// cost no CPU time.
+    /// CPU utilization of the same backends during the step: the time that cores worked, divided by
+    /// the time that they were usable. `None` if requests cost no CPU time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Spread>,
     /// How clients' weights changed; `None` in a run without load or slow start.
@@ -149,21 +149,24 @@ pub struct StepRow {
     /// The counts of each job; empty if there is only one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobCounts>,
-    /// The values behind `load` and `cpu`; `None` if the scenario records no traces.
+    /// The values from which `load` and `cpu` are computed; `None` if the scenario records no
+    /// traces.
     #[serde(skip)]
     pub traces: Option<Traces>,
 }
 
-/// The values of each backend in a step, by index. They are one point of each backend's trace.
+/// The values of each backend in a step, in the order of indexes. For each backend, they are one
+/// point of its trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traces {
-    /// Arrivals over capacity.
+    /// Arrivals divided by capacity.
     pub load: Vec<f64>,
-    /// Busy core time over usable cores.
+    /// The time that cores worked, divided by the time that they were usable.
     pub cpu: Vec<f64>,
 }
 
-/// How clients' weights changed in a step, if weights follow load or members start slowly.
+/// How clients' weights changed in a step, in a run in which weights follow load or members start
+/// slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WeightChanges {
     /// Tables that clients built because factors had changed.
@@ -183,46 +186,51 @@ pub struct Total {
     pub jobs: Vec<JobCounts>,
     /// Arrivals that had not ended at the end of the run.
     pub under_way: u64,
-    /// Connections that were open at the start, before any event. Clients hold them for their
-    /// requests.
+    /// The number of connections that were open at the start, before any event. Clients hold them
+    /// for their requests.
     pub connections_at_start: u64,
     /// Connections that were open at the end.
     pub connections_at_end: u64,
-    /// Open connections at the end, of the running backends for which the source requested traffic.
+    /// The numbers of open connections at the end, of running backends for which the source
+    /// requested traffic.
     pub connections: Spread,
-    /// Arrivals over capacity, of the backends that were part of the service from start to end.
+    /// Arrivals divided by capacity, of the backends that were part of the service from start to
+    /// end.
     pub load: Spread,
-    /// The mean load over the largest.
+    /// The mean load divided by the largest.
     pub utilization: f64,
-    /// The utilization if each arrival went to a backend drawn in proportion to weight: the effect
-    /// of chance alone. `None` if nothing arrived.
+    /// The utilization that chance alone would give: each arrival goes to a backend that is drawn
+    /// in proportion to weight. `None` if nothing arrived.
     pub floor: Option<f64>,
-    /// How many of the backends of `load` received neither an arrival nor a connection.
+    /// How many of the backends in `load` received neither an arrival nor a connection.
     pub unused: u32,
-    /// The largest share of failed arrivals in a step.
+    /// The largest share of arrivals that failed in one step.
     pub worst_errors: f64,
 }
 
-/// Measurements of machines and requests in one run with one seed, from the start of measuring.
+/// Measurements of machines and requests in one run with one seed. They begin at the scenario's
+/// `measure_from`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadTotal {
-    /// Busy core time over usable cores, of each backend that was part of the service from start to
-    /// end.
+    /// CPU utilization of each backend that was part of the service from start to end: the time
+    /// that cores worked, divided by the time that they were usable.
     pub cpu: Vec<f64>,
     /// The capacity of each of these backends' machines without any slowdown, in cores of speed 1.
     pub capacity: Vec<f64>,
-    /// Utilization if each request went to a backend drawn in proportion to capacity.
+    /// The utilization of these backends if each request went to a backend that is drawn in
+    /// proportion to capacity.
     pub floor: Vec<f64>,
-    /// CPU time of all arrivals over the capacity of the machines at the start without any
-    /// slowdown.
+    /// The CPU time of all arrivals, divided by the capacity that the machines at the start have
+    /// without any slowdown.
     pub asked: f64,
     /// The 50th, 99th and 99.9th percentile of the duration of served requests, in microseconds.
     pub latency_us: [u64; 3],
-    /// The counts from the start of measuring.
+    /// The counts since measuring began.
     pub counts: TrafficCounts,
 }
 
-/// The utilization of these loads; 1 if all are 0, because nothing is wasted.
+/// The mean of these loads divided by the largest. It is 1 if all loads are 0, because then no
+/// capacity is wasted.
 pub fn utilization_of(loads: &[f64]) -> f64 {
     if loads.iter().all(|load| *load == 0.0) { 1.0 } else { raw_utilization(loads) }
 }

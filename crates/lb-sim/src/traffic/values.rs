@@ -1,6 +1,6 @@
-//! The words and numbers of a scenario file, as types that hold only allowed values.
+//! The words and numbers of a scenario file, as types that can hold only allowed values.
 //!
-//! Each type refuses other values with a message that names the value and the correction; the TOML
+//! Each type refuses other values with a message that names the value and the correction. The TOML
 //! reader adds line and column. Must not know what the values are for.
 
 use std::fmt;
@@ -16,7 +16,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads a value from a text. The message for a value that is not a text contains the expectation.
+/// Reads a value from a text. The field is the expectation that the error message states for a
+/// value that is not a text.
 struct TextVisitor<T>(&'static str, PhantomData<T>);
 
 impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
@@ -31,8 +32,8 @@ impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
     }
 }
 
-/// Reads these types from a text through their `TryFrom<String>`. The expectation is for the
-/// message if the value is not a text.
+/// Makes these types readable from a text, through their `TryFrom<String>`. The expectation is for
+/// the error message about a value that is not a text.
 macro_rules! read_from_text {
     ($($value:ty: $expected:literal,)*) => { $(
         impl<'de> Deserialize<'de> for $value {
@@ -204,7 +205,7 @@ impl TryFrom<String> for OverflowName {
     }
 }
 
-/// The law that adjusts weights to load, by name, or `"off"`.
+/// The name of the law that adjusts weights to load, or `"off"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadChoice(pub Option<Law>);
 
@@ -223,7 +224,7 @@ impl TryFrom<String> for LoadChoice {
     }
 }
 
-/// The state to which an operator switches a law, by name.
+/// The name of the state to which an operator switches a law.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchName(pub Switch);
 
@@ -237,8 +238,8 @@ impl TryFrom<String> for SwitchName {
     }
 }
 
-/// The age of the state that a daemon has saved for its successor; `"nothing"` if it has saved
-/// none.
+/// The age of the state that a daemon has saved for its successor; `"nothing"` if the daemon has
+/// saved none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedStateAge(pub Option<Span>);
 
@@ -262,12 +263,12 @@ fn seconds_or_off(key: &str, text: String) -> Result<Option<Span>, String> {
         .ok_or_else(|| format!("{key} is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
 }
 
-/// The half-life of an error; `"off"` if errors do not count.
+/// The half-life of an error; `"off"` if errors do not count as load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorDecay(pub Option<Span>);
 
 impl Default for ErrorDecay {
-    /// The default of the configuration.
+    /// The same default as in the configuration.
     fn default() -> Self {
         Self(Some(Span { us: 5_000_000 }))
     }
@@ -281,7 +282,7 @@ impl TryFrom<String> for ErrorDecay {
     }
 }
 
-/// The time in which a member reaches its share; `"off"` if it gets its share at once.
+/// The time until a member has its whole share; `"off"` if it has the share at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlowStart(pub Option<Span>);
 
@@ -293,7 +294,7 @@ impl TryFrom<String> for SlowStart {
     }
 }
 
-/// A limit of open flows, or `"off"`.
+/// The limit on open flows, or `"off"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActiveLimit(pub Option<u32>);
 
@@ -327,7 +328,7 @@ impl<'de> Deserialize<'de> for ActiveLimit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EjectionChoice(pub Option<Ejection>);
 
-/// The table, with the defaults for missing keys.
+/// The table, in which missing keys get their defaults.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct EjectionTable {
@@ -364,8 +365,8 @@ impl TryFrom<EjectionTable> for EjectionChoice {
         }
         let failures = u8::try_from(failures.0).expect("failures fit into u8");
         let (base, max) = (Duration::from_micros(base.us), Duration::from_micros(max.us));
-        // In this model the ejector receives no evidence of backends that do not answer on
-        // established connections.
+        // In this model the ejector does not learn about backends that do not answer on established
+        // connections.
         Ok(Self(Some(Ejection { failures, base, max, hangs: false })))
     }
 }

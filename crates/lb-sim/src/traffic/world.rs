@@ -1,11 +1,12 @@
-//! The events of virtual time: backends come, go and restart, clients learn of this with a delay,
-//! and connect all the time.
+//! The events of virtual time: backends come, go and restart, and clients learn of this with a
+//! delay, while they connect all the time.
 //!
-//! In reading order: the whole state, in this file; changes of the `backends`; operator actions on
-//! `daemons`; the `jobs`; the lists, reports and connections of their `clients`; the `requests`
-//! that the clients send; the work of the machines (`serving`); the clients' reaction to failures
-//! (`judging`); the backends' reports of their load (`loads`); rows and totals (`measures`); and
-//! the effect of chance alone (`floor`). Must not choose a backend: the [`SimulatedClient`] does.
+//! The parts in reading order: the whole state, in this file; changes of the `backends`; operator
+//! actions on `daemons`; the `jobs`; the lists, reports and connections of their `clients`; the
+//! `requests` that the clients send; the work of the machines (`serving`); how clients react to
+//! failures (`judging`); the backends' reports of their load (`loads`); rows and totals
+//! (`measures`); and the effect of chance alone (`floor`). Must not choose a backend: the
+//! [`SimulatedClient`] does.
 
 mod backends;
 
@@ -92,37 +93,38 @@ pub fn play(scenario: &Scenario, run: &ScenarioRun, seed: u64, subset_seed: Opti
     Played { rows, total, load, ejections: (ejections, world.ejection_total()) }
 }
 
-/// An event that happens at a time. Large and rare parts are boxed, because a heap moves events all
-/// the time.
+/// An event at a point of virtual time. Large and rare parts are boxed, because a heap moves its
+/// events often.
 #[derive(Debug)]
 enum SimulationEvent {
     /// The resize at this position in the scenario.
     Resize(usize),
-    /// A batch of the restart at this position enters a stage.
+    /// A batch of a restart begins a stage.
     Restart(Box<BatchRestart>),
-    /// The backends of the table at this position begin to fail; `times` more failures follow.
+    /// The backends of the table at this position begin to fail. `times` is the number of failures
+    /// that are left, including this one.
     Fail { fail: usize, times: u32 },
     /// The failing backends recover.
     Recover,
-    /// The weights of the table at this position are in the list from now on.
+    /// The list has the weights of the table at this position from now on.
     Reweight(usize),
     /// An operator gives the command of the table at this position.
     Switch(usize),
     /// All daemons save their learnt state.
     SaveState,
-    /// All daemons are replaced; `is_saved` is set if they had saved their state.
+    /// All daemons are replaced. `is_saved` is set if they have saved their state.
     Upgrade { is_saved: bool },
-    /// Backends with these indexes stop. They have left the list before.
+    /// Backends with these indexes stop. They have already left the list.
     Stop(Range<u32>),
     /// A client receives a list.
     ReceiveList(Box<ListNotice>),
     /// A connection is established.
     Ready { client: u32, slot: u32, serial: u32 },
-    /// A client receives a backend's own report.
+    /// A client receives a backend's own report about its readiness.
     ReceiveReport { client: u32, backend: u32, report: u32, is_lame: bool },
     /// A connect or request begins.
     Arrive(u32),
-    /// A user's request has ended.
+    /// A user's request has ended, so the user pauses until its next one.
     Think(u32),
     /// A client retries a request.
     TryAgain(RequestRef),
@@ -136,9 +138,9 @@ enum SimulationEvent {
     TimeOut(RequestRef),
     /// A machine may have finished a request.
     Wake(u32),
-    /// The neighbours of a machine change the part of it that they use.
+    /// The neighbours of a machine begin to use another part of it.
     Antagonize(u32),
-    /// The time of higher cost after a backend's start ends.
+    /// The time after a start in which a backend is slower ends.
     WarmedUp(u32),
     /// A backend reports its load.
     ReportLoad(u32),
@@ -146,7 +148,7 @@ enum SimulationEvent {
     TickControl(u32),
     /// A client adjusts its size to load.
     LookAtFlows(u32),
-    /// Measuring begins.
+    /// The measurement of load and latency begins.
     Measure,
 }
 
@@ -160,7 +162,8 @@ struct ListNotice {
     version: u64,
 }
 
-/// A batch of a restart, and the stage that it enters. No batch begins at `last` or later.
+/// A batch of a restart, and the stage that it begins. The restart covers only backends with
+/// indexes below `last`.
 #[derive(Debug)]
 struct BatchRestart {
     restart: usize,
@@ -180,16 +183,16 @@ enum RestartStage {
 #[derive(Debug)]
 struct SimulatedBackend {
     weight: u16,
-    /// Whether the backend belongs to the service, running or not.
+    /// Whether the backend belongs to the service, even if it does not run.
     exists: bool,
     /// The state that the source reports; `None` if the source does not list the backend.
     reported: Option<EndpointState>,
     running: bool,
     /// How the backend fails while it runs; `None` if it does not fail.
     failing: Option<FailMode>,
-    /// Whether the backend reports that it is a lame duck.
+    /// Whether the backend's own report marks it as a lame duck.
     is_lame: bool,
-    /// How often the backend's own report has changed.
+    /// How often the backend's own report has changed. This is the number of its newest report.
     reports: u32,
     /// When the backend stops, if it has left the list.
     stops_at: Option<u64>,
@@ -203,8 +206,8 @@ struct SimulatedBackend {
     holders: BTreeSet<(u32, u32)>,
     /// Arrivals since the last row.
     step_load: u64,
-    /// Counts of all arrivals, of those that the backend answered with an error or rejected, and of
-    /// those that came while it hung.
+    /// Three counts of arrivals: all of them, those that the backend answered with an error or
+    /// rejected, and those that came while the backend hung.
     load: u64,
     errors: u64,
     hung: u64,
@@ -225,7 +228,7 @@ struct World<'a> {
     reporting: Vec<LoadReports>,
     count: u32,
     jobs: Vec<SimulatedJob>,
-    /// All clients that ever existed; `None` for removed clients.
+    /// All clients that have ever existed; `None` for a client that was removed.
     clients: Vec<Option<Box<SimulatedClient>>>,
     requests: Requests,
     version: u64,
@@ -245,7 +248,7 @@ struct World<'a> {
     /// The counts when measuring began.
     counts_before: TrafficCounts,
     at_last_row: (u64, TrafficCounts),
-    /// The current counts of each job of the file; below, those at the last row.
+    /// The current counts of each job of the file, and below, the counts at the last row.
     by_job: Vec<JobCounts>,
     by_job_at_last_row: Vec<JobCounts>,
     connections_at_start: u64,
@@ -283,7 +286,7 @@ impl<'a> World<'a> {
         let machines: Vec<Machine> = speeds.iter().enumerate().map(machine).collect();
         let at_start = scenario.backends as usize;
         let weights: Vec<f64> = scenario.weights[..at_start].iter().copied().map(f64::from).collect();
-        // A backend that requests no traffic has no share of the capacity.
+        // A backend that requests no traffic contributes nothing to the capacity.
         let capacity_of =
             |(machine, weight): (&Machine, &f64)| if *weight > 0.0 { machine.capacity() } else { 0.0 };
         let capacities: Vec<f64> = machines[..at_start].iter().zip(&weights).map(capacity_of).collect();
@@ -311,7 +314,8 @@ impl<'a> World<'a> {
             lie: 0,
             switch: Switch::On,
             judged: Judged::default(),
-            // Stores three digits; longer latencies count as the maximum.
+            // The histogram has a precision of three digits, and longer latencies count as its
+            // maximum.
             latency: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("the bounds are fine"),
             floor,
             counts: TrafficCounts::default(),
@@ -327,8 +331,8 @@ impl<'a> World<'a> {
             world.set_tasks(job, world.jobs[job].table.tasks.0);
         }
         world.connections_at_start = world.open();
-        // Connections that are open at the start count as opened before it, not as opened by a
-        // client during the run.
+        // Connections that are open at the start count as opened before the run, not as opened by a
+        // client during it.
         world.counts = TrafficCounts::default();
         world.by_job.clone_from(&world.by_job_at_last_row);
         for client in 0..world.clients.len() {

@@ -1,12 +1,12 @@
-//! A small fleet with different machines, clients and subsets, but without random unevenness. The
-//! tests of weights that follow load use it.
+//! A small fleet with different machines, clients and subsets, but without unevenness by chance.
+//! The tests of weights that follow load use it.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::{StepRow, WeightChanges};
 use lb_sim::traffic::{TrafficReport, play};
 
-/// Half of the machines have less than half of the capacity of the others. The demand is a third of
-/// the total capacity.
+/// The fleet as a scenario. Half of its machines have less than half of the capacity of the others.
+/// The demand is a third of the total capacity.
 pub const FLEET: &str = include_str!("fleet.toml");
 
 pub fn played(text: &str) -> TrafficReport {
@@ -26,7 +26,8 @@ pub fn weights(row: &StepRow) -> WeightChanges {
     row.weights.expect("something moves weights")
 }
 
-/// CPU of the busiest backend over that of the least busy one, in each of these rows.
+/// For each of these rows, CPU utilization of the busiest backend divided by that of the least busy
+/// one.
 pub fn busiest_over_least(rows: &[&StepRow]) -> Vec<f64> {
     rows.iter().filter_map(|row| row.cpu).map(|cpu| cpu.max / cpu.min).collect()
 }

@@ -1,4 +1,5 @@
-//! Adjusts a client's weights to load and slow start once a second, with the daemon's own laws.
+//! Adjusts a client's weights once a second, to load and for slow start, with the daemon's own
+//! laws.
 //!
 //! Must not know how reports reach the client.
 
@@ -15,7 +16,7 @@ use lb_core::control::{
 
 use super::{SimulatedClient, index_of};
 
-/// The law of a client, and the client's knowledge of its own flows.
+/// The law of a client, and what the client knows about its own flows.
 #[derive(Debug)]
 pub(super) struct Following {
     control: Control,
@@ -53,12 +54,13 @@ impl Following {
         &mut self.of_late[slot]
     }
 
-    /// Removes the flows of a slot, because another backend has the slot now.
+    /// Forgets the flows of a slot, because another backend has the slot now.
     pub(super) fn forget(&mut self, slot: u32) {
         *self.at(slot) = OfLate::default();
     }
 
-    /// Ignores the flows that have begun until now, because they existed before the first tick.
+    /// Ignores the flows that have begun until now, because these flows existed before the first
+    /// tick.
     pub(super) fn forget_begun(&mut self) {
         self.begun = 0;
     }
@@ -91,7 +93,7 @@ impl SimulatedClient {
         self.publish();
     }
 
-    /// Applies an operator's setting of the law, from the next tick on.
+    /// Applies an operator's setting of the law. It takes effect at the next tick.
     pub fn switch(&mut self, switch: Switch) {
         self.following.iter_mut().for_each(|following| following.control.set_switch(switch));
     }
@@ -103,8 +105,8 @@ impl SimulatedClient {
             .for_each(|following| following.saved = Some((following.control.snapshot(now), now)));
     }
 
-    /// Replaces the daemon. The law of the new daemon knows the saved state, if there is one, but
-    /// no recent flows.
+    /// Replaces the daemon. The law of the new daemon loads the saved state, if there is one, but
+    /// knows no recent flows.
     pub fn replace_daemon(&mut self, now: Duration, is_saved: bool, switch: Switch) {
         let Some(before) = self.following.take() else { return };
         let mut following = Following::new(before.control.rules());
@@ -120,7 +122,7 @@ impl SimulatedClient {
         self.put_in_force(now, factors);
     }
 
-    /// The factors in force of the client's members.
+    /// The factors that currently apply to the client's members.
     pub fn factors(&self) -> Vec<f64> {
         let Some(following) = &self.following else { return Vec::new() };
         let in_force = following.control.in_force();
@@ -128,8 +130,8 @@ impl SimulatedClient {
         members.map(|(address, _)| in_force.of(*address).number()).collect()
     }
 
-    /// Handles members that have arrived or changed their availability, because their slow starts
-    /// begin at once.
+    /// Handles members that are new or have changed their availability. This cannot wait for the
+    /// next tick, because their slow starts begin at once.
     pub(super) fn start_slowly(&mut self, now: Duration) {
         let Some(mut following) = self.following.take() else { return };
         let row = self.look(&following, |_| None);
@@ -141,7 +143,7 @@ impl SimulatedClient {
         self.following = Some(following);
     }
 
-    /// This client's knowledge of its members, for the law.
+    /// What this client knows about its members, for the law.
     fn look(&self, following: &Following, report_of: impl Fn(u32) -> Option<ReceivedReport>) -> Look {
         let slots: BTreeMap<u32, u32> =
             (0..).zip(&self.slots).filter_map(|(slot, of)| Some((of.as_ref()?.backend, slot))).collect();

@@ -1,6 +1,6 @@
-//! Grows and shrinks a client's subset with the client's own load, by the daemon's rule.
+//! Adjusts the size of a client's subset to the client's own load, by the daemon's rule.
 //!
-//! Must not decide when this happens.
+//! Must not decide when the size is adjusted.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,15 +23,16 @@ impl SimulatedClient {
         self.growing = Some(GrowingSize { banded: BandedSize::new(band), assignments: None });
     }
 
-    /// Stores these assignments, and returns the number of members to use; `None` if the client's
-    /// size does not follow load.
+    /// Stores these assignments, and returns how many members the client uses; `None` if the
+    /// client's size does not follow load.
     pub fn size_in(&mut self, assignments: &Rc<JobAssignments>) -> Option<u32> {
         let growing = self.growing.as_mut()?;
         growing.assignments = Some(Rc::clone(assignments));
         Some(growing.banded.size())
     }
 
-    /// Evaluates the client's open flows. Returns the assignments if the size changes.
+    /// Compares the size with the client's open flows. If this changes the size, returns the
+    /// assignments.
     pub fn look_at_flows(&mut self, now: Duration) -> Option<Rc<JobAssignments>> {
         let established: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
         let open = established + self.pending.iter().sum::<u32>();

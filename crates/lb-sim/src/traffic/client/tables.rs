@@ -1,8 +1,8 @@
 //! The data that a client's picks read: the client's tables as the kernel would have them.
 //!
-//! If a service ejects backends, state words and members are those of the ejector. If the client
-//! holds connections, it can choose only backends with an established connection. This module makes
-//! only one change: it begins a trial.
+//! If a service ejects backends, the state words and the members come from the ejector. If the
+//! client holds connections, it can choose only backends with an established connection. The module
+//! only reads the client's state, except that it begins trials.
 
 use lb_common::abi::{BackendState, EjectionState, RecentErrors, StateWord, TableRef};
 use lb_common::pick::Tables;

@@ -1,4 +1,5 @@
-//! The keys of a job that define how much its tasks send, how unequally, and the cost of a request.
+//! The keys of a job that define how much its tasks send, how unequal the tasks are, and the cost
+//! of a request.
 
 use serde::{Deserialize, Deserializer};
 
@@ -16,8 +17,8 @@ impl TryFrom<f64> for Rate {
     type Error = String;
 
     fn try_from(rate: f64) -> Result<Self, String> {
-        // Times are whole microseconds. At a higher rate, rounding would change gaps by more than a
-        // percent.
+        // Times are whole microseconds. At a higher rate, rounding would change the gaps between
+        // arrivals by more than a percent.
         if (1e-5..=2e4).contains(&rate) {
             return Ok(Self(rate));
         }
@@ -66,7 +67,8 @@ impl TryFrom<CostTable> for CostChoice {
     }
 }
 
-/// How unequal a job's tasks are: the variation of their rates, or `{ zipf = S }`.
+/// How unequal a job's tasks are: the standard deviation of their rates over the mean, or `{ zipf =
+/// S }`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SkewChoice(pub Skew);
 
@@ -124,7 +126,7 @@ impl TryFrom<BurstTable> for BurstChoice {
     }
 }
 
-/// Users of each task. Each user waits until its request has ended before it sends the next one.
+/// The users of each task. A user waits until its request has ended before it sends the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClosedTable {

@@ -1,19 +1,19 @@
-//! The keys of the backends that define their speed and their slowdowns.
+//! The keys of the backends that define how fast they are, and what makes them slower.
 
 use serde::{Deserialize, Deserializer};
 
 use crate::traffic::values::{Span, Within};
 
-/// The speed of the backends' cores; 1 is the speed of the cores in which costs are counted.
+/// The speed of the backends' cores. The cost of a request is its CPU time on a core of speed 1.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Speed {
     /// The same for all backends.
     All(f64),
     /// One speed for each backend, in order.
     List(Vec<f64>),
-    /// These speeds in turn.
+    /// A list of speeds that the backends get in turn.
     Alternate(Vec<f64>),
-    /// A percentage of the backends with this speed; the seed decides which backends these are.
+    /// A percentage of the backends has this speed. The seed decides which backends these are.
     Share(u32, f64),
 }
 
@@ -73,7 +73,7 @@ impl<'de> Deserialize<'de> for Speed {
 pub struct QuotaTable {
     /// The maximum number of cores.
     pub cores: QuotaCores,
-    /// The time over which the quota is measured.
+    /// The period of time to which the quota applies.
     #[serde(default = "a_tenth_of_a_second")]
     pub period: Span,
 }
@@ -92,23 +92,26 @@ pub enum QuotaCores {
     List(Vec<f64>),
 }
 
-/// Neighbours on the same machine that make it slower, by another part in each time slice.
+/// Neighbours on the same machine that make it slower. In each time slice they use another part of
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AntagonistTable {
-    /// The largest slowdown in percent; every value up to it is equally likely.
+    /// The largest part of the machine that neighbours use, in percent. Every part up to it is
+    /// equally likely.
     pub share: Within<1, 99>,
     /// The length of a time slice.
     pub every: Span,
 }
 
-/// The cost of a start, because caches are cold and code is not compiled yet.
+/// The cost of a start: a started backend is slower, because caches are cold and code is not
+/// compiled yet.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "RestartCostTable")]
 pub struct RestartCost {
-    /// The factor on all CPU times.
+    /// The factor by which all CPU times are longer.
     pub factor: f64,
-    /// How long the cost lasts.
+    /// How long the backend is slower.
     pub lasts: Span,
 }
 

@@ -1,12 +1,12 @@
-//! The keys for operator actions while clients send: weight changes in the list, switching a law,
-//! and replacing daemons.
+//! The keys for what operators do while clients send: they change weights in the list, switch a
+//! law, and replace daemons.
 
 use lb_common::abi::MAX_BACKENDS;
 use serde::Deserialize;
 
 use crate::traffic::values::{SavedStateAge, Span, SwitchName, Within};
 
-/// Backends that get another weight in the list at a time.
+/// Backends that get another weight in the list at a given time.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReweightTable {
@@ -15,11 +15,11 @@ pub struct ReweightTable {
     pub from: Within<0, { MAX_BACKENDS - 1 }>,
     /// The last index.
     pub to: Within<0, { MAX_BACKENDS - 1 }>,
-    /// Capacity relative to the other backends; 0 requests no traffic.
+    /// Capacity relative to the other backends. With 0, the backend requests no traffic.
     pub weight: Within<0, 65_535>,
 }
 
-/// An operator command that switches the law of weights, for all client tasks at once.
+/// An operator command that switches the law of weights for all client tasks at once.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchTable {
@@ -28,11 +28,11 @@ pub struct SwitchTable {
     pub load: SwitchName,
 }
 
-/// A new daemon for every client task at once; connections stay open.
+/// The replacement of every client task's daemon, at once. Connections stay open.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpgradeTable {
     pub at: Span,
-    /// The age of the state that the previous daemon had saved of its laws.
+    /// The age of the state of its laws that the previous daemon had saved.
     pub kept: SavedStateAge,
 }

@@ -1,7 +1,7 @@
 //! The size of a subset in a scenario: the forms that the configuration accepts, with their bounds.
 //!
 //! The forms are a number, `"auto"`, `{ min = 20 }`, and `{ low = 0.875, high = 1.125 }` for a size
-//! that follows load. Must not know the effect of sizes.
+//! that follows load. Must not know what sizes do.
 
 use std::fmt;
 
@@ -50,7 +50,8 @@ impl TryFrom<SizeTable> for SubsetSize {
     }
 }
 
-/// Reads a number of flows for each backend, which a file writes as a decimal fraction.
+/// Reads a number of flows per backend. A file writes it as a decimal fraction; the result is in
+/// thousandths.
 fn thousandths(key: &str, flows: f64) -> Result<u32, String> {
     let rounded = (1000.0 * flows).round();
     let is_exact = (1000.0 * flows - rounded).abs() < 1e-6 * rounded.max(1.0);

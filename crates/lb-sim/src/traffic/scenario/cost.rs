@@ -1,8 +1,8 @@
-//! The cost of playing a scenario: its clients, members and arrivals, and the notices of changes to
-//! clients.
+//! What playing a scenario costs: the numbers of its clients, members and arrivals, and of the
+//! notices that its clients receive.
 //!
-//! The file determines the cost, so the planner refuses a scenario that is too large before it
-//! allocates anything. The limits correspond to a few minutes of work on a laptop.
+//! The cost follows from the file, so the planner refuses a scenario that is too large before it
+//! allocates memory for it. A scenario at the limits takes a few minutes on a laptop.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::{Fail, NewSize, Scenario, ScenarioRun, SpannedFault};
 use crate::metrics::float;
 use crate::traffic::document::{FailMode, JobTable, MAX_CLIENTS, ScenarioDocument};
 
-/// The maximum number of tables of one kind.
+/// The maximum number of tables of one kind in the file.
 const MAX_TABLES: u64 = 1_000;
 /// The maximum number of rows of all runs together.
 const MAX_ROWS: u64 = 100_000;
@@ -24,29 +24,30 @@ const MAX_MEMBERS: u64 = 1_000_000;
 const MAX_SLOTS: u64 = 20_000_000;
 /// The maximum number of arrivals of all runs together.
 const MAX_ARRIVALS: u64 = 200_000_000;
-/// The maximum number of requests and connections that exist at a time, on average.
+/// The limit on the mean number of requests and connections that exist at the same time.
 const MAX_ALIVE: u64 = 2_000_000;
-/// The maximum number of notices of a change to clients, in all runs together.
+/// The maximum number of notices of changes that clients receive, in all runs together.
 const MAX_NOTICES: u64 = 500_000;
-/// The maximum number of members of all subsets sent to clients, in all runs together.
+/// The maximum number of subset members that are sent to clients with these notices, in all runs
+/// together.
 const MAX_SENT_MEMBERS: u64 = 20_000_000;
 /// The maximum number of endpoints in all lists that jobs receive in one run. A list stays in
 /// memory until its last client has received it.
 const MAX_LISTED: u64 = 5_000_000;
-/// The maximum number of steps to compute subsets, in all runs together: lists (the first one, and
-/// one for each change) times clients times backends.
+/// The maximum number of steps for computing subsets, in all runs together. This number is lists
+/// times clients times backends; there is one list at the start, and one for each change.
 const MAX_ORDERED: u64 = 2_000_000_000;
 
-/// The maximum number of arrivals and departures of machines' neighbours, in all runs together.
+/// The maximum number of times that neighbours of machines come or go, in all runs together.
 const MAX_NEIGHBOURS: u64 = 20_000_000;
-/// The maximum number of received lame-duck reports, in all runs together.
+/// The maximum number of lame-duck reports that clients receive, in all runs together.
 const MAX_REPORTS: u64 = 5_000_000;
-/// The maximum number of load measurements by backends, in all runs together.
+/// The maximum number of times that backends measure their load, in all runs together.
 const MAX_LOADS: u64 = 50_000_000;
 /// The maximum number of load reports that clients evaluate, in all runs together.
 const MAX_LOOKS: u64 = 500_000_000;
-/// The maximum number of members that sizes that follow load examine, once a second each, in all
-/// runs together.
+/// The maximum number of members that are examined to adapt the sizes of subsets to load, in all
+/// runs together. Each member is examined once a second.
 const MAX_RESIZED: u64 = 500_000_000;
 /// The maximum number of backend failures, in all runs together.
 const MAX_FAILURES: u64 = 1_000_000;
@@ -70,9 +71,9 @@ pub(super) fn check_tables(document: &ScenarioDocument) -> Result<(), SpannedFau
 }
 
 struct ClientCounts {
-    /// The largest number of clients that run at a time.
+    /// The largest number of clients that run at the same time.
     most: u64,
-    /// All clients that are ever started.
+    /// The number of all clients that are ever started.
     started: u64,
 }
 
@@ -84,7 +85,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         rows.saturating_mul(scenario.runs.len() as u64),
         MAX_ROWS,
     )?;
-    // Each seed costs as much as a run.
+    // Playing one more seed costs as much as one more run.
     let runs = scenario.runs.len() as u64 * u64::from(scenario.seeds);
     let (mut most, mut started, mut arrivals, mut all_alive, mut members) = (0u64, 0u64, 0u64, 0u64, 0u64);
     let mut resized = 0u64;
@@ -148,7 +149,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     for run in scenario.runs.iter().filter(|run| run.follows_load(&jobs)) {
         let Some(table) = run.reports(scenario) else { continue };
         let span = document.reports.as_ref().map_or(0..0, Spanned::span);
-        // Each tick also examines the reports that are still on their way.
+        // Each tick also examines the reports that have not arrived yet.
         let on_their_way = 1 + (table.delay.us + table.spread.us) / table.interval.us;
         let times = scenario.duration.us.div_ceil(1_000_000).saturating_mul(scenario.seeds.into());
         looks = looks.saturating_add(times.saturating_mul(members).saturating_mul(on_their_way));
@@ -166,7 +167,8 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     ];
     let span = spans.into_iter().flatten().next().unwrap_or(0..0);
     if scenario.runs.iter().any(|run| run.reports(scenario).is_some()) {
-        // Each backend reports twice in a restart: that it leaves, and that it is back.
+        // A restart makes each backend report twice: when it becomes a lame duck, and when it is
+        // back.
         let restarts = scenario.restarts.len() as u64 + 1;
         let reports = 2u64.saturating_mul(restarts).saturating_mul(backends).saturating_mul(started);
         limit(
@@ -192,16 +194,16 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     limit(&span, "changes times clients times backends of all runs", ordered, MAX_ORDERED)
 }
 
-/// The demand of one task of a job.
+/// What one task of a job demands.
 struct Demand {
-    /// Arrivals in the whole run, including retries.
+    /// The number of arrivals in the whole run, including retries.
     each: u64,
-    /// Requests and connections that exist at a time, on average.
+    /// The mean number of requests and connections that exist at the same time.
     alive: u64,
 }
 
-/// The demand of one task of a job in a run. If the demand exceeds the capacity of the machines,
-/// their queues limit the requests that they process at a time.
+/// What one task of a job demands in a run. If the demand exceeds the capacity of the machines,
+/// their `queue` limits the number of requests that they process at the same time.
 fn demand(
     scenario: &Scenario,
     job: &JobTable,
@@ -213,7 +215,7 @@ fn demand(
     let rate = job.rate.map(|rate| run.rate.unwrap_or(rate).0);
     let interval = job.interval.map(|interval| 1e6 / float(interval.us));
     let cost_us = job.cost.map_or(0.0, |cost| cost.0.mean() * 1e6);
-    // The shortest time of a request: on the fastest machine of the scenario.
+    // The shortest time of a request, which is the time on the fastest machine of the scenario.
     let least_us =
         cost_us / scenario.machines.fastest() + float(run.wait.or(job.wait).unwrap_or(job.lasts).us);
     let unanswered_us = job.timeout.map_or(unanswered_us, |timeout| timeout.us.min(unanswered_us));
@@ -229,8 +231,8 @@ fn demand(
     let life_us = job.connection_life.map_or(0.0, |life| float(life.us));
     let on_each = 1.0 + life_us / (least_us + float(job.pause.us)).max(1.0);
     let each = (float(scenario.duration.us) + life_us) / 1e6 * per_second * bursts * tries * on_each;
-    // If a client has a timeout, each request has an event at the time of the timeout, even if it
-    // was served before.
+    // If a client has a timeout, each request has an event at that time. The event exists until
+    // then, even if the request is served before.
     let open_us = held_us.max(life_us).max(job.timeout.map_or(0.0, |timeout| float(timeout.us)));
     let alive = job.closed.map_or(per_second * peak * open_us / 1e6, |closed| f64::from(closed.clients.0));
     Demand { each: whole(each), alive: whole(alive) }
@@ -263,8 +265,8 @@ fn clients(scenario: &Scenario, job: &JobTable, positions: Range<usize>) -> Clie
     ClientCounts { most: copies * u64::from(most), started: copies * started }
 }
 
-/// The maximum number of members of a task's subset if the job has this number of tasks. With fewer
-/// tasks, each may have more members, but all together have no more.
+/// The maximum number of members of a task's subset if the job has `tasks` tasks. With fewer tasks,
+/// each may have more members, but all of them together have no more.
 fn most_members(
     scenario: &Scenario,
     job: &JobTable,
@@ -273,7 +275,7 @@ fn most_members(
 ) -> u64 {
     let backends = u64::from(scenario.most_backends());
     match run.size.unwrap_or(job.size).0 {
-        // An arc is longer than the size by at most a task's part of the ring, and by two edges.
+        // An arc is longer than the size by at most one task's part of the ring and two edges.
         Size::Fixed(size) if run.algorithm.unwrap_or(job.algorithm).0.is_aperture() => {
             (u64::from(size) + backends.div_ceil(tasks) + 2).min(backends)
         }

@@ -1,6 +1,6 @@
 //! Backends that fail while they are listed: how many, how, when and how often.
 //!
-//! Must not know which backends fail: this is decided when the scenario is played.
+//! Must not know which backends fail: that is decided when the scenario is played.
 
 use toml::Spanned;
 
@@ -18,9 +18,9 @@ pub struct Fail {
     pub part: FailPart,
     /// The effect on connects to these backends.
     pub how: FailMode,
-    /// In mode `slow`: how many times slower the backends are.
+    /// The factor by which the backends are slower in mode `slow`.
     pub slowdown: f64,
-    /// In mode `lies`: the utilization that the backends report, in thousandths.
+    /// The utilization that the backends report in mode `lies`, in thousandths.
     pub utilization: u32,
     /// The time after which a client gives up an unanswered connect.
     pub timeout: Span,
@@ -32,9 +32,9 @@ pub struct Fail {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailPart {
-    /// A percentage, rounded up.
+    /// A percentage of the backends; the number is rounded up.
     Share(u32),
-    /// A number.
+    /// A number of backends.
     Count(u32),
 }
 
@@ -68,8 +68,8 @@ pub(super) fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail
     let mut fails: Vec<Fail> = Vec::with_capacity(tables.len());
     for spanned in by_time {
         let fail = fail(spanned.get_ref()).map_err(|message| (spanned.span(), message))?;
-        // Refuses two failures at the same time, because each would restore backends that the other
-        // has taken down.
+        // Refuses a failure that begins before the previous one has ended, because the end of each
+        // would also restore the backends of the other.
         let free = fails.last().map_or(0, |before| before.end_us());
         if fail.at.us < free {
             let message = format!(

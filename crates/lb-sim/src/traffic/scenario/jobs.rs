@@ -1,5 +1,5 @@
-//! How the keys of a job combine: how much it sends, the cost of its requests, and whether its
-//! policy can be played.
+//! Checks whether the keys of a job fit together: how much it sends, the cost of its requests, and
+//! whether its policy can be played.
 
 use std::ops::Range;
 
@@ -38,7 +38,8 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
             );
         }
         if job.closed.is_some_and(|closed| closed.think.us < 1_000) {
-            // A request that fails at once would be repeated at the same moment, without end.
+            // Without a pause, a request that fails at once would be followed by the next one at
+            // the same moment, without end.
             return wrong(
                 "users without a pause would repeat failing requests without end: write think = \"1ms\" or more".into(),
             );
@@ -83,7 +84,8 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
     Ok(())
 }
 
-/// Refuses weights that follow load if load is unknown, or if the policy ignores weights.
+/// Refuses weights that follow load if clients do not know the load, or if the policy ignores
+/// weights.
 fn check_load(
     scenario: &Scenario,
     job: &JobTable,
@@ -146,7 +148,7 @@ fn check_size(
     }
 }
 
-/// Refuses a policy that examines every member if a subset is too large for that.
+/// Refuses a policy that examines every member, if subsets are too large for that.
 fn check_policy(
     scenario: &Scenario,
     job: &JobTable,

@@ -1,5 +1,5 @@
-//! The machines of a scenario's backends: the speed of each, how much of it may be used, and its
-//! slowdowns.
+//! The machines of a scenario's backends: how fast each is, how much of it may be used, and what
+//! makes it slower.
 
 use lb_core::subset::random::{SplitMix64, shuffle};
 use toml::Spanned;
@@ -15,13 +15,13 @@ use crate::traffic::quota::Quota;
 pub struct Machines {
     /// Cores of each machine.
     pub cores: u32,
-    /// The speed of each machine, or the rule that decides it.
+    /// The speed of each machine, or the rule that determines the speeds.
     speed: Speed,
     /// How much of each machine may be used; empty if there is no limit.
     quotas: Vec<Quota>,
     /// Neighbours that make the machines slower at times.
     pub antagonist: Option<AntagonistTable>,
-    /// The cost of a start, which makes machines slower for a while.
+    /// The cost of a start: a machine is slower for a while.
     pub restart_cost: Option<RestartCost>,
     /// The maximum number of requests that one machine processes at a time.
     pub queue: u32,

@@ -1,5 +1,5 @@
-//! Operator actions while clients send: checks that an action is possible at its time, and that it
-//! changes anything.
+//! What operators do while clients send. Checks that each action is possible at its time, and that
+//! it changes something.
 
 use toml::Spanned;
 

@@ -45,8 +45,8 @@ impl World<'_> {
     pub(super) fn restart(&mut self, BatchRestart { restart, batch, last, stage }: BatchRestart) {
         let table = self.scenario.restarts[restart];
         let lame_duck = self.run.differs.lame_duck.unwrap_or(table.lame_duck);
-        // The restart covers the backends that belong to the service when the restart begins,
-        // except those that have left the service since.
+        // The restart covers the backends that belong to the service when the restart begins, but
+        // skips those that have left the service since.
         let last =
             if batch.start == 0 && matches!(stage, RestartStage::LameDuck) { self.count } else { last };
         let indexes = batch.start..batch.end.min(last).min(self.count);
@@ -106,7 +106,7 @@ impl World<'_> {
         clients.into_iter().for_each(|client| self.report_to(client, backend, reports));
     }
 
-    /// Sends a backend's current report to a client.
+    /// Sends a backend's current report to one client.
     fn report_to(&mut self, client: u32, backend: u32, ReportsTable { delay, spread, .. }: ReportsTable) {
         let SimulatedBackend { reports: report, is_lame, .. } = self.backends[backend as usize];
         let mut rng = SplitMix64::new(mix64(&[self.seed, 7, self.now, backend.into(), client.into()]));
@@ -114,7 +114,8 @@ impl World<'_> {
         self.queue.push(at_us, SimulationEvent::ReceiveReport { client, backend, report, is_lame });
     }
 
-    /// Makes a new client request reports from all backends; lame ducks answer.
+    /// Makes a new client request reports from all backends. Only the answers of lame ducks are
+    /// sent to it.
     pub(super) fn request_reports(&mut self, client: u32) {
         let Some(reports) = self.reports else { return };
         let lame: Vec<u32> = (0..)
@@ -128,8 +129,8 @@ impl World<'_> {
     /// Makes some backends fail, without a notice to any client.
     pub(super) fn fail(&mut self, position: usize, times: u32) {
         let fail = self.scenario.fails[position];
-        // The choice depends only on the seed: it is the same each time and in each run, and a
-        // larger part includes all backends of a smaller part.
+        // The choice of the backends depends only on the seed, so it is the same for each failure
+        // and in each run. A larger part includes all backends of a smaller part.
         let mut indexes: Vec<u32> = (0..self.count).collect();
         indexes.sort_by_cached_key(|&index| mix64(&[self.seed, 2, index.into()]));
         indexes.truncate(fail.part.of(self.count) as usize);
@@ -151,7 +152,7 @@ impl World<'_> {
         }
     }
 
-    /// Restores the failing backends.
+    /// Restores the backends that fail.
     pub(super) fn recover(&mut self) {
         for index in std::mem::take(&mut self.failing) {
             match self.backends[index as usize].failing.take() {
@@ -190,7 +191,7 @@ impl World<'_> {
         backend.wanted_since = is_wanted.then(|| backend.wanted_since.unwrap_or(self.now));
     }
 
-    /// Publishes a new list of the source; clients receive it later.
+    /// Publishes a new list. Clients receive it later.
     pub(super) fn publish(&mut self) {
         for job in 0..self.jobs.len() {
             self.publish_to_job(job);

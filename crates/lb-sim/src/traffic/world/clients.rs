@@ -1,9 +1,8 @@
-//! The actions of clients: they come and go, receive lists and lame-duck reports, and hold
-//! connections.
+//! What clients do: they come and go, receive lists and lame-duck reports, and hold connections.
 //!
-//! While an event changes a client, the client is removed from the list of clients, so that the
-//! event can change both the client and the backends. The module `requests` has the requests that
-//! clients send. Must not know when backends stop and start.
+//! While an event changes a client, this client is taken out of the list of clients, so that the
+//! event can change both the client and the backends. The requests that clients send are in the
+//! module `requests`. Must not know when backends stop and start.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -49,7 +48,8 @@ impl World<'_> {
             if control.law.is_some() || control.slow_start.is_some() {
                 client.follow(control);
                 client.switch(self.switch);
-                // The clients must not all tick at the same time.
+                // The first ticks of clients are at random times, so that clients do not all tick
+                // at the same time.
                 let first = SplitMix64::new(mix64(&[self.seed, 11, id.into()])).below(1_000_000);
                 self.queue.push(self.now + first, SimulationEvent::TickControl(id));
             }
@@ -107,7 +107,7 @@ impl World<'_> {
         }
     }
 
-    /// Changes a client, and other state with it; does nothing if the client is gone.
+    /// Makes an event change a client and other state. Does nothing if the client is gone.
     pub(super) fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut SimulatedClient)) {
         if let Some(mut client) = self.clients[id as usize].take() {
             change(self, &mut client);
@@ -117,15 +117,15 @@ impl World<'_> {
 
     pub(super) fn apply_list(&mut self, id: u32, assignments: &Rc<JobAssignments>, version: u64) {
         self.with_client(id, |world, client| {
-            // Notices may overtake each other, so a notice that is older than the client's list is
-            // dropped.
+            // A notice may overtake an earlier one, so a notice is dropped if its list is older
+            // than the client's.
             if client.version < version {
                 world.assign(id, client, assignments, version);
             }
         });
     }
 
-    /// Makes a client evaluate its open flows and adjust its size.
+    /// Makes a client compare its size with its open flows, and adjust the size.
     pub(super) fn look_at_flows(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             if let Some(assignments) = client.look_at_flows(Duration::from_micros(world.now)) {
@@ -155,7 +155,8 @@ impl World<'_> {
     /// Delivers a backend's own report to a client.
     pub(super) fn on_report(&mut self, id: u32, backend: u32, report: u32, is_lame: bool) {
         self.with_client(id, |world, client| {
-            // Reports may overtake each other, as notices may; the client drops an older one.
+            // A report may overtake an earlier one, so the client drops a report that is older than
+            // its newest.
             if client.on_report(Duration::from_micros(world.now), backend, report, is_lame) {
                 world.note_ejected(client);
                 if world.jobs[client.job].holds_links() {
@@ -167,7 +168,8 @@ impl World<'_> {
 
     // ---- connections that stay open ----
 
-    /// Makes a client open a connection to every member, and end its connections to other backends.
+    /// Makes a client open a connection to every member, and end its connections to all other
+    /// backends.
     fn hold_links(&mut self, id: u32, client: &mut SimulatedClient) {
         let closing = self.jobs[client.job].table.closing;
         for slot in 0..client.slots.len() {
@@ -209,7 +211,7 @@ impl World<'_> {
         to.connections += 1;
         self.note_opened(job);
         let takes = self.jobs[job].table.connect;
-        // Connections that exist at the start were established before it.
+        // Connections that are open at the start were established before the run.
         if takes.us == 0 || self.now == 0 {
             return LinkState::Ready;
         }
@@ -303,8 +305,8 @@ impl World<'_> {
         }
     }
 
-    /// Makes clients that lost their connection to a backend re-establish it, because the backend
-    /// serves from now on.
+    /// Makes the clients that lost their connection to a backend establish it again, because the
+    /// backend serves again.
     pub(super) fn take_up(&mut self, index: u32) {
         let backend = &self.backends[index as usize];
         if !backend.is_up() {

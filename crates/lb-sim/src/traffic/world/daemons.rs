@@ -1,4 +1,5 @@
-//! Operator actions on daemons: switching the law of weights, and replacing all daemons at once.
+//! What an operator does with daemons: switches the law of weights, and replaces all daemons at
+//! once.
 //!
 //! Must not know what a daemon decides.
 
@@ -26,10 +27,11 @@ impl World<'_> {
         self.of_each_client(SimulatedClient::save_state);
     }
 
-    /// Replaces every client's daemon by a new one, which loads the saved state if there is one.
-    /// Connections stay, and so does everything else that the daemons know.
+    /// Replaces every client's daemon with a new one, which loads the saved state if there is one.
+    /// Connections stay, and the new daemons know everything else that the old ones knew.
     pub(super) fn replace_daemons(&mut self, is_saved: bool) {
-        // A daemon saves an operator's setting at once, so only missing state loses the setting.
+        // A daemon saves an operator's setting at once, so the setting is lost only if no state is
+        // saved.
         self.switch = if is_saved { self.switch } else { Switch::On };
         let switch = self.switch;
         self.of_each_client(|client, now| client.replace_daemon(now, is_saved, switch));

@@ -1,32 +1,32 @@
-//! The unevenness from chance alone: the same arrivals with the same costs, each at a backend that
-//! is drawn in proportion to capacity.
+//! The unevenness that comes from chance alone: the same arrivals with the same costs, each at a
+//! backend that is drawn in proportion to capacity.
 //!
-//! A policy that sends independent arrivals to backends in proportion to capacity cannot be more
-//! even than this floor, except by chance. Reports print the floor beside the results of policies,
-//! so that readers do not mistake noise for a fault. Must not know which module decides.
+//! If a policy sends independent arrivals to backends in proportion to capacity, its loads can be
+//! more even than this floor only by chance. Reports print the floor beside the results of
+//! policies, so that readers do not mistake noise for a fault. Must not know which module decides.
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use crate::metrics::float;
 use crate::sampling::unit;
 
-/// Arrivals and costs, distributed by chance.
+/// The same arrivals and costs, distributed by chance.
 #[derive(Debug)]
 pub(super) struct Floor {
     rng: SplitMix64,
     weights: Urn,
     capacities: Urn,
-    /// Arrivals at each backend; divided by weight in [`Self::loads`].
+    /// The number of arrivals at each backend. [`Self::loads`] divides it by the weight.
     arrivals: Vec<u64>,
-    /// CPU time of the arrivals at each backend, in seconds of a core of speed 1.
+    /// The CPU time of the arrivals at each backend, in seconds of a core of speed 1.
     cpu: Vec<f64>,
 }
 
-/// Draws numbers from 0 on in proportion to their parts of a whole.
+/// Draws a number from 0 on. The probability of each number is proportional to its part.
 #[derive(Debug)]
 struct Urn {
     parts: Vec<f64>,
-    /// The sum of the parts up to each number.
+    /// For each number, the sum of its part and of all earlier parts.
     sums: Vec<f64>,
 }
 
@@ -58,8 +58,8 @@ impl Floor {
         }
     }
 
-    /// Draws a backend for an arrival that costs this much CPU time, in picoseconds. The cost
-    /// counts only if `is_measured` is set.
+    /// Draws a backend for an arrival with this cost, in picoseconds of CPU time. The cost is added
+    /// only if `is_measured` is set.
     pub fn arrive(&mut self, is_measured: bool, cost_ps: u64) {
         let at = self.weights.draw(&mut self.rng);
         self.arrivals[at] += 1;
@@ -71,20 +71,20 @@ impl Floor {
         }
     }
 
-    /// Arrivals over weight of each backend for which `is_meant` is true.
+    /// The number of arrivals divided by the weight, for each backend for which `is_meant` is true.
     pub fn loads(&self, is_meant: impl Fn(usize) -> bool) -> Vec<f64> {
         let loads = self.arrivals.iter().zip(&self.weights.parts);
         let loads = loads.map(|(arrivals, weight)| float(*arrivals) / weight);
         loads.enumerate().filter(|(index, _)| is_meant(*index)).map(|(_, load)| load).collect()
     }
 
-    /// The CPU time of all costs over the total capacity. Divided by the measured seconds, it is
-    /// the part of the capacity that the costs need.
+    /// The CPU time of all costs, divided by the total capacity. If this is divided by the measured
+    /// seconds, it is the part of the capacity that the costs need.
     pub fn offered_load(&self) -> f64 {
         self.cpu.iter().sum::<f64>() / self.capacities.parts.iter().sum::<f64>()
     }
 
-    /// CPU time over capacity of each backend for which `is_meant` is true.
+    /// The CPU time divided by the capacity, for each backend for which `is_meant` is true.
     pub fn utilizations(&self, is_meant: impl Fn(usize) -> bool) -> Vec<f64> {
         let utilizations = self.cpu.iter().zip(&self.capacities.parts).map(|(cpu, capacity)| cpu / capacity);
         utilizations.enumerate().filter(|(index, _)| is_meant(*index)).map(|(_, part)| part).collect()

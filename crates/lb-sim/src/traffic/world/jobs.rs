@@ -24,16 +24,16 @@ pub(super) struct SimulatedJob {
     pub service: Service,
     /// The client of each task.
     pub clients: Vec<u32>,
-    /// Mean time between two arrivals at one task, or the mean pause of a user.
+    /// The mean time between two arrivals at one task, or the mean pause of a user.
     gap_us: Option<u64>,
-    /// The relative rates of the tasks at the start; their mean is 1. Empty if all tasks send the
-    /// same.
+    /// The relative rates of the tasks that exist at the start; the mean of the rates is 1. Empty
+    /// if all tasks send at the same rate.
     rates: Vec<f64>,
     /// The absent tasks.
     missing: BTreeSet<u32>,
 }
 
-/// Longer than any run: a run takes at most a day.
+/// Longer than any run, because a run takes at most a day.
 const NEVER_US: u64 = 100 * 24 * 3600 * 1_000_000;
 
 impl SimulatedJob {
@@ -58,15 +58,14 @@ impl SimulatedJob {
         let algorithm = run.algorithm.unwrap_or(table.algorithm).0;
         let size = run.size.unwrap_or(table.size).0;
         let own = || lb_core::service::seed(&table.name.0, &scenario.service);
-        // If several seeds are played, each has other subsets, unless the file sets the seed of the
-        // subsets.
+        // Later seeds use other subsets, unless the file sets the seed of the subsets.
         let of_play = || subset_seed.map_or_else(own, |number| mix64(&[own(), number]));
         let seed_of_subsets = table.seed.map_or_else(of_play, |seed| seed.0);
         let subset = Subset::Sized { algorithm, size };
         let service = Service::new(&scenario.service, SERVICE, subset, seed_of_subsets);
         let ejection = run.ejection.or(table.ejection).and_then(|choice| choice.0);
-        // A client that holds connections keeps them even if backends fail, so it makes no choice
-        // that an ejector could judge.
+        // If a client holds connections, it retains them even if backends fail. So it makes no
+        // choices whose results an ejector could use.
         let ejection = ejection.filter(|_| table.traffic == Traffic::Connections);
         let policy = table.policy.0;
         let error_decay = table.error_decay.0.filter(|_| policy.counts_errors());
@@ -103,8 +102,8 @@ impl SimulatedJob {
         Self { table, shares, service, clients: Vec::new(), gap_us, rates, missing }
     }
 
-    /// Mean time between two arrivals at a task, or the mean pause of its users; `None` if nothing
-    /// arrives.
+    /// The mean time between two arrivals at a task, or the mean pause of its users; `None` if
+    /// nothing arrives.
     pub fn gap_us(&self, task: u32) -> Option<u64> {
         let rate = self.rates.get(task as usize).copied().unwrap_or(1.0);
         #[expect(
@@ -117,13 +116,13 @@ impl SimulatedJob {
         })
     }
 
-    /// How many connections that stay open a task has at a time, on average.
+    /// The mean number of connections of a task that stay open.
     pub fn mean_open(&self, task: u32) -> f64 {
         let life = self.table.connection_life.map_or(0.0, |life| float(life.us));
         self.gap_us(task).map_or(0.0, |gap_us| life / float(gap_us.max(1)))
     }
 
-    /// Returns the time of an arrival that is due after a gap.
+    /// Returns when an arrival comes that is due after `gap_us` at the normal rate.
     pub fn due(&self, now_us: u64, gap_us: u64) -> u64 {
         self.table.burst.map_or(now_us + gap_us, |burst| burst.0.due(now_us, gap_us))
     }

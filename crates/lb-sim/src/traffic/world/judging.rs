@@ -1,5 +1,4 @@
-//! The evidence that connects give about their backends, the clients' reaction, and the counts of
-//! both.
+//! What connects show about their backends, how clients react to it, and the counts of both.
 //!
 //! Must not know when backends fail, and must not decide which backends are ejected: the
 //! [`SimulatedClient`]'s ejector does.
@@ -18,12 +17,12 @@ use crate::traffic::ejections::{EjectionCounts, EjectionRow, EjectionTotal, Most
 pub(super) struct Judged {
     counts: EjectionCounts,
     at_last_row: EjectionCounts,
-    /// Members that are currently ejected, over all clients.
+    /// The number of members that are currently ejected, over all clients.
     ejected: u64,
     most_ejected: f64,
     fewest_left: Option<u32>,
     most: Most,
-    /// When the last failure ended, and the longest remaining ejection at that time.
+    /// When the last failure ended, and the longest remaining time of an ejection then.
     over: Option<(u64, u64)>,
     /// The time since which no backend is ejected.
     well_since: u64,
@@ -55,12 +54,12 @@ impl World<'_> {
         if was_established {
             self.succeed(client, slot, is_trial);
         }
-        // A client task is one process in this model, and its failures alone must suffice for an
-        // ejection, so the evidence claims several sources.
+        // In this model a client task is one process, and its failures must be enough for an
+        // ejection. So the evidence is declared to come from several sources.
         let end = End::of(ending, was_established);
         self.judge(client, slot, Evidence::of_end(end, is_trial, FailureSource::SEVERAL, 0));
-        // If an established trial has just readmitted the backend, which clears its errors, this is
-        // its first error since.
+        // A trial that was established has just readmitted the backend, which clears its errors. So
+        // if this trial fails afterwards, this is the first error since then.
         if ending.is_error() {
             client.count_error(slot, self.tick());
         }
@@ -84,7 +83,7 @@ impl World<'_> {
         self.note_ejected(client);
     }
 
-    /// Updates the number of ejected members after a change of one client.
+    /// Updates the number of ejected members after a client has changed.
     pub(super) fn note_ejected(&mut self, client: &mut SimulatedClient) {
         let before = u64::from(client.ejected);
         let (members, ejected) = client.count_ejected();
@@ -101,7 +100,7 @@ impl World<'_> {
         }
     }
 
-    /// Removes the ejections of a client that is gone.
+    /// Subtracts the ejections of a client that is gone.
     pub(super) fn forget_ejected(&mut self, client: &SimulatedClient) {
         client.pairs.iter().for_each(|pair| self.judged.most.add(*pair));
         self.judged.ejected -= u64::from(client.ejected);
@@ -112,8 +111,8 @@ impl World<'_> {
         client.freed.drain(..).for_each(|pair| self.judged.most.add(pair));
     }
 
-    /// Handles the recovery of backends. After the last failure, records the longest remaining
-    /// ejection.
+    /// Handles the recovery of backends. If this was the last failure, records the longest
+    /// remaining time of an ejection.
     pub(super) fn note_recovery(&mut self) {
         if self.scenario.fails.iter().all(|fail| fail.end_us() <= self.now) {
             let left = self.clients.iter().flatten().map(|client| client.longest_left(self.tick()));

@@ -1,7 +1,8 @@
 //! The load reports of backends, and when clients evaluate them.
 //!
-//! Every backend measures at its own times. A client sees the newest report that has reached it.
-//! Must not decide the consequences: a client's [`Control`](lb_core::control::Control) does.
+//! Every backend measures at its own times. A client knows the newest report that has reached it.
+//! Must not decide what follows from a report: a client's [`Control`](lb_core::control::Control)
+//! does.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,13 +19,13 @@ use crate::traffic::document::{FailMode, ReportsTable};
 /// The load measurements and reports of one backend.
 #[derive(Debug, Default)]
 pub(super) struct LoadReports {
-    /// The sums at each measurement, oldest first; only as many as a window needs.
+    /// The sums at each measurement, oldest first. Only as many are stored as a window needs.
     measured: VecDeque<Sums>,
-    /// Reports that were sent and may still be on their way, oldest first.
+    /// The reports that were sent and may not have arrived yet, oldest first.
     sent: VecDeque<SentReport>,
 }
 
-/// Sums of a backend, from the start of the run to a time.
+/// The sums of a backend's counts and times, from the start of the run to a point of time.
 #[derive(Clone, Copy, Debug)]
 struct Sums {
     at_us: u64,
@@ -42,7 +43,8 @@ struct SentReport {
 }
 
 impl World<'_> {
-    /// Makes backends begin to measure, each at its own time, because agents do not start together.
+    /// Makes backends begin to measure, each at its own time, because agents do not start at the
+    /// same time.
     pub(super) fn begin_to_report(&mut self) {
         let Some(table) = self.reports else { return };
         for backend in 0..number(self.backends.len()) {
@@ -57,7 +59,7 @@ impl World<'_> {
         let (now, index) = (self.now, backend as usize);
         self.queue.push(now + table.interval.us, SimulationEvent::ReportLoad(backend));
         let (backend, reporting) = (&self.backends[index], &mut self.reporting[index]);
-        // The agent is another process than the backend, so it continues while the backend fails.
+        // The agent is a separate process, so it continues while the backend fails.
         if !backend.running || backend.failing == Some(FailMode::Silent) {
             reporting.measured.clear();
             return;
@@ -123,12 +125,13 @@ impl World<'_> {
     }
 }
 
-/// How many reports are stored in addition to those that may be on their way. If more than these
-/// are lost in a row, the client has no report.
+/// How many reports are stored in addition to those that may not have arrived yet. If more than
+/// this number are lost in a row, the client has no report.
 const RETAINED_REPORTS: u64 = 32;
 
-/// The load between two measurements as an agent reports it: utilization is the use of the cores
-/// plus the share of time in which a request waited for a core or for more quota.
+/// The load between two measurements as an agent reports it. If `pressure` is set, utilization is
+/// the use of the cores plus the share of time in which a request waited for a core or for more
+/// quota; otherwise it is only the use of the cores.
 fn load_of(before: &Sums, now: &Sums, cores: f64, table: ReportsTable) -> ReportedLoad {
     let passed_us = float(now.at_us - before.at_us);
     let busy = (now.busy_us - before.busy_us) / passed_us / cores;

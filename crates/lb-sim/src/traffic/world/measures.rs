@@ -1,7 +1,7 @@
-//! Rows and totals: the counts, and how even connections and load are, at the end of a step and of
-//! a run.
+//! Rows and totals: the counts at the end of each step and of the run, and how even connections and
+//! load were.
 //!
-//! At the end, the counts are checked against each other. Must not change the course of the run.
+//! At the end, checks that the counts agree with each other. Must not change the course of the run.
 
 use super::serving::SimulatedServer;
 use super::{SimulatedBackend, World};
@@ -9,7 +9,7 @@ use crate::metrics::{Spread, float};
 use crate::traffic::tally::{LoadTotal, StepRow, Total, Traces, WeightChanges, utilization_of};
 
 impl World<'_> {
-    /// Connections that are currently open.
+    /// The number of connections that are currently open.
     pub(super) fn open(&self) -> u64 {
         self.backends.iter().map(|backend| backend.connections).sum()
     }
@@ -61,7 +61,7 @@ impl World<'_> {
         (!factors.is_empty()).then(|| WeightChanges { tables, factors: Spread::of(&factors) })
     }
 
-    /// Begins measuring.
+    /// Begins the measurement of load and latency.
     pub(super) fn measure(&mut self) {
         let now = self.now;
         self.machines.iter_mut().for_each(|server| server.measure(now));

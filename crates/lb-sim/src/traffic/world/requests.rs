@@ -1,9 +1,9 @@
 //! The requests and connects of clients, from arrival to end.
 //!
-//! A request keeps its number from its arrival to its end, also when it is retried. The retry
-//! has a new number only if a backend still works on the failed request. A backend does not know
-//! that a client has given up a request, so it finishes that work in vain. Must not know when
-//! backends stop and start, nor how machines share time.
+//! A request has the same number from its arrival to its end, also if it is retried. There is one
+//! exception: if a backend still works on the failed request, the retry gets a new number. A
+//! backend does not know that a client has given up a request, so it finishes the work in vain.
+//! Must not know when backends stop and start, nor how machines share time.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use crate::sampling::{self, Distribution, unit};
 use crate::traffic::client::{LinkState, SimulatedClient, SlotBackend, SlotConnections};
 use crate::traffic::document::{FailMode, Traffic};
 
-/// The time after which a SYN is retransmitted (RFC 6298; Linux's `TCP_TIMEOUT_INIT`).
+/// The time after which the kernel sends a SYN again (RFC 6298; Linux's `TCP_TIMEOUT_INIT`).
 const FIRST_RETRANSMIT: Duration = Duration::from_secs(1);
 
-/// One arrival that has not ended.
+/// An arrival that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SimulatedRequest {
     pub client: u32,
@@ -37,9 +37,9 @@ pub(super) struct SimulatedRequest {
     gives_up_us: u64,
     /// How long the request's connection stays open.
     open_until_us: u64,
-    /// Whether a user waits for the request, and sends the next one later.
+    /// Whether the request belongs to a user, which sends its next request after this one.
     is_users: bool,
-    /// Whether the request is counted on its client's link to the backend.
+    /// Whether the client's link to the backend counts the request.
     pub is_on_link: bool,
     stage: RequestStage,
 }
@@ -47,9 +47,9 @@ pub(super) struct SimulatedRequest {
 /// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestStage {
-    /// The request is not sent, or about to be retried.
+    /// The request was not sent yet, or will be retried.
     Unsent,
-    /// The connect of the request was sent at `since_us`, and is not answered.
+    /// The connect for the request was sent at `since_us`, and is not answered yet.
     Unanswered { since_us: u64, is_trial: bool },
     /// The backend has the request, which needs CPU time.
     OnMachine,
@@ -57,7 +57,7 @@ enum RequestStage {
     Held,
     /// The request has ended, and its connection stays open for the next one.
     Idle,
-    /// The backend works on the request, but its client has given it up.
+    /// The backend works on the request, but the client has given it up.
     Forsaken,
 }
 
@@ -67,8 +67,8 @@ impl SimulatedRequest {
     }
 }
 
-/// A request, by its place and a generation. No earlier request in this place had the same
-/// generation.
+/// A reference to a request: its place and a generation, which distinguishes it from earlier
+/// requests in this place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestRef {
     place: u32,
@@ -100,12 +100,12 @@ impl Requests {
         self.free.push(place);
     }
 
-    /// The request in a place.
+    /// The request in this place, which must exist.
     fn at(&mut self, place: u32) -> &mut SimulatedRequest {
         self.places[place as usize].1.as_mut().expect("there is a request in this place")
     }
 
-    /// Returns the place of a request; `None` if it has ended.
+    /// Returns the place of a request; `None` if the request has ended.
     fn find(&self, RequestRef { place, generation }: RequestRef) -> Option<u32> {
         let (here, request) = &self.places[place as usize];
         (*here == generation && request.is_some()).then_some(place)
@@ -115,8 +115,8 @@ impl Requests {
         RequestRef { place, generation: self.places[place as usize].0 }
     }
 
-    /// Returns a new reference to the same request. Pending events with the old reference become
-    /// stale.
+    /// Returns a new reference to the same request. Pending events that have the old reference have
+    /// no effect any more.
     fn renew(&mut self, place: u32) -> RequestRef {
         let (generation, _) = &mut self.places[place as usize];
         *generation = generation.wrapping_add(1);
@@ -128,8 +128,8 @@ impl Requests {
         self.places[place as usize].1.as_ref().is_some_and(SimulatedRequest::is_under_way)
     }
 
-    /// Returns the places of requests for which `is_meant` is true. Connections that stay open for
-    /// the next request count as requests here.
+    /// Returns the places of the requests for which `is_meant` is true. A connection that stays
+    /// open for its next request counts as a request here.
     pub fn of(&self, is_meant: impl Fn(&SimulatedRequest) -> bool) -> Vec<u32> {
         let places = (0..).zip(&self.places);
         let meant = places.filter(|(_, (_, request))| {
@@ -172,11 +172,11 @@ impl World<'_> {
         });
     }
 
-    /// Begins a request or connect. `left` is the remaining part of its connection's lifetime.
+    /// Begins a request or connect. `left` is the part of its connection's lifetime that is left.
     fn begin(&mut self, id: u32, client: &mut SimulatedClient, left: f64) {
         let table = &self.jobs[client.job].table;
-        // Samples even unused values, so that all runs of a scenario have the same arrivals
-        // with the same lifetimes and costs.
+        // Draws all values, even if they are not used, so that all runs of a scenario have the same
+        // arrivals with the same lifetimes and costs.
         let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.rng));
         let wait = if table.cost.is_some() { table.wait.unwrap_or_default() } else { table.lasts };
         let wait_us = sampling::sample(table.lives, wait.us, &mut client.rng);
@@ -278,7 +278,8 @@ impl World<'_> {
         self.serve(id, client, request);
     }
 
-    /// Makes the backend begin to work on a request on an established connection, or reject it.
+    /// Makes the backend begin to work on a request on an established connection, or reject the
+    /// request.
     fn serve(&mut self, id: u32, client: &mut SimulatedClient, request: u32) {
         let SimulatedRequest { job, backend, cost_ps, .. } = *self.requests.at(request);
         let to = &mut self.backends[backend as usize];
@@ -310,7 +311,8 @@ impl World<'_> {
         self.queue.push(ends_us, SimulationEvent::Finish(self.requests.reference(request)));
     }
 
-    /// Stops all work of a backend. Requests that need no more CPU time end at their usual time.
+    /// Stops all work of a backend. Requests that need no more CPU time end when they would end
+    /// without the failure.
     pub(super) fn hang(&mut self, backend: u32) {
         for request in self.take_off_machine(backend) {
             if self.requests.is_waited_for(request) {
@@ -330,7 +332,7 @@ impl World<'_> {
         }
     }
 
-    /// Handles a request that succeeded.
+    /// Handles a request that has succeeded.
     pub(super) fn finish(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
         let SimulatedRequest { client: id, job, began_us, is_users, open_until_us, .. } =
@@ -380,12 +382,13 @@ impl World<'_> {
     /// Opens connections for a new client, as many as the client has open on average.
     pub(super) fn open_lasting(&mut self, id: u32) {
         self.with_client(id, |world, client| {
-            // The expected number is the number of arrivals in one lifetime, even if that is less
-            // than one.
+            // The mean number is the number of arrivals in one lifetime, even if that is less than
+            // one.
             let some = world.jobs[client.job].mean_open(client.index) + unit(&mut client.lasting_rng);
             let mut opened = 1.0;
             while opened <= some {
-                // The remaining time of a random lifetime does not depend on its age.
+                // The time that is left of a random lifetime does not depend on the connection's
+                // age.
                 let left = match world.jobs[client.job].table.lives {
                     Distribution::Even => unit(&mut client.lasting_rng),
                     Distribution::Random => 1.0,
@@ -397,7 +400,7 @@ impl World<'_> {
         });
     }
 
-    /// Schedules the next request of a user after its pause.
+    /// Schedules a user's next request, after its pause.
     pub(super) fn think(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
@@ -498,7 +501,7 @@ impl World<'_> {
         self.fail_request(place, RequestFailure::TimedOut);
     }
 
-    /// The ending of an unanswered connect if its client gives it up now.
+    /// How an unanswered connect ends if its client gives it up now.
     fn ending_of_wait(&self, client: &SimulatedClient, since_us: u64) -> Ending {
         let waited = Duration::from_micros(self.now - since_us);
         let due = self.jobs[client.job].service.unanswered_after;
@@ -506,12 +509,13 @@ impl World<'_> {
         Attempt { soft_error: 0, retransmits, is_due: !due.is_zero() && waited >= due }.ending()
     }
 
-    /// Handles a failed request that is on no connection: retries the request if retries are left.
+    /// Handles a failed request that is on no connection: retries it if the client has retries
+    /// left.
     pub(super) fn fail_request(&mut self, request: u32, why: RequestFailure) {
         let failed = self.requests.at(request);
         failed.is_on_link = false;
         if failed.stage == RequestStage::Idle {
-            // The connection of an idle request is gone, and no client waits for the request.
+            // An idle request has only lost its connection: no client waits for the request.
             self.forget(request);
             return;
         }

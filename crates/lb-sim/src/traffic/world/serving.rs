@@ -1,5 +1,4 @@
-//! The work of machines on requests, and the causes that make machines slower: neighbours, failures
-//! and starts.
+//! How machines work on requests, and what makes machines slower: neighbours, failures and starts.
 //!
 //! Must not know which clients sent the requests.
 
@@ -15,18 +14,18 @@ use crate::traffic::machine::Machine;
 pub(super) struct SimulatedServer {
     machine: Machine,
     queue: usize,
-    /// When the machine's next event comes; later events that were queued for the machine are
-    /// stale.
+    /// The time of the machine's next event. If the queue has later events for the machine, they
+    /// are ignored.
     wakes_us: u64,
-    /// The part of the machine that neighbours use.
+    /// The part of the machine that neighbours use now.
     antagonist: f64,
     neighbours: SplitMix64,
     /// The factor by which a failure makes the machine slower.
     slowdown: f64,
-    /// The factor by which a recent start makes the machine slower, and the time until which it
-    /// does.
+    /// The factor by which a recent start makes the machine slower, and the time at which that
+    /// ends.
     cold: (f64, u64),
-    /// The working time of the cores when measuring began; below, at the end of the last step.
+    /// How long the cores had worked when measuring began, and below, at the end of the last step.
     busy_before_us: f64,
     busy_at_row_us: f64,
 }
@@ -51,7 +50,7 @@ impl SimulatedServer {
         self.machine.requests() >= self.queue
     }
 
-    /// How many cores the backend may use all the time.
+    /// The number of cores that the backend may use all the time.
     pub fn cores(&self) -> f64 {
         self.machine.usable_cores()
     }
@@ -66,26 +65,26 @@ impl SimulatedServer {
         self.machine.set_factor(now_us, (1.0 - self.antagonist) / self.slowdown / cold);
     }
 
-    /// The working time of the cores since measuring began.
+    /// How long the cores have worked since measuring began.
     pub fn busy_us(&self) -> f64 {
         self.machine.busy_us() - self.busy_before_us
     }
 
-    /// The working time of the cores, and the time in which a request waited for a core or for more
+    /// How long the cores have worked, and how long a request has waited for a core or for more
     /// quota.
     pub fn busy_and_waited_us(&mut self, now_us: u64) -> (f64, f64) {
         self.machine.advance(now_us);
         (self.machine.busy_us(), self.machine.waited_us())
     }
 
-    /// The working time of the cores since the last step.
+    /// How long the cores have worked since the last step, which ends here.
     pub fn take_step_us(&mut self, now_us: u64) -> f64 {
         self.machine.advance(now_us);
         let before = std::mem::replace(&mut self.busy_at_row_us, self.machine.busy_us());
         self.machine.busy_us() - before
     }
 
-    /// Begins measuring.
+    /// Begins the measurement.
     pub fn measure(&mut self, now_us: u64) {
         self.machine.advance(now_us);
         self.busy_before_us = self.machine.busy_us();
@@ -115,7 +114,8 @@ impl World<'_> {
     }
 
     /// Ensures that the machine is checked when its next request is done. An event that comes too
-    /// early is postponed, which costs less than an event for each request that slows others down.
+    /// early is scheduled again. This costs less than scheduling an event whenever a request slows
+    /// others down.
     fn wake_in_time(&mut self, backend: u32) {
         let server = &mut self.machines[backend as usize];
         if let Some(next) = server.machine.next_end()
@@ -132,7 +132,7 @@ impl World<'_> {
         self.machines[backend as usize].machine.clear(now)
     }
 
-    /// Removes all requests of a machine; they are lost.
+    /// Removes all requests of a machine. They are lost.
     pub(super) fn clear_machine(&mut self, backend: u32) {
         self.take_off_machine(backend).into_iter().for_each(|request| self.lose(request));
     }
