@@ -154,8 +154,8 @@ fn count_tcp_sockets(family: u8) -> Result<u32> {
 ///
 /// The kernel patches its code when a hook gets its first program on the machine, and again when
 /// the hook loses its last program. Tests would cause such patches thousands of times. Under
-/// emulation each patch takes 58 ms, and with two CPUs patches have killed guests: one CPU met the
-/// breakpoint of a patch that the other CPU had already completed.
+/// emulation each patch takes 58 ms, and with two CPUs patches have killed guests: one CPU reached
+/// the breakpoint of a patch that the other CPU had already completed.
 fn hold_hooks() -> Result<()> {
     let cgroup = Path::new("/sys/fs/cgroup/idle");
     fs::create_dir(cgroup).context("create the cgroup that keeps hooks in use")?;

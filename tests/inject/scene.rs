@@ -132,8 +132,8 @@ impl Scene {
         // Rust aborts a program if the kernel refuses memory for the heap, or for the stack on
         // which overflows are handled. The daemon ends itself if a thread panics. Its runtime ends
         // it if the kernel refuses a thread for another reason than lack of memory, which kernels
-        // do not do without fault injection. The next start continues, and connects are not
-        // affected.
+        // do not do without fault injection. The daemon that is started next continues the work
+        // with the pinned maps, and connects are not affected.
         let is_out_of_memory = status.signal() == Some(Signal::ABORT.as_raw())
             && [
                 "memory allocation of ",
@@ -252,8 +252,8 @@ impl Scene {
             .map_err(|((code, text), why)| anyhow::anyhow!("{why}; status is {code:?}:\n{text}"))
     }
 
-    /// Waits for a fact, but not longer than the daemon runs, because only the daemon can make it
-    /// true. Returns the last result of `look` and the reason for the end of the wait.
+    /// Waits until a condition holds, but not longer than the daemon runs, because only the daemon
+    /// can make it hold. Returns the last result of `look` and the reason for the end of the wait.
     fn wait<T>(
         &mut self,
         look: impl Fn(&Setup) -> T,
@@ -261,7 +261,8 @@ impl Scene {
     ) -> Result<(), (T, &'static str)> {
         let Self { setup, daemon, .. } = self;
         let both = || {
-            // In this order: a daemon that ends between the two may have shown the fact.
+            // In this order: a daemon that ends between the two steps may have met the condition
+            // before.
             let has_ended = daemon.as_mut().is_some_and(|daemon| daemon.ending().is_some());
             (look(setup), has_ended)
         };

@@ -196,7 +196,7 @@ fn mptcp_connections_are_balanced_but_not_tracked() {
     all_gone(&fixture);
 }
 
-/// Sets the smallest flow table: 64 buckets, and as many in the overflow.
+/// Sets the smallest flow table: 64 buckets. The overflow table then has room for 64 records, too.
 fn with_small_table() -> Fixture {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
@@ -210,7 +210,7 @@ fn sockets_with_colliding_buckets_are_counted_in_the_overflow_table() {
     let fixture = with_small_table();
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
     let mut open = Vec::new();
-    // Without fetching atomics every flow is in the overflow, which has 64 records too.
+    // Without fetching atomics every flow is in the overflow table, which has room for 64 records.
     let first = if kernel::FETCHING_ATOMICS.is_here() { 90 } else { 40 };
     for i in 0..first {
         let probe = &mut probes[i % 2];

@@ -131,7 +131,7 @@ impl World for Host {
     }
 
     fn pass(&mut self) {
-        // Yields the CPU: the fact decides when the wait ends.
+        // Yields the CPU. The status decides when the wait ends, and not the clock.
         std::thread::park_timeout(patience() / 2000);
     }
 }

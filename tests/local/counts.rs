@@ -1,4 +1,4 @@
-//! The counts of a backend's flows in `status`: how they end, how long connects take, and that the
+//! The counts of a backend's flows in `status`: how flows end, and how long connects take. The
 //! counts stay with the backend, whatever happens to its slot.
 
 use lb_common::abi::{self, map};

@@ -308,8 +308,8 @@ fn nearly_full_maps_are_reported() {
     fixture.setup.write("socklb.toml", &text);
     fixture.start();
     let mut probe = fixture.probe();
-    // The overflow table has room for as many flows again. Without fetching atomics all flows are
-    // in the overflow table.
+    // The overflow table has room for the same number of flows. Without fetching atomics all flows
+    // are in the overflow table.
     let looks = if stage::kernel::FETCHING_ATOMICS.is_here() {
         [
             (60, Severity::Ok, "128 flow_records (64, and as many again on collisions)"),

@@ -76,8 +76,8 @@ fn a_backend_without_a_route_costs_few_connects() {
         lose(kind);
         let _fourth = Backend::start("b4", "127.0.0.1:8004");
         let counts = fixture.probe().dial_many(SERVICE, 300);
-        // Five failures eject the backend. One more connect fails for each sample of a few entries
-        // that has no other backend.
+        // Five failures eject the backend. After that, a connect fails only if all of the few
+        // entries that it examines belong to this backend.
         assert!((1..=12).contains(&failed(&counts)), "{kind}, {policy}: {counts:?}");
         let lost = || at(&fixture, LOST).ejection.map(|ejection| ejection.cause);
         if failed(&counts) >= 5 {
@@ -239,8 +239,8 @@ fn a_silent_backend_is_ejected_while_others_answer() {
     let _hung = TcpListener::bind(HUNG).expect("listen");
     let mut probe = fixture.probe();
     // One connection waits in vain, and three are answered. The kernel of the hung backend needs a
-    // moment to acknowledge a close, so each round shows the result of the one before: a failure of
-    // weight two, which also cancels the credit for accepting.
+    // moment to acknowledge a close, so each round shows the result of the previous round: a
+    // failure of weight two, which also cancels the credit for accepting.
     let round = || {
         let sockets = [(); 4].map(|()| probe.start_connect(SERVICE));
         sockets.iter().for_each(|socket| probe.write(*socket));

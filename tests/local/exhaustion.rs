@@ -1,6 +1,6 @@
 //! A resource runs out: descriptors, memory or inotify instances. A daemon that starts, runs or
 //! applies a change reports it, and a daemon can stop. Connects are not affected, and everything
-//! continues by itself when there is enough again.
+//! continues by itself when the resource is available again.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
@@ -103,7 +103,7 @@ fn a_daemon_without_descriptors_stops_cleanly() {
 }
 
 /// Whether a daemon has ended for lack of memory. Rust aborts a program if an allocation fails; the
-/// next daemon continues.
+/// daemon that is started next continues the work with the pinned maps.
 fn is_out_of_memory(ending: ExitStatus, log: &str) -> bool {
     let words = ["memory allocation of ", "Cannot allocate memory", "Resource temporarily unavailable"];
     (ending.signal() == Some(Signal::ABORT.as_raw()) || ending.code() == Some(1))
@@ -195,7 +195,7 @@ fn starts_or_reports(fixture: &Fixture, resource: Resource, amount: u64, words: 
         return true;
     }
     let log = stage::daemon::read(&fixture.setup.folder.join("log")).split_off(before);
-    // The dynamic loader and Rust's start-up code use words of their own.
+    // The dynamic loader and Rust's start-up code report a lack of memory in their own words.
     assert!(!log.trim().is_empty(), "{amount} of {resource:?}: {code:?}");
     assert!(
         words.iter().any(|word| log.contains(word)) || code == Some(127),

@@ -1,5 +1,5 @@
-//! Starts that cannot work: each reports the problem, its place and the remedy, with the right exit
-//! code, and changes nothing.
+//! Starts that cannot work: each reports the problem, where it is, and the remedy, with the right
+//! exit code, and changes nothing.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -125,8 +125,8 @@ pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command
     command
 }
 
-/// If the verifier refuses programs because CAP_PERFMON is missing, the daemon reports it. With
-/// that capability all three are enough.
+/// If the verifier refuses programs because CAP_PERFMON is missing, the daemon reports it. If the
+/// daemon also has CAP_PERFMON, its three capabilities are enough.
 #[test]
 fn two_capabilities_suffice_or_the_missing_third_is_reported() {
     let stage = Stage::new();

@@ -216,8 +216,7 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));
     change(&mut twins, &|datagram| datagram.counter = Be32::from_host(0));
     change(&mut twins, &|datagram| datagram.incarnation = Be32::from_host(u32::MAX));
-    // The daemon believes a push under the second key, but not under the second key with the number
-    // of the first.
+    // A push under the second key is believed, but not if it states the number of the first key.
     let second = *b"of another party";
     twins.add_key(7, second);
     let mut push = twins.push();

@@ -250,8 +250,8 @@ fn a_start_succeeds_under_constant_signals() {
 #[test]
 fn tables_are_replaced_without_membarrier() {
     let fixture = Fixture::without_daemon();
-    // Room for one table and its successor: each publication needs the room of the table before the
-    // last.
+    // There is room for one table and its successor, so each publication needs the room of the last
+    // table but one.
     let text =
         config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nschedule_entries = 1024\n";
     fixture.setup.write("socklb.toml", &text);

@@ -81,7 +81,8 @@ fn the_kernel_memory_of_a_client_task_is_as_documented() {
     if stage::kernel::MAPS_REPORT_THEIR_MEMORY.is_here() {
         assert!(documented.abs_diff(bytes) * 50 < bytes, "{what}");
     } else {
-        // Older kernels report for a hash the size with all entries that it may ever have.
+        // For a hash, older kernels report the size that it would have with the maximum number of
+        // entries.
         assert!(documented < 2 * bytes, "{what}");
     }
 }

@@ -38,8 +38,8 @@ fn sockets_opened_by_the_kernel_are_not_balanced() {
     let mut probe = fixture.probe();
     let folder = fixture.setup.folder.join("mounted");
     std::fs::create_dir(&folder).expect("a folder to mount at");
-    // The address has no route: a connect that is left alone fails at once, a balanced one would
-    // reach a backend.
+    // The address has no route: a connect that is not balanced fails at once, and a balanced one
+    // would reach a backend.
     assert_eq!(probe.mount_share(SERVICE, &folder), Err(libc::ENETUNREACH));
     look(|| fixture.setup.status()).has(|status| status.clients[0].not_a_service, 1);
     assert_eq!(

@@ -8,11 +8,11 @@ use stage::{Backend, Dialled, Family, Manner, Probe, address, eventually, kernel
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
 
-/// The reason for a single look at a count after an unseen end.
+/// Why it is right to read a count only once after an end that no program saw.
 const UNSEEN: &str = "no daemon runs, and the programs that see ends are gone";
 
-/// The results of the passes over the records: reclaimed since the start; and in the last pass
-/// suspected, open, elsewhere.
+/// The results of the passes over the records: the number of flows reclaimed since the start, and
+/// the numbers of flows that the last pass found suspected, open, and elsewhere.
 fn passes_found(fixture: &Fixture) -> [u64; 4] {
     let found = fixture.setup.reclaim();
     [found.reclaimed, found.suspected, found.kept_open, found.kept_elsewhere]
@@ -158,8 +158,8 @@ fn flows_in_the_overflow_table_are_reclaimed() {
     let open: Vec<_> = (0..90).map(|i| (i % 2, probes[i % 2].dial(SERVICE).socket)).collect();
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     assert!(overflow.keys().count() >= 26, "90 sockets in 64 buckets");
-    // The first ones found room in the table, unless two met at one bucket; most of those that stay
-    // are in the overflow.
+    // The first ones found room in the table, unless two of them had the same bucket. Most of those
+    // that stay open are in the overflow table.
     for (probe, socket) in &open[..30] {
         probes[*probe].close(*socket);
     }

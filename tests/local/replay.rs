@@ -153,8 +153,8 @@ fn recorded_picks_replay_to_the_same_backends() {
             maps.flows[flow.slot as usize] += 1;
             samples.insert(flow.sample);
         }
-        // Samples differ: random ones nearly always, a cursor's always, and those of round robin as
-        // it advances.
+        // Samples differ: random samples nearly always, the positions of a cursor always, and the
+        // samples of round robin whenever it advances.
         assert!(samples.len() >= 38, "{policy:?}: {} samples", samples.len());
     }
 }

@@ -108,7 +108,7 @@ fn wait_succeeds_once_the_daemon_starts() {
 #[test]
 fn exec_starts_a_command_in_a_covered_cgroup() {
     let fixture = Fixture::new();
-    // As after the service was stopped: exec makes the cgroup.
+    // The cgroup is gone, as after a stop of the service, so exec makes it.
     fixture.cgroup.remove();
     let probe = stage::program("probe");
     let inner = fixture.cgroup.path().display().to_string();

@@ -18,7 +18,7 @@ fn every_slow_path_of_a_connect_works_without_a_daemon() {
         // backend.
         let dead_ones = if is_followed { &DEAD[..1] } else { &[] };
         write(&fixture, &[dead_ones, &THREE].concat());
-        // The flow table has 64 records, and the overflow table as many. Kernels without
+        // The flow table and the overflow table have room for 64 records each. Kernels without
         // compare-and-swap use only the overflow table.
         let limit: u64 = if FETCHING_ATOMICS.is_here() { 40 } else { 20 };
         let base = window("200ms");
@@ -52,7 +52,7 @@ fn every_slow_path_of_a_connect_works_without_a_daemon() {
         assert!(!counts.contains_key("b1"), "followed {is_followed}: {counts:?}");
         judge(&fixture.setup, ID, 0);
 
-        // One socket connects elsewhere, and one connects again: the end of the former flow is
+        // One socket connects elsewhere, and one connects again: the end of the previous flow is
         // counted, and so is the new flow. A trial of the dead backend may happen at any time, and
         // is refused.
         let answers = "a server answers";

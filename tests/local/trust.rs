@@ -183,7 +183,7 @@ fn members_of_the_sockets_group_may_read_and_change_nothing() {
         stream.read_to_string(&mut answer).expect("an answer");
         assert!(answer.starts_with("HTTP/1.1 405"), "{method}: {answer}");
     }
-    // Verbs that write are refused.
+    // Commands that change something are refused.
     for verb in [&["readmit", "users", "127.0.0.1:8001"][..], &["load", "freeze", "users"]] {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, verb));
         let expected =

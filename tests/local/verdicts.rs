@@ -1,6 +1,6 @@
-//! Verdicts by report. An array that all clients of the host share holds, per report id, the time
-//! until which a backend is a lame duck. No connect that has another choice goes there. In these
-//! tests, the test itself stores these times, and the report ids in the rows of backends.
+//! Verdicts by report. For each report id, an array that all clients of the host share contains the
+//! time until which a backend is a lame duck. No connect that can go to another backend goes to a
+//! lame duck. Here each test itself stores these times, and the report ids of the backends.
 
 use std::collections::BTreeMap;
 

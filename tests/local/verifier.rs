@@ -1,9 +1,9 @@
 //! The kernel's verifier on every program: it accepts them, at the default and at the maximum size
 //! of the maps, and at no higher cost than recorded.
 //!
-//! The count comes from the verifier's log on every kernel: program info has the same number, but
-//! only since 5.16. The object is the committed one; how the daemon would load it is restated here,
-//! because tests never link it.
+//! The count comes from the verifier's log on every kernel. The program's properties (`struct
+//! bpf_prog_info`) contain the same number, but only since Linux 5.16. The object is the committed
+//! one. The test repeats how the daemon would load it, because tests never link the daemon.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -34,7 +34,7 @@ struct Configuration {
     name: &'static str,
     /// Its limits: schedule entries, slots, flow records.
     limits: [u32; 3],
-    /// Whether backends may be scanned, as `least-loaded` and limits need.
+    /// Whether backends may be scanned, which `least-loaded` and limits require.
     scans: bool,
 }
 
@@ -216,8 +216,8 @@ fn verified(
     for (name, value) in globals.iter().filter(|(name, _)| !constants::NAMES.contains(name)) {
         loader.override_global(name, value, true);
     }
-    // The programs are verified against the kernel's maps; the programs themselves are loaded
-    // below, because aya discards the log of a success.
+    // This only creates the kernel's maps, against which the programs are verified. The programs
+    // are loaded below without aya, because aya discards the log of an accepted program.
     let maps = loader.load(object).expect("create the maps");
     let fds: HashMap<&str, RawFd> =
         maps.maps().map(|(name, map)| (name, data(map).fd().as_fd().as_raw_fd())).collect();

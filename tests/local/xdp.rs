@@ -1,5 +1,5 @@
-//! Reports that the kernel processes on a network interface: connects follow them whatever the
-//! daemon does meanwhile.
+//! Reports that the kernel processes on a network interface: the next connects obey them, whatever
+//! the daemon does meanwhile.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;

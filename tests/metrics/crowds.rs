@@ -214,7 +214,7 @@ fn needed() -> u64 {
     number.expect("the row").parse().expect("a number")
 }
 
-/// A connection that stays silent loses its place to one that sends a request.
+/// If all connections are taken, a silent one is closed to make room for one that sends a request.
 #[test]
 fn many_silent_connections_exclude_no_reader_and_exhaust_no_descriptors() {
     let mut fixture = Fixture::without_daemon();

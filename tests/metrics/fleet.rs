@@ -20,7 +20,7 @@ struct Fleet {
 }
 
 /// The signs of a dead backend: the rest of a series' name, and labels. Each client task of an
-/// instance sees another sign.
+/// instance sees a different sign.
 const SIGNS: [(&str, &str); 3] =
     [("ejected", ""), ("failing", ""), ("probe_state", r#",kind="tcp",state="failing""#)];
 

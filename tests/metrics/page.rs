@@ -174,7 +174,8 @@ fn faults_of_files_and_cgroups_are_in_the_metrics() {
     has(&[&attached(1)]);
 }
 
-/// Held by one test at a time: the kernel's statistics are on or off for the whole host.
+/// One test at a time holds this lock, because the kernel's statistics are on or off for the whole
+/// host.
 pub static COUNTED: Mutex<()> = Mutex::new(());
 
 #[test]

@@ -38,7 +38,7 @@ fn run(name: &str, arguments: &[&str], input: Stdio) -> Output {
     output.unwrap_or_else(|error| panic!("run {name}: {error}"))
 }
 
-/// Killed on drop.
+/// A running Prometheus. Killed on drop.
 pub struct Prometheus {
     child: Child,
 }

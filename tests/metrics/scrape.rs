@@ -13,7 +13,7 @@ use crate::prometheus::{Prometheus, only_text};
 
 /// The address at which the daemon's page is available only in the older form.
 const ONLY_TEXT: &str = "127.0.0.1:9465";
-/// One job for each form.
+/// One job for each form of the page.
 const JOBS: [&str; 2] = ["openmetrics", "text"];
 
 fn scraped(fixture: &Fixture) -> Prometheus {

@@ -109,7 +109,7 @@ fn every_panel_of_the_dashboard_has_a_query_and_a_description() {
 fn promtool_accepts_the_queries_of_the_dashboard() {
     let text = stage::daemon::read(&shipped(DASHBOARD));
     let dashboard: Value = serde_json::from_str(&text).expect("JSON");
-    // As recording rules, because promtool reads expressions in this form.
+    // The expressions are written as recording rules, because promtool reads them in this form.
     let mut rules = String::from("groups:\n  - name: dashboard\n    rules:\n");
     let panels = dashboard["panels"].as_array().expect("panels").iter();
     for (number, target) in panels.flat_map(|panel| panel["targets"].as_array().expect("queries")).enumerate()

@@ -1,4 +1,5 @@
-//! The probe's UDP sockets: connected ones, and ones that name the destination with each datagram.
+//! The probe's UDP sockets: connected sockets, and sockets that name the destination with each
+//! datagram.
 
 use std::io::IoSliceMut;
 use std::net::SocketAddr;

@@ -5,8 +5,8 @@ use stage::stress::{Service, config};
 use stage::workers::{Change, Crowd, another_server, server};
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 
-/// Sockets of one process. Servers get about as many each, and no process may need more than 20,000
-/// descriptors.
+/// Number of sockets of one process. Each server gets about the same number of connections, and no
+/// process may need more than 20,000 descriptors.
 const EACH: u32 = 16_000;
 const CROWDS: u64 = 10;
 const ALL: u64 = CROWDS * EACH as u64;

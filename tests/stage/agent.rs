@@ -52,7 +52,7 @@ pub fn key_in(file: &Path) -> (u16, Vec<u8>) {
     (id.parse().expect("a number"), (0..digits.len()).step_by(2).map(byte).collect())
 }
 
-/// Killed on drop.
+/// A running agent. Killed on drop.
 pub struct Agent {
     child: ChildGuard,
     folder: PathBuf,

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Removed on drop.
+/// A cgroup of a test. Removed on drop.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
@@ -52,7 +52,7 @@ impl Cgroup {
         std::os::unix::fs::MetadataExt::ino(&fs::metadata(&self.path).expect("it exists"))
     }
 
-    /// Starts a command inside the cgroup.
+    /// Makes a command start inside the cgroup.
     pub fn enter(&self, command: &mut std::process::Command) {
         enter(&self.path, command);
     }
@@ -87,7 +87,7 @@ pub(crate) fn name() -> String {
     format!("{PREFIX}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Starts a command inside the cgroup in this directory.
+/// Makes a command start inside the cgroup at this directory.
 pub(crate) fn enter(directory: &Path, command: &mut std::process::Command) {
     let procs = std::ffi::CString::new(directory.join("cgroup.procs").into_os_string().into_encoded_bytes());
     let procs = procs.expect("a path");

@@ -19,7 +19,7 @@ use crate::{Stage, eventually, patience, program, socket};
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub folder: PathBuf,
-    /// Below a bpffs.
+    /// The directory of pins, below a bpffs.
     pub pins: PathBuf,
     /// The program: this build, or another one.
     pub build: PathBuf,

@@ -22,7 +22,7 @@ fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
 /// Makes a socket drop all received packets. A listener with this filter exists and never answers.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
     attach(socket, &[instruction(BPF_RET | BPF_K, 0, 0, DROP)])
 }
@@ -31,7 +31,7 @@ pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
 /// may reuse its ports.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn drop_data(socket: impl AsFd) -> io::Result<()> {
     // A TCP socket's filter sees the packet from its TCP header on; the flags are its 14th byte.
     let filter = [
@@ -47,7 +47,7 @@ pub fn drop_data(socket: impl AsFd) -> io::Result<()> {
 /// The connections that it accepts inherit the filter, which drops none of their packets.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn drop_syns(listener: impl AsFd, in_a_million: u32) -> io::Result<()> {
     let filter = [
         instruction(BPF_LD | BPF_B | BPF_ABS, 0, 0, 13),
@@ -65,7 +65,7 @@ pub fn drop_syns(listener: impl AsFd, in_a_million: u32) -> io::Result<()> {
 /// a listener's connections do the same.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn drop_some(socket: impl AsFd, in_a_million: u32) -> io::Result<()> {
     let filter = [
         random(),
@@ -90,7 +90,7 @@ fn share_of_numbers(in_a_million: u32) -> u32 {
 /// Makes a raw socket see only requests to connect to one of these ports.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error.
 pub fn see_only_dials(socket: impl AsFd, ports: std::ops::RangeInclusive<u16>) -> io::Result<()> {
     // A raw socket's filter sees the packet from its IP header on. The index register is loaded
     // with that header's length.

@@ -10,9 +10,9 @@ pub const SERVICE: &str = "10.96.0.10:80";
 
 pub struct Fixture {
     // Fields are dropped in this order: users before the things that they use.
-    /// `None` if it does not run.
+    /// The daemon; `None` if it does not run.
     pub daemon: Option<Daemon>,
-    /// By name `b1` to `b3`.
+    /// The backends, with the names `b1` to `b3`.
     pub backends: Vec<Backend>,
     pub setup: Setup,
     /// The client's cgroup.

@@ -1,24 +1,24 @@
-//! Facts of running programs, compared as they come true. A daemon, an agent or the kernel may show
-//! the effect of an action a moment later, so a single look can be too early. `crate::looks` finds
-//! single looks that an assertion compares.
+//! Compares values that running programs show, such as counts in a status. A daemon, an agent or
+//! the kernel may show the effect of an action a moment later, so a value that is read only once
+//! may be too old. `crate::looks` finds assertions that compare such a value.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
 use crate::{eventually, within};
 
-/// A fact that can be looked at repeatedly. The value is available only through a claim.
+/// A value that can be read repeatedly. Only the methods of this type read it.
 #[must_use = "claim something: `becomes`, `has`, `matches`, `stays`"]
 pub struct Look<F>(F);
 
-/// Names a fact to look at.
+/// Names a value to compare: `fact` reads it.
 pub fn look<T: Debug, F: FnMut() -> T>(fact: F) -> Look<F> {
     Look(fact)
 }
 
 impl<T: Debug, F: FnMut() -> T> Look<F> {
-    /// Waits until the fact is exactly this value. A counter that exceeds the value never returns
-    /// to it, and fails here.
+    /// Reads until the result is exactly `value`. A counter that exceeds `value` never returns to
+    /// it, and fails here.
     #[track_caller]
     pub fn becomes<V: Debug>(self, value: V) -> T
     where
@@ -27,19 +27,19 @@ impl<T: Debug, F: FnMut() -> T> Look<F> {
         eventually(&format!("{value:?}"), self.0, |seen| *seen == value)
     }
 
-    /// Waits until a part of the fact is exactly this value.
+    /// Reads until a part of the result is exactly `value`.
     #[track_caller]
     pub fn has<P: PartialEq<V>, V: Debug>(self, part: impl Fn(&T) -> P, value: V) -> T {
         eventually(&format!("{value:?}"), self.0, |seen| part(seen) == value)
     }
 
-    /// Waits until the claim holds.
+    /// Reads until the claim holds for the result.
     #[track_caller]
     pub fn matches(self, claim: &str, holds: impl Fn(&T) -> bool) -> T {
         eventually(claim, self.0, holds)
     }
 
-    /// Fails if the fact has another value at any time within `time`.
+    /// Fails if any result within `time` differs from `value`.
     #[track_caller]
     pub fn stays<V: Debug>(self, value: V, time: Duration)
     where
@@ -50,7 +50,7 @@ impl<T: Debug, F: FnMut() -> T> Look<F> {
         }
     }
 
-    /// Looks once. `reason` states why the fact is complete at this moment.
+    /// Reads the value once. `reason` states why it is complete at this moment.
     pub fn now(mut self, reason: &str) -> T {
         assert!(!reason.is_empty(), "a single look needs a reason");
         self.0()
@@ -61,7 +61,7 @@ impl<T: Debug, F: FnMut() -> T> Look<F> {
 mod tests {
     use super::*;
 
-    /// A fact that grows with each look.
+    /// A value that grows whenever it is read.
     fn growing() -> Look<impl FnMut() -> u32> {
         let mut value = 0;
         look(move || {

@@ -1,14 +1,14 @@
-//! A rule of the kernel tests that no lint can check: an assertion must not compare a live fact
-//! that it has looked at once. `crate::look` waits for the fact, or states why a single look is
-//! right.
+//! A rule of the kernel tests that no lint can check: an assertion must not compare a live value
+//! that was read only once. `crate::look` waits for the expected value, or states why a single read
+//! is right.
 
 use std::path::Path;
 
-/// Methods of `Setup` that read a live fact.
+/// Methods of `Setup` that read a live value.
 const FACTS: [&str; 9] =
     ["active", "backend", "backends", "client", "faults", "reclaim", "service", "source", "status"];
 
-/// Assertions in a test's source that look at a fact of a set-up once, by line.
+/// The lines of a test's source with assertions that read a live value of a set-up only once.
 fn single_looks(source: &str) -> Vec<usize> {
     let mut found = Vec::new();
     let mut begun: Option<(usize, String)> = None;

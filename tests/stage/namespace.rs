@@ -58,7 +58,7 @@ impl Drop for Stage {
     }
 }
 
-/// Starts a command in a network namespace of its own, in which nothing can be reached.
+/// Makes a command start in a network namespace of its own, in which nothing can be reached.
 pub fn in_a_network_of_its_own(command: &mut std::process::Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {
@@ -85,7 +85,7 @@ pub fn another_network(within: impl FnOnce() + Send) -> std::fs::File {
     std::thread::scope(|scope| scope.spawn(prepare).join().expect("the network is prepared"))
 }
 
-/// Starts a command in a cgroup namespace with the command's cgroup as root, and with cgroup2
+/// Makes a command start in a cgroup namespace with the command's cgroup as root, and with cgroup2
 /// mounted for that namespace, as in a container.
 pub fn in_a_cgroup_namespace(command: &mut std::process::Command) {
     let mount = c_path(&crate::cgroup::mount());
@@ -100,7 +100,7 @@ pub fn in_a_cgroup_namespace(command: &mut std::process::Command) {
     }
 }
 
-/// Starts a command in a cgroup namespace of its own, with the host's tree still mounted.
+/// Makes a command start in a cgroup namespace of its own, with the host's tree still mounted.
 pub fn in_a_cgroup_namespace_with_the_hosts_tree(command: &mut std::process::Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {

@@ -51,10 +51,10 @@ pub enum Compared {
     UnknownKernel,
     /// The record has counts of this kernel, but not this one.
     Unrecorded,
-    /// As recorded, or at most a tenth more.
+    /// At most the recorded count plus a tenth.
     Fine(u64),
     Fewer(u64),
-    /// More than a tenth more than recorded.
+    /// More than the recorded count plus a tenth.
     TooMany(u64),
 }
 
@@ -67,7 +67,7 @@ impl Record {
         toml::from_str(text).map(Self)
     }
 
-    /// Replaces everything that is recorded of the kernels of these counts.
+    /// Replaces everything that is recorded for the kernels of these counts.
     pub fn replace(&mut self, counts: impl IntoIterator<Item = Count>) {
         let mut fresh = Self::default();
         for Count { kernel, configuration, program, instructions } in counts {

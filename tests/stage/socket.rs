@@ -28,8 +28,8 @@ pub fn get(socket: &Path, path: &str, to_begin: Duration) -> io::Result<String> 
     let mut stream = UnixStream::from(stream);
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(to_begin))?;
-    // HTTP 1.0 has no chunks: a chunk's size would lie between two lines of the body, or within
-    // one.
+    // The request uses HTTP 1.0, which has no chunked encoding: in a chunked body, the sizes of
+    // chunks would stand between the lines of the body or within them.
     write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n")?;
     let mut answer = vec![0; 64];
     let begun = stream.read(&mut answer)?;

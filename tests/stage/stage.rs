@@ -98,8 +98,8 @@ pub fn address(text: &str) -> SocketAddr {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// How long a fact may take to come true: longer in a guest, because its CPU is emulated and
-/// shared.
+/// How long an expected result may take to appear: longer in a guest, because its CPU is emulated
+/// and shared.
 pub fn patience() -> Duration {
     let seconds = std::env::var(PATIENCE_S).ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(30))
@@ -131,11 +131,11 @@ pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact:
         .unwrap_or_else(|seen| panic!("{what} did not come true in {patience:?}; last seen: {seen:?}"))
 }
 
-/// As [`eventually`], with another time limit, and without a panic: if the fact does not come true,
-/// returns the last result as an error.
+/// As [`eventually`], with another time limit, and without a panic: if `fact` does not hold in
+/// time, returns the last result as an error.
 ///
 /// # Errors
-/// If the fact does not come true in time.
+/// If `fact` does not hold in time.
 pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> Result<T, T> {
     let deadline = Instant::now() + time;
     loop {
@@ -146,8 +146,9 @@ pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) 
         if Instant::now() >= deadline {
             return Err(seen);
         }
-        // Yields the CPU between looks, which may be expensive themselves: 5 ms, and longer if the
-        // patience is longer. The fact decides when the wait ends, not the clock.
+        // Yields the CPU between the calls of `look`, which may be expensive themselves: for 5 ms,
+        // and for longer if the patience is longer. The result decides when the wait ends, and not
+        // the clock.
         std::thread::park_timeout(patience() / 2000);
     }
 }

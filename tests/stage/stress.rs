@@ -1,5 +1,4 @@
-//! The services of the stress test: their backends behave in every way in which a connection can
-//! end.
+//! The services of the stress test. Their backends end connections in every possible way.
 //!
 //! There is one service per scenario, so that opposite miscounts of two scenarios cannot hide each
 //! other. Everything is within one network namespace and needs no firewall: a socket that must not

@@ -23,7 +23,7 @@ pub fn attributes() -> bpf_attr {
 /// it as the command does.
 ///
 /// # Errors
-/// The kernel's.
+/// Returns the kernel's error.
 pub unsafe fn bpf(command: bpf_cmd, attributes: &mut bpf_attr) -> io::Result<i32> {
     // SAFETY: the caller guarantees it for the pointers; the attributes themselves have the length
     // that is passed.

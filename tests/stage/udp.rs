@@ -14,7 +14,7 @@ pub const MAPPED: &str = "[::ffff:10.96.0.10]:53";
 
 /// A client with services over UDP, each with backends of its own behind a file.
 pub struct Scene {
-    /// `None` if it does not run.
+    /// The daemon; `None` if it does not run.
     pub daemon: Option<Daemon>,
     /// All backends, by service and number.
     pub backends: Vec<DatagramBackend>,

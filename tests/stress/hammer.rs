@@ -34,7 +34,7 @@ pub fn run(options: &Options) -> Result<()> {
                     linger_not(dial(crowd)?)?;
                     ledger.ended(crowd.name, Seen::Lingered);
                 }
-                // Each of these leaves a port that waits for a minute.
+                // Each of these connections leaves its port in TIME_WAIT for a minute.
                 75..90 => {
                     drop(dial(crowd)?);
                     ledger.ended(crowd.name, Seen::Closed);

@@ -50,8 +50,7 @@ pub fn destroy(socket: impl AsFd, backend: SocketAddr) -> Result<()> {
         bytes[..4].copy_from_slice(&address.octets());
         bytes
     };
-    // struct inet_diag_req_v2: family, protocol, two bytes of nothing, all states, and which
-    // socket.
+    // struct inet_diag_req_v2: family, protocol, two unused bytes, all states, and which socket.
     let mut body = vec![u8::try_from(libc::AF_INET)?, u8::try_from(libc::IPPROTO_TCP)?, 0, 0];
     body.extend(u32::MAX.to_ne_bytes());
     body.extend(own.port().to_be_bytes());
@@ -59,7 +58,7 @@ pub fn destroy(socket: impl AsFd, backend: SocketAddr) -> Result<()> {
     body.extend(wide(from));
     body.extend(wide(to));
     body.extend(0u32.to_ne_bytes());
-    // The low half first, each in the host's order.
+    // The low half comes first; each half is in the host's byte order.
     body.extend(u32::try_from(cookie & u64::from(u32::MAX))?.to_ne_bytes());
     body.extend(u32::try_from(cookie >> 32)?.to_ne_bytes());
     request(Some(SOCK_DIAG), SOCK_DESTROY, 0, &body).context("destroy a socket")

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, sockopt};
 use stage::stress::Service;
 
-/// Longer than everything that ends by itself, also in a guest.
+/// Longer than any wait that ends by itself, also in a guest.
 const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 /// A TCP socket for an address.

@@ -21,8 +21,8 @@ const THREADS: usize = 4;
 /// A guest that prints nothing for this long counts as hung. On a busy machine, a test may take
 /// half of this time under emulation.
 const SILENCE: Duration = Duration::from_secs(300);
-/// How long a fact may take to come true in a guest, in seconds. Only a failing test waits this
-/// long.
+/// How long an expected result may take to appear in a guest, in seconds. Only a failing test waits
+/// this long.
 const PATIENCE_S: u32 = 120;
 /// A guest that runs this long counts as lost, even if it still prints.
 const TOTAL: Duration = Duration::from_secs(40 * 60);

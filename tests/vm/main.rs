@@ -163,8 +163,8 @@ fn lines_of(path: &Path) -> Result<BTreeSet<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-/// Runs every boot, as many at a time as the host has CPUs, because each guest occupies one.
-/// Returns each result with the place of its kernel.
+/// Runs every boot, as many at a time as the host has CPUs, because each guest occupies one CPU.
+/// Returns each result with the position of its kernel in the list of kernels.
 fn test(driver: &Driver, boots: &[Boot]) -> Vec<(usize, Result<Tested>)> {
     let (pending, tested) = (Mutex::new(boots.iter()), Mutex::new(Vec::new()));
     let next = || pending.lock().ok()?.next();

@@ -1,8 +1,8 @@
 //! Selects the tests that each kernel runs: by the classes in the table of test modules, or as the
 //! command line requests.
 //!
-//! A kernel is identified by its place in the list, which begins with the oldest kernel. This file
-//! boots no kernel.
+//! A kernel is identified by its position in the list, which begins with the oldest kernel. This
+//! file boots no kernel.
 
 use lb_suite::{Class, Modules};
 
@@ -22,7 +22,7 @@ pub enum Selection {
 /// One boot of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Boot {
-    /// The kernel's place.
+    /// The kernel's position in the list.
     pub kernel: usize,
     /// How many CPUs the guest has.
     pub cpus: u32,

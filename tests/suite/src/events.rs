@@ -31,7 +31,7 @@ pub enum Event {
         event: String,
         /// The test's path.
         name: String,
-        /// Seconds.
+        /// The duration of the test in seconds.
         #[serde(default)]
         exec_time: f64,
         /// The output of a failed test.

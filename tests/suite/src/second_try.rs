@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use crate::Failed;
 
-/// If more tests of a tier fail, none runs again.
+/// If more tests of a tier than this number fail, none runs again.
 const MOST: usize = 3;
 
 /// How often a test must pass alone.
