@@ -66,7 +66,7 @@ pub struct Casts {
 }
 
 impl Offsets {
-    /// The name and the value of each offset, and of each field of [`Casts`].
+    /// The name and the value of each offset, and of each field of `Casts`.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u32)> {
         let casts = self.casts.iter().flat_map(|casts| {
             [
