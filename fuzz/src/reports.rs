@@ -290,7 +290,7 @@ impl World {
         let nonce = self.outstanding.remove(&name);
         match datagram.kind() {
             Some(Kind::Answer) => {
-                assert_eq!(nonce, Some(datagram.nonce), "it answers the outstanding request")
+                assert_eq!(nonce, Some(datagram.nonce), "it answers the outstanding request");
             }
             Some(Kind::Push) => assert!(before.base.is_some_and(|before| before < base), "it is later"),
             Some(Kind::Request) | None => panic!("a request is no report"),

@@ -72,7 +72,7 @@ async fn go(
                 }
             }
             Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot make a document (status or metrics); its readers receive no answer")
+                tracing::warn!(%error, "cannot make a document (status or metrics); its readers receive no answer");
             }
             // The daemon is stopping.
             Err(_) => {}

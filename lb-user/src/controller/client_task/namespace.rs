@@ -118,10 +118,10 @@ impl ClientTask {
         let (client, pid) = (&self.client.name, self.namespace.map(|namespace| namespace.pid()));
         match (was_elsewhere, self.is_elsewhere()) {
             (false, true) => {
-                info!(%client, pid, "the client's processes are in another network namespace than the daemon")
+                info!(%client, pid, "the client's processes are in another network namespace than the daemon");
             }
             (true, false) => {
-                info!(%client, pid, "the client's processes are in the daemon's network namespace")
+                info!(%client, pid, "the client's processes are in the daemon's network namespace");
             }
             (false, false) | (true, true) => return,
         }
