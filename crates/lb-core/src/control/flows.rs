@@ -57,8 +57,8 @@ impl Lives {
 }
 
 /// A service becomes idle after `UNUSED` seconds without a flow, and stops being idle after `USED`
-/// different seconds with a flow. By then the daemon has noticed that the service is used, and
-/// requests reports from its backends often.
+/// different seconds with a flow. The daemon requests reports often from the first of these
+/// seconds on ([`Activity::is_used`]), so reports have arrived when the service stops being idle.
 const UNUSED: u32 = 15;
 const USED: u32 = 5;
 
@@ -83,9 +83,14 @@ impl Activity {
         }
     }
 
-    /// Whether the service is idle, so that reports of its backends are rarely requested.
+    /// Whether the service is idle: its backends are not expected to have reported lately.
     pub const fn is_idle(self) -> bool {
         self.used < USED
+    }
+
+    /// Whether the service has had a flow within `UNUSED` seconds.
+    pub const fn is_used(self) -> bool {
+        self.used > 0
     }
 }
 

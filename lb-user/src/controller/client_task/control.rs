@@ -211,6 +211,13 @@ impl ClientTask {
         true
     }
 
+    /// Whether a service whose weights follow load has had a flow lately. The ticks of its control
+    /// show this.
+    pub fn is_in_use(&self, position: usize) -> bool {
+        let controlled = self.controls.get(position).and_then(Option::as_ref);
+        controlled.is_some_and(|(_, controlled)| controlled.activity.is_used())
+    }
+
     /// The state of a row; `None` before there is a list.
     fn look(
         &self,

@@ -282,8 +282,9 @@ impl ClientTask {
         let is_of_row = |address: &SocketAddr| of_row.is_some_and(|row| row.contains_key(address));
         let probed = probed(membership, |address| is_of_row(&address));
         // If weights follow load, the load of all members of the row is needed, including members
-        // with few connects.
-        let follows_load = self.client.services[position].service.control.law.is_some() && !active.is_empty();
+        // with few connects. Samples are too far apart to show that short flows have begun again.
+        let is_used = !active.is_empty() || self.is_in_use(position);
+        let follows_load = self.client.services[position].service.control.law.is_some() && is_used;
         let endpoints = probed.map(|member| &member.endpoint);
         let mut candidates: Vec<ProbeCandidate> = endpoints
             .map(|Endpoint { address, agent, .. }| {

@@ -145,6 +145,26 @@ fn weights_stay_and_a_fault_is_shown_if_fewer_than_half_report() {
     });
 }
 
+/// Each flow ends before the next tick, so no tick shows an open flow.
+#[test]
+fn reports_have_arrived_when_short_flows_end_an_idle_time() {
+    let seldom = lines(FEEDBACK).replace("\"1s\"", "\"1s\", idle_interval = \"10m\"");
+    script(&seldom, |stage| {
+        stage.utilize([300; 3]);
+        stage.pass(60 * SECOND);
+        stage.stop_faults();
+        assert!(stage.load().is_idle);
+        for _ in 0..10 {
+            stage.connect().expect("all are well");
+            stage.close_all();
+            stage.pass(SECOND);
+            let load = stage.load();
+            assert!(load.is_idle || (load.reporting, load.expected) == (3, 3), "{load:?}");
+        }
+        assert!(!stage.load().is_idle);
+    });
+}
+
 /// The third backend receives no connects, because its weight is too small. Agents of an idle
 /// service would be polled only every ten minutes.
 #[test]
