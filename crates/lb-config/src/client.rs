@@ -63,7 +63,8 @@ fn read_name(
     };
     if client_name(&name).is_err() {
         let message = format!("job {} is not valid as the name of its client", quote(&name));
-        let help = format!("add name = .., 1 to {MAX_NAME_BYTES} of letters, digits, _ and -");
+        let help =
+            format!("add name = \"..\" with 1 to {MAX_NAME_BYTES} characters: letters, digits, _ and -");
         report.add(span, message, help);
         return None;
     }
@@ -223,7 +224,7 @@ mod tests {
             ),
             (
                 "job = 'a.b'",
-                "6:7: job \"a.b\" is not valid as the name of its client (add name = .., 1 to 63 of letters, digits, _ and -)"
+                "6:7: job \"a.b\" is not valid as the name of its client (add name = \"..\" with 1 to 63 characters: letters, digits, _ and -)"
                     .to_owned(),
             ),
             ("job = 'j'\nname = ''", format!("7:8: name is empty {help}")),

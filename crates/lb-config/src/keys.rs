@@ -73,8 +73,8 @@ section! {
     COUNT "count": Number(1..=MAX_INDEXES), Is(1), "number of tasks of the job; `index` must be less";
     SERVICES "services": FreeForm(&["[\"users\"]"]), Means("all"), "the services that the client dials";
     ACCOUNTING "accounting": Keyword<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
-        "what the programs record about flows. `full`: how each flow went and why it ended. `active`: only how many flows are open, which \
-         needs cheaper hooks. With both, the programs record that a flow failed";
+        "what the programs record about flows. `full`: how each flow went and why it ended. `active`: how many flows are open, and what the \
+         kernel shows of a socket when it is closed: less exact, but with fewer hooks";
 }
 
 section! {
@@ -236,8 +236,8 @@ section! {
     size, "subset.size", "size", "";
 
     MIN "min": Number(1..=MAX_SUBSET), Required,
-        "like `\"auto\"`, but at least this many. The sizes of `auto` begin at 12, so a lower minimum has no effect. If `low` or `high` is \
-         written too, every minimum has an effect, and the default is 12";
+        "without `low` and `high`: like `\"auto\"`, but at least this many (below 12 it has no effect, because the sizes of `auto` begin at \
+         12). With `low` or `high`: the smallest size, 12 if not written";
     // The maximum is far larger than the number of ports that a host has for flows to one backend.
     LOW "low": Thousandths(LOADS), Means("`0.875` if `high` is written"),
         "with `algorithm = \"random\"`: the size follows the task's own load. It falls by one if the task has this many open flows, or \
