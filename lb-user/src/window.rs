@@ -106,14 +106,15 @@ impl Recent {
         Ending::ALL.into_iter().filter(|ending| is_failure(*ending)).map(|e| self.endings[e as usize]).sum()
     }
 
-    /// Whether a backend may be chosen (`usable`), and all its recent connects failed.
+    /// Whether a backend may be chosen (`usable`), and its recent connects show that it fails.
     pub fn is_failing_backend(usable: bool, recent: Option<&Self>) -> bool {
         usable && recent.is_some_and(Self::is_failing)
     }
 
-    /// Whether all recent connects failed: none was established, and enough failed to rule out
-    /// chance. At least half of all flows must have failed. The others may be established flows,
-    /// because some flows show only at their end that they were established.
+    /// Whether the recent connects show that the backend fails: none is counted as established,
+    /// enough failed to rule out chance, and at least half of the flows failed. The other flows may
+    /// be established without being counted as such, because the programs learn this of some flows
+    /// only when they end.
     pub fn is_failing(&self) -> bool {
         let failed = self.failed();
         failed >= FEWEST_FAILURES && self.established == 0 && failed.saturating_mul(2) >= self.chosen

@@ -269,9 +269,9 @@ impl Hold {
 /// How many members have a recent report. Only available members with a weight count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reporting {
-    /// The members with a recent report.
+    /// The number of these members with a recent report.
     pub fresh: u32,
-    /// All members that count.
+    /// The number of available members with a weight.
     pub members: u32,
 }
 

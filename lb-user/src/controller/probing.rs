@@ -378,7 +378,7 @@ pub struct ProbeCandidate {
     /// The address of its agent, if the list names one.
     pub agent: Option<SocketAddr>,
     /// Whether the client task has an open flow to the backend or chose it recently. If weights
-    /// follow load, one such backend makes all backends of its row active.
+    /// follow load, one such backend makes all backends of this service active for the client task.
     pub is_active: bool,
 }
 

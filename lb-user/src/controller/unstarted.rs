@@ -20,7 +20,8 @@ use crate::source::FileSource;
 pub struct Tried {
     /// All clients that were retried.
     pub clients: Vec<ClientConfig>,
-    /// The clients that were opened. Clients that already run are not among them.
+    /// The clients that the retry tried to open, each with the result. Clients that already run are
+    /// not among them.
     pub opened: Vec<Opened>,
     /// The lists in force when the retry began, with assignments for these clients.
     pub by_service: AssignmentsByService,

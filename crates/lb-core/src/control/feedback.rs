@@ -74,8 +74,9 @@ const MOST_ERRORS: f64 = 0.05;
 /// weight: a hung backend has a low utilization, and its flows remain open until clients give up.
 const LONG_FLOWS: f64 = 4.0;
 
-/// The factors of members that have left are stored for four minutes. The number of stored factors
-/// is at most the largest number of members that the row has ever had, plus this number.
+/// The factors of members that have left are stored for four minutes. The number of these factors
+/// is at most the largest number of members that the row has ever had at one time, plus this
+/// number.
 const MOST_GONE: usize = 64;
 
 /// After this many time constants, a difference is a twentieth of its initial size.
@@ -396,9 +397,10 @@ impl Feedback {
             *member =
                 MemberHistory { gone: Some(since), used: None, hold: None, is_at_clamp: false, ..*member };
             gone += 1;
-            // Bound: even if the members change all the time, the number of stored members is at
-            // most `MOST_GONE` above the largest number that the row has ever had. The bound is so
-            // high that no factor is lost if a list is short for a moment.
+            // Bound: even if the members change all the time, the number of absent members that are
+            // stored is at most `MOST_GONE` above the largest number of members that the row has
+            // ever had at one time. The bound is so high that no factor is lost if a list is short
+            // for a moment.
             since < HELD + DECAY && gone <= most_gone
         });
     }

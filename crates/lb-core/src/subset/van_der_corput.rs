@@ -15,7 +15,7 @@ pub fn order(n: u32) -> impl Iterator<Item = u32> {
     clockwise(n, 0)
 }
 
-/// How many numbers below `n` have `low` as their low `bits` bits.
+/// How many numbers below `n` are equal to `low` in their lowest `bits` bits.
 const fn sharing(low: u32, bits: u32, n: u32) -> u32 {
     if low < n { ((n - 1 - low) >> bits) + 1 } else { 0 }
 }

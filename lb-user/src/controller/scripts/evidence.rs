@@ -65,7 +65,7 @@ fn no_backend_is_ejected_if_nothing_can_be_sent() {
         stage.stop_faults();
         let blamed = BACKENDS.map(|backend| (stage.cause(backend), stage.backend(backend).ejections));
         assert_eq!(blamed, [const { (None, 0) }; 3]);
-        // With a way to the others it is this one's fault.
+        // If the other backends can be reached, a failure to send counts against this backend.
         let failed = (0..300).filter(|_| !stage.open_over(&BACKENDS[2..])).count();
         assert!((5..=12).contains(&failed), "{failed}");
         let causes = BACKENDS.map(|backend| stage.cause(backend));

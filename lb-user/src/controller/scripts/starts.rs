@@ -121,7 +121,7 @@ fn inconsistent_maps_are_not_adopted() {
     });
 }
 
-/// Its tables exist already when its programs can be attached.
+/// The client's tables exist before its programs can be attached.
 #[test]
 fn a_client_that_is_alone_beside_an_exclusive_program_is_attached_once_it_can_be() {
     script("", |stage| {
