@@ -79,7 +79,7 @@ fn measure(folder: &Path, cgroup: &Path) {
         assert_eq!(
             usize::from(reached.octets()[2]),
             net,
-            "the connect after the switch saw the table before it"
+            "a connect after the switch used the table from before the switch"
         );
         drop(stream);
         datapath.before_wait();

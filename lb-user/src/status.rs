@@ -357,7 +357,10 @@ fn milliseconds(ticks: u32) -> u64 {
     (u64::from(ticks) << TICK_LOG2).div_ceil(1_000_000)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a share for people; counts below 2^53 are exact")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "people read this share, and counts below 2^53 are converted exactly"
+)]
 fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }

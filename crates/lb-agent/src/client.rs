@@ -58,7 +58,7 @@ pub enum ClientError {
     #[error("{0}")]
     Refused(String),
     /// No random number for the registration is available.
-    #[error("draw a number for the registration: {0:#}")]
+    #[error("cannot get a random number for the registration: {0:#}")]
     Number(anyhow::Error),
 }
 

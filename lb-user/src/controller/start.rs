@@ -62,7 +62,9 @@ fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
         faults.iter().filter(|(_, error)| is_shape(error)).map(|(client, _)| client.as_str()).collect();
     if of_another_shape.len() > 1 {
         let remove = fixed::remove_all(&of_another_shape, &config.paths.pins);
-        text.push_str(&format!("\nto remove the clients whose maps have another shape: {remove}"));
+        text.push_str(&format!(
+            "\nsome clients have maps with another layout; to remove these clients, run: {remove}"
+        ));
     }
     let denied = |error: &anyhow::Error| crate::error::is_permission(error);
     // If one of the errors is a missing privilege, that error stays the cause, because it decides

@@ -31,7 +31,7 @@ pub fn examine(
         bail!("there is no process {pid}, or you may not see it");
     };
     let cgroups = lb_kernel::of_process_and_above(pid)?;
-    let (own, _) = cgroups.first().context("every process has a cgroup")?;
+    let (own, _) = cgroups.first().context("the kernel lists no cgroup for the process")?;
     diagnosis.ok("process", format!("{name} (pid {pid}) is in cgroup {}", own.display()));
     let covering = covering(paths, &cgroups)?;
     for (number, Covering { client, cgroup, abi, .. }) in covering.iter().enumerate() {

@@ -133,9 +133,9 @@ families! {
     SOURCE_AGE = of(FamilyType::Gauge, "socklb_source_age_seconds", S, SERVICE,
         "Time since the endpoint file was last read and was valid. It is read when it changes; missing for a list in the configuration.");
     SOURCE_FAILURES = counter("socklb_source_failures", SERVICE,
-        "How often the service's endpoints could not be used since the daemon started.");
+        "Failures to read the service's endpoint file, and rejected versions of it, since the daemon started; a repeated failure counts once.");
     SOURCE_ERROR = gauge("socklb_source_error", SERVICE,
-        "1 if the service's endpoints could not be used when they were last read and an older list stays in force, else 0.");
+        "1 if the service's endpoint file could not be read or was rejected when it was last read, and an older list stays in force, else 0.");
 
     // ---- a backend of a service of a client task ------------------------------------------------
     STATE = gauge("socklb_backend_state", &["client", "service", "backend", "state"],
@@ -219,7 +219,11 @@ mod tests {
             assert!(ALL[position + 1..].iter().all(|other| other.name != family.name), "{}", family.name);
             let ending = family.unit.map(|unit| format!("_{unit}")).unwrap_or_default();
             assert!(family.name.starts_with("socklb_") && family.name.ends_with(&ending), "{}", family.name);
-            assert!(!family.name.ends_with("_total"), "the type adds it: {}", family.name);
+            assert!(
+                !family.name.ends_with("_total"),
+                "the type adds `_total`, so the table must not contain it: {}",
+                family.name
+            );
         }
     }
 }

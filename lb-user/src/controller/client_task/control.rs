@@ -408,7 +408,10 @@ pub(super) fn flows_begun(outcomes: &Outcomes) -> u64 {
     Outcome::OF_A_SERVICE.into_iter().filter(begins_a_flow).map(|outcome| outcomes.of(outcome)).sum()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts of a second, and weights of which ratios are shown")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "the counts of one second are small, and only ratios of weights are shown"
+)]
 fn float(number: u64) -> f64 {
     number as f64
 }
