@@ -286,7 +286,7 @@ fn inconsistent_rates_and_costs_are_refused() {
     check_job(&format!("{rate}{cost}lasts = \"1s\""), "5:1: `cost` already decides how long a request lasts");
     check_job(
         &format!("{rate}wait = \"1s\""),
-        "5:1: wait is time in addition to a cost: write cost, or lasts",
+        "5:1: `wait` is added to the time of a `cost`, which this job does not have: write `cost` as well, or `lasts`",
     );
     check_job(
         cost,

@@ -1,5 +1,5 @@
-//! Properties that hold whatever the rates are and whichever clients are absent: the formula for
-//! the deviation, and the guarantee.
+//! Two statements that must hold for all rates and all absent clients: the formula for the
+//! deviation of loads ([`deviation`]), and the lower bound of the utilization ([`guarantee`]).
 //!
 //! The tests use Rocksteadier with structural weights, in fleets with few and with many
 //! connections, and with several seeds. They must not use the library's own computation of loads

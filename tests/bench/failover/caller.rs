@@ -1,7 +1,8 @@
 //! The process that connects, inside the client's cgroup. It makes the requested calls, and reports
 //! which of them failed, and when.
 //!
-//! Must not know what it dials, or which results are expected.
+//! The process must not know what is behind the address that it dials, or which results the test
+//! expects.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;

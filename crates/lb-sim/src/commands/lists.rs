@@ -97,7 +97,8 @@ impl ListArguments {
         Ok((Service { seed, ..service.service.clone() }, fleet.clients.unwrap_or(client.task.count), list))
     }
 
-    /// The service of the configuration that the options select, and a client that uses it.
+    /// The one service in the configuration that matches `--service` and `--of-client`, with the
+    /// client that uses it.
     fn find<'c>(&self, config: &'c Config, path: &Path) -> Result<(&'c ClientConfig, &'c ClientService)> {
         let all = config
             .clients

@@ -1,8 +1,9 @@
-//! The first change in the post on the deterministic aperture: from a full mesh to random
-//! apertures.
+//! The section on the first change that Twitter's post "Deterministic Aperture" describes: from a
+//! full mesh to random apertures.
 //!
-//! The job of the shipped scenario `aperture` is played in virtual time, with so few clients that
-//! the reader can distinguish the bands. The post names neither rates nor sizes.
+//! The job of the shipped scenario `aperture` is played in virtual time. Backends that equally many
+//! clients have chosen have about the same request rate, so their traces form a band. There are so
+//! few clients that the reader can distinguish the bands. The post names neither rates nor sizes.
 
 use lb_core::service::Size;
 use lb_core::subset::Algorithm;

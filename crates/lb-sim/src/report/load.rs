@@ -21,7 +21,8 @@ use crate::traffic::{self, play_with, shipped};
 
 const SCENARIO: &str = "book-load";
 
-/// The two scenarios of Figures 20-1 and 20-2: a badly balanced one and a well balanced one.
+/// The two runs that stand for Figures 20-1 and 20-2: a badly balanced fleet and a well balanced
+/// one.
 const PANELS: [(&str, &str, Paint); 2] =
     [("round-robin", "round robin", RANDOM), ("feedback", "feedback", ROCKSTEADIER)];
 

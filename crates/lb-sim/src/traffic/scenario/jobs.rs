@@ -23,7 +23,7 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
             return wrong("`cost` already decides how long a request lasts: remove `lasts`, or write `wait` for the time in which it uses no CPU".into());
         }
         if job.cost.is_none() && job.wait.is_some() {
-            return wrong("wait is time in addition to a cost: write cost, or lasts instead of wait".into());
+            return wrong("`wait` is added to the time of a `cost`, which this job does not have: write `cost` as well, or `lasts` instead of `wait`".into());
         }
         if sends == 0 && (job.cost.is_some() || job.skew.is_some() || job.burst.is_some()) {
             return wrong(
