@@ -58,7 +58,7 @@ const PACKAGES: [(&str, &str, &str); 18] = [
     ("qemu-system-x86", "/usr/bin/qemu-system-x86_64", "runs the guests of the VM tests"),
     ("xz-utils", "/usr/bin/xz", "unpacks modules of their kernels"),
     ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg", "signs these"),
-    ("nftables", "/usr/sbin/nft", "a peer in the benchmark of connect"),
+    ("nftables", "/usr/sbin/nft", "is compared with socklb in the benchmark of connects"),
     (
         "haproxy",
         "/usr/sbin/haproxy",

@@ -235,7 +235,7 @@ pub fn run() -> Result<()> {
         }
         bail!("{} house rules are broken", faults.len());
     }
-    println!("tidy: good ({} files, {hidden} words of the closed list)", sources.len() + others.len());
+    println!("tidy: good ({} files; {hidden} uses of discouraged words)", sources.len() + others.len());
     Ok(())
 }
 

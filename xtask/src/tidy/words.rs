@@ -10,7 +10,7 @@ const GLOSSARY: &str = "docs/reference/glossary.md";
 
 /// Synonyms that are permitted below a path, because they mean something else there.
 const EXCEPT: [(&str, &str); 5] = [
-    // The planner's sweep over parameters is a term of the field.
+    // "Sweep" (over parameters) is a technical term, which the planner uses.
     ("sweep", "crates/lb-sim"),
     ("sweep", "tests/bench/decisions"),
     // The planner draws figures.
