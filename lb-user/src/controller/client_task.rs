@@ -146,7 +146,7 @@ impl ClientTask {
     /// Adopts or creates the client's maps. Does not attach programs yet.
     ///
     /// # Errors
-    /// If the existing maps have another shape, or the kernel refuses.
+    /// If the existing maps do not fit the configured limits, or the kernel refuses.
     pub fn open(
         client: ClientConfig,
         pins: Pins,

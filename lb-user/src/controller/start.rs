@@ -63,7 +63,7 @@ fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
     if of_another_shape.len() > 1 {
         let remove = fixed::remove_all(&of_another_shape, &config.paths.pins);
         text.push_str(&format!(
-            "\nsome clients have maps with another layout; to remove these clients, run: {remove}"
+            "\nsome clients have maps that this configuration cannot use; to remove these clients, run: {remove}"
         ));
     }
     let denied = |error: &anyhow::Error| crate::error::is_permission(error);
