@@ -1,7 +1,7 @@
 //! A fleet: one job of client tasks and the backends of one service. The module has the subsets of
 //! the tasks, and how the tasks divide their traffic among their subsets.
 //!
-//! The planner computes everything else from this module. Must not know how even the loads of
+//! The planner computes everything else from this module. It must not know how even the loads of
 //! subsets are.
 
 use lb_core::endpoint::MAX_INDEXES;

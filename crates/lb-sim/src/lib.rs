@@ -5,8 +5,8 @@
 //! daemon reads it ([`listed`]); the quality of subsets ([`metrics`]); random draws ([`sampling`]);
 //! the effect of unequal clients ([`unequal`]); the quality of subsets for many fleets ([`sweep`]);
 //! which subset to choose ([`advice`]); a fleet in virtual time ([`traffic`]); and pictures of all
-//! results ([`report`]). Each command has a module. Must not depend on kernels, sockets or clocks:
-//! the same arguments give the same output on every machine.
+//! results ([`report`]). Each command has a module. This crate must not depend on kernels, sockets
+//! or clocks: the same arguments give the same output on every machine.
 #![forbid(unsafe_code)]
 
 pub mod fleet;

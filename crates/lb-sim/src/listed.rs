@@ -2,7 +2,7 @@
 //! have weights, and some may be lame ducks.
 //!
 //! The daemon's own code, [`Memberships`], computes which backends the tasks use, so the result
-//! equals the daemon's decision. Must not know where the list comes from.
+//! equals the daemon's decision. This module must not know where the list comes from.
 
 use lb_core::endpoint::EndpointList;
 use lb_core::membership::{Membership, Memberships};

@@ -1,6 +1,7 @@
 //! Writes results to standard output: text for people, or one line of JSON for programs.
 //!
-//! It is no error if the reader closes the pipe early. Must not know what the results are.
+//! It is no error if the reader closes the pipe early. This module must not know what the results
+//! are.
 
 use std::io::{self, BufWriter, Write};
 

@@ -2,8 +2,8 @@
 //!
 //! The standard library's logarithm may differ in its last bit between platforms, and one bit can
 //! change the order of events in a whole run. So this module computes the logarithm for times
-//! itself, bit by bit. Other logarithms and powers come from the `libm` crate. Must not know what
-//! the draws are for.
+//! itself, bit by bit. Other logarithms and powers come from the `libm` crate. This module must not
+//! know what the draws are for.
 
 use lb_core::subset::random::{SplitMix64, shuffle};
 use serde::Deserialize;

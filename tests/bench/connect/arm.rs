@@ -1,7 +1,7 @@
 //! The values that define a comparison: groups, the clients of socklb in them, arms, and their
 //! targets.
 //!
-//! Must not know how these are set up or measured.
+//! This module must not know how these are set up or measured.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,8 +1,8 @@
 //! The p50 ratios of all groups as one picture. Each arm has a row with its interval and its
 //! target.
 //!
-//! The scale of ratios is the same for all groups, so that readers can compare them. Must not know
-//! how SVG is written: `lb_svg` does that.
+//! The scale of ratios is the same for all groups, so that readers can compare them. This module
+//! must not know how SVG is written: `lb_svg` does that.
 
 use lb_svg::palette::{GREEN, RED};
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, at};

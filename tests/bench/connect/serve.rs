@@ -1,6 +1,6 @@
 //! The backends of a benchmark: a single process with one thread, which polls or blocks.
 //!
-//! Must not know which addresses clients dial, or which balancer is between.
+//! This module must not know which addresses clients dial, or which balancer is between.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};

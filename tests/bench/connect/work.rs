@@ -1,7 +1,7 @@
 //! The process of an arm. It does the requested number of operations, and reports how long they
 //! took.
 //!
-//! Must not know the arm with which it is compared.
+//! This module must not know the arm with which it is compared.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::BufRead;

@@ -1,7 +1,7 @@
 //! The values that define a measurement: the fault, the fleet, the policy, and whether there is a
 //! daemon and ejection.
 //!
-//! Must not know how these are set up or measured.
+//! This module must not know how these are set up or measured.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The listeners at the addresses of backends. One listener serves all backends with the same port.
 //! Listeners differ in what they do with a connection.
 //!
-//! Must not know which addresses are dialled, or by which process.
+//! This module must not know which addresses are dialled, or by which process.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,6 +1,7 @@
 //! `socklb-sim advise`: recommends a configuration for a fleet, with its trade-offs, in one screen.
 //!
-//! Prints the decisions of [`crate::advice`] as text or JSON. Must not decide anything itself.
+//! Prints the decisions of [`crate::advice`] as text or JSON. This module must not decide anything
+//! itself.
 
 use std::fmt::Write;
 use std::time::Duration;

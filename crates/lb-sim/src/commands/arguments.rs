@@ -1,6 +1,6 @@
 //! Arguments that several commands share: parses text to values, and checks their bounds.
 //!
-//! Error messages name the bounds. Must not know what the commands do with the values.
+//! Error messages name the bounds. This module must not know what the commands do with the values.
 
 use std::str::FromStr;
 

@@ -1,7 +1,8 @@
 //! Reads a list of endpoints that a daemon would use, and makes it the fleet of a command. The list
 //! comes from `--endpoints FILE`, or from a service of `--config FILE`.
 //!
-//! The daemon's own code parses the texts. Must not know what the commands do with the list.
+//! The daemon's own code parses the texts. This module must not know what the commands do with the
+//! list.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

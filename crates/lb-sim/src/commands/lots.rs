@@ -1,7 +1,7 @@
 //! `socklb-sim lots`: shows step by step how Rocksteadier deals backends to a lot of ten clients,
 //! as in Tables 2 to 5 of the article.
 //!
-//! The module reads the lots from the clients' subsets. Must not know how lots are dealt.
+//! The module reads the lots from the clients' subsets. It must not know how lots are dealt.
 
 use std::fmt;
 

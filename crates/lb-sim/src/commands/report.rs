@@ -1,7 +1,7 @@
 //! `socklb-sim report`: writes the figures of [`crate::report`] as files.
 //!
-//! Checks the destination before it computes the figures, because that takes a while. Must not know
-//! the content of the figures.
+//! Checks the destination before it computes the figures, because that takes a while. This module
+//! must not know the content of the figures.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! `socklb-sim subset`: which client uses which backends.
 //!
 //! If only one client is requested and its weights do not depend on other clients, only the subset
-//! of this client is computed. So the command works for fleets of any size. Must not know how
-//! subsets are chosen.
+//! of this client is computed. So the command works for fleets of any size. This module must not
+//! know how subsets are chosen.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! `socklb-sim traffic`: plays a scenario and prints its counts, as tables or as JSON.
 //!
-//! A scenario is either a file or the name of a shipped scenario. Must not know how scenarios are
-//! played.
+//! A scenario is either a file or the name of a shipped scenario. This module must not know how
+//! scenarios are played.
 
 use std::path::Path;
 

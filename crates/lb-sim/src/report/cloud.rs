@@ -1,7 +1,7 @@
 //! A cloud: too many points to draw each on a page, so it shows how dense they are, and a line of
 //! their means.
 //!
-//! Must not know how the utilizations were computed.
+//! This module must not know how the utilizations were computed.
 
 use lb_svg::palette::SHADES;
 use lb_svg::{

@@ -1,6 +1,7 @@
 //! The page: all sections, one after the other, in one file that needs no other file.
 //!
-//! The page is also valid XML. It loads no scripts, fonts or pictures. Must not compute anything.
+//! The page is also valid XML. It loads no scripts, fonts or pictures. This module must not compute
+//! anything.
 
 use lb_svg::palette::{FONTS, style};
 use lb_svg::{Figure, Paint, escaped};

@@ -1,7 +1,7 @@
 //! The meaning of the report's colours: one paint for each family of algorithms, which is the same
 //! in every figure.
 //!
-//! Must not know how the colours look: `lb_svg::palette` decides that.
+//! This module must not know how the colours look: `lb_svg::palette` decides that.
 
 use lb_core::subset::Algorithm;
 use lb_svg::Paint;

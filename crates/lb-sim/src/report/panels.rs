@@ -1,7 +1,7 @@
 //! Draws two scenarios side by side over the same axes, and traces in them, so that one figure
 //! contains everything to compare.
 //!
-//! Must not know what the numbers mean.
+//! This module must not know what the numbers mean.
 
 use lb_svg::{Anchor, Area, Axis, Drawing, Lettering, LineStyle, Paint, Plot, Scale};
 

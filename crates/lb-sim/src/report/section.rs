@@ -1,7 +1,7 @@
 //! A section of the report: figures that answer one question, an explanation, and a table with the
 //! source's numbers beside ours.
 //!
-//! This module also defines how large the computations of a report are. Must not know what the
+//! This module also defines how large the computations of a report are. It must not know what the
 //! questions are.
 
 use lb_svg::Figure;

@@ -1,8 +1,8 @@
 //! The demand of tasks: the CPU time of requests, and bursts in which all tasks send more.
 //!
 //! Logarithms and powers come from the `libm` crate, which gives the same results on every machine.
-//! The four basic operations follow IEEE 754, so they do too. Must not know which backend serves a
-//! request.
+//! The four basic operations follow IEEE 754, so they do too. This module must not know which
+//! backend serves a request.
 
 use lb_core::subset::random::SplitMix64;
 

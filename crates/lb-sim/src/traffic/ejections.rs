@@ -2,7 +2,7 @@
 //! results.
 //!
 //! These counts are beside those of the [tally](super::tally). A report contains them only if one
-//! of its runs ejects backends. Must not decide anything.
+//! of its runs ejects backends. This module must not decide anything.
 
 use serde::Serialize;
 

@@ -5,8 +5,8 @@
 //! while there are enough cores, and otherwise `c / n` of a core, as with the time slices of an
 //! operating system's scheduler. When a quota is used up, all requests pause until the end of the
 //! period. CPU time is counted in whole numbers, so that a run is the same on every machine: costs
-//! are in picoseconds of a core of speed 1, and progress is in femtoseconds. Must not know which
-//! clients sent the requests.
+//! are in picoseconds of a core of speed 1, and progress is in femtoseconds. This module must not
+//! know which clients sent the requests.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

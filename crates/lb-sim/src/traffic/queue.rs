@@ -3,8 +3,8 @@
 //!
 //! The order of insertion makes a run a function of its seed. Nearly all events are due within a
 //! tenth of a second, so the queue holds them in buckets of a few events each, and sorts only the
-//! current bucket. A single heap of all events would take a third of a run's time. Must not know
-//! what the events are.
+//! current bucket. A single heap of all events would take a third of a run's time. This module must
+//! not know what the events are.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

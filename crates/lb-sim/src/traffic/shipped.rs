@@ -1,6 +1,6 @@
 //! The scenarios that come with the program. Users select one by its name.
 //!
-//! They are compiled in, so the program needs no files. Must not know what they mean.
+//! They are compiled in, so the program needs no files. This module must not know what they mean.
 
 use super::scenario::Scenario;
 

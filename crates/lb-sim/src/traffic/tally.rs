@@ -1,6 +1,7 @@
 //! The counts of a played scenario: rows for its steps, and totals for each run.
 //!
-//! Every arrival is counted once when it begins and once when it ends. Must not decide anything.
+//! Every arrival is counted once when it begins and once when it ends. This module must not decide
+//! anything.
 
 use serde::Serialize;
 

@@ -5,8 +5,8 @@
 //! actions on `daemons`; the `jobs`; the lists, reports and connections of their `clients`; the
 //! `requests` that the clients send; the work of the machines (`serving`); how clients react to
 //! failures (`judging`); the backends' reports of their load (`loads`); rows and totals
-//! (`measures`); and the effect of chance alone (`floor`). Must not choose a backend: the
-//! [`SimulatedClient`] does.
+//! (`measures`); and the effect of chance alone (`floor`). This module must not choose a backend:
+//! the [`SimulatedClient`] does.
 
 mod backends;
 

@@ -168,7 +168,8 @@ fn a_dead_backend_costs_five_connects_under_each_policy() {
                 stage.dead.insert(address(dead));
                 let failed = (0..400).filter(|_| stage.connect().is_err()).count();
                 assert_eq!(failed, 5, "{policy:?}");
-                // The others get its connects. Samples are of a hash, the same in each run.
+                // The other backends get the connects of the dead one. Samples come from a hash, so
+                // they are the same in each run.
                 let likely = if policy == Policy::LeastLoaded { 131..=132 } else { 105..=157 };
                 let sent = BACKENDS.map(|backend| stage.sent[&address(backend)]);
                 assert!(sent.iter().all(|sent| likely.contains(sent)), "{policy:?}: {sent:?}");

@@ -97,8 +97,9 @@ fn a_backend_that_fails_its_probes_is_shown_with_the_reason() {
         stage.find(&BACKENDS[..1], false);
         stage.stop_faults();
         assert_eq!(shown(stage), words("refusing", false, "failing", Some("connection refused")));
-        // The others share its connects, before any has failed: each takes about half, because a
-        // connect that skips it chooses again.
+        // The other two backends share the connects of the refusing one before any connect has
+        // failed: each takes about half, because a connect that skips the refusing backend chooses
+        // again.
         let before = stage.sent.clone();
         assert_eq!(stage.dial(1_024), 0);
         let since = |backend| {
@@ -259,7 +260,8 @@ fn p2c_spreads_open_flows_in_proportion_to_weights() {
         for _ in 0..140 + counts[1] {
             stage.connect().expect("all are well");
         }
-        // Its share is 55 of the 220 that are open then. By chance alone it would get 40 of these.
+        // The backend's share is 55 of the 220 connections that are open then. By chance alone it
+        // would get 40 of these.
         let part = 220 / 4;
         assert!(open(stage)[1].abs_diff(part) <= 9, "{:?}, {part}", open(stage));
     });

@@ -1,7 +1,7 @@
 //! Adjusts a client's weights once a second, to load and for slow start, with the daemon's own
 //! laws.
 //!
-//! Must not know how reports reach the client.
+//! This module must not know how reports reach the client.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

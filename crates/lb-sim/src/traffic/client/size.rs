@@ -1,6 +1,6 @@
 //! Adjusts the size of a client's subset to the client's own load, by the daemon's rule.
 //!
-//! Must not decide when the size is adjusted.
+//! This module must not decide when the size is adjusted.
 
 use std::rc::Rc;
 use std::time::Duration;

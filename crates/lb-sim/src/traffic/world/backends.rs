@@ -1,6 +1,6 @@
 //! Changes of backends: they enter the list, start, stop and restart, and clients are notified.
 //!
-//! Must not know how clients react.
+//! This module must not know how clients react.
 
 use std::rc::Rc;
 

@@ -2,7 +2,7 @@
 //!
 //! While an event changes a client, this client is taken out of the list of clients, so that the
 //! event can change both the client and the backends. The requests that clients send are in the
-//! module `requests`. Must not know when backends stop and start.
+//! module `requests`. This module must not know when backends stop and start.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! What an operator does with daemons: switches the law of weights, and replaces all daemons at
 //! once.
 //!
-//! Must not know what a daemon decides.
+//! This module must not know what a daemon decides.
 
 use std::time::Duration;
 

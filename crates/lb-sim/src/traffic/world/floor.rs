@@ -3,7 +3,8 @@
 //!
 //! If a policy sends independent arrivals to backends in proportion to capacity, its loads can be
 //! more even than this floor only by chance. Reports print the floor beside the results of
-//! policies, so that readers do not mistake noise for a fault. Must not know which module decides.
+//! policies, so that readers do not mistake noise for a fault. This module must not know which
+//! module decides.
 
 use lb_core::subset::random::{SplitMix64, mix64};
 

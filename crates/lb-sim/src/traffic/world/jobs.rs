@@ -1,7 +1,7 @@
 //! Jobs during a run: how their tasks choose backends, as the daemon's configuration would define
 //! it, and how much each task sends.
 //!
-//! Must not know clients or backends.
+//! This module must not know clients or backends.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! What connects show about their backends, how clients react to it, and the counts of both.
 //!
-//! Must not know when backends fail, and must not decide which backends are ejected: the
-//! [`SimulatedClient`]'s ejector does.
+//! This module must not know when backends fail, and must not decide which backends are ejected:
+//! the [`SimulatedClient`]'s ejector does.
 
 use lb_common::ejection::{Evidence, FailureSource};
 use lb_common::ending::{End, Ending};

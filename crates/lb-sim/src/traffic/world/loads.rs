@@ -1,8 +1,8 @@
 //! The load reports of backends, and when clients evaluate them.
 //!
 //! Every backend measures at its own times. A client knows the newest report that has reached it.
-//! Must not decide what follows from a report: a client's [`Control`](lb_core::control::Control)
-//! does.
+//! This module must not decide what follows from a report: a client's
+//! [`Control`](lb_core::control::Control) does.
 
 use std::collections::VecDeque;
 use std::time::Duration;

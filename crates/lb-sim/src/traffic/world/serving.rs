@@ -1,6 +1,6 @@
 //! How machines work on requests, and what makes machines slower: neighbours, failures and starts.
 //!
-//! Must not know which clients sent the requests.
+//! This module must not know which clients sent the requests.
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
