@@ -125,10 +125,10 @@ fn a_backend_pages_if_two_instances_and_a_twentieth_of_its_users_see_it_dead() {
         // One instance, which is a twentieth or more.
         (20, 1, "warn"),
         (1, 1, "warn"),
-        // Two instances, and exactly a twentieth.
+        // Two instances, which are exactly a twentieth.
         (40, 2, "page"),
         (41, 2, "warn"),
-        // A twentieth that has no exact binary fraction.
+        // A twentieth of more instances.
         (60, 3, "page"),
         (61, 3, "warn"),
         (140, 7, "page"),
