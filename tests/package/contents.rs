@@ -140,8 +140,8 @@ fn the_example_passes_the_check() {
     }
     let message = machine.good(&["socklb", "check"]);
     // The example's service runs on no test machine.
-    let note = "note: client frontend: there is no cgroup system.slice/frontend.service now; it is attached when it \
-                appears\n";
+    let note = "note: client frontend: there is no cgroup system.slice/frontend.service yet; the daemon attaches to it \
+                when it appears\n";
     assert_eq!(message, format!("{note}/etc/socklb/socklb.toml: ok"));
 }
 
