@@ -11,15 +11,7 @@ use lb_kernel::Kernel as _;
 use lb_report::wire::Readiness;
 
 use super::reports::REPORTS;
-use super::stage::{BACKENDS, PINS, Stage, address, script};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-impl Stage {
-    fn announce(&mut self, backend: &str, readiness: Readiness) {
-        self.report(backend, |agent| agent.readiness = readiness);
-    }
-}
+use super::stage::{BACKENDS, PINS, SECOND, Stage, address, script};
 
 #[test]
 fn a_lame_duck_gets_no_connects_under_any_policy_with_and_without_a_daemon() {
@@ -90,8 +82,8 @@ fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {
         stage.try_to_start(1);
         stage.pass(3 * SECOND);
         let faults = stage.degraded();
-        let told = "no place in the kernel for the reports of 1 backend";
-        assert!(faults.len() == 1 && faults[0].contains(told), "{faults:?}");
+        let phrase = "no place in the kernel for the reports of 1 backend";
+        assert!(faults.len() == 1 && faults[0].contains(phrase), "{faults:?}");
         assert_eq!([first, second].map(|address| sender(address).id), held);
         stage.announce(BACKENDS[2], Readiness::LameDuck);
         stage.pass(3 * SECOND);

@@ -51,7 +51,7 @@ fn unusable_backends_are_skipped_and_the_fallback_serves_last() {
 #[test]
 fn a_lame_duck_is_the_fallback_if_no_other_backend_is_usable() {
     script(REPORTS, |stage| {
-        stage.report(BACKENDS[0], |agent| agent.readiness = Readiness::LameDuck);
+        stage.announce(BACKENDS[0], Readiness::LameDuck);
         stage.stop_faults();
         let slot = stage.slot(address(BACKENDS[0])).at.slot.number();
         stage.leave_with(&[], slot);

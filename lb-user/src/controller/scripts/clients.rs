@@ -1,19 +1,17 @@
 //! Scripts of several clients, of reloads, and of starts.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use lb_common::ending::Ending;
 use lb_fake::{Connect, FakeCgroup, FakeFlow};
 use lb_view::coverage::Coverage;
 
-use super::stage::{BACKENDS, CONFIG, SERVICE, Stage, address, cgroup_path, script};
+use super::stage::{BACKENDS, CONFIG, SECOND, SERVICE, Stage, address, cgroup_path, pins_of, script};
 use crate::api::{ControllerQuery, Reply};
 use crate::controller::{BackgroundWork, Event, Notice};
 
-const MORE: &str = "10.96.0.11:80";
-const MORE_BACKEND: &str = "10.0.0.9:80";
-const SECOND: Duration = Duration::from_secs(1);
+pub const MORE: &str = "10.96.0.11:80";
+pub const MORE_BACKEND: &str = "10.0.0.9:80";
 
 impl Stage {
     /// Configures these clients, each with its cgroup, and makes the daemon reload the
@@ -241,20 +239,19 @@ fn fixed_settings_are_named_and_all_others_change() {
 fn an_unstartable_client_is_retried_and_affects_no_other() {
     script("", |stage| {
         let other = stage.kernel.make_cgroup(&cgroup_path("b"));
-        let pins = |client| lb_kernel::Pins::of(std::path::Path::new(super::stage::PINS), client);
         stage.clients(&[("web", "web"), ("two", "b")]);
         stage.stop_faults();
-        stage.kernel.set_foreign_pins(&pins("two"), true);
+        stage.kernel.set_foreign_pins(&pins_of("two"), true);
         stage.try_to_start(1);
         stage.pass(5 * SECOND);
         let faults = stage.faults();
         assert!(faults.len() == 1 && faults[0].contains("two/maps/theirs"), "{faults:?}");
         assert!(stage.reaches(stage.place) && stage.reaches(other), "the earlier programs still balance");
-        stage.kernel.set_foreign_pins(&pins("two"), false);
+        stage.kernel.set_foreign_pins(&pins_of("two"), false);
         stage.pass(11 * SECOND);
         assert_eq!(stage.faults(), [""; 0]);
         for client in ["two", "web"] {
-            stage.kernel.set_foreign_pins(&pins(client), true);
+            stage.kernel.set_foreign_pins(&pins_of(client), true);
         }
         stage.try_to_start(1);
         assert!(stage.controller.is_none());
@@ -262,7 +259,7 @@ fn an_unstartable_client_is_retried_and_affects_no_other() {
             assert!(stage.refused.contains(part), "{part:?} is not in {}", stage.refused);
         }
         for client in ["two", "web"] {
-            stage.kernel.set_foreign_pins(&pins(client), false);
+            stage.kernel.set_foreign_pins(&pins_of(client), false);
         }
         stage.start(&BACKENDS);
     });

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 use lb_common::ending::Ending;
 use lb_contract::{Flow, Reached, SERVICE, World};
 use lb_fake::{Connect, FakeCgroup, FakeFlow};
-use lb_kernel::Pins;
 use lb_view::status::StatusDocument;
 
-use super::stage::{PINS, Stage, address, cgroup_path};
+use super::stage::{Stage, address, cgroup_path, pins_of};
 use crate::controller::Event;
 
 /// A host in memory.
@@ -89,7 +88,7 @@ impl World for Memory {
     }
 
     fn unlink(&mut self, client: &str) {
-        self.stage.kernel.unlink(&Pins::of(PINS.as_ref(), client));
+        self.stage.kernel.unlink(&pins_of(client));
     }
 
     fn status(&mut self) -> StatusDocument {

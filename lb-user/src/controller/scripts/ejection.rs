@@ -3,7 +3,6 @@
 //! way.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use lb_common::abi::{BackendState, EjectionRules, NextTrial};
 use lb_common::ending::Ending;
@@ -12,12 +11,10 @@ use lb_http::peer::PeerCredentials;
 use lb_view::readmission::Readmission;
 
 use super::FOR_LONG;
-use super::stage::{BACKENDS, Stage, address, script};
+use super::stage::{BACKENDS, SECOND, Stage, address, script};
 use crate::api::{ControllerQuery, Reply};
 use crate::controller::Event;
 use crate::status;
-
-const SECOND: Duration = Duration::from_secs(1);
 
 fn many(count: u32) -> Vec<String> {
     (0..count).map(|n| format!("10.1.{}.{}:80", n / 200, 1 + n % 200)).collect()

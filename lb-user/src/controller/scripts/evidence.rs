@@ -1,41 +1,32 @@
-//! Scripts of evidence against backends that operators and applications meet seldom: no way to a
-//! backend, answers that are missing together, and dead backends under each policy. The local tests
-//! of `evidence` and `ejection` show one case of each kind in the kernel.
+//! Scripts of rare evidence against backends: no route to a backend, missing answers in a burst,
+//! and dead backends under each policy. The local tests of `evidence` and `ejection` show one case
+//! of each kind in the kernel.
 
 use std::time::Duration;
 
 use lb_common::abi::{Policy, RecentErrors, Service};
 use lb_common::ending::Ending;
 use lb_common::load::PEAK_FRACTION_BITS;
-use lb_fake::{Connect, FakeFlow};
 
 use super::FOR_LONG;
-use super::stage::{BACKENDS, SERVICE, Stage, address, list_of, script};
+use super::stage::{BACKENDS, SECOND, Stage, address, list_of, script};
 
-/// There is no way to it.
+/// A backend to which this host has no route.
 const LOST: &str = "10.0.0.9:80";
-const SECOND: Duration = Duration::from_secs(1);
 
 impl Stage {
-    /// Opens a connection; where there is no way to a backend, no SYN is sent. Returns whether it
-    /// is open.
-    fn open_over(&mut self, lost: &[&str]) -> bool {
-        let Connect::Sent(flow) = self.kernel.connect(self.place, 1, address(SERVICE)) else {
-            panic!("a backend is chosen");
-        };
-        *self.sent.entry(flow.backend).or_default() += 1;
+    /// Opens a connection. If this host has no route to the chosen backend, no SYN is sent. Returns
+    /// whether the connection is open.
+    fn open_without_route_to(&mut self, lost: &[&str]) -> bool {
+        let mut flow = self.choose().expect("a backend is chosen");
         if lost.iter().any(|lost| address(lost) == flow.backend) {
             self.kernel.end(flow, Ending::NotSent, 0, 0);
             return false;
         }
-        self.establish(flow);
-        true
-    }
-
-    fn establish(&mut self, mut flow: FakeFlow) {
         self.kernel.send_syn(&flow);
         self.kernel.establish(&mut flow);
         self.open.push(flow);
+        true
     }
 
     fn cause(&self, backend: &str) -> Option<String> {
@@ -61,12 +52,12 @@ impl Stage {
 #[test]
 fn no_backend_is_ejected_if_nothing_can_be_sent() {
     script(FOR_LONG, |stage| {
-        assert_eq!((0..60).filter(|_| stage.open_over(&BACKENDS)).count(), 0);
+        assert_eq!((0..60).filter(|_| stage.open_without_route_to(&BACKENDS)).count(), 0);
         stage.stop_faults();
         let blamed = BACKENDS.map(|backend| (stage.cause(backend), stage.backend(backend).ejections));
         assert_eq!(blamed, [const { (None, 0) }; 3]);
         // If the other backends can be reached, a failure to send counts against this backend.
-        let failed = (0..300).filter(|_| !stage.open_over(&BACKENDS[2..])).count();
+        let failed = (0..300).filter(|_| !stage.open_without_route_to(&BACKENDS[2..])).count();
         assert!((5..=12).contains(&failed), "{failed}");
         let causes = BACKENDS.map(|backend| stage.cause(backend));
         assert_eq!(causes, [None, None, Some("not-sent".to_owned())]);
@@ -79,10 +70,10 @@ fn open_connections_elsewhere_do_not_make_an_unreachable_backend_a_sinkhole() {
         script(&format!("policy = \"{policy}\"\n{FOR_LONG}"), |stage| {
             stage.list(&BACKENDS[..1]);
             stage.stop_faults();
-            (0..50).for_each(|_| assert!(stage.open_over(&[])));
+            (0..50).for_each(|_| assert!(stage.open_without_route_to(&[])));
             stage.list(&[BACKENDS[0], LOST]);
             stage.stop_faults();
-            let failed = (0..100).filter(|_| !stage.open_over(&[LOST])).count();
+            let failed = (0..100).filter(|_| !stage.open_without_route_to(&[LOST])).count();
             assert!((1..=12).contains(&failed), "{policy}: {failed}");
         });
     }

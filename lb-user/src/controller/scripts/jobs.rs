@@ -6,24 +6,15 @@ use std::net::SocketAddr;
 
 use lb_fake::FakeCgroup;
 use lb_view::explanation::SubsetMember;
-use lb_view::status::ClientStatus;
 
 use super::stage::{LIST, SERVICE, Stage, address, cgroup_path, list_of, script};
 use crate::controller::Event;
-use crate::explain::explain;
 
 impl Stage {
     /// The members of a client task's subset.
     fn members_of(&self, client: &str) -> BTreeMap<SocketAddr, SubsetMember> {
-        let task = self.controller().clients.task(client).expect("it runs");
-        let mut all = explain(&task.client, task.balancer(), Some("users"), true, task.loads());
-        let members = all.pop().expect("it has a list").members;
+        let members = self.explanation_for(client).members;
         members.into_iter().map(|member| (member.address, member)).collect()
-    }
-
-    fn client_named(&self, name: &str) -> ClientStatus {
-        let mut clients = self.status().clients.into_iter();
-        clients.find(|client| client.name == name).expect("it runs")
     }
 }
 

@@ -1,17 +1,14 @@
 //! Scripts of weights that follow load: reports of agents, switches of operators, and the state
 //! that a later daemon adopts.
 
-use std::time::Duration;
-
 use lb_core::control::Switch;
 use lb_http::peer::PeerCredentials;
 use lb_view::load::{MemberLoadStatus, ServiceLoadStatus, Switched};
 
-use super::stage::{BACKENDS, SEED, Stage, address, cgroup_path, list_of, script};
+use super::stage::{BACKENDS, SECOND, SEED, Stage, address, cgroup_path, list_of, script};
 use crate::api::{ControllerQuery, Reply};
 use crate::controller::{BackgroundWork, Event};
 
-const SECOND: Duration = Duration::from_secs(1);
 const FILE: &str = "/var/lib/socklb/load/factors.json";
 
 /// The lines of a service with these load settings.
@@ -338,9 +335,9 @@ fn slow_start_covers_new_and_recovered_backends_and_restarts() {
         stage.stop_faults();
         // 64 seconds have passed, so the slow start has ended and the backend has its full share.
         assert!(stage.shares().iter().all(|share| (share - 0.25).abs() < 0.02), "{:?}", stage.shares());
-        stage.report(BACKENDS[0], |agent| agent.readiness = lb_report::wire::Readiness::LameDuck);
+        stage.announce(BACKENDS[0], lb_report::wire::Readiness::LameDuck);
         stage.use_for(10);
-        stage.report(BACKENDS[0], |agent| agent.readiness = lb_report::wire::Readiness::Ready);
+        stage.announce(BACKENDS[0], lb_report::wire::Readiness::Ready);
         stage.use_for(5);
         let first = stage.shares()[0];
         assert!(first > 0.0 && first < 0.1, "{first}");

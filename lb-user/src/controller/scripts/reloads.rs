@@ -4,14 +4,12 @@
 use lb_common::ending::Ending;
 use lb_fake::Connect;
 
+use super::clients::{MORE, MORE_BACKEND};
 use super::stage::{
-    BACKENDS, CONFIG, FAULTS_PER_MILLE, LIST, SEED, SERVICE, Stage, address, cgroup_path, list_of, script,
+    BACKENDS, CONFIG, FAULTS_PER_MILLE, LIST, SECOND, SEED, SERVICE, Stage, address, cgroup_path, list_of,
+    script,
 };
 use crate::controller::{BackgroundWork, Event, Notice};
-
-const MORE: &str = "10.96.0.11:80";
-const MORE_BACKEND: &str = "10.0.0.9:80";
-const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Another service, with these backends.
 fn more(backends: &str) -> String {
@@ -185,10 +183,10 @@ fn a_hung_file_system_delays_only_its_own_service() {
             }
             stage.kernel.remove_cgroup(&other);
             stage.tick();
-            let anew = stage.kernel.make_cgroup(&other);
+            let recreated = stage.kernel.make_cgroup(&other);
             stage.changed(&other);
             stage.settle();
-            assert_eq!(stage.reached(anew, SERVICE), Some(address(BACKENDS[0])), "the other client's");
+            assert_eq!(stage.reached(recreated, SERVICE), Some(address(BACKENDS[0])), "the other client's");
             // What was in force stays.
             assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
         };

@@ -5,30 +5,28 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use lb_common::net::socket_addr;
 use lb_core::health::Health;
 use lb_kernel::Kernel as _;
 use lb_report::wire::Readiness;
 
-use super::stage::{BACKENDS, PINS, SEED, SERVICE, Stage, address, cgroup_path, list_of, script};
+use super::stage::{BACKENDS, PINS, SECOND, SEED, SERVICE, Stage, address, cgroup_path, list_of, script};
 use crate::controller::{BackgroundWork, Event};
 use crate::status;
 
 pub const REPORTS: &str =
     "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n[reports]\nkey = \"1\"";
-const SECOND: Duration = Duration::from_secs(1);
 
 impl Stage {
     fn are_ready(&mut self, backends: &[&str]) {
         for backend in backends {
-            self.report(backend, |agent| agent.readiness = Readiness::Ready);
+            self.announce(backend, Readiness::Ready);
         }
     }
 
     fn announce_lame(&mut self, backend: &str) {
-        self.report(backend, |agent| agent.readiness = Readiness::LameDuck);
+        self.announce(backend, Readiness::LameDuck);
     }
 
     /// The backends that are registered in the kernel for reports.
@@ -207,7 +205,7 @@ fn a_silent_backend_is_shown_and_stays_available() {
 fn a_backend_that_reports_down_is_chosen_last() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
-        stage.report(BACKENDS[0], |agent| agent.readiness = Readiness::Down);
+        stage.announce(BACKENDS[0], Readiness::Down);
         stage.announce_lame(BACKENDS[1]);
         stage.pass(3 * SECOND);
         stage.settle();

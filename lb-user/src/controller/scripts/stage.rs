@@ -59,7 +59,12 @@ const STARTS: u32 = 100;
 /// The limits are small, so that checking all of the maps is cheap.
 const LIMITS: Limits = Limits { schedule_entries: 1 << 15, flow_records: 64, slots: 512 };
 
-const SECOND: Duration = Duration::from_secs(1);
+pub const SECOND: Duration = Duration::from_secs(1);
+
+/// The pins of a client.
+pub fn pins_of(client: &str) -> Pins {
+    Pins::of(Path::new(PINS), client)
+}
 
 /// The text of a file with a list of these backends.
 pub fn list_of(backends: &[&str]) -> String {
@@ -795,6 +800,11 @@ impl Stage {
     }
 
     /// Lets a second pass, and checks the maps.
+    /// Changes the readiness that a backend's agent reports.
+    pub fn announce(&mut self, backend: &str, readiness: Readiness) {
+        self.report(backend, |agent| agent.readiness = readiness);
+    }
+
     pub fn tick(&mut self) {
         self.pass(SECOND);
         self.check();
@@ -900,8 +910,12 @@ impl Stage {
 
     /// The client `web` in `status`.
     pub fn client(&self) -> ClientStatus {
+        self.client_named("web")
+    }
+
+    pub fn client_named(&self, name: &str) -> ClientStatus {
         let mut clients = self.status().clients.into_iter();
-        clients.find(|client| client.name == "web").expect("the client runs")
+        clients.find(|client| client.name == name).expect("the client runs")
     }
 
     /// The service of that client in `status`.
@@ -922,7 +936,12 @@ impl Stage {
 
     /// The explanation of the service.
     pub fn explanation(&self) -> Explanation {
-        let task = self.task();
+        self.explanation_for("web")
+    }
+
+    /// The explanation of the service for a client.
+    pub fn explanation_for(&self, client: &str) -> Explanation {
+        let task = self.controller().clients.task(client).expect("the client runs");
         let mut all = explain(&task.client, task.balancer(), Some("users"), true, task.loads());
         all.pop().expect("the service has a list")
     }
@@ -934,13 +953,19 @@ impl Stage {
 
     /// Begins a connection, up to its SYN.
     pub fn begin(&mut self) -> Result<FakeFlow, u16> {
+        let flow = self.choose()?;
+        self.kernel.send_syn(&flow);
+        Ok(flow)
+    }
+
+    /// Calls connect(): a backend is chosen, and no SYN is sent yet.
+    pub fn choose(&mut self) -> Result<FakeFlow, u16> {
         match self.kernel.connect(self.place, 1, address(SERVICE)) {
             Connect::Unchanged => Err(0),
             Connect::Refused(errno) => Err(errno),
             Connect::Sent(flow) => {
                 assert!(self.listed.contains(&flow.backend), "{} is in no list", flow.backend);
                 *self.sent.entry(flow.backend).or_default() += 1;
-                self.kernel.send_syn(&flow);
                 Ok(flow)
             }
         }
@@ -1035,7 +1060,7 @@ impl Stage {
 
     /// The pins of the client `web`.
     pub fn pins(&self) -> Pins {
-        Pins::of(Path::new(PINS), "web")
+        pins_of("web")
     }
 
     /// The names of the clients that have pins.

@@ -3,16 +3,10 @@
 use std::collections::BTreeSet;
 
 use lb_fake::FakeCgroup;
-use lb_kernel::{Kernel as _, Pins};
+use lb_kernel::Kernel as _;
 
-use super::stage::{BACKENDS, PINS, SERVICE, Stage, cgroup_path, script};
+use super::stage::{BACKENDS, PINS, SECOND, SERVICE, Stage, cgroup_path, pins_of, script};
 use crate::controller::Event;
-
-const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
-
-fn pins_of(client: &str) -> Pins {
-    Pins::of(PINS.as_ref(), client)
-}
 
 /// The message about limits advises this for every client.
 #[test]
@@ -123,7 +117,7 @@ fn inconsistent_maps_are_not_adopted() {
 
 /// The client's tables exist before its programs can be attached.
 #[test]
-fn a_client_that_is_alone_beside_an_exclusive_program_is_attached_once_it_can_be() {
+fn a_client_is_attached_after_an_exclusive_program_is_removed() {
     script("", |stage| {
         stage.stop_faults();
         stage.kill();
@@ -134,12 +128,11 @@ fn a_client_that_is_alone_beside_an_exclusive_program_is_attached_once_it_can_be
         stage.try_to_start(1);
         stage.pass(3 * SECOND);
         let faults = stage.degraded();
-        let told = "cannot attach connect4 to /sys/fs/cgroup/web: ";
-        assert!(faults.len() == 1 && faults[0].contains(told), "{faults:?}");
+        let phrase = "cannot attach connect4 to /sys/fs/cgroup/web: ";
+        assert!(faults.len() == 1 && faults[0].contains(phrase), "{faults:?}");
         assert_eq!((stage.connect(), stage.states().len()), (Err(0), 3));
         stage.kernel.set_exclusive(place, false);
-        // Pauses grow: it was tried at once, and after one and three seconds; the next attempt is
-        // after seven.
+        // Pauses between attempts grow: attempts were at 0, 1 and 3 s, and the next one is at 7 s.
         stage.pass(5 * SECOND);
         assert_eq!((stage.dial(30), stage.degraded()), (0, vec![]));
     });

@@ -73,8 +73,8 @@ fn states_and_reasons_are_the_same_with_and_without_a_daemon() {
         );
         assert_eq!(stage.logged(&line), 1);
         let shown = text::status(&stage.status(), Style::default());
-        let told = format!("not chosen: {} refusing (list), {} drained (list)", unused[1], unused[0]);
-        assert!(shown.contains(&told), "{shown}");
+        let phrase = format!("not chosen: {} refusing (list), {} drained (list)", unused[1], unused[0]);
+        assert!(shown.contains(&phrase), "{shown}");
         stage.kill();
         assert_eq!(states(stage.client_by_maps().services.remove(0).backends), expected);
     });
