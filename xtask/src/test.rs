@@ -411,3 +411,17 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tests_of_the_short_form_of_the_package_exist() {
+        for name in SHORT_PACKAGE {
+            let (module, function) = name.split_once("::").unwrap();
+            let text = fs::read_to_string(root().join(format!("tests/package/{module}.rs"))).unwrap();
+            assert!(text.contains(&format!("#[test]\nfn {function}()")), "{name}");
+        }
+    }
+}
