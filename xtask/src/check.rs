@@ -20,13 +20,8 @@ pub fn code() -> Result<()> {
     run_command(cargo().args(["fmt", "--all", "--check"]))?;
     run_command(cargo().args(["fmt", "--manifest-path", "lb-ebpf/Cargo.toml", "--check"]))?;
     // The feature adds the benchmarks of decisions, which no other command compiles.
-    run_command(cargo().args(["clippy", "--locked", "--workspace", "--all-targets"]).args([
-        "--features",
-        "lb-bench/decisions",
-        "--",
-        "--deny",
-        "warnings",
-    ]))?;
+    let scope = ["--workspace", "--all-targets", "--features", "lb-bench/decisions"];
+    run_command(cargo().args(["clippy", "--locked"]).args(scope).args(["--", "--deny", "warnings"]))?;
     // Clippy has a target folder of its own, because its artefacts differ from the compiler's.
     run_command(ebpf_cargo("clippy").args(["--release", "--bins", "--", "--deny", "warnings"]))
 }
