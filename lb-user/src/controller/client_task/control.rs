@@ -38,7 +38,7 @@ pub struct Controlled {
     /// How many tables were built because of the control.
     tables: u64,
     /// Whether an operator has set the switch since this daemon first had the service.
-    is_overridden: bool,
+    is_switched: bool,
 }
 
 /// The flows to one backend, as of the last count.
@@ -64,7 +64,7 @@ impl Controlled {
             look: Look::default(),
             looked: Duration::ZERO,
             tables: 0,
-            is_overridden: false,
+            is_switched: false,
         }
     }
 }
@@ -119,7 +119,7 @@ impl ClientTask {
             let Some((name, controlled)) = &mut self.controls[position] else { continue };
             let Some((snapshot, age)) = snapshot(name) else { continue };
             let has_factors = controlled.control.wanted().iter().any(|(_, factor)| factor != Factor::ONE);
-            if !(controlled.is_overridden || has_factors && snapshot.switch == Switch::On) {
+            if !(controlled.is_switched || has_factors && snapshot.switch == Switch::On) {
                 controlled.control.adopt(&snapshot, age);
             }
             let at = self.clock.monotonic(now);
@@ -329,7 +329,7 @@ impl ClientTask {
             .find(|(name, controlled)| name == service && controlled.control.rules().law.is_some())?;
         let before = controlled.control.switch();
         controlled.control.set_switch(switch);
-        controlled.is_overridden = true;
+        controlled.is_switched = true;
         Some(before)
     }
 
