@@ -99,7 +99,7 @@ fn a_reading_that_ends_late_changes_nothing() {
     assert_eq!(feed.read(at(3), 2, version(1), Some(Ok(list(9, 2)))), None);
     assert_eq!((feed.error().as_deref(), feed.newest()), (Some("cut off"), Some(&list(1, 1))));
     let (feed, reloaded) = Tested::reload(Some(feed), true, at(4), 2, version(1), Ok(list(9, 2)));
-    assert_eq!((reloaded.effect, reloaded.retained), (None, Some(list(1, 1))), "delivered anew");
+    assert_eq!((reloaded.effect, reloaded.retained), (None, Some(list(1, 1))), "the list is delivered again");
     assert_eq!((feed.error().as_deref(), feed.failures()), (Some("cut off"), 1));
 }
 

@@ -320,7 +320,7 @@ proptest! {
                         }
                         Action::End(_) => is_over = true,
                         Action::Prewarm => prop_assert!(prewarms && was_ready && end_requested.is_none()),
-                        Action::NotifyApplication => prop_assert!(false, "nobody asked for it"),
+                        Action::NotifyApplication => prop_assert!(false, "no hook is configured"),
                         Action::PassOn(signal) => prop_assert!(!signal.is_request_to_end()),
                     }
                 }
