@@ -6,12 +6,12 @@ use std::ops::Range;
 use anyhow::{Context, Result};
 use proc_macro2::{TokenStream, TokenTree};
 
-/// So many there may be. When there are fewer, this number falls with them.
+/// The number of these words in the repository. Lower it when the number falls.
 const MOST: usize = 147;
 
-/// Subjects that name nothing, and verbs of speech and of keeping, for which there are technical
-/// words (receive, report, poll, store, persist, release): each with all its forms. Two words are
-/// two in a row.
+/// Subjects that name nothing, and verbs of speech and of storage for which there are technical
+/// words (receive, report, poll, store, persist, release). Each verb is listed in all its forms. An
+/// entry of two words means the two words in a row.
 const WORDS: [&str; 48] = [
     "whoever",
     "whomever",
@@ -63,13 +63,13 @@ const WORDS: [&str; 48] = [
     "knew of",
 ];
 
-/// Words in which one of these is the field's own.
+/// Technical terms that contain one of these words.
 const EXCEPT: [&str; 3] = ["keep-alive", "keepalive", "keep-alives"];
 
-/// The files in which the words are the subject.
+/// The files that are about these words.
 const NOT_HERE: [&str; 2] = ["xtask/src/tidy/vocabulary.rs", "docs/reference/glossary.md"];
 
-/// Counts them in all files, and finds fault with a number that is not the recorded one.
+/// Counts the words in all files. Reports a fault if the count differs from the recorded number.
 pub fn count<'f>(
     files: impl Iterator<Item = (&'f String, &'f String)>,
     faults: &mut Vec<String>,
@@ -77,7 +77,7 @@ pub fn count<'f>(
     let mut count = 0;
     for (name, text) in files.filter(|(name, _)| !NOT_HERE.contains(&name.as_str())) {
         let prose = if name.ends_with(".rs") {
-            of_source(text).with_context(|| format!("{name} is no Rust"))?
+            of_source(text).with_context(|| format!("parse {name} as Rust"))?
         } else if name.ends_with(".md") {
             of_page(text)
         } else {
@@ -95,7 +95,7 @@ pub fn count<'f>(
     Ok(count)
 }
 
-/// How many of the words a text has. Two in a row stand in one sentence.
+/// How many of the words a text contains. The two words of a pair must be in the same sentence.
 fn words_in(text: &str) -> usize {
     let is_letter = |letter: char| letter.is_alphabetic() || letter == '-' || letter == '\'';
     let of_sentence = |sentence: &str| {
@@ -109,7 +109,7 @@ fn words_in(text: &str) -> usize {
     text.split('.').map(of_sentence).sum()
 }
 
-/// The prose of a page: without code.
+/// The prose of a page, without its code blocks and code spans.
 fn of_page(text: &str) -> Vec<String> {
     let mut is_code = false;
     let mut prose = String::new();
@@ -124,19 +124,19 @@ fn of_page(text: &str) -> Vec<String> {
     vec![without_code(&prose)]
 }
 
-/// A text without what stands between backticks.
+/// A text without its code spans.
 fn without_code(text: &str) -> String {
     text.split('`').step_by(2).collect::<Vec<_>>().join(" . ")
 }
 
 /// The comments of a source, and its strings that are sentences.
 fn of_source(text: &str) -> Result<Vec<String>> {
-    let stream: TokenStream = text.parse().ok().context("it does not parse")?;
+    let stream: TokenStream = text.parse().ok().context("the source does not parse")?;
     let mut code = Vec::new();
     let mut prose = Vec::new();
     tokens(stream, text, &mut code, &mut prose);
     code.sort_by_key(|range| range.start);
-    // What is no token is a comment, or blank.
+    // Text between tokens is a comment or white space.
     let mut comments = String::new();
     let mut end = 0;
     for range in code {
@@ -151,13 +151,14 @@ fn of_source(text: &str) -> Result<Vec<String>> {
     Ok(prose)
 }
 
-/// The places of all tokens but for documentation, and the strings among them that have a blank.
+/// Collects the ranges of all tokens except documentation, and the string literals that contain a
+/// space.
 fn tokens(stream: TokenStream, text: &str, code: &mut Vec<Range<usize>>, prose: &mut Vec<String>) {
     let mut is_documentation = false;
     for tree in stream {
         let range = tree.span().byte_range();
         match tree {
-            // Documentation comes as an attribute, at the place of the comment.
+            // The parser turns a doc comment into an attribute with the range of the comment.
             TokenTree::Punct(_) if text[range.clone()].starts_with('/') && text[range.clone()].len() > 1 => {
                 is_documentation = true;
             }
