@@ -43,7 +43,7 @@ const UNKNOWN: u32 = 0;
 const ROOM: u32 = 1;
 const NO_ROOM: u32 = 2;
 
-// Bits of a word about a flow, above the bits of its [`End`].
+// Bits that are added to the word of a flow's [`End`], above the bits that the end itself uses.
 /// The flow was established and has not ended.
 const ESTABLISHED: u32 = 1 << 16;
 /// The evidence of the flow counts.

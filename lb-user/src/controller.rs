@@ -2,7 +2,6 @@
 //! the time, and returns effects.
 //!
 //! Call [`Controller::begin`] once. Then call [`Controller::handle`] for each event, and pass
-//! Call [`Controller::begin`] once. Then call [`Controller::handle`] for each event, and pass
 //! [`Event::Wakeup`] no later than [`Controller::next_wakeup`]. `begin` and `handle` return
 //! effects. The event loop may carry out effects in any order and at any time, and passes the
 //! result of each effect as an event. An effect may fail, take for ever or never be carried out;

@@ -275,8 +275,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     pub fn limited(&self, index: ServiceIndex, count: u64) -> Option<u64> {
         self.limited.front()?;
         // If the service is in no sample, it received its limit after the last sample, so its count
-        // began at 0. If another service has taken over the index, the count of that service also
-        // began at 0.
+        // began at 0. The same holds if another service has received the index since.
         let mut samples = self.limited.iter();
         let before = samples.find_map(|sample| sample.iter().find(|(other, _)| *other == index));
         Some(before.and_then(|(_, before)| count.checked_sub(*before)).unwrap_or(count))

@@ -201,7 +201,8 @@ fn exec_reports_the_cgroup_that_it_creates_and_refuses_a_mistyped_path() {
     assert!(!fixture.cgroup.path().join("wrogn").exists());
 }
 
-/// The cgroup in which a socket was made decides, whichever process holds it later.
+/// The cgroup in which a socket was created decides whether the socket is covered, whichever
+/// process holds the socket later.
 #[test]
 fn an_inherited_socket_is_reported_as_uncovered() {
     let fixture = Fixture::new();

@@ -128,7 +128,7 @@ fn a_backend_pages_if_two_instances_and_a_twentieth_of_its_users_see_it_dead() {
         // Two instances, which are exactly a twentieth.
         (40, 2, "page"),
         (41, 2, "warn"),
-        // A twentieth of more instances.
+        // Also exactly a twentieth, of more instances.
         (60, 3, "page"),
         (61, 3, "warn"),
         (140, 7, "page"),

@@ -14,7 +14,7 @@ use crate::probe::die_with_us;
 use crate::{Cgroup, eventually, program};
 
 pub struct Machine {
-    // Fields are dropped in this order: users before the things that they use.
+    // Fields are dropped in this order, so each field is dropped before the fields that it uses.
     starter: Child,
     _cgroup: Cgroup,
     folder: tempfile::TempDir,

@@ -1,6 +1,7 @@
-//! HTTP over a Unix socket of the daemon or the agent. A request to the socket costs no process,
-//! unlike a command. The time limits of the commands (`lb-user/src/api/client.rs`) are here as
-//! well, so a daemon that hangs leaves both without an answer.
+//! HTTP over a Unix socket of the daemon or the agent. Unlike a command, a request to the socket
+//! starts no process. Requests have the same time limits as those of the commands
+//! (`lb-user/src/api/client.rs`), so if the daemon hangs, a request fails exactly when a command
+//! would.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

@@ -16,7 +16,8 @@ use crate::socket::{
     dial, exchange, fails, has_failed, impatient, linger_not, reach, read_end, send_word, tcp, wait,
 };
 
-/// All scenarios of this file. Those that wait for the kernel's timers are rare.
+/// All scenarios of this file. Scenarios that wait for the kernel's timers have a low weight, so
+/// they are seldom played.
 pub const SCENARIOS: [Scenario; 11] = [
     Scenario { name: "closed", weight: 2000, play: |player| closed(player, "closed") },
     Scenario { name: "closed, IPv6", weight: 400, play: |player| closed(player, "closed-6") },

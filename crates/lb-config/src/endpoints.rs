@@ -238,7 +238,6 @@ fn read_toml(text: &str, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry>
 // A fault of one part of an entry does not hide other faults: every part that can be read is
 // checked. An entry with neither address nor index, as at the end of a truncated file, causes no
 // further fault.
-// further fault.
 fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<ListEntry> {
     let address = keys::ADDRESS.item(table, report);
     let is_cut = address.is_none() && table.get(keys::INDEX.name).is_none();

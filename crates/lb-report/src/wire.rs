@@ -1,5 +1,6 @@
-//! The datagram by which a backend's agent reports the backend's state. It has 80 bytes in every
-//! direction, and the agent, the daemon and kernel programs use it.
+//! The datagram with which a client's host requests a backend's state and the backend's agent
+//! reports it. Requests, answers and pushes all have 80 bytes. The agent, the daemon and kernel
+//! programs read and write it.
 //!
 //! A *request* requests the report of one backend, by its name: protocol, address and port as in
 //! the endpoint list. An *answer* is as large as its request, so that an agent cannot be used to

@@ -325,7 +325,7 @@ pub extern "C" fn other_than_lame(table: u64, sample: u32, active_limit: u32, fi
     })
 }
 
-/// One half of the entries of [`other_than_lame`].
+/// Examines half of the entries that [`other_than_lame`] examines, see [`pick::diversion_part`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn look_beside_lame(table: u64, place: u32, is_scattered: u32, active_limit: u32) -> u64 {

@@ -69,8 +69,9 @@ impl<I: Instructions> Maps for HostMaps<I> {
 
     #[inline(always)]
     fn id(&self, sender: *const Sender) -> u32 {
-        // SAFETY: the memory of an entry belongs to the map as long as the program runs. It may be
-        // reused for another entry meanwhile (Linux 6.1), which is why the id is read twice.
+        // SAFETY: the memory of an entry belongs to the map as long as the program runs. Meanwhile
+        // the kernel may reuse it for another entry (Linux 6.1 and later). Therefore the receiver
+        // reads the id before and after it uses the entry.
         unsafe { (&raw const (*sender).id).read_volatile() }
     }
 

@@ -34,8 +34,9 @@ impl Refusal {
                 && !line.starts_with(|first: char| first.is_ascii_digit())
                 && !OTHERS.iter().any(|other| line.starts_with(other))
         };
-        // `Validating name() func#3...`, and then
-        // `Func#3 ('name') is safe for any args that match its prototype`.
+        // The log has a line `Validating name() func#3...` for each global function, and then
+        // `Func#3 ('name') is safe for any args that match its prototype` if the verifier accepts
+        // it. So the last `Validating` line names the function that the verifier examined last.
         let followed = log.lines().rev().find_map(|line| line.strip_prefix("Validating "));
         let function = followed.and_then(|rest| Some(rest.split_once('(')?.0.to_owned()));
         let line = log.lines().map(str::trim).rev().find(is_reason);

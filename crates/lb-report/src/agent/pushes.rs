@@ -1,5 +1,5 @@
-//! When to push a change to subscribers, and how many pushes to send at a time. A push is sent at
-//! once, and repeated until the subscriber acknowledges it.
+//! When to push a change to subscribers, and how many pushes to send at a time. A push is sent once
+//! and then repeated at most four times within 80 ms, until the subscriber acknowledges it.
 
 use std::array;
 use std::collections::VecDeque;

@@ -254,8 +254,8 @@ impl Tables {
     }
 
     /// Writes a backend to a slot to which nothing refers. If the backend has retired counters, its
-    /// counts continue from these, and this returns them. They are written to the slot first, and
-    /// removed from the map of retired counters last.
+    /// counts continue from them, and the function returns these counts. It writes them to the slot
+    /// first, and at the end removes them from the map of retired counters.
     ///
     /// # Errors
     /// If the kernel refuses. The slot is free then.
