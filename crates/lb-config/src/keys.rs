@@ -118,9 +118,8 @@ section! {
     // minute for an answer.
     UNANSWERED_AFTER "unanswered_after": Time(Duration::from_millis(10)..=Duration::from_secs(60)),
         Is(lb_core::service::UNANSWERED_AFTER),
-        "`tcp` only: the time in which an answer to a SYN is due. If the application gives up after that, or after a SYN was sent again, the \
-         flow ends as `unanswered` and counts against the backend. If the application gives up earlier, the flow ends as `gave-up` and does \
-         not count against the backend. Use at least twice the usual handshake time; `status` checks this";
+        "`tcp` only: the time in which an answer to a SYN is due. A connect that the application gives up later counts against the backend \
+         as `unanswered`, see [accounting.md](../design/accounting.md). Use at least twice the usual handshake time";
     EJECTION "ejection": FreeForm(&["{ failures = 5 }", "\"off\""]),
         Means("`{}` with `accounting = \"full\"`, `\"off\"` with `\"active\"`"),
         "`tcp` only: whether and when backends that fail are ejected, that is, get no connects for a while: see [ejection.md](ejection.md)";
@@ -168,19 +167,17 @@ section! {
                             write probe = \"report\", or rely on ejection";
 
     PANIC_THRESHOLD "panic_threshold": Number(0..=100), Is(50),
-        "a percentage of a task's backends: of those in its table and those that were replaced. If a smaller part of them is available, and \
-         no available backend has established a connection recently, connects also choose ejected backends, because so many simultaneous \
-         failures rarely have their causes in the backends. With `0`, connects never do this";
+        "connects also choose ejected backends (*panic*) if less than this percentage of a task's backends is available, and no available \
+         one has established a connection recently. `0`: never. See [health.md](../design/health.md#panic)";
     // With less than a second, every brief failure would change tables. No operator waits more than
     // a day for a backend.
     REPLACE_AFTER "replace_after": Time(Duration::from_secs(1)..=Duration::from_hours(24)),
         Is(Duration::from_secs(10)),
         "if a member is unavailable for this time, the next endpoint in the task's order replaces it";
     PROBE "probe": Keyword<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
-        "how the daemon checks backends. `report`: it requests reports from the agents beside the backends (see [reports.md](reports.md)). \
-         `tcp`: it connects. `http`: it requests `path`. A backend that fails a `tcp` or `http` probe is treated as refusing connections or, \
-         if the client is in another network namespace than the daemon, as ejected. Without probes, only the connects of this host show \
-         failures";
+        "how the daemon checks backends. `report`: it requests reports from their agents ([reports.md](reports.md)). `tcp`: it connects. \
+         `http`: it requests `path`. [health.md](../design/health.md) has the effects of failed probes. Without probes, only the connects of \
+         this host show failures";
     PORT "port": Number(1..=65_535), Means("9465 for `report`, else the backend's own port"),
         "the port of probes. With `report`, an endpoint may have another address for probes (`agent`)";
     PATH "path": Text<String>(&["/healthz"], request_path), Means("`\"/\"`"),
@@ -191,7 +188,7 @@ section! {
         "time between two probes of a backend, varied by up to a tenth";
     IDLE_INTERVAL "idle_interval": Time(Duration::from_millis(100)..=Duration::from_mins(10)), Is(Duration::from_secs(15)),
         "`report` only: time between two requests to an idle backend. A backend is idle if no client task has an open flow to it or has \
-         chosen it recently. With `load`, this interval applies to all backends of a service that is not used";
+         chosen it recently; with `load`, if its service had no flow for 15 s";
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
         "`tcp` and `http`: time after which a probe without an answer fails";
     RISE "rise": Number(1..=100), Is(2), "`tcp` and `http`: successful probes in a row after which a backend is healthy again";
@@ -304,8 +301,8 @@ section! {
         "a TCP address on loopback. Other addresses are refused, because every user who can reach the port can read the metrics. Fixed while \
          the daemon runs";
     HOSTS "hosts": FreeForm(&["[\"metrics.example\"]"]), Means("none"),
-        "names that the `Host` field of a request may have, besides `localhost` and the port's own address. A request with another name is \
-         refused, because any web page can make a browser send it (DNS rebinding). Fixed while the daemon runs";
+        "names that the `Host` field of a request may have, besides `localhost` and the port's own address. Other names are refused, because \
+         any web page can make a browser send them (DNS rebinding). Fixed while the daemon runs";
 }
 
 section! {
@@ -336,12 +333,13 @@ section! {
 }
 
 section! {
-    admin, "[admin]", "[admin]", "which users may control the daemon through its socket";
+    admin, "[admin]", "[admin]",
+    "which users may control the daemon through its socket. With the package, the members of `group` must also be in the group `socklb`, which \
+     may read the status";
 
     GROUP "group": Text<String>(&["socklb-admin", "4711"], group), Means("none"),
         "a group whose members, like root and the daemon's user, may end ejections (`socklb readmit`) and control weights that follow load \
-         (`socklb load freeze`). A daemon that runs as root gives its socket to this group. With the package, members must also be in the \
-         group `socklb`, which may read the status. Fixed while the daemon runs";
+         (`socklb load freeze`). A daemon that runs as root gives its socket to this group. Fixed while the daemon runs";
 }
 
 /// The number of flows that may be open for each backend of a subset whose size follows load, in

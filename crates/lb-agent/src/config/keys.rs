@@ -82,9 +82,9 @@ section! {
          client";
     UTILIZATION "utilization": FreeForm(&["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""]),
         Means("`\"application\"`"),
-        "how the agent learns the backend's utilization. `\"application\"`: the application reports it (`socklb agent report`); while it \
-         reports nothing, the agent measures the cgroup of `socklb agent run`. A table: the same, but the agent measures the cgroup that the \
-         table names. `\"off\"`: the agent measures nothing and refuses the application's reports";
+        "where the agent gets the backend's utilization. `\"application\"`: from the application's reports (`socklb agent report`), \
+         otherwise from the cgroup of `socklb agent run`. A table: the same, but from the cgroup in the table. `\"off\"`: nowhere; the agent \
+         refuses the application's reports";
 }
 
 section! {
@@ -93,8 +93,8 @@ section! {
     TCP "tcp": Text<SocketAddr>(&["127.0.0.1:8080"], address), Means("none"),
         "the check passes if this address accepts a connection. Use it for a backend that does not listen at the address that is its name";
     HTTP "http": Text<Cow<'static, str>>(&["/healthz"], http_path), Means("none"),
-        "the check passes if a GET of this path is answered with a status from 200 to 299. The agent does not follow redirects, so a \
-         redirect fails the check. It reads only the head of the answer, up to 64 KiB";
+        "the check passes if a GET of this path returns a status from 200 to 299. The agent does not follow redirects, so they fail. It \
+         reads only the head of the answer, up to 64 KiB";
     AT "at": Text<SocketAddr>(&["127.0.0.1:8081"], address), Means("the backend's `address`"), "the address to which `http` connects";
     COMMAND "command": FreeForm(&["[\"/usr/bin/app\", \"check\"]"]), Means("none"),
         "the check passes if this command ends with exit code 0. After `timeout` the agent kills the command and its process group";
