@@ -1,6 +1,6 @@
 //! Frames that reach a network interface where the kernel processes reports. The kernel's program,
 //! compiled for this host, processes each frame, and the daemon's socket processes the datagram in
-//! the frame. Both must believe the same reports, and store the same results.
+//! the frame. Both must accept the same reports, and store the same results.
 
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -126,7 +126,7 @@ impl World {
     }
 
     /// Bytes that are a valid frame only by chance. They have no key, so the program must not
-    /// believe them.
+    /// accept them.
     fn raw(&mut self, operations: &mut Operations<'_>) {
         let before = self.state();
         let bytes = operations.bytes(255);
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// Compares the two results of a report that both believe.
+    /// Compares the two results of a report that both accept.
     fn compare(&mut self, payload: &[u8]) {
         let datagram = Datagram::parse(payload).expect("it was believed");
         assert!(datagram.is_authentic(KEYS.current().key.wire()));

@@ -40,7 +40,7 @@ struct World {
     targets: Vec<Target>,
     now: Duration,
     nonces: u64,
-    /// For each backend, the nonce of the last request, until an answer to it is believed.
+    /// For each backend, the nonce of the last request, until an answer to it is accepted.
     outstanding: HashMap<Name, u64>,
     /// Datagrams that were received or sent, and may be sent again.
     datagrams: Vec<Datagram>,

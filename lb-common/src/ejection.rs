@@ -356,8 +356,8 @@ pub fn next(
                 (after, Verdict::Remembered)
             };
         }
-        // Whether the evidence shows that the backend works: an established connection does not if
-        // the backend was ejected for missing answers.
+        // Whether the evidence shows that the backend works. An established connection does not
+        // show this if the backend was ejected for missing answers.
         let shows = if is_established {
             !awaits_answer(before)
         } else {

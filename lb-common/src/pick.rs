@@ -207,7 +207,7 @@ pub fn position(cursor: Cursor, length_log2: u8) -> u32 {
 
 /// A pseudo-random number from a CPU's cursor: 2^32 steps of the cursor yield every number once.
 /// The numbers need not be unpredictable, and the kernel's own random numbers would require a call,
-/// which takes some twenty nanoseconds. (The constants are those of Chris Wellons' "lowbias32":
+/// which takes about twenty nanoseconds. (The constants are those of Chris Wellons' "lowbias32":
 /// flipping one bit of the input flips each bit of the result with a probability very near to a
 /// half.)
 #[inline(always)]

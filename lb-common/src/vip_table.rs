@@ -3,7 +3,7 @@
 //! with a single store.
 //!
 //! The kernel programs look up every destination, and most destinations are not services. A lookup
-//! in a hash map of the kernel requires a call, which takes some twenty nanoseconds; a lookup in
+//! in a hash map of the kernel requires a call, which takes about twenty nanoseconds; a lookup in
 //! this table reads one cell for nearly all destinations. A lookup may run between any two stores
 //! of the daemon: it finds every service that exists both before and after the daemon's change. An
 //! IPv4 address is looked up in v4-mapped form.

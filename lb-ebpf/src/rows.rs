@@ -74,8 +74,8 @@ pub fn address(slot: u32) -> Option<*const BackendAddress> {
     backend(slot).map(address_of)
 }
 
-/// Whether the destination of a socket is the backend in a slot. It may not be: other programs that
-/// run after ours, on the same cgroup or a cgroup above, may have written another destination.
+/// Whether the destination of a socket is the backend in a slot. Programs that run after socklb's,
+/// on the same cgroup or a cgroup above, may have written another destination.
 #[inline(always)]
 pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
     match address(slot) {
@@ -85,8 +85,8 @@ pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
     }
 }
 
-/// The same as [`is_backend`] in a global function, for rare calls: 1 or 0. The words of the
-/// address and the port are in network order.
+/// Like [`is_backend`], but as a global function, for callers that run rarely. Returns 1 or 0. The
+/// words of the address and the port are in network order.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn has_address(slot: u32, high: u64, low: u64, port: u32) -> u32 {

@@ -86,7 +86,7 @@ fn measure(folder: &Path, cgroup: &Path) {
         lb_kernel::wait_for_readers().expect("wait");
         datapath.readers_are_gone();
     }
-    for (what, times) in [("plan in the maps", &mut apply), ("and the next connect made", &mut seen)] {
+    for (what, times) in [("plan in the maps", &mut apply), ("plan, and the next connect", &mut seen)] {
         times.sort_by(f64::total_cmp);
         println!(
             "{what:<26} p50 {:>7.1} us, p90 {:>7.1}, p99 {:>7.1} ({ROUNDS} rounds, {BACKENDS} backends replaced, \

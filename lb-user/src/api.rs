@@ -131,7 +131,7 @@ struct Queries {
     queries: mpsc::Sender<ControllerQuery>,
     status: Rounds,
     /// Only one explanation is made at a time, because the explanation of a large service may need
-    /// some hundred megabytes.
+    /// a few hundred megabytes.
     explaining: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
     /// The group whose members may send requests that change state, besides root and the daemon's

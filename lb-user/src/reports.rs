@@ -2,7 +2,7 @@
 //!
 //! The thread stores reports at once in the maps that connects read, independently of the event
 //! loop. If something has changed, it wakes the loop, which then reads the changes.
-//! `lb_report::client` decides which agents to poll and which reports to believe.
+//! `lb_report::client` decides which agents to poll and which reports to accept.
 
 mod datagrams;
 
@@ -31,7 +31,7 @@ use self::pace::{APART, TokenBucket};
 
 /// The store of reports, which connects read and a later daemon adopts.
 pub trait ReportStore: Send {
-    /// Stores a believed report. Times are by CLOCK_MONOTONIC.
+    /// Stores an accepted report. Times are by CLOCK_MONOTONIC.
     fn store(&mut self, what: &ToStore<'_, Duration>);
 
     /// Stores the nonce of the open request to the backend with this report id, or 0 once the
@@ -46,14 +46,14 @@ pub struct ExchangeCounts {
     pub requests: u64,
     /// Requests that could not be sent.
     pub unsent: u64,
-    /// Reports that were believed.
+    /// Reports that were accepted.
     pub believed: u64,
-    /// Datagrams that were not believed, by reason.
+    /// Datagrams that were not accepted, by reason.
     pub refused: HashMap<Refusal, u64>,
 }
 
 /// The exchange with agents, without the socket and the clock. It decides which agents are polled,
-/// and which answers are believed and stored.
+/// and which answers are accepted and stored.
 pub struct Exchange {
     pub senders: Senders<Duration>,
     pub counts: ExchangeCounts,
@@ -165,7 +165,7 @@ impl ReportExchanger {
     }
 
     /// Sets the backends that are polled; others are no longer polled. For a backend that was not
-    /// polled before, `adopted` returns the last report that an earlier daemon has believed, and
+    /// polled before, `adopted` returns the last report that an earlier daemon has accepted, and
     /// the time until which the backend is a lame duck.
     pub fn set_targets(
         &self,

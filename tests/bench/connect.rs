@@ -1,7 +1,7 @@
 //! The cost of a connect() through socklb's programs, and through other balancers.
 //!
 //! Each arm is a process in its own cgroup, in a network namespace without other traffic. In each
-//! round every arm of a group makes some hundred connects or other operations; the order of the
+//! round every arm of a group makes a few hundred connects or other operations; the order of the
 //! arms is random. The ratio to the first arm is computed within each round, so a disturbance of
 //! the machine affects both arms. The second arm is a copy of the first, so its ratio shows the
 //! noise. Connections end with a reset, so that no port stays occupied. The backends poll on

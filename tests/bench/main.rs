@@ -37,7 +37,8 @@ enum Command {
     Failover(failover::Options),
     /// What backends' reports achieve and cost
     LameDuck(lame_duck::Options),
-    /// How even the load of backends with different capacities is, and what it costs to follow it
+    /// How even load is on backends with different capacities, and the cost of weights that follow
+    /// load
     Load(load::Options),
     /// The backends of a benchmark
     #[command(hide = true)]

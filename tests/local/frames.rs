@@ -72,7 +72,7 @@ impl Twins {
         (0..Reception::NAMES.len()).map(|at| values.iter().map(|of| of.0.counts[at]).sum()).collect()
     }
 
-    /// Makes the daemon receive datagrams that the program does not believe.
+    /// Makes the daemon receive datagrams that the program does not accept.
     fn pass_unbelieved(&mut self) {
         self.listener = Listener { passes_unbelieved: 1 };
         let mut listeners = hash::<Address, Listener>(&self.fixture.setup.host_map(map::LISTENERS));
@@ -216,7 +216,7 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));
     change(&mut twins, &|datagram| datagram.counter = Be32::from_host(0));
     change(&mut twins, &|datagram| datagram.incarnation = Be32::from_host(u32::MAX));
-    // A push under the second key is believed, but not if it states the number of the first key.
+    // A push under the second key is accepted, but not if it states the number of the first key.
     let second = *b"of another party";
     twins.add_key(7, second);
     let mut push = twins.push();
@@ -226,7 +226,8 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
         let received = twins.run(plain, false, &payload, usize::MAX).expect("it is for the daemon");
         assert_eq!(received.reception == Reception::Believed, is_believed, "key {id}");
     }
-    // If the daemon requests unbelieved datagrams, it receives them, and the counts are as before.
+    // If the daemon requests datagrams that the program rejects, it receives them, and the counts
+    // are as before.
     twins.pass_unbelieved();
     change(&mut twins, &|datagram| datagram.port = Be16::from_host(1));
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));

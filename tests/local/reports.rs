@@ -149,7 +149,7 @@ fn agent_run_without_an_agent_answers_requests_and_announces_its_end() {
     assert!(log().contains("a signal ended the run before the command was started"), "{}", log());
 }
 
-/// A push of the first backend as a lame duck, later than everything that was believed, with a MAC
+/// A push of the first backend as a lame duck, later than everything that was accepted, with a MAC
 /// of zeros.
 pub fn forged_push() -> [u8; 80] {
     let mut forged = [0_u8; 80];

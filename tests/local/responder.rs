@@ -331,7 +331,8 @@ fn the_socket_answers_if_the_kernel_cannot_and_the_reason_is_reported() {
     look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
 }
 
-/// A health check may be a foreign command, which must not inherit these capabilities.
+/// The command of a health check must not inherit these capabilities, because it need not be
+/// trusted with them.
 #[test]
 fn children_do_not_inherit_the_capabilities_for_the_responder() {
     let fixture = Fixture::without_daemon();

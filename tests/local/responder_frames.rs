@@ -56,8 +56,8 @@ impl Twins {
         (datagrams["answered_by_kernel"].as_u64().expect("a count"), refused)
     }
 
-    /// Runs the program, and its code on this host, on a frame, and compares the effects. Returns
-    /// the result and the answer.
+    /// Processes a frame twice: with the program in the kernel, and with the same code in this
+    /// process. Compares the effects, and returns the result and the answer.
     #[track_caller]
     fn run(&self, shape: Shape, is_v6: bool, payload: &[u8], cut: usize) -> Option<(Response, Vec<u8>)> {
         self.run_to([0; 6], shape, is_v6, payload, cut)

@@ -77,7 +77,7 @@ fn taken_in(fixture: &Fixture) -> BTreeMap<String, u64> {
     page.lines().filter_map(of).collect()
 }
 
-/// The counts of datagrams that the daemon's socket has received and not believed. Before the
+/// The counts of datagrams that the daemon's socket has received and not accepted. Before the
 /// program is attached these may be late answers.
 fn not_believed_by_the_daemon(fixture: &Fixture) -> Vec<String> {
     let page = fixture.setup.metrics();

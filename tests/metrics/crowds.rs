@@ -64,7 +64,7 @@ fn peak(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("kilobytes") << 10
 }
 
-/// Waits for something that the daemon does by itself after some ten seconds.
+/// Waits for something that the daemon does by itself after about ten seconds.
 #[track_caller]
 fn until(what: &str, fact: impl FnMut() -> bool) {
     let time = 6 * stage::patience();

@@ -77,7 +77,7 @@ impl Crowd {
     }
 }
 
-/// A request to a hammer: the number of connects; answered with a [`Ledger`] of these.
+/// A request to a hammer: the number of connects. The answer is a [`Ledger`] of these connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connects(pub u64);
 

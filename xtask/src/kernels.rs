@@ -359,7 +359,7 @@ fn needs(module: &[u8]) -> Vec<String> {
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut pending = vec![folder.to_owned()];
-    // The loop is bounded by the number of folders below, because each is read once. Links are not
+    // Bound: the number of folders below `folder`. Each is read once, because links are not
     // followed.
     while let Some(path) = pending.pop() {
         for entry in fs::read_dir(&path).with_context(|| format!("read {}", path.display()))? {

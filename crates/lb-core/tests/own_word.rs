@@ -51,11 +51,11 @@ fn balancer() -> (Balancer, Arc<Membership>) {
 fn report(balancer: &mut Balancer, seconds: u64, who: Who, verdicts: &[(SocketAddr, Health)]) -> bool {
     let why = if who == Who::Report { Why::Report } else { Why::Probe };
     let verdicts = verdicts.iter().map(|(address, health)| (*address, (*health, why))).collect();
-    balancer.handle(at(seconds), Fact::Verdicts(0, who, verdicts)).expect("it takes no room")
+    balancer.handle(at(seconds), Fact::Verdicts(0, who, verdicts)).expect("only a list can be refused")
 }
 
 fn pass(balancer: &mut Balancer, seconds: u64) {
-    balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
+    balancer.handle(at(seconds), Fact::Time).expect("only a list can be refused");
 }
 
 fn usable(plan: &Plan, address: SocketAddr) -> Usable {

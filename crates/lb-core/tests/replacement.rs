@@ -96,7 +96,7 @@ fn an_ejected_member_is_replaced_and_later_returns() {
     // from connects.
     assert_eq!(balancer.handle(at(100), ejected(&[lost])), Ok(true));
     for seconds in [100, 109] {
-        balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
+        balancer.handle(at(seconds), Fact::Time).expect("only a list can be refused");
         let plan = balancer.plan();
         assert_eq!((in_table(&plan), replaced(&plan)), (members.clone(), vec![]), "at {seconds}");
         assert_eq!(backend(&plan, lost).usable, Usable::UnlessEjected);
@@ -120,7 +120,7 @@ fn an_ejected_member_is_replaced_and_later_returns() {
     // A trial readmits the member. After half a minute without a failure it returns to its place.
     assert_eq!(balancer.handle(at(200), Fact::Kernel(BTreeMap::new())), Ok(true));
     let failed = KernelVerdict { is_ejected: false, failures: 4 };
-    balancer.handle(at(220), Fact::Kernel([(lost, failed)].into())).expect("it takes no room");
+    balancer.handle(at(220), Fact::Kernel([(lost, failed)].into())).expect("only a list can be refused");
     assert_eq!(balancer.handle(at(249), Fact::Time), Ok(false), "it has failed once more");
     assert_eq!(replaced(&balancer.plan()), [lost]);
     assert_eq!(balancer.handle(at(250), Fact::Time), Ok(true));
@@ -137,10 +137,10 @@ fn a_failed_substitute_is_replaced_and_still_gets_trials() {
     let members = in_table(&balancer.plan());
     let lost = *members.first().expect("four");
     let stands_in = |plan: &Plan| *in_table(plan).difference(&members).next().expect("one stands in");
-    balancer.handle(at(100), ejected(&[lost])).expect("it takes no room");
-    balancer.handle(at(110), Fact::Time).expect("it takes no room");
+    balancer.handle(at(100), ejected(&[lost])).expect("only a list can be refused");
+    balancer.handle(at(110), Fact::Time).expect("only a list can be refused");
     let first = stands_in(&balancer.plan());
-    balancer.handle(at(120), ejected(&[lost, first])).expect("it takes no room");
+    balancer.handle(at(120), ejected(&[lost, first])).expect("only a list can be refused");
     assert_eq!(balancer.handle(at(130), Fact::Time), Ok(true));
     let plan = balancer.plan();
     let second = stands_in(&plan);
@@ -155,10 +155,10 @@ fn a_failed_substitute_is_replaced_and_still_gets_trials() {
     }
     // First the substitute recovers, and serves again after half a minute without a failure. Then
     // the member recovers, and returns to its place after the same time.
-    balancer.handle(at(600), ejected(&[lost])).expect("it takes no room");
+    balancer.handle(at(600), ejected(&[lost])).expect("only a list can be refused");
     assert_eq!(balancer.handle(at(630), Fact::Time), Ok(true));
     assert_eq!(stands_in(&balancer.plan()), first);
-    balancer.handle(at(700), Fact::Kernel(BTreeMap::new())).expect("it takes no room");
+    balancer.handle(at(700), Fact::Kernel(BTreeMap::new())).expect("only a list can be refused");
     assert_eq!(balancer.handle(at(730), Fact::Time), Ok(true));
     let plan = balancer.plan();
     assert_eq!((in_table(&plan), replaced(&plan)), (members, vec![]));
@@ -168,16 +168,16 @@ fn a_failed_substitute_is_replaced_and_still_gets_trials() {
 fn all_lost_members_are_replaced_a_quarter_at_a_time() {
     let mut balancer = balancer(8, &"h".repeat(30));
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
-    balancer.handle(at(100), ejected(&members)).expect("it takes no room");
+    balancer.handle(at(100), ejected(&members)).expect("only a list can be refused");
     for (seconds, expected) in [(109, 0), (110, 2), (119, 2), (120, 4), (130, 6), (140, 8), (200, 8)] {
-        balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
+        balancer.handle(at(seconds), Fact::Time).expect("only a list can be refused");
         let plan = balancer.plan();
         assert_eq!((replaced(&plan).len(), in_table(&plan).len()), (expected, 8), "at {seconds}");
     }
     assert_eq!(replaced(&balancer.plan()), members);
     // All members recover, and return to their places half a minute later.
-    balancer.handle(at(300), Fact::Kernel(BTreeMap::new())).expect("it takes no room");
-    balancer.handle(at(330), Fact::Time).expect("it takes no room");
+    balancer.handle(at(300), Fact::Kernel(BTreeMap::new())).expect("only a list can be refused");
+    balancer.handle(at(330), Fact::Time).expect("only a list can be refused");
     assert_eq!(in_table(&balancer.plan()), members.into_iter().collect());
 }
 
@@ -189,9 +189,9 @@ fn panic_counts_all_tried_backends_and_ends_when_one_serves() {
         let row = balancer.row(0).expect("a row");
         (row.available, row.is_panic, row.tier)
     };
-    balancer.handle(at(100), ejected(&members[..2])).expect("it takes no room");
+    balancer.handle(at(100), ejected(&members[..2])).expect("only a list can be refused");
     assert_eq!(look(&balancer), ((2, 4), false, Tier::Healthy), "half are available");
-    balancer.handle(at(101), ejected(&members[..3])).expect("it takes no room");
+    balancer.handle(at(101), ejected(&members[..3])).expect("only a list can be refused");
     assert_eq!(look(&balancer), ((1, 4), true, Tier::Panic));
     for slot in &members {
         assert_eq!(backend(&balancer.plan(), *slot).usable, Usable::EvenEjected);
@@ -205,7 +205,7 @@ fn panic_counts_all_tried_backends_and_ends_when_one_serves() {
     assert_eq!(look(&balancer), ((1, 4), true, Tier::Panic));
     // Substitutes count: in the end four of seven are available, which is no panic.
     for seconds in (111..=141).step_by(10) {
-        balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
+        balancer.handle(at(seconds), Fact::Time).expect("only a list can be refused");
     }
     assert_eq!(look(&balancer), ((4, 7), false, Tier::Healthy));
 }
@@ -217,10 +217,10 @@ fn a_withheld_ejection_counts_as_ejected() {
     let last = KernelVerdict { is_ejected: false, failures: 5 };
     let Fact::Kernel(mut verdicts) = ejected(&members[..1]) else { unreachable!("a verdict") };
     verdicts.insert(members[1], KernelVerdict { failures: 4, ..last });
-    balancer.handle(at(100), Fact::Kernel(verdicts.clone())).expect("it takes no room");
+    balancer.handle(at(100), Fact::Kernel(verdicts.clone())).expect("only a list can be refused");
     assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::Healthy));
     verdicts.insert(members[1], last);
-    balancer.handle(at(101), Fact::Kernel(verdicts)).expect("it takes no room");
+    balancer.handle(at(101), Fact::Kernel(verdicts)).expect("only a list can be refused");
     assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::Ejected));
 }
 
@@ -230,7 +230,7 @@ fn a_backend_with_passing_probes_needs_twice_as_many_failures() {
     let members: Vec<SocketAddr> = balancer.weights(0).iter().map(|(address, _)| *address).collect();
     let probed = |balancer: &mut Balancer, health| {
         let found = members.iter().map(|address| (*address, (health, Why::Probe))).collect();
-        balancer.handle(at(100), Fact::Verdicts(0, Who::Probe, found)).expect("it takes no room");
+        balancer.handle(at(100), Fact::Verdicts(0, Who::Probe, found)).expect("only a list can be refused");
         let plan = balancer.plan();
         in_table(&plan).iter().map(|slot| backend(&plan, *slot).is_probed_healthy).collect::<Vec<_>>()
     };
@@ -239,7 +239,7 @@ fn a_backend_with_passing_probes_needs_twice_as_many_failures() {
     let slot = *in_table(&balancer.plan()).first().expect("two");
     let mut available_after = |failures| {
         let verdict = KernelVerdict { is_ejected: false, failures };
-        balancer.handle(at(101), Fact::Kernel([(slot, verdict)].into())).expect("it takes no room");
+        balancer.handle(at(101), Fact::Kernel([(slot, verdict)].into())).expect("only a list can be refused");
         balancer.row(0).expect("a list is in use").available
     };
     assert_eq!([available_after(9), available_after(10)], [(2, 2), (1, 2)]);
@@ -252,14 +252,14 @@ fn suspicion_by_probes_counts_as_ejected_without_a_trial() {
     let guess = |health| members.iter().map(|address| (*address, (health, Why::Probe))).collect();
     balancer
         .handle(at(100), Fact::Verdicts(0, Who::Probe, guess(Health::Ejected)))
-        .expect("it takes no room");
+        .expect("only a list can be refused");
     let look = |balancer: &Balancer| balancer.row(0).map(|row| (row.tier, row.available));
     assert_eq!(look(&balancer), Some((Tier::Ejected, (0, 2))));
     let plan = balancer.plan();
     assert!(in_table(&plan).iter().all(|slot| backend(&plan, *slot).usable == Usable::EvenEjected));
     balancer
         .handle(at(101), Fact::Verdicts(0, Who::Probe, guess(Health::Healthy)))
-        .expect("it takes no room");
+        .expect("only a list can be refused");
     assert_eq!(look(&balancer), Some((Tier::Healthy, (2, 2))));
     assert_eq!(balancer.take_returned(), [], "the programs have ejected none, so they need not try any");
 }
@@ -269,7 +269,7 @@ fn lame_ducks_serve_only_while_no_member_is_available() {
     let mut balancer = balancer(2, "hhll");
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     assert_eq!(members.len(), 2);
-    balancer.handle(at(100), ejected(&members)).expect("it takes no room");
+    balancer.handle(at(100), ejected(&members)).expect("only a list can be refused");
     let plan = balancer.plan();
     assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::LameDucks));
     assert_eq!(in_table(&plan).len(), 4, "both lame ducks are in the table");
@@ -279,7 +279,7 @@ fn lame_ducks_serve_only_while_no_member_is_available() {
     }
     let fallback = plan.services.values().next().and_then(|service| service.fallback).expect("somebody");
     assert_eq!(backend(&plan, fallback).reason, HealthReason::ListLameDuck);
-    balancer.handle(at(200), ejected(&members[..1])).expect("it takes no room");
+    balancer.handle(at(200), ejected(&members[..1])).expect("only a list can be refused");
     assert_eq!(in_table(&balancer.plan()), members.iter().copied().collect());
 }
 
@@ -310,7 +310,7 @@ fn a_backup_without_a_slot_changes_nothing() {
 fn ejected_backends_serve_if_there_are_no_others() {
     let mut balancer = balancer(2, "hh");
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
-    balancer.handle(at(100), ejected(&members)).expect("it takes no room");
+    balancer.handle(at(100), ejected(&members)).expect("only a list can be refused");
     assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::Ejected));
     let plan = balancer.plan();
     for slot in members {
@@ -324,13 +324,13 @@ fn ejected_backends_serve_if_there_are_no_others() {
 fn the_next_daemon_adopts_replacements() {
     let mut first = balancer(4, &"h".repeat(20));
     let lost = *in_table(&first.plan()).first().expect("four");
-    first.handle(at(100), ejected(&[lost])).expect("it takes no room");
-    first.handle(at(110), Fact::Time).expect("it takes no room");
+    first.handle(at(100), ejected(&[lost])).expect("only a list can be refused");
+    first.handle(at(110), Fact::Time).expect("only a list can be refused");
     let kernel = first.plan();
     let adopted = Adopted { plan: kernel.clone(), next_generations: Vec::new() };
     let mut second = Balancer::new(vec![service(4)], LIMITS, adopted, at(0)).expect("it fits");
     assert_eq!(diff(&kernel, &second.plan()), [], "before it has a list");
-    second.handle(at(0), ejected(&[lost])).expect("it takes no room");
+    second.handle(at(0), ejected(&[lost])).expect("only a list can be refused");
     second.handle(at(1), delivered(4, &"h".repeat(20))).expect("it fits");
     assert_eq!(diff(&kernel, &second.plan()), []);
 }
@@ -342,7 +342,7 @@ fn maps(reasons: &[(Usable, HealthReason)]) -> (Service, Plan) {
     let mut before = balancing(service.clone(), 4, "hhhh");
     let all =
         list("hhhh").as_slice().iter().map(|one| (one.address, (Health::Healthy, Why::Probe))).collect();
-    before.handle(at(0), Fact::Verdicts(0, Who::Probe, all)).expect("it takes no room");
+    before.handle(at(0), Fact::Verdicts(0, Who::Probe, all)).expect("only a list can be refused");
     let mut plan = before.plan();
     for (backend, (usable, reason)) in plan.backends.values_mut().zip(reasons) {
         (backend.usable, backend.reason) = (*usable, *reason);
@@ -412,7 +412,7 @@ fn a_state_word_follows_its_reason() {
     for (why, reason) in [(Why::Probe, HealthReason::ProbeConnect), (Why::Answer, HealthReason::ProbeAnswer)]
     {
         let found = BTreeMap::from([(address, (Health::Refusing, why))]);
-        assert!(balancer.handle(at(11), Fact::Verdicts(0, Who::Probe, found)).expect("it takes no room"));
+        assert!(balancer.handle(at(11), Fact::Verdicts(0, Who::Probe, found)).expect("only a list can be refused"));
         let plan = balancer.plan();
         let backend = plan.backends.values().find(|backend| backend.address == address).expect("it is there");
         assert_eq!((backend.reason, backend.usable), (reason, Usable::No));

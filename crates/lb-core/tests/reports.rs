@@ -56,7 +56,7 @@ fn set_ids(balancer: &mut Balancer, services: usize, ids: &[(Protocol, u8, u32)]
     let ids = Arc::new(ids);
     (0..services).fold(false, |is_news, position| {
         let fact = Fact::Reports(position, Arc::clone(&ids));
-        balancer.handle(NOW, fact).expect("it takes no room") || is_news
+        balancer.handle(NOW, fact).expect("only a list can be refused") || is_news
     })
 }
 

@@ -141,7 +141,7 @@ pub struct OneBackend {
     pub name: SenderName,
     /// Its keys.
     pub keys: [SenderKey; 2],
-    /// The last report that was believed.
+    /// The last report that was accepted.
     pub last: Cell<LastReport>,
     /// The time until which it is a lame duck.
     pub lame_until_ns: Cell<u64>,

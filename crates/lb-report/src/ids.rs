@@ -36,7 +36,7 @@ impl Default for ReportIds {
 }
 
 /// An entry of the register cannot be adopted: its id does not exist, another name has the same id,
-/// or the name has another id, too.
+/// or the name also has another id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("report id {id} of {address} is invalid, or the id or the backend has another entry")]
 pub struct Contradiction {

@@ -2,7 +2,7 @@
 //! programs between them. The crate uses no socket, file, clock or random number: datagrams and
 //! times are arguments and results.
 //!
-//! In reading order: the datagram and the rules by which it is believed ([`wire`]); the programs of
+//! In reading order: the datagram and the rules by which it is accepted ([`wire`]); the programs of
 //! network interfaces, which find it in a frame ([`frame`]), process it before the daemon
 //! ([`receive`]), and answer it in place of the agent ([`answer`], [`respond`]). Kernel programs
 //! use only these modules, without `std`. The daemon and the agent also use the names of backends

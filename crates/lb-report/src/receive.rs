@@ -14,7 +14,7 @@ use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Disbelieved, Key, after, judge,
 
 /// The words that a report about a backend changes, by report id.
 pub trait Words {
-    /// The number of the last believed report.
+    /// The number of the last accepted report.
     fn base(&self, id: u32) -> ReportBase;
     /// The time until which the backend is a lame duck.
     fn lame_until_ns(&self, id: u32) -> u64;
@@ -60,7 +60,7 @@ pub trait Maps: Words {
     fn id(&self, sender: Self::Sender) -> u32;
     /// The key of the entry with this number.
     fn key(&self, sender: Self::Sender, number: u16) -> Option<Key>;
-    /// The last report that was believed.
+    /// The last report that was accepted.
     fn last(&self, id: u32) -> Option<LastReport>;
     /// Replaces the last report `before` with `after`. Returns false if another CPU has replaced
     /// it first.
@@ -72,14 +72,14 @@ pub trait Maps: Words {
 /// The result of processing a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reception {
-    /// It was believed and stored, and is passed on to the daemon.
+    /// It was accepted and stored, and is passed on to the daemon.
     Believed,
     /// Another CPU stored a report of this backend at the same time, or the entry was reused. The
     /// datagram is passed on to the daemon, which judges it.
     Contended,
     /// It is not a datagram of this version.
     Malformed,
-    /// It is not believed.
+    /// It is not accepted.
     Disbelieved(Disbelieved),
 }
 
@@ -383,7 +383,7 @@ mod tests {
         new.last.set(LastReport::default());
         let dropped = Some(Received { reception: Reception::Disbelieved(Premature), goes_on: false });
         assert_eq!(take(&new, Shape::PLAIN, false, &sealed(push(6))), dropped);
-        // This listener passes on datagrams that are not believed.
+        // This listener passes on datagrams that are not accepted.
         let mut full = maps(false);
         full.listener.passes_unbelieved = 1;
         let unknown = change(&|datagram| datagram.port = Be16::from_host(81));

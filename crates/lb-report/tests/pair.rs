@@ -128,7 +128,7 @@ struct Pair {
     takes: Box<dyn FnMut(&Datagram) -> bool>,
     /// When each request was sent.
     requests: Vec<u64>,
-    /// The believed reports: when each was believed, its number and its readiness.
+    /// The accepted reports: when each was accepted, its number and its readiness.
     believed: Vec<(u64, Base, Readiness)>,
     refused: Vec<Refusal>,
     changes: Vec<(u64, Change<Instant>)>,
@@ -352,7 +352,7 @@ fn the_first_poll_that_arrives_delivers_a_lame_duck() {
             });
             let believed = pair.run_until(ReportState::LameDuck, (lost + 1) * LONGEST_INTERVAL + 3);
             let polls: Vec<u64> = pair.requests[requests_before..].to_vec();
-            // The report is believed two milliseconds after the poll. The agent is already known,
+            // The report is accepted two milliseconds after the poll. The agent is already known,
             // so it gets no second request.
             let last = polls[usize::try_from(lost).expect("a few")];
             assert_eq!((polls.len() as u64, believed), (lost + 1, last + 2), "{polls:?}");
@@ -402,7 +402,7 @@ fn a_request_that_crosses_a_change_ends_no_pushes() {
 }
 
 /// Datagrams are lost, repeated, delayed, and replayed by an attacker. The agent's numbers never go
-/// back, so no older report is believed after a newer report, and each believed report has the
+/// back, so no older report is accepted after a newer report, and each accepted report has the
 /// readiness that the agent had at that number.
 #[test]
 fn no_older_report_is_believed_after_a_newer_one() {
@@ -450,7 +450,7 @@ fn no_older_report_is_believed_after_a_newer_one() {
 }
 
 /// A push invalidates the nonce of the unanswered request, so a late answer to this request is not
-/// believed.
+/// accepted.
 #[test]
 fn a_delayed_answer_is_refused_after_a_push() {
     let mut pair = Pair::introduced();
@@ -474,7 +474,7 @@ fn a_delayed_answer_is_refused_after_a_push() {
     assert_eq!(pair.state(), ReportState::LameDuck);
 }
 
-/// A restarted agent is believed at the first poll, with any number. It gets a second request at
+/// A restarted agent is accepted at the first poll, with any number. It gets a second request at
 /// once, so it can push its next change to the client.
 #[test]
 fn a_restarted_agent_is_believed_and_pushes_changes() {
@@ -502,7 +502,7 @@ fn a_restarted_agent_is_believed_and_pushes_changes() {
     }
 }
 
-/// The agent has lost its disk and its clock. Its answers are believed; its old pushes, which have
+/// The agent has lost its disk and its clock. Its answers are accepted; its old pushes, which have
 /// higher numbers, are not.
 #[test]
 fn answers_with_lower_numbers_are_believed_and_earlier_pushes_are_not() {
@@ -574,7 +574,7 @@ fn a_report_under_another_key_changes_nothing() {
     assert_eq!(stranger.agent.get(name()).map(Entry::subscribers), Some(0));
 }
 
-/// The agent dies after its last report was believed. The test checks the state that remains at the
+/// The agent dies after its last report was accepted. The test checks the state that remains at the
 /// client, and the exact millisecond at which it ends.
 #[test]
 fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
@@ -631,7 +631,7 @@ fn a_lame_duck_that_goes_down_silently_remains_one_until_its_hold_ends() {
 
 /// A key is replaced in three steps: the agent accepts both keys, the clients send with the new
 /// key, and the agent accepts only the new key. In another order of the steps, the clients are the
-/// first to accept both keys. In no step is a request refused, a report disbelieved, or a change
+/// first to accept both keys. In no step is a request refused, a report rejected, or a change
 /// delayed.
 #[test]
 fn a_key_is_replaced_without_a_gap() {

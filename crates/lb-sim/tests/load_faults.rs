@@ -69,8 +69,8 @@ fn a_lying_backend_gets_at_most_eight_times_its_share() {
     assert!(failed(&rows(&report, "p2c", (130, 180))) < 0.001);
     let p99 = |run: &str| figures(&report, run).latency_ms.p99.mean;
     assert!(failed(&rows(&report, "limit", (130, 180))) == 0.0 && p99("limit") < 600.0, "{}", p99("limit"));
-    // The weights of A58, with which the law is compared, have no upper bound, and consider only
-    // machines.
+    // The weights of A58, with which the law is compared, have no upper bound, and depend only on
+    // what each backend reports.
     assert!(busiest_and_others(&report, "a58").2 > 1.5 * busiest_and_others(&report, "feedback").2);
 }
 

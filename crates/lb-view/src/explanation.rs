@@ -100,12 +100,13 @@ impl TaskEvenness {
     pub fn describe(&self, is_weighted: bool) -> String {
         let Self { by_address, dense } = self;
         let weights = if is_weighted {
-            "shares make loads even; without shares, connections"
+            "structural weights nevertheless make loads even"
         } else {
-            "the policy ignores weights, which would make loads even, so connections"
+            "the policy ignores weights, which would make loads even"
         };
         format!(
-            "the list has no indexes, so indexes are hashes of addresses: {weights} use {:.0} % of the backends ({:.0} % with indexes)",
+            "the list has no indexes, so indexes are hashes of addresses; the mean number of tasks per backend is {:.0} % of the \
+             largest one ({:.0} % with indexes); {weights}",
             100.0 * by_address,
             100.0 * dense
         )

@@ -210,7 +210,7 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     let diverted: u64 = service.backends.iter().filter_map(|backend| backend.diverted_60s).sum();
     if diverted > 0 {
         let text = format!(
-            "another program rewrites destinations after ours: {} of the last minute went to another address than the \
+            "another program rewrites destinations after socklb: {} of the last minute went to another address than the \
              backend's; see `socklb doctor`",
             counted(diverted, "flow")
         );
@@ -277,13 +277,12 @@ fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
 fn another_socklb(client: &ClientStatus) -> Option<Fault> {
     let others = client.neighbours.iter().flatten().filter(|neighbour| neighbour.is_socklb);
     let others: Vec<_> = others.filter(|neighbour| neighbour.hook.starts_with("connect")).collect();
-    // A program that runs before ours can take connects away from our services, so it is reported
-    // first.
+    // A program that runs before this socklb's can take its connects, so it is reported first.
     let other = others.iter().find(|other| !other.runs_after_ours).or(others.first())?;
     let what_happens = if other.runs_after_ours {
-        "runs after ours: it does not balance connects to our services"
+        "runs after this one: if both have a service, this one balances its connects"
     } else {
-        "runs before ours: we do not balance connects to its services"
+        "runs before this one: if both have a service, the other one balances its connects"
     };
     let text = format!(
         "another socklb is attached to {} and {what_happens}; `socklb doctor` shows how to find it",
@@ -371,12 +370,12 @@ mod tests {
         let after = neighbour("/", "connect4", true, true);
         let text = fault(vec![after.clone()]).expect("a fault").to_string();
         assert!(
-            text.starts_with("client web: another socklb is attached to / and runs after ours"),
+            text.starts_with("client web: another socklb is attached to / and runs after this one"),
             "{text}"
         );
         let text = fault(vec![after, neighbour("/c", "connect6", true, false)]).expect("a fault").to_string();
         assert!(
-            text.starts_with("client web: another socklb is attached to /c and runs before ours"),
+            text.starts_with("client web: another socklb is attached to /c and runs before this one"),
             "{text}"
         );
     }

@@ -54,8 +54,8 @@ impl Usable {
     /// The bit of a [`DaemonState`] that is set if a probe has found the backend healthy.
     pub const PROBED_HEALTHY: u8 = 4;
 
-    /// The value in the two lowest bits of a number. The number 2, which is never written, means
-    /// [`Usable::No`], as it does for a choice.
+    /// The value in the two lowest bits of a number. The number 2 is never written; it means
+    /// [`Usable::No`], because its bit 0 is not set.
     pub const fn from_u8(number: u8) -> Self {
         match number & 3 {
             1 => Self::UnlessEjected,
@@ -294,8 +294,8 @@ pub struct Backend {
     /// and clears stale ones.
     pub errors: RecentErrors,
     /// Failures in a row, and until when the backend is ejected. Written by the kernel programs.
-    /// The daemon also writes it when it ejects or readmits the backend, or ends the time of its
-    /// ejection.
+    /// The daemon also writes it when it ejects or readmits the backend, or makes the next connect
+    /// its trial.
     pub ejection: EjectionState,
     /// The identity of the backend.
     pub endpoint: BackendAddress,

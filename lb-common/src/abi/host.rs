@@ -1,5 +1,5 @@
 //! The data that all client tasks of a host share in the kernel: until when each reporting backend
-//! is a lame duck, the register of these backends, and the last report of each that was believed,
+//! is a lame duck, the register of these backends, and the last report of each that was accepted,
 //! which means that it passed all checks. The addresses at which a kernel program receives reports,
 //! and that program's counters, are here as well.
 //!
@@ -105,16 +105,16 @@ pub struct ReportBase {
 }
 one_word!(ReportBase, u64);
 
-/// The last believed report and the last request of a backend; the next report is judged by
+/// The last accepted report and the last request of a backend; the next report is judged by
 /// comparison with them (`lb_report::wire::judge`). The value has four words, each written in one
 /// piece. The daemon stores the nonce when it sends a request. The receiver of a report, which is
 /// the daemon or a kernel program, clears the nonce and writes the other words.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct LastReport {
-    /// The number of the last believed report.
+    /// The number of the last accepted report.
     pub base: ReportBase,
-    /// The highest number of any believed report. It is higher than `base` after an agent has lost
+    /// The highest number of any accepted report. It is higher than `base` after an agent has lost
     /// its disk or its clock, because the agent then sends lower numbers.
     pub highest: ReportBase,
     /// The nonce of the unanswered request; 0 if there is none.
@@ -134,9 +134,9 @@ pub const MAX_LISTENERS: u32 = 1_024;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Listener {
-    /// 1 if the program passes datagrams that it does not believe to the daemon's socket, 0 if it
+    /// 1 if the program passes datagrams that it does not accept to the daemon's socket, 0 if it
     /// drops them; it counts them in either case. The daemon stores 1 if it polls a backend that
-    /// has no entry in [`map::SENDERS`], because the program believes no report of such a backend.
+    /// has no entry in [`map::SENDERS`], because the program accepts no report of such a backend.
     pub passes_unbelieved: u32,
 }
 const _: () = assert!(size_of::<Listener>() == 4);

@@ -11,7 +11,7 @@ use super::view::{at_limit, slot_at};
 use super::{How, Pick, Tables, mixed};
 use crate::abi::{NO_SLOT, Rules, TableRef};
 
-/// Number of entries that a diversion examines. Each further entry would add some ten nanoseconds
+/// Number of entries that a diversion examines. Each further entry would add about ten nanoseconds
 /// to a connect that has chosen a lame duck.
 ///
 /// The entries of the first half are scattered over the table, because the entries that follow a

@@ -1,5 +1,5 @@
 //! The choice of a backend. The fast path is inlined in the hooks, because a function call would
-//! take some ten nanoseconds. The slow path is a global function, which the verifier follows once,
+//! take about ten nanoseconds. The slow path is a global function, which the verifier follows once,
 //! for any arguments.
 
 use lb_common::abi::{NO_SLOT, Service, TableRef};

@@ -41,8 +41,8 @@ pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
     None
 }
 
-/// The same position, as a number that is unknown to the verifier. With known numbers, the verifier
-/// would follow the rest of the program once for each number; and without CAP_PERFMON it rejects
+/// Returns `position` as a number whose value the verifier does not know. If it knew the value, it
+/// would follow the rest of the program once for each position; and without CAP_PERFMON it rejects
 /// arithmetic with offsets that differ by path.
 ///
 /// # Safety

@@ -56,7 +56,7 @@ fn established<I: Instructions>(ops: &Ops) {
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
     tally::time(slot, took, |counts| &mut counts.connect);
     // The connection may not lead to the backend: if no socket listens, a loopback socket can
-    // connect to itself, and programs that run after ours can redirect a socket.
+    // connect to itself, and programs that run after socklb's can redirect a socket.
     let reaches_backend = || {
         let (peer, port) = ops.peer();
         let [a, b, c, d] = peer.words.map(|word| u64::from(word.to_network()));

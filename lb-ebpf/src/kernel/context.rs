@@ -317,8 +317,8 @@ impl Socket {
     }
 
     /// The final state of a TCP socket. Without [`can_cast`] each read of the kernel's memory is a
-    /// call of some thirty nanoseconds, so only closed sockets are read: a socket in another state
-    /// has no error, and the state shows whether it was established. A closed socket was
+    /// call that takes about 30 ns. Therefore only closed sockets are read: a socket in another
+    /// state has no error, and its state shows whether it was established. A closed socket was
     /// established if it has a smoothed round-trip time.
     #[inline(always)]
     pub fn snapshot(&self) -> SocketSnapshot {

@@ -308,7 +308,7 @@ impl ClientTask {
             return false;
         }
         self.settled = None;
-        self.balancer.handle(now, Fact::Idle(idle)).expect("freeing slots needs no room");
+        self.balancer.handle(now, Fact::Idle(idle)).expect("only a list can be refused");
         true
     }
 

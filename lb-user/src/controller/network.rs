@@ -68,7 +68,7 @@ pub trait ReportListener {
     fn address(&self) -> SocketAddr;
 
     /// Sets the backends that are polled; others are no longer polled. For a backend that was not
-    /// polled before, `adopted` returns the last report that an earlier daemon has believed, and
+    /// polled before, `adopted` returns the last report that an earlier daemon has accepted, and
     /// the time until which the backend is a lame duck.
     fn poll(&self, targets: Vec<Target>, adopted: &dyn Fn(Name) -> (Option<Base>, Option<Duration>));
 
@@ -97,12 +97,12 @@ impl dyn ReportListener + '_ {
 /// Where the kernel receives reports without the daemon.
 #[derive(Clone)]
 pub struct ReceiveAt {
-    /// The maps in which believed reports are stored.
+    /// The maps in which accepted reports are stored.
     pub maps: Arc<HostMaps>,
     /// The address at which the daemon listens.
     pub address: SocketAddr,
     /// The interfaces.
     pub place: Place,
-    /// Whether the daemon also receives the datagrams that the kernel's program does not believe.
+    /// Whether the daemon also receives the datagrams that the kernel's program does not accept.
     pub passes_unbelieved: bool,
 }

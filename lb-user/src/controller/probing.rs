@@ -80,7 +80,7 @@ struct Disagreements {
     /// backend of the other.
     keys: BTreeSet<Name>,
     /// Backends for which lists or services name two agents. The daemon polls the first agent. It
-    /// believes no report without the key, so a wrong agent can only fail to answer.
+    /// accepts no report without the key, so a wrong agent can only fail to answer.
     agents: BTreeSet<Name>,
 }
 
@@ -429,7 +429,7 @@ impl Disagreements {
 /// The fault of backends for which two agents answer, if there are any.
 fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
     let text = format!(
-        "two agents answer for {}: each contradicts the other, and the last answer is believed. \
+        "two agents answer for {}: each contradicts the other, and the last answer counts. \
          Stop one of them, or give each backend its own address, port and key",
         first_of(contested)?
     );
@@ -550,8 +550,8 @@ impl Controller {
         self.try_returned(now);
     }
 
-    /// For each ejected backend that is healthy again, makes the next connect its trial. Backends
-    /// of clients whose maps do not match their plans yet follow later.
+    /// For each ejected backend that is healthy again, makes the next connect its trial. If the
+    /// maps of a client do not match its plan yet, its backends get their trials later.
     pub fn try_returned(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if !self.clients.to_settle.contains(&client_task.client.name) {

@@ -1,5 +1,5 @@
 //! The register of reporting backends, in the kernel's host maps: for each backend its id and keys,
-//! the last report that was believed, and the time until which the backend is a lame duck.
+//! the last report that was accepted, and the time until which the backend is a lame duck.
 //!
 //! The register outlives the daemon. Only the event loop creates and removes entries. The thread
 //! that receives reports ([`Stores`]), and the receiver program of network interfaces if it is
@@ -100,7 +100,7 @@ impl Register {
             return Ok(id);
         }
         let _storing = self.storing.lock();
-        // The last believed report stays, whichever daemon stored it, with two exceptions. If the
+        // The last accepted report stays, whichever daemon stored it, with two exceptions. If the
         // old and the new keys have none in common, another party sent the report. If the name is
         // new, an earlier daemon may have ended before it could clear the id. In these two cases
         // the stored report is cleared.
@@ -114,7 +114,7 @@ impl Register {
         Ok(id)
     }
 
-    /// For a backend whose polling begins now: the last report that was believed, and the time
+    /// For a backend whose polling begins now: the last report that was accepted, and the time
     /// until which the backend is a lame duck. An earlier daemon has stored them, or this daemon
     /// when it polled the backend before. Each is `None` if the kernel does not have it.
     pub fn adopted(&self, name: Name) -> (Option<Base>, Option<Duration>) {
@@ -184,7 +184,7 @@ impl Register {
     }
 }
 
-/// Stores believed reports in the register.
+/// Stores accepted reports in the register.
 pub struct Stores {
     maps: Arc<HostMaps>,
     /// This lock is held from the read of an entry until its write, because other handles also
@@ -242,7 +242,7 @@ fn share_a_key(one: &Sender, other: &Sender) -> bool {
 
 /// Whether another listener has stored a later report of the same incarnation. Incarnations cannot
 /// be ordered, because a clock may have jumped. A report that this listener has stored itself
-/// (`before`) does not count: the answer to its last request is believed whatever its number.
+/// (`before`) does not count: the answer to its last request is accepted whatever its number.
 fn is_old(base: Base, known: Option<Base>, before: Option<Base>) -> bool {
     let of_another = known.filter(|known| Some(*known) != before);
     of_another.is_some_and(|known| known.incarnation == base.incarnation && known.counter > base.counter)

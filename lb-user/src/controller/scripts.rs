@@ -238,12 +238,12 @@ fn a_client_removed_by_an_operator_stays_removed() {
         }
         assert!(stage.task().is_unpinned());
         assert!(stage.faults().iter().any(|fault| fault.starts_with("its pins were removed")));
-        // An equal configuration does not restore what an operator has removed.
+        // If the configuration is written again without a change, the removed client stays removed.
         stage.write_config("");
         stage.changed(CONFIG);
         stage.tick();
         assert_eq!((stage.connect(), stage.pinned()), (Err(0), vec![]));
-        // SIGHUP creates the client again, as another configuration or a start would.
+        // SIGHUP creates the client again, as a changed configuration or a restart would.
         (stage.sent, stage.open) = Default::default();
         stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
         stage.dispatch(Event::Hangup);

@@ -44,29 +44,29 @@ pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins,
     }
 }
 
-/// Whether a program runs before or after ours, and what this means at its hook.
+/// Whether a program runs before or after socklb's, and what this means at its hook.
 fn order(neighbour: &Neighbour) -> &'static str {
     let hook = neighbour.hook.as_str();
     let chooses = hook.starts_with("connect") || hook.starts_with("sendmsg");
     match (neighbour.runs_after_ours, hook) {
         (true, _) if chooses => {
-            "after ours: it sees the backend as the destination, and the kernel dials the address that it writes"
+            "after socklb's: it sees the backend as the destination, and the kernel dials the address that it writes"
         }
         (false, _) if chooses => {
-            "before ours: our program looks up the address that it writes among the services"
+            "before socklb's: socklb looks up the address that it writes among the services"
         }
         (true, "sock_ops") => {
-            "after ours: if it sets the socket's callback flags without those that are set, our program does not see the end of \
+            "after socklb's: if it sets the socket's callback flags without those that are set, socklb does not see the end of \
              the connection"
         }
         (false, "sock_ops") => {
-            "before ours: if it sets the socket's callback flags later, our program does not see the end of the connection"
+            "before socklb's: if it sets the socket's callback flags later, socklb does not see the end of the connection"
         }
-        (_, "sock_release") => "beside ours: neither program changes what the other one sees",
+        (_, "sock_release") => "beside socklb's: neither program changes what the other one sees",
         (true, _) => {
-            "after ours: it sees the service's address, and the application receives the address that it writes"
+            "after socklb's: it sees the service's address, and the application receives the address that it writes"
         }
-        (false, _) => "before ours: our program compares the address that it writes with the backends",
+        (false, _) => "before socklb's: socklb compares the address that it writes with the backends",
     }
 }
 

@@ -81,7 +81,7 @@ families! {
     REPORT_REQUESTS = counter("socklb_report_requests", &["result"],
         "Requests for reports since the daemon started, by result: sent, or not sent because of an error (unsent).");
     REPORT_DATAGRAMS = counter("socklb_report_datagrams", &["result"],
-        "Datagrams that the daemon received: reports that it believed, and other datagrams by the reason why it did not.");
+        "Datagrams that the daemon received: reports that it accepted (believed), and rejected datagrams by reason.");
 
     XDP_DATAGRAMS = counter("socklb_xdp_datagrams", &["result"],
         "Datagrams for the daemon that the kernel received on network interfaces since its maps were created, by result. The kernel passed \
@@ -182,7 +182,7 @@ families! {
         "Time from the choice of the backend until the flow was established.");
     LIFETIME = of(FamilyType::Counter, "socklb_flows_lifetime_seconds", S, BACKEND, "Sum of the lifetimes of ended flows.");
     RECEIVED = of(FamilyType::Counter, "socklb_flows_received_bytes", B, BACKEND, "Bytes that ended flows received.");
-    SENT = of(FamilyType::Counter, "socklb_flows_sent_bytes", B, BACKEND, "Bytes that ended flows sent and the peer acknowledged.");
+    SENT = of(FamilyType::Counter, "socklb_flows_sent_bytes", B, BACKEND, "Bytes that ended flows sent, as far as the peer acknowledged them.");
     RETRANSMITS = counter("socklb_flows_retransmits", BACKEND, "Retransmitted segments of ended flows.");
 }
 

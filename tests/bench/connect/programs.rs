@@ -34,7 +34,7 @@ pub fn costs(worker: &mut Worker, programs: &[u32], operations: u32) -> Result<V
             let (runs, time) = (runs - runs_before, time - time_before);
             if runs * 10 >= u64::from(operations) * 9 {
                 let (times, each) = costs.entry(name).or_default();
-                #[expect(clippy::cast_precision_loss, reason = "of some thousand runs")]
+                #[expect(clippy::cast_precision_loss, reason = "a few thousand runs")]
                 let (runs, time) = (runs as f64, time as f64);
                 times.push(time / runs);
                 each.push(runs / f64::from(operations));

@@ -50,7 +50,8 @@ pub struct Seen {
     /// that is not ejected: there, errors that count as load turn connects away from the backend,
     /// until they have expired with `error_decay`.
     at_most_s: Option<f64>,
-    /// How much the later connects to the backend differ from its share, divided by the share.
+    /// The difference between the backend's later part of the connects and its share, divided by
+    /// the share.
     share_off: f64,
 }
 

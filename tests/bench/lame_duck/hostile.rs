@@ -116,15 +116,15 @@ impl Scene {
         let lame = Report { readiness: Readiness::LameDuck, counter: 10 };
         let push = speaker.push(backends[0], lame, || {})?;
         eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
-        // When the daemon sends the next requests, earlier requests are answered, and the daemon
-        // has processed the answers.
+        // When the daemon sends the next requests, it has processed the answers to all earlier
+        // ones.
         let answered = speaker.answered();
         eventually("requests are sent again", || speaker.answered(), |count| *count >= answered + 6);
         speaker.fall_silent();
         let words = Verdicts::open(&host.setup)?;
         let scene = Self { host, key, words, speaker, backends, push };
         let believed = || scene.counts().get("believed").copied().unwrap_or(0);
-        // The count of believed reports also includes the push.
+        // The count of accepted reports also includes the push.
         eventually("all answers are processed", believed, |believed| *believed > scene.speaker.answered());
         Ok(scene)
     }

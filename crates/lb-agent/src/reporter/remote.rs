@@ -49,11 +49,11 @@ struct Link {
     client: Client,
     backend: Name,
     keys: Option<Keys<BackendKey>>,
-    /// The fault of the key file; `None` if it has none or is not followed.
+    /// The fault of the key file; `None` if the file has no fault, or if there is no file to watch.
     key_fault: Option<String>,
     readiness: Readiness,
-    /// Drawn once. If an answer was lost and the program registers again, the agent recognizes the
-    /// program by this number.
+    /// A random number, drawn once. If an answer was lost and the program registers again, the
+    /// agent recognizes the program by this number.
     registration: u64,
     is_registered: bool,
 }

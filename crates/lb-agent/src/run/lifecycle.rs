@@ -17,8 +17,8 @@ use super::status::ProcessStatus;
 pub const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Time in which connections may still arrive after all clients have acknowledged, because a SYN
-/// may have been in flight, or may have been lost twice. Kernel fact: a SYN is sent again after one
-/// second, and then after three seconds (after two seconds since Linux 6.5:
+/// may have been in flight, or may have been lost twice. Kernel fact: a SYN is retransmitted one
+/// second and three seconds after the first SYN (since Linux 6.5 one and two seconds after it:
 /// tcp_syn_linear_timeouts).
 pub const SETTLE: Duration = Duration::from_millis(3200);
 

@@ -21,8 +21,9 @@ pub enum Query {
         verb: Verb,
         /// The process that sent it.
         who: Registrant,
-        /// Receives whether the report or command was accepted. For an operator's command, also
-        /// receives the receipt that shows when the command would survive a restart of the agent.
+        /// Receives the result: whether the report or command was accepted, and for an operator's
+        /// command a receipt. The receipt shows when the command is stored, so that it survives a
+        /// restart of the agent.
         answer: oneshot::Sender<(Result<AcceptedReport, QueryRefusal>, Option<Receipt>)>,
     },
     /// Requests that the configuration is read again.

@@ -79,7 +79,7 @@ pub struct Claim {
 /// The registration of a program that runs a backend.
 #[derive(Clone, Debug)]
 pub struct Registration {
-    /// `None` if the program has registered only with an earlier agent.
+    /// `None` if the program registered before this agent started, and has not registered again.
     program: Option<Program>,
     life: RegistrationLife,
     cgroup: Option<PathBuf>,
@@ -93,7 +93,8 @@ impl Registration {
         !matches!(self.life, RegistrationLife::Dead(_))
     }
 
-    /// The process; `None` if it has registered only with an earlier agent.
+    /// The process; `None` if it registered before this agent started, and has not registered
+    /// again.
     pub fn who(&self) -> Option<Registrant> {
         self.program.map(|program| program.who)
     }

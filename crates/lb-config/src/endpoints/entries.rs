@@ -117,7 +117,7 @@ enum OpenContainer<'t> {
     Entries(usize),
     /// An entry in that list, and the key of the value that comes next.
     Entry(usize, DeTable<'t>, Vec<Key>),
-    /// Any other container; its content does not matter.
+    /// Any other container. The caller does not read its content.
     Other(usize, DeValue<'t>),
 }
 
@@ -278,7 +278,7 @@ fn duplicate(key: &Key, error: &mut dyn ErrorSink) {
 }
 
 /// Inserts a value under a key. For a dotted key, inserts an empty table under the first part of
-/// the key, because the content of that table does not matter.
+/// the key, because the callers do not read that table's content.
 fn insert<'t>(table: &mut DeTable<'t>, key: &[Key], value: Spanned<DeValue<'t>>, error: &mut dyn ErrorSink) {
     let Some(first) = key.first() else { return };
     let name = first.get_ref().as_str();

@@ -112,7 +112,7 @@ pub fn settling(flows: Flows) -> Duration {
     BLACKOUT + flows.life
 }
 
-#[expect(clippy::cast_precision_loss, reason = "at most some thousand members")]
+#[expect(clippy::cast_precision_loss, reason = "a few thousand members at most")]
 fn count(members: usize) -> f64 {
     members as f64
 }

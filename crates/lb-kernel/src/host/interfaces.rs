@@ -173,7 +173,7 @@ fn dump(
     message.serialize(&mut bytes);
     rustix::net::send(socket, &bytes, SendFlags::empty())?;
     let mut buffer = vec![0; BUFFER];
-    // Bound: the kernel ends a list.
+    // Bound: the kernel marks the end of the list.
     loop {
         let (_, length) = rustix::net::recv(socket, &mut *buffer, RecvFlags::empty())?;
         let mut rest = buffer.get(..length).unwrap_or_default();

@@ -1,5 +1,5 @@
 //! The maps that all client tasks of a host share: the verdicts (until when each backend is a lame
-//! duck by its own report), the register of backends that send reports, and the last believed
+//! duck by its own report), the register of backends that send reports, and the last accepted
 //! reports. For the program of network interfaces that receives reports, there are also the
 //! addresses at which it receives, and the counts of its results.
 //!
@@ -147,7 +147,7 @@ impl HostMaps {
 
     /// Stores the number of the last report of a backend, unless another process or a program has
     /// replaced `before` meanwhile. Returns whether it was stored. This also clears the nonce, so
-    /// that answers to earlier requests are no longer believed, because they may be older than this
+    /// that answers to earlier requests are no longer accepted, because they may be older than this
     /// report.
     ///
     /// # Panics

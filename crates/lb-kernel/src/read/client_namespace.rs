@@ -19,7 +19,7 @@ use crate::sys::clock::monotonic_ns;
 use crate::sys::network_namespace::{NamespaceId, open};
 
 /// The maximum number of processes of a cgroup that one search compares. Processes of the cgroup
-/// itself come first, then those of its descendants. It takes some 10 µs to read the age of a
+/// itself come first, then those of its descendants. It takes about 10 µs to read the age of a
 /// process.
 const COMPARED: usize = 4096;
 

@@ -16,7 +16,7 @@ use crate::host::cgroup;
 use crate::sys::network_namespace::{NamespaceId, enter, open};
 
 /// The maximum number of namespaces that one search enters. Processes may create any number of
-/// them, and each takes some 0.2 ms.
+/// them, and each takes about 0.2 ms.
 pub const MOST: usize = 1024;
 /// Maximum number of processes that are stored per namespace, as ways to enter it. Several are
 /// needed because a process may end meanwhile.

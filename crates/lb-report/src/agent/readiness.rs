@@ -72,8 +72,8 @@ mod tests {
         use Readiness::{Down, LameDuck, Ready, Unknown};
         let no = || "no".to_owned();
         let healths = [Health::Unchecked, Health::Unknown(no()), Health::Up, Health::Down(no())];
-        // Each row has a report of the runner, and the readiness for each health: first if the
-        // operator has not made the backend a lame duck, then if the operator has.
+        // Each row has a report of the runner, then the readiness for each health, and last the
+        // readiness for each health if the operator has made the backend a lame duck.
         let table = [
             (None, [Unknown, Unknown, Ready, Down], [LameDuck, LameDuck, LameDuck, Down]),
             (Some(Ready), [Ready, Ready, Ready, Down], [LameDuck, LameDuck, LameDuck, Down]),

@@ -1,5 +1,5 @@
-//! The health of an application from the results of its health check: only several equal results in
-//! a row change this health.
+//! The health of an application according to its health check. After the first result, only several
+//! equal results in a row change the health.
 
 use std::time::Instant;
 
@@ -22,9 +22,9 @@ pub enum Outcome {
 /// The combined result of the health checks so far.
 #[derive(Clone, Debug)]
 pub struct Streak {
-    /// Results in a row that make a backend healthy.
+    /// Number of passed checks in a row that make a backend healthy.
     rise: u32,
-    /// Results in a row that make it unhealthy.
+    /// Number of failed checks in a row that make it unhealthy.
     fall: u32,
     health: Health,
     /// The results from which `health` follows, unless `health` is unknown.

@@ -1,4 +1,4 @@
-//! The reported state of one backend: which of its datagrams are believed, and the state that
+//! The reported state of one backend: which of its datagrams are accepted, and the state that
 //! results from them.
 
 use std::ops::{Add, Sub};
@@ -22,7 +22,7 @@ pub struct Base {
     pub counter: u32,
 }
 
-/// A report that was believed.
+/// A report that was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report<T> {
     /// The readiness that the backend reports.
@@ -69,7 +69,7 @@ pub struct Reported<T> {
     down_until: Option<T>,
     round_trip: Option<Duration>,
     unanswered: u32,
-    /// The last two times at which the number of a believed answer was below the number of the
+    /// The last two times at which the number of an accepted answer was below the number of the
     /// previous report, the latest first.
     went_back: [Option<T>; 2],
 }
@@ -87,7 +87,7 @@ pub enum ReportState {
     LameDuck,
     /// It accepts no requests.
     Down,
-    /// No report of it has been believed yet.
+    /// No report of it has been accepted yet.
     NeverReported,
     /// Reports of it have arrived, but the last one is no longer valid.
     Silent,
@@ -134,7 +134,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         Self { last, lame_until, ..Self::default() }
     }
 
-    /// Makes a request. Answers to earlier requests are no longer believed.
+    /// Makes a request. Answers to earlier requests are no longer accepted.
     pub fn new_request(&mut self, name: Name, keys: &Keys<BackendKey>, nonce: u64, now: T) -> Datagram {
         if self.requested_at.replace(now).is_some() {
             self.unanswered = self.unanswered.saturating_add(1);
@@ -144,7 +144,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
     }
 
     /// Repeats the unanswered request if it is less than `within` old. Replayed pushes cause such
-    /// repetitions, but an answer is still believed, because the nonce remains the same.
+    /// repetitions, but an answer is still accepted, because the nonce remains the same.
     pub fn repeat_request(
         &self,
         name: Name,
@@ -164,11 +164,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         datagram.sealed(key.key.wire())
     }
 
-    /// Processes a datagram about this backend. It is believed if [`judge`] accepts it and its MAC
+    /// Processes a datagram about this backend. It is accepted if [`judge`] accepts it and its MAC
     /// is valid.
     ///
     /// # Errors
-    /// Why it is not believed. Nothing has changed then.
+    /// Why it is not accepted. Nothing has changed then.
     pub fn take(&mut self, datagram: &Datagram, keys: &Keys<BackendKey>, now: T) -> Result<(), Disbelieved> {
         let readiness = datagram.readiness().ok_or(Disbelieved::NotAReport)?;
         let after = judge(self.last, datagram)?;
@@ -243,23 +243,23 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.lame_until.max(self.down_until)
     }
 
-    /// The nonce of the last request; 0 after a believed report.
+    /// The nonce of the last request; 0 after an accepted report.
     pub fn nonce(&self) -> u64 {
         self.last.nonce
     }
 
-    /// The number of the last report that was believed.
+    /// The number of the last report that was accepted.
     pub fn base(&self) -> Option<Base> {
         Base::of(self.last.base)
     }
 
-    /// The last report that was believed.
+    /// The last report that was accepted.
     pub fn report(&self) -> Option<&Report<T>> {
         self.report.as_ref()
     }
 
     /// Whether two agents answer alternately for the backend, each with its own numbers. The
-    /// answers of both are believed.
+    /// answers of both are accepted.
     pub fn is_contested(&self, now: T) -> bool {
         let [Some(last), Some(before)] = self.went_back else { return false };
         now < last + CONTESTED_WITHIN && last < before + CONTESTED_WITHIN
@@ -395,7 +395,7 @@ mod tests {
         let request = reported.new_request(name(), &keys(), 2, now);
         reported.take(&again.answer(&request), &keys(), now).unwrap();
         assert_eq!(reported.take(&before, &keys(), now), Err(Disbelieved::Replayed));
-        // Pushes are believed from the current agent, and from an agent with numbers above all
+        // Pushes are accepted from the current agent, and from an agent with numbers above all
         // earlier numbers.
         for (incarnation, counter) in [(3, 20), (10, 0)] {
             let push = Agent { incarnation, counter, ..Agent::of(Readiness::LameDuck) }.push();
@@ -555,7 +555,7 @@ mod tests {
 
     proptest! {
         /// Datagrams arrive in any order, repeated and changed. Changed datagrams are never
-        /// believed, and a believed push is always later than the last report.
+        /// accepted, and an accepted push is always later than the last report.
         #[test]
         fn changed_datagrams_are_rejected_and_pushes_never_go_back(
             steps in proptest::collection::vec((0_u8..4, 0_usize..20, 0_usize..640), 1..60)

@@ -47,12 +47,12 @@ pub struct Request {
     pub is_again: bool,
 }
 
-/// Why a datagram that arrived is not believed.
+/// Why a datagram that arrived is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// It does not parse.
     Malformed(Malformed),
-    /// It is not believed.
+    /// It is not accepted.
     Disbelieved(Disbelieved),
 }
 
@@ -328,7 +328,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
     /// an agent does not push to a client that has not returned its cookie.
     ///
     /// # Errors
-    /// Why the datagram is not believed. No reported state has changed then.
+    /// Why the datagram is not accepted. No reported state has changed then.
     pub fn take(&mut self, bytes: &[u8], now: T) -> Result<(Name, Option<Change<T>>), Refusal> {
         let datagram = Datagram::parse(bytes).map_err(Refusal::Malformed)?;
         let name = name_in(&datagram).ok_or(Refusal::Malformed(Malformed::Name))?;

@@ -1,11 +1,11 @@
-//! Which reports are believed, and until when a report makes a backend a lame duck. The daemon, and
+//! Which reports are accepted, and until when a report makes a backend a lame duck. The daemon, and
 //! the kernel program that processes reports before it, use the same rules.
 
 use lb_common::abi::host::{LastReport, ReportBase};
 
 use super::datagram::{Datagram, Kind, Readiness};
 
-/// Why a datagram is not believed.
+/// Why a datagram is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Disbelieved {
     /// It is not a report: it is a request, possibly a reflected one, or it has no number.
@@ -18,7 +18,7 @@ pub enum Disbelieved {
     Forged,
     /// It is an answer without a matching request, or the request was answered before.
     Unrequested,
-    /// It is a push that is not later than the last believed report.
+    /// It is a push that is not later than the last accepted report.
     Replayed,
     /// It is a push of a backend that has not answered any request yet.
     Premature,
@@ -50,18 +50,18 @@ impl Disbelieved {
     }
 }
 
-/// Judges a report by its kind and number, given the last believed report. Returns the state after
+/// Judges a report by its kind and number, given the last accepted report. Returns the state after
 /// the report, which holds only if the report's MAC is valid. The caller checks the MAC after this,
 /// because that costs more.
 ///
-/// An answer is believed if it has the nonce of the last request. Its number does not matter,
+/// An answer is accepted if it has the nonce of the last request. Its number does not matter,
 /// because an agent that has lost its disk or its clock starts its numbers again. A push is
-/// believed if it is later than the last believed report. After any believed report the nonce is no
+/// accepted if it is later than the last accepted report. After any accepted report the nonce is no
 /// longer valid, because an answer that was in flight when a push arrived may be older than the
 /// push.
 ///
 /// # Errors
-/// Why it is not believed.
+/// Why it is not accepted.
 #[inline(always)]
 pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbelieved> {
     let base = datagram.base();
@@ -78,7 +78,7 @@ pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbel
             if last.base.to_word() == 0 {
                 return Err(Disbelieved::Premature);
             }
-            // After numbers have gone back, older pushes have higher numbers than the last believed
+            // After numbers have gone back, older pushes have higher numbers than the last accepted
             // report.
             let is_of_before =
                 base.incarnation != last.base.incarnation && base.to_word() <= last.highest.to_word();
@@ -91,7 +91,7 @@ pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbel
     Ok(after(last, datagram))
 }
 
-/// The state after a report is believed.
+/// The state after a report is accepted.
 #[inline(always)]
 pub fn after(last: LastReport, datagram: &Datagram) -> LastReport {
     let base = datagram.base();
@@ -166,7 +166,7 @@ mod tests {
         let nothing = LastReport::zeroed();
         assert_eq!(judge(nothing, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Premature));
         // The agent has lost its clock. Its older pushes are replays, and its new pushes are
-        // believed.
+        // accepted.
         let back = LastReport { base: base(3, 1), ..last };
         assert_eq!(judge(back, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Replayed));
         assert!(judge(back, &report(Kind::Push, 3, 2, 0)).is_ok());

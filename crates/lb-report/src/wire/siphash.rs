@@ -100,7 +100,7 @@ mod tests {
         #[test]
         fn the_standard_library_computes_the_same(key: [u8; 16], message: [u64; 9]) {
             let half = |from: usize| u64::from_le_bytes(core::array::from_fn(|n| key[from + n]));
-            #[expect(deprecated, reason = "it is SipHash-2-4, which its successor need not be")]
+            #[expect(deprecated, reason = "it computes SipHash-2-4, but its successor may use another hash")]
             let mut reference = core::hash::SipHasher::new_with_keys(half(0), half(8));
             for word in message {
                 reference.write(&word.to_ne_bytes());

@@ -71,7 +71,7 @@ pub fn section(extent: Extent) -> ReportSection {
     table.row(["3 on 7, continuous: client 1", "2:\u{a0}2/3, 3:\u{a0}1, 4:\u{a0}2/3", &weights(1)]);
     table.row(["connections, random aperture", "~280K", &grouped(random.connections())]);
     table.row(["connections, deterministic aperture", "~25K", &grouped(aperture.connections())]);
-    #[expect(clippy::cast_precision_loss, reason = "some 100,000 connections")]
+    #[expect(clippy::cast_precision_loss, reason = "about 100,000 connections")]
     let fewer = 1.0 - aperture.connections() as f64 / random.connections() as f64;
     table.row(["connections saved", "91\u{a0}%", &percent(fewer)]);
     table.row([
@@ -150,7 +150,7 @@ fn sessions() -> Figure {
         id: "fig-sessions",
         title: "Sessions per backend: 3 clients, 7 backends".to_owned(),
         description: format!(
-            "Bars per backend. Random: {}. Discrete ring: {}. Continuous ring: all exactly even.",
+            "The bars, by backend. Random: {}. Discrete ring: {}. Continuous ring: all equal.",
             joined(&rows[0].2),
             joined(&rows[1].2)
         ),

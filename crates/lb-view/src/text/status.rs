@@ -127,7 +127,7 @@ fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<
     if diverted > 0 {
         let _ = writeln!(
             text,
-            "  another program rewrote the destination of {} after ours",
+            "  another program rewrote the destination of {} after socklb",
             counted(diverted, "flow")
         );
     }

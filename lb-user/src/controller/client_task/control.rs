@@ -199,7 +199,7 @@ impl ClientTask {
     /// tables often.
     fn apply_factors(&mut self, position: usize, factors: Factors, now: Instant) -> bool {
         let is_new =
-            self.balancer.handle(now, Fact::Factors(position, factors)).expect("factors need no room");
+            self.balancer.handle(now, Fact::Factors(position, factors)).expect("only a list can be refused");
         if !is_new {
             return false;
         }

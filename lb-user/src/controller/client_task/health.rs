@@ -130,7 +130,7 @@ impl ClientTask {
     }
 
     fn take_in(&mut self, fact: Fact, now: Instant) {
-        if self.balancer.handle(now, fact).expect("this fact needs no room") {
+        if self.balancer.handle(now, fact).expect("only a list can be refused") {
             self.settled = None;
         }
     }
@@ -256,7 +256,7 @@ impl ClientTask {
             let heeds = configured.probe.as_ref().is_some_and(ProbeConfig::is_by_report);
             let Some(ids) = (if heeds { ids } else { Some(&none) }) else { continue };
             let fact = Fact::Reports(position, Arc::clone(ids));
-            if self.balancer.handle(now, fact).expect("this fact needs no room") {
+            if self.balancer.handle(now, fact).expect("only a list can be refused") {
                 self.settled = None;
             }
         }

@@ -1,5 +1,5 @@
 //! Scripts of reports, while daemons and agents start and stop. Other tests complete them: those of
-//! `lb_report` show which datagrams are believed, and the local tests `xdp` show that the kernel's
+//! `lb_report` show which datagrams are accepted, and the local tests `xdp` show that the kernel's
 //! receiver program follows the same rules.
 
 use std::collections::BTreeSet;
@@ -240,7 +240,7 @@ fn a_key_is_replaced_without_a_gap() {
             }
             assert_eq!(stage.reported(BACKENDS[1]), "ready", "{file}, agents {agents}");
         }
-        // An agent that has only the old key is no longer believed.
+        // An agent that has only the old key is no longer accepted.
         stage.report(BACKENDS[0], |agent| (agent.key, agent.readiness) = (1, Readiness::Ready));
         stage.pass(5 * SECOND);
         assert!(!stage.dialled(12).contains(&address(BACKENDS[0])));
@@ -312,7 +312,7 @@ fn missing_keys_and_a_port_in_use_are_faults_and_reports_stay_valid() {
 }
 
 /// The agent has lost its disk, and its clock was ahead before. So its new numbers are lower than
-/// those of the reports that were believed.
+/// those of the reports that were accepted.
 #[test]
 fn a_restarted_agent_with_lower_numbers_is_believed() {
     script(REPORTS, |stage| {

@@ -55,7 +55,8 @@ pub struct Suspect<T = Instant> {
 pub enum Verdict {
     /// The flow has ended.
     Gone,
-    /// The flow has ended if a pass an interval after the first one observes the same.
+    /// The flow may have ended. If a pass at least an interval later observes the same, it has
+    /// ended.
     Suspected,
     /// The flow stays: the socket is open in a process, and not connected.
     Open,

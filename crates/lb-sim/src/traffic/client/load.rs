@@ -89,7 +89,7 @@ impl SimulatedClient {
     }
 
     fn put_in_force(&mut self, now: Duration, factors: Factors) {
-        self.balancer.handle(now, Fact::Factors(0, factors)).expect("factors take no room");
+        self.balancer.handle(now, Fact::Factors(0, factors)).expect("only a list can be refused");
         self.publish();
     }
 
