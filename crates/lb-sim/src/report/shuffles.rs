@@ -110,7 +110,7 @@ pub fn figure() -> Figure {
         &mut drawing,
         &Axis::new("failed backends of one subset of 10", &[0.0, 2.0, 4.0, 6.0, 8.0]),
         &Axis::worded(
-            "busiest other backend over usual load",
+            "busiest other backend / its usual load",
             &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
             whole_percent,
         ),
