@@ -239,8 +239,9 @@ fn a_silent_backend_is_ejected_while_others_answer() {
     let _hung = TcpListener::bind(HUNG).expect("listen");
     let mut probe = fixture.probe();
     // One connection waits in vain, and three are answered. The kernel of the hung backend needs a
-    // moment to acknowledge a close, so each round shows the result of the previous round: a
-    // failure of weight two, which also cancels the credit for accepting.
+    // moment to acknowledge a close, so each round shows the result of the previous round. A
+    // missing answer counts as two failures: one more than the success that the established
+    // connection was.
     let round = || {
         let sockets = [(); 4].map(|()| probe.start_connect(SERVICE));
         sockets.iter().for_each(|socket| probe.write(*socket));

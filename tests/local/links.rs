@@ -51,8 +51,8 @@ fn links_that_cannot_be_inspected_are_not_replaced() {
     assert_eq!(attach_failures(fixture.daemon()), 1, "{}", fixture.daemon().log());
 }
 
-/// A link with a foreign program is no attachment of the daemon: an attachment that an error
-/// interrupted looks the same.
+/// If another program is in a link, the daemon does not count the link as its own: the link looks
+/// the same as after an attachment that an error interrupted.
 #[test]
 fn a_link_with_a_foreign_program_is_restored() {
     let fixture = Fixture::new();

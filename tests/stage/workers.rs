@@ -11,8 +11,8 @@ use crate::rpc::Process;
 use crate::stress::Service;
 use crate::{Cgroup, program};
 
-/// Starts the server behind all services in the calling thread's network namespace, and changes the
-/// namespace to the needs of the test: clients get every port above the server's, and some networks
+/// Starts the server behind all services in the calling thread's network namespace, and prepares
+/// the namespace for the test: clients may use every port above the server's, and some networks
 /// have no route.
 pub fn server() -> Process {
     start(stress("serve"))

@@ -344,7 +344,7 @@ one_word!(EjectionState, u64);
 pub enum EjectionPhase {
     /// Failures are counted.
     Counting = 0,
-    /// The backend is ejected. After [`EjectionState::at`] one connect may try it.
+    /// The backend is ejected. After [`EjectionState::at`] one connect may be its trial.
     Ejected = 1,
     /// The backend is ejected, and the trial has begun and is undecided.
     Trial = 2,

@@ -71,7 +71,7 @@ pub struct Service {
     pub table: TableRef,
     /// The next trial of an ejected backend. Written by the kernel programs. The daemon writes it
     /// as well: it zeroes it when ejection is turned off, and chooses another backend for the trial
-    /// if the stored one has left, was readmitted or cannot be tried.
+    /// if the stored one has left, was readmitted or cannot have its trial.
     pub next_trial: NextTrial,
     /// The slot for a connect if no examined backend is usable; [`NO_SLOT`](super::NO_SLOT) refuses
     /// the connect. The daemon stores it before any state word that would make the previous value

@@ -292,15 +292,15 @@ pub fn take_trial<W: EjectionStore>(store: &W, now: u32) -> u32 {
         return NO_SLOT;
     }
     let slot = begin_trial(store, due.slot(), now);
-    // The next trial is postponed, so that no other connect becomes a trial while this one is
-    // undecided, and so that not every connect attempts the trial of a backend that may not be
-    // tried. If another CPU has stored another trial meanwhile, that one is newer and stays.
+    // The next trial is postponed for two reasons: no other connect may become a trial while this
+    // one is undecided; and if this backend may not have its trial now, not every connect should
+    // attempt it. If another CPU has stored another trial meanwhile, that one is newer and stays.
     store.replace_next_trial(due, NextTrial { at: now.wrapping_add(rules.base), ..due });
     slot
 }
 
 /// Begins the trial of the backend in a slot. Returns the slot, or [`NO_SLOT`] if the backend may
-/// not be tried now.
+/// not have its trial now.
 #[inline(always)]
 pub fn begin_trial<W: EjectionStore>(store: &W, slot: u32, now: u32) -> u32 {
     let Some(backend) = store.backend(slot) else { return NO_SLOT };
@@ -323,8 +323,8 @@ pub fn may_be_tried<W: EjectionStore>(
     now: u32,
 ) -> bool {
     // A trial must wait for the end of the ejection only if members are not listed: if they are
-    // listed and no backend is well, [`next_trial`] makes a trial due earlier. A new trial always
-    // waits for the end of a running one.
+    // listed and no backend is available, [`next_trial`] makes a trial due earlier. A new trial
+    // always waits for the end of a running one.
     let waits = before.phase == EjectionPhase::Trial as u8 || !store.lists_members();
     store.state(backend).is_held_back() != 0
         && (!waits || is_over(before.at, store.rules(), now))

@@ -1,5 +1,6 @@
 //! A survey of all members of a table, made before a backend is ejected or a trial is scheduled:
-//! how many members are available, how many are ejected, and which ejected backend is tried next.
+//! how many members are available, how many are ejected, and which ejected backend has the next
+//! trial.
 //!
 //! Each survey counts all members again, so that there is no stored count that could become wrong.
 //! Surveys are rare: they follow failures and trials, and never a successful connect.

@@ -149,8 +149,8 @@ pub enum Bound {
 pub struct Target {
     pub measure: Measure,
     pub bound: Bound,
-    /// If set, the target is evaluated only if there is little noise: the ratio of the second arm,
-    /// a copy of the first, must be at most this, and at least 1 divided by this.
+    /// If set, the target is evaluated only if there is little noise. The second arm is a copy of
+    /// the first; its ratio must lie between 1 divided by this number and this number.
     pub if_noise_within: Option<f64>,
 }
 

@@ -47,15 +47,15 @@ pub fn first_fit(in_use: &[ScheduleRegion], entries: u32, length: u32) -> Option
 /// tables are free. Returns each table's present region and its new base; `None` if no table can be
 /// moved.
 ///
-/// Much space may be free, but in pieces that are all too short. So one window of `length` entries
-/// is emptied. The emptiest windows are tried first. If there is no window with tables that all fit
-/// elsewhere, a window of half the length is emptied instead, and so on.
+/// Much space may be free, but in pieces that are all too short. So the function empties one window
+/// of `length` entries, if possible the window that contains the least. If the tables of no window
+/// fit elsewhere, it empties a window of half the length, and so on.
 ///
-/// If `live` fills at most half of the map, even with the new table in place of its predecessor,
-/// each call makes the longest free region at least twice as long: if half a window is free, the
-/// tables of some other window that is at most half full fit there. So there is room after at most
-/// as many calls as there are doublings from the shortest table to `length`, and usually after the
-/// first.
+/// Assume that `live`, with the new table in place of its predecessor, fills at most half of the
+/// map. Then each call makes the longest free region at least twice as long: some window is at most
+/// half full, and its tables fit into a free region that is half as long as a window. So there is
+/// room after at most as many calls as there are doublings from the shortest table to `length`, and
+/// usually after the first.
 ///
 /// # Panics
 /// If `length` is 0.

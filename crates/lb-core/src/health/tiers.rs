@@ -54,9 +54,9 @@ impl Tier {
     }
 }
 
-/// Whether fewer than `panic_threshold` percent of `tried` backends are available. `tried` counts
-/// the backends that are in the table or replaced. So many failures suggest a fault of this host,
-/// or of something that the backends share, rather than independent faults.
+/// Whether fewer than `panic_threshold` percent of the backends are available. `tried` is the
+/// number of backends that are in the table or replaced. So many failures suggest a fault of this
+/// host, or of something that the backends share, rather than independent faults.
 pub fn is_below_threshold(available: usize, tried: usize, panic_threshold: u8) -> bool {
     available * 100 < tried * usize::from(panic_threshold)
 }

@@ -1,5 +1,5 @@
-//! Finds foreign programs that also run for a client's sockets: on its cgroup, and on every cgroup
-//! above.
+//! Finds the programs of other systems that also run for a client's sockets: on its cgroup, and on
+//! every cgroup above.
 //!
 //! Kernel fact: the programs of one cgroup run in the order in which they were attached, and the
 //! programs of a cgroup run before those of the cgroups above. Each program sees the destination
@@ -53,17 +53,18 @@ impl<'p> Pinned<'p> {
     fn has(&self, program: u32) -> bool {
         let read = || {
             let clients = Pins::all_versions(self.pins).unwrap_or_default();
-            // If the links of a client cannot be read, its programs are reported as foreign ones.
+            // If the links of a client cannot be read, its programs are reported as those of
+            // another system.
             clients.iter().filter_map(|pins| links::programs_of(pins).ok()).flatten().collect()
         };
         self.programs.get_or_init(read).contains(&program)
     }
 }
 
-/// The foreign programs on a cgroup and on the cgroups above it: cgroup by cgroup outwards, and for
-/// each hook in the order in which they run. Programs of clients with pins in the same directory
-/// are not foreign: if another client, or an earlier version of this one, has left programs on the
-/// cgroup, these only follow flows until they end.
+/// The programs of other systems on a cgroup and on the cgroups above it, starting with the cgroup
+/// itself, and for each hook in the order in which they run. Programs of clients with pins in the
+/// same directory are left out: if another client, or an earlier version of this one, has left
+/// programs on the cgroup, these only follow flows until they end.
 ///
 /// # Errors
 /// If the kernel does not list the programs, which requires CAP_NET_ADMIN.

@@ -41,8 +41,8 @@ pub struct LoggedHealth {
     /// witness that found it.
     health: BTreeMap<(usize, SocketAddr), (Health, Option<Who>)>,
     backends: BTreeMap<BackendRef, LoggedEjections>,
-    /// The ejected backends that should get an early trial. `tried`: when each backend last got
-    /// one.
+    /// The ejected backends that should get an early trial. `tried` has the time of each backend's
+    /// last early trial.
     returned: BTreeSet<BackendRef>,
     tried: BTreeMap<BackendRef, Instant>,
     panics: BTreeSet<String>,

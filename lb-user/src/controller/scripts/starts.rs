@@ -47,8 +47,9 @@ fn limits_change_after_the_commands_in_the_message() {
     });
 }
 
-/// A fault is reported for its own client. One has foreign pins, and a program that allows none
-/// beside it is on the cgroup of another one, which was detached.
+/// A fault is reported only for the client that has it. One client has pins of another system.
+/// Another client was detached, and its cgroup has a program that allows no other program beside
+/// it.
 #[test]
 fn two_failed_clients_of_64_are_reported_and_the_others_are_balanced() {
     script("", |stage| {

@@ -134,15 +134,15 @@ impl Tables {
     /// Ensures that each service with ejected backends has one of them as its next trial. A service
     /// may have no next trial, because the backend of its next trial has left or was readmitted by
     /// an operator: in this case the function selects the backend whose ejection ends first. It
-    /// also selects another backend if the current one cannot be tried now and the ejection of the
-    /// other backend is over. (The programs select the next trial whenever they judge a flow, but
-    /// the next judgement may be far in the future.) If the rules of a service no longer eject
-    /// backends, this readmits the service's ejected backends.
+    /// also selects another backend if the current one cannot have its trial now, and the ejection
+    /// of the other backend is over. (The programs select the next trial whenever they judge a
+    /// flow, but the next judgement may be far in the future.) If the rules of a service no longer
+    /// eject backends, this readmits the service's ejected backends.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now_ns: u64) {
         let now = tick(now_ns);
         // The ejected backends of each service: the ticks until the ejection is over, the slot, and
-        // whether the backend cannot be tried now because it is on trial, at the limit, or a lame
-        // duck.
+        // whether the backend cannot have its trial now, because it is on trial, at the limit, or a
+        // lame duck.
         let mut services: BTreeMap<ServiceIndex, Vec<(u32, Slot, bool)>> = BTreeMap::new();
         for slot in ejected {
             let Some(view) = self.slot(*slot).filter(|view| view.is_ejected) else { continue };
@@ -367,8 +367,8 @@ impl Tables {
     }
 
     /// Ends the ejection time of the backend in a slot, so that the next connect is its trial.
-    /// After several calls for one service, the backend of the last call is tried first and the
-    /// others after it. If a program judges the backend at the same moment, the program's result
+    /// After several calls for one service, the backend of the last call has its trial first, and
+    /// the others follow. If a program judges the backend at the same moment, the program's result
     /// remains.
     pub(crate) fn end_ejection(&mut self, slot: Slot, now_ns: u64) {
         let at = offset_of!(Backend, ejection);
