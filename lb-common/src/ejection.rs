@@ -518,7 +518,7 @@ const fn is_long_ago(at: u32, rules: EjectionRules, now: u32) -> bool {
 ///
 /// The trial may take as long as the last ejection. If it is undecided by then, it counts as a
 /// failure, so that a client with a long timeout does not lose one connect after another to a
-/// silent backend. If a trial begins early because no backend is well, its failure does not
+/// silent backend. If a trial begins early because no available backend works, its failure does not
 /// lengthen the ejection.
 #[inline(always)]
 pub fn on_trial(before: EjectionState, rules: EjectionRules, now: u32) -> EjectionState {
@@ -564,8 +564,8 @@ impl Event {
 /// The next trial of a service, after the survey `seen` of all of its members. `before` is the next
 /// trial as it was stored until now.
 ///
-/// If no backend is well, there is at least one trial per [`base`](EjectionRules::base), so that
-/// the first backend that recovers is found soon.
+/// If no available backend works, there is at least one trial per [`base`](EjectionRules::base), so
+/// that the first backend that recovers is found soon.
 ///
 /// Between two trials there are as many other connects as there are available backends, unless the
 /// first trial has readmitted its backend. Without these connects, a client that connects rarely,

@@ -142,8 +142,9 @@ fn a_self_connection_does_not_reset_the_failure_count() {
     let fixture = start(&[DEAD[0], THREE[0]], FOR_LONG);
     let mut probe = fixture.probe();
     assert_eq!(failed(&probe.dial_many(SERVICE, 8)), 4);
-    // Connects go to both backends in turn, and the other backend accepts connections from this
-    // address as well.
+    // Connects go to both backends in turn. A connect from the dead backend's own address to that
+    // backend is a connection of the socket to itself; to the other backend it is an ordinary
+    // connection.
     let from_its_address = || {
         if let Ok(socket) = probe.connect_from(DEAD[0], SERVICE) {
             probe.reset(socket);

@@ -201,8 +201,9 @@ fn a_small_memlock_limit_suffices_or_is_reported() {
         stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
         assert!(daemon.wait().expect("reap the daemon").success());
     } else {
-        // The user's other processes also count, so the start may fail at any step. If a small
-        // client would fit, the exit code is that of a fault that may pass.
+        // The memory of the user's other processes also counts, so the start may fail at any step.
+        // If the limit would suffice for a small client, the exit code is 1, which means that a
+        // retry may succeed.
         for kibibytes in [0, 4, 8, 12, 16, 24, 32, 64, 1024] {
             let mut command = as_nobody(&stage, &setup, &["bpf", "net_admin", "perfmon"]);
             stage::daemon::lock_little_memory(&mut command, kibibytes << 10);

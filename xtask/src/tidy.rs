@@ -181,13 +181,13 @@ static IDIOMS: [Idiom; 7] = [
     },
 ];
 
-/// Rooms (folders of sources) in which arguments must determine every result: they use no clock, no
+/// Folders of pure code, in which arguments must determine every result: the code uses no clock, no
 /// randomness, no thread, no file and no socket.
 static PURE_ROOMS: [&str; 4] =
     ["crates/lb-core/src", "lb-user/src/controller", "crates/lb-report/src", "lb-common/src"];
-/// Folders in these rooms with tests, which may use a clock and the like.
+/// Folders of tests inside the pure folders. Tests may use a clock and the like.
 static NOT_PURE: [&str; 1] = ["lb-user/src/controller/scripts"];
-/// Texts that show that a room is not pure.
+/// Texts that show that code is not pure.
 static IMPURE: [&str; 10] = [
     "tokio",
     "aya",
@@ -204,8 +204,8 @@ static IMPURE: [&str; 10] = [
 /// The maximum width of a line with a comment, in columns.
 const COMMENT_WIDTH: usize = 100;
 
-/// The rooms of the kernel side, in order. The code of a room may use its own room, later rooms and
-/// errors, but no earlier room.
+/// The layers of `lb-kernel`, in order. The code of a layer may use its own layer, later layers and
+/// errors, but no earlier layer.
 const KERNEL_ROOMS: [&str; 4] = ["read", "client", "host", "sys"];
 
 /// `cargo xtask tidy`.
@@ -262,7 +262,7 @@ fn edges(faults: &mut Vec<String>) -> Result<()> {
             };
             if !fine {
                 faults.push(format!(
-                    "crate {name} depends on {on}, which EDGES of xtask/src/tidy.rs does not permit: such a dependency is a decision of its own"
+                    "crate {name} depends on {on}, which EDGES of xtask/src/tidy.rs does not permit: a new dependency between crates must be decided on its own"
                 ));
             }
         }

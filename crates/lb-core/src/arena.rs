@@ -47,7 +47,7 @@ struct RetiredTable {
 
 /// There is no room for a table until the present readers have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "the arena takes it that the moves are carried out"]
+#[must_use = "the arena assumes that the caller executes the moves"]
 pub struct NoRoom {
     /// Current tables to move to other regions before the wait. If this is empty, the caller only
     /// waits for readers.

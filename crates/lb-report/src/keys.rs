@@ -151,7 +151,7 @@ impl<K: Secret> Keys<K> {
                 return Err(fail(format!("more than {MAX_KEYS} keys: keep the current and the next key")));
             }
             if keys.iter().any(|known| known.id == key.id) {
-                return Err(fail(format!("key {} is there twice: give each key its own number", key.id)));
+                return Err(fail(format!("key {} occurs twice: give each key its own number", key.id)));
             }
             keys.push(key);
         }
@@ -330,6 +330,6 @@ mod tests {
         let three = format!("1 {long}\n2 {long}\n3 {long}");
         check::<ServiceKey>(&three, "line 3: more than 2 keys: keep the current and the next key");
         let twice = format!("1 {long}\n1 {long}");
-        check::<ServiceKey>(&twice, "line 2: key 1 is there twice: give each key its own number");
+        check::<ServiceKey>(&twice, "line 2: key 1 occurs twice: give each key its own number");
     }
 }

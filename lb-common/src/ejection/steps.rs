@@ -323,7 +323,7 @@ pub fn may_be_tried<W: EjectionStore>(
     now: u32,
 ) -> bool {
     // A trial must wait for the end of the ejection only if members are not listed: if they are
-    // listed and no backend is available, [`next_trial`] makes a trial due earlier. A new trial
+    // listed and no available backend works, [`next_trial`] makes a trial due earlier. A new trial
     // always waits for the end of a running one.
     let waits = before.phase == EjectionPhase::Trial as u8 || !store.lists_members();
     store.state(backend).is_held_back() != 0

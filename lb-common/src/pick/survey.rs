@@ -19,9 +19,9 @@ pub struct Survey {
 }
 
 // The bits of a survey, from low to high: the number of members that may be chosen, the number of
-// ejected members, and 1 if any member that may be chosen is well. Above these: the slot of the
-// next trial, the ticks until that trial, and 1 if there is no trial. Compared as numbers, the
-// upper bits are smaller if the trial comes sooner.
+// ejected members, and 1 if any member that may be chosen works. Above these: the slot of the next
+// trial, the ticks until that trial, and 1 if there is no trial. Compared as numbers, the upper
+// bits are smaller if the trial comes sooner.
 const COUNT_BITS: u32 = 9;
 const EJECTED_BIT: u32 = COUNT_BITS;
 const WELL_BIT: u32 = 2 * COUNT_BITS;
@@ -92,8 +92,8 @@ impl Survey {
         available
     }
 
-    /// Whether any available member is well: its run of failures is below the service's number of
-    /// failures.
+    /// Whether any available member works: its run of failures is shorter than the number of
+    /// failures at which the service ejects.
     #[inline(always)]
     pub const fn any_is_well(self) -> bool {
         self.bits(WELL_BIT, 1) != 0

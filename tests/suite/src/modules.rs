@@ -45,7 +45,8 @@ struct Module {
     moves: Moves,
 }
 
-/// Tests that need no kernel once the daemon's decisions run without one.
+/// Tests that will need no kernel when the daemon's decisions can run without one: a list of names,
+/// or all.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Moves {

@@ -179,7 +179,7 @@ impl Registrations {
         Ok(())
     }
 
-    /// Records that a program had registered for the backend with an earlier agent. The program
+    /// Records that a program had registered for the backend before this agent started. The program
     /// counts as dead until it registers again.
     pub fn remember(&mut self, name: Name, now: Instant) {
         let life = RegistrationLife::Dead(now + LINGER);

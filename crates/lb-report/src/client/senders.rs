@@ -450,7 +450,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
 /// A number from 0 to 1 that depends on the seed and the turn.
 fn fraction(seed: u64, turn: u64) -> f64 {
     let hash = xxh64(&turn.to_le_bytes(), seed);
-    #[expect(clippy::cast_precision_loss, reason = "53 bits of chance are enough")]
+    #[expect(clippy::cast_precision_loss, reason = "53 random bits are enough")]
     let fraction = (hash >> 11) as f64 / (1u64 << 53) as f64;
     fraction
 }
@@ -796,9 +796,9 @@ mod tests {
         senders.set_targets([target(1)], |_| (None, None), at(0));
         assert!(!store(&mut senders, Readiness::Ready, 3));
         senders.set_targets([Target { id: 5, ..target(1) }], |_| (None, None), at(0));
-        assert!(store(&mut senders, Readiness::Ready, 3), "its entry may be another one");
+        assert!(store(&mut senders, Readiness::Ready, 3), "the new id may have another entry");
         assert!(store(&mut senders, Readiness::Ready, 2), "an agent's numbers may go back");
-        assert_eq!(before.get(), Some(3), "and it is known what was stored");
+        assert_eq!(before.get(), Some(3), "the stored number is remembered");
         assert!(senders.to_store(Name { address: "10.0.0.9:1".parse().unwrap(), ..name }).is_none());
         // State that an earlier daemon has stored counts as stored.
         let base = Base { incarnation: 100, counter: 9 };

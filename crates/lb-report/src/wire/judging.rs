@@ -51,8 +51,8 @@ impl Disbelieved {
 }
 
 /// Judges a report by its kind and number, given the last accepted report. Returns the state after
-/// the report, which holds only if the report's MAC is valid. The caller checks the MAC after this,
-/// because that costs more.
+/// the report, which holds only if the report's MAC is valid. The caller checks the MAC afterwards,
+/// because the check of the MAC costs more.
 ///
 /// An answer is accepted if it has the nonce of the last request. Its number does not matter,
 /// because an agent that has lost its disk or its clock starts its numbers again. A push is

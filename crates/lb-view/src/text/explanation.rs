@@ -182,7 +182,7 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
         text,
         "   load = the backend's part of all connects / its part by weight; connections = tasks that use it\n   quota = \
          share x {entries} entries, rounded to whole entries by largest remainder{}\n",
-        if explanation.load.is_some() { ", after the factors below" } else { "" }
+        if explanation.load.is_some() { ", after the factors below have been applied" } else { "" }
     );
     let row = |member: &SubsetMember| {
         TableRow::of(vec![
