@@ -78,7 +78,7 @@ impl Record {
     }
 
     pub fn text(&self) -> String {
-        let mut text = "# Instructions that the verifier looked at, by kernel, size of the maps, and program. Written by\n\
+        let mut text = "# Instructions that the verifier examined, by kernel, size of the maps, and program. Written by\n\
                         # `cargo xtask test vm --record`; a test fails if a count grows by more than a tenth.\n"
             .to_owned();
         for (kernel, configurations) in &self.0 {

@@ -128,8 +128,8 @@ impl Passed {
     }
 
     fn write(&self) -> Result<()> {
-        let mut text = "# What has passed, with a hash over the files on which it depends (xtask/src/test/passed.rs). Written by\n\
-                        # `cargo xtask test`; commit it, and the next run relies on it.\n"
+        let mut text = "# The parts that have passed, each with a hash of the files on which it depends (xtask/src/test/passed.rs). Written by\n\
+                        # `cargo xtask test`. Commit this file: the next run skips these parts if their files are unchanged.\n"
             .to_owned();
         if let Some(commit) = &self.commit {
             text += &format!("commit = \"{commit}\"\n");
