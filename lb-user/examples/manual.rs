@@ -32,7 +32,7 @@ pinned maps and links of each client
 the daemon's socket: HTTP with JSON
 .TP
 .I /var/lib/socklb/
-what the daemon remembers between starts
+the state that the daemon stores for its next start
 .SH ENVIRONMENT
 .TP
 .B RUST_LOG
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
         keys::SECTIONS.into_iter().chain([endpoints]),
     )?;
     let about_agent =
-        "The file of `socklb agent serve`: the backends beside it, and how their health and load are learnt.";
+        "The file of `socklb agent serve`: the backends of this host, their health checks, and how their load is measured.";
     write_file_page(&folder, "agent.toml", about_agent, lb_agent::config::SECTIONS.into_iter())?;
     let about = "connection balancing at the socket, in the kernel";
     let others = [".BR socklb.toml (5)", ".BR agent.toml (5)", ".BR socklb-sim (1)"];

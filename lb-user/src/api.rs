@@ -237,7 +237,7 @@ async fn readmit(
     UrlPath(service): UrlPath<String>,
     UrlQuery(Ejected { backend, client }): UrlQuery<Ejected>,
 ) -> Response {
-    let what = format!("lift the ejection of {backend}");
+    let what = format!("end the ejection of {backend}");
     let who = match who_may_write(peer, &desk, &service, &what) {
         Ok(who) => who,
         Err(refused) => return refused.into_response(),

@@ -312,7 +312,7 @@ fn nearly_full_maps_are_reported() {
     // are in the overflow table.
     let looks = if stage::kernel::FETCHING_ATOMICS.is_here() {
         [
-            (60, Severity::Ok, "128 flow_records (64, and as many again on collisions)"),
+            (60, Severity::Ok, "128 flow_records (64, and the same number in the overflow table)"),
             (118, Severity::Warning, "128 flow_records"),
         ]
     } else {

@@ -239,7 +239,7 @@ fn a_readmission_ends_an_ejection_early() {
     let output = fixture.setup.run(&["readmit", "users", DEAD[0]]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(
-        output.status.code() == Some(1) && text.contains("the daemon is not running, so nothing is lifted"),
+        output.status.code() == Some(1) && text.contains("the daemon is not running, so the ejection stays"),
         "{text}"
     );
 }
@@ -252,7 +252,7 @@ fn readmit_reports_that_a_hung_daemon_may_lift_the_ejection_later() {
     fixture.daemon().signal(Signal::STOP);
     let (code, text) = failure(&fixture.setup.run(&["readmit", "users", THREE[0]]));
     let expected =
-        "does not answer: it may still lift the ejection when it continues (check with `socklb status`)";
+        "does not answer: it may still end the ejection when it continues (check with `socklb status`)";
     assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
     fixture.daemon().signal(Signal::CONT);
     eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());

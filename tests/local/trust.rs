@@ -230,7 +230,7 @@ fn members_of_the_admin_group_may_lift_ejections() {
     let log = fixture.daemon().log();
     assert!(
         log.contains("refused a change: the user has no permission")
-            && log.contains("lift the ejection of 127.0.0.1:8001")
+            && log.contains("end the ejection of 127.0.0.1:8001")
             && log.contains("user=65533"),
         "{log}"
     );

@@ -191,7 +191,7 @@ impl<'o> Suite<'o> {
             (_, filters) => (None, filters),
         };
         if record && !filters.is_empty() {
-            bail!("what the verifier counts is recorded whole, without a filter");
+            bail!("--record records the counts of all programs: leave the filter out");
         }
         if filters.len() > 1 {
             bail!("one filter, not {}", filters.join(" and "));
@@ -248,7 +248,7 @@ impl<'o> Suite<'o> {
                 self.step("build", |_| build::build(What::Tier { tier, filtered: !filters.is_empty() }))?;
             self.tier(tier, &built, &filters)?;
         }
-        println!("test: guests are left to `cargo xtask test vm`");
+        println!("test: guests run only with `cargo xtask test vm`");
         Ok(())
     }
 
@@ -334,7 +334,7 @@ impl<'o> Suite<'o> {
         }
         if !strict.is_empty() {
             bail!(
-                "tier {}: unsteady tests of accounting, adoption or upgrades: {}; passing alone would hide a race",
+                "tier {}: unsteady tests of accounting, adoption or upgrades: {}; that they pass when they run alone may hide a race",
                 tier.name(),
                 strict.join(", ")
             );

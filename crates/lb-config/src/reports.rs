@@ -120,7 +120,7 @@ mod tests {
             ("xdp = 'eth0'", "9:7: xdp must be a list, not a string"),
             (
                 "xdp = ['a/b']",
-                "9:8: \"a/b\" is not the name of an interface (write the name of a network interface, as `ip link` has it: 1 to 15 \
+                "9:8: \"a/b\" is not the name of an interface (write the name of a network interface, as `ip link` shows it: 1 to 15 \
                  characters)",
             ),
             (

@@ -17,7 +17,7 @@ struct NameRule {
 
 /// Reads a list of network interfaces.
 pub fn interfaces(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<String> {
-    let help = "write the name of a network interface, as `ip link` has it: 1 to 15 characters";
+    let help = "write the name of a network interface, as `ip link` shows it: 1 to 15 characters";
     read(item, &NameRule { what: "interface", help, is_name: is_interface }, report)
 }
 

@@ -28,12 +28,12 @@ pub fn run(
     let readmission = match api::post_to_daemon::<Readmission>(&paths, &path)? {
         Answer::Given(readmission) => readmission,
         Answer::NotRunning => {
-            let text = "the daemon is not running, so nothing is lifted: the kernel programs try the backend again \
+            let text = "the daemon is not running, so the ejection stays: the kernel programs send a trial to the backend \
                         when its ejection time is over (`socklb status`)";
             return Err(anyhow!(text).into());
         }
         Answer::NotResponding => {
-            let text = "it may still lift the ejection when it continues (check with `socklb status`)";
+            let text = "it may still end the ejection when it continues (check with `socklb status`)";
             return Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into());
         }
     };

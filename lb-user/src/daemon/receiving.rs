@@ -192,7 +192,7 @@ fn listen(wanted: &ReceiveAt, all: &[Interface]) -> Result<(), String> {
              `xdp` come first: choose one address with `listen` in [reports]"
         )),
         Err(error) => {
-            Err(format!("cannot publish the addresses that receive reports to the kernel: {}", chain(&error)))
+            Err(format!("cannot store in the kernel at which addresses reports arrive: {}", chain(&error)))
         }
     }
 }

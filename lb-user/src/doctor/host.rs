@@ -43,7 +43,7 @@ fn cgroup2(diagnosis: &mut Diagnosis) {
                 diagnosis.add("cgroup2", Severity::Note, warning, None);
             }
             if lb_kernel::sockets_have_their_cgroup() == Some(false) {
-                let text = "new sockets do not know their cgroup, so nothing is balanced: below Linux 5.15 they lose it once the \
+                let text = "the kernel has no cgroup for new sockets, so nothing is balanced: below Linux 5.15 they lose it once the \
                             controller net_cls or net_prio of cgroup version 1 is used";
                 let help = "boot with cgroup_no_v1=net_cls,net_prio, or a newer kernel";
                 diagnosis.add("cgroup2", Severity::Problem, text, Some(help));

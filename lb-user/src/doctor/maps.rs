@@ -25,13 +25,13 @@ pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables:
     if has_two_tables {
         // The overflow table has room for the same number of flows again: those that find their
         // bucket in the flow table taken.
-        let what = format!("{limit} ({places}, and as many again on collisions)");
+        let what = format!("{limit} ({places}, and the same number in the overflow table)");
         full(limit, flows, places.saturating_mul(2), &what);
     } else {
         full(limit, flows, places, limit);
     }
     // If one of these two maps is full, further flows are still balanced, but untracked.
-    let collisions = "flow_overflow: flows that found their place in the flow table taken";
+    let collisions = "flow_overflow: flows whose bucket in the flow table was occupied";
     full(limit, overflow.used, overflow.capacity, collisions);
     let datagrams_of = "datagrams: sockets that send datagrams without connecting";
     full(limit, datagrams.used, datagrams.capacity, datagrams_of);

@@ -85,7 +85,7 @@ families! {
 
     XDP_DATAGRAMS = counter("socklb_xdp_datagrams", &["result"],
         "Datagrams for the daemon that the kernel received on network interfaces since its maps were created, by result. The kernel passed \
-         believed and contended ones on to the daemon.");
+         those with the results believed and contended on to the daemon.");
     XDP_INTERFACE = gauge("socklb_xdp_interface", &["interface", "mode"],
         "How each configured interface receives reports: 1 for the mode in use, which is by the kernel (native, generic) or only by the daemon's socket.");
 

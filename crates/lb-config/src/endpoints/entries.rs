@@ -37,7 +37,7 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_
     for token in source.lex() {
         if tokens.len() == MAX_TOKENS {
             let (at, message) =
-                (token.span().start(), format!("the file has more than {MAX_TOKENS} words and signs"));
+                (token.span().start(), format!("the file has more than {MAX_TOKENS} tokens"));
             report.add_syntax(at..at, message, Some(format!("a service has at most {limit} endpoints")));
             return DeTable::new();
         }

@@ -40,7 +40,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     the_shares(&mut text, explanation, style);
     let _ = writeln!(
         text,
-        "\n3. The schedule ({})\n   {} entries, entry j of a backend with c of them at (2j + 1) / 2c; {}",
+        "\n3. The schedule ({})\n   {} entries; the entries of a backend with c of them are at (2j + 1) / 2c of the table, j = 0 to c - 1; {}",
         inputs.policy,
         explanation.entries,
         use_of_schedule(&inputs.policy)
