@@ -51,8 +51,7 @@ fn main() -> Result<()> {
         reference::INTRODUCTION,
         keys::SECTIONS.into_iter().chain([endpoints]),
     )?;
-    let about_agent =
-        "The file of `socklb agent serve`: the backends of this host, their health checks, and how their load is measured.";
+    let about_agent = "The file of `socklb agent serve`: the backends of this host, their health checks, and how their load is measured.";
     write_file_page(&folder, "agent.toml", about_agent, lb_agent::config::SECTIONS.into_iter())?;
     let about = "connection balancing at the socket, in the kernel";
     let others = [".BR socklb.toml (5)", ".BR agent.toml (5)", ".BR socklb-sim (1)"];

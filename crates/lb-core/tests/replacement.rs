@@ -412,7 +412,11 @@ fn a_state_word_follows_its_reason() {
     for (why, reason) in [(Why::Probe, HealthReason::ProbeConnect), (Why::Answer, HealthReason::ProbeAnswer)]
     {
         let found = BTreeMap::from([(address, (Health::Refusing, why))]);
-        assert!(balancer.handle(at(11), Fact::Verdicts(0, Who::Probe, found)).expect("only a list can be refused"));
+        assert!(
+            balancer
+                .handle(at(11), Fact::Verdicts(0, Who::Probe, found))
+                .expect("only a list can be refused")
+        );
         let plan = balancer.plan();
         let backend = plan.backends.values().find(|backend| backend.address == address).expect("it is there");
         assert_eq!((backend.reason, backend.usable), (reason, Usable::No));

@@ -36,8 +36,7 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_
     let mut tokens = Vec::new();
     for token in source.lex() {
         if tokens.len() == MAX_TOKENS {
-            let (at, message) =
-                (token.span().start(), format!("the file has more than {MAX_TOKENS} tokens"));
+            let (at, message) = (token.span().start(), format!("the file has more than {MAX_TOKENS} tokens"));
             report.add_syntax(at..at, message, Some(format!("a service has at most {limit} endpoints")));
             return DeTable::new();
         }

@@ -82,7 +82,7 @@ impl LotsDocument {
         let rows: Vec<Vec<u32>> = padded.subset(first).chunks(lots as usize).map(<[u32]>::to_vec).collect();
         let clients = (first..first + LOT).map(|client| {
             let begin = padded.subset(client)[0];
-            let row = rows.iter().position(|row| row[0] == begin).expect("every client's order begins with the first backend of a row");
+            let row = rows.iter().position(|row| row[0] == begin).expect("an order begins with a row");
             LotClient { client, row, subset: fleet.subset(client) }
         });
         Self {

@@ -244,7 +244,9 @@ impl SimulatedClient {
         }
         let verdict = |backend: &u32| (address(*backend), (Health::LameDuck, Why::Report));
         let verdicts: BTreeMap<_, _> = self.lame_ducks.iter().map(verdict).collect();
-        self.balancer.handle(now, Fact::Verdicts(0, Who::Report, verdicts)).expect("only a list can be refused");
+        self.balancer
+            .handle(now, Fact::Verdicts(0, Who::Report, verdicts))
+            .expect("only a list can be refused");
         self.publish();
         self.start_slowly(now);
         true
