@@ -1,4 +1,4 @@
-//! Scenarios with the same expected results on the kernel in memory and on a real one
+//! Scenarios with the same expected results on the simulated kernel and on a real one
 //! (`lb_contract`), run on this kernel.
 
 use std::collections::BTreeMap;

@@ -86,7 +86,7 @@ const EDGES: [(&str, Allowed); 22] = [
         ]),
     ),
     ("lb-view", Allowed::Ours(&["lb-common", "lb-core"])),
-    // Scenarios that tests run on the kernel in memory and on a real one.
+    // Scenarios that tests run on the simulated kernel and on a real one.
     ("lb-contract", Allowed::Ours(&["lb-view"])),
     // The tests run the program as an operator does, never as a library. They read its output with
     // the types in which it writes it.

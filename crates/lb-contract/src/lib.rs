@@ -1,7 +1,7 @@
-//! Scenarios of a whole daemon that tests run both on the kernel in memory (`lb-fake`) and on a
+//! Scenarios of a whole daemon that tests run both on the simulated kernel (`lb-fake`) and on a
 //! real kernel, to check that the two behave alike.
 //!
-//! Tests of the daemon on the kernel in memory are only as reliable as that kernel. Each scenario
+//! Tests of the daemon on the simulated kernel are only as reliable as that kernel. Each scenario
 //! covers a property in which it could differ from a real kernel: tables that are published while
 //! programs read them, counts that are summed over CPUs, links that are removed and created again,
 //! programs and maps that outlive their daemon, and the order of the steps by which failures are

@@ -1,4 +1,4 @@
-//! The kernel in memory: its time, its cgroups, and its clients with their maps and links.
+//! The simulated kernel: its time, its cgroups, and its clients with their maps and links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,7 +16,7 @@ use lb_kernel::{
 use crate::faults::FaultInjection;
 use crate::maps::{ClientMaps, SharedMaps};
 
-/// A kernel in memory. Clones share its state.
+/// A simulated kernel. Clones share its state.
 #[derive(Clone)]
 pub struct FakeKernel {
     host: Arc<Mutex<FakeHost>>,
@@ -256,7 +256,7 @@ impl Kernel for FakeKernel {
     }
 }
 
-/// A client of the kernel in memory.
+/// A client of the simulated kernel.
 struct FakeClient {
     kernel: FakeKernel,
     pins: Pins,

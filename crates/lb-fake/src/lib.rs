@@ -1,4 +1,5 @@
-//! A kernel in memory, which replaces the real kernel in tests of the daemon.
+//! A simulated kernel, which replaces the real kernel in tests of the daemon. All its state is in
+//! memory.
 //!
 //! Maps are arrays in this process (`memory`), and links are entries of a table (`client`).
 //! [`FakeKernel::connect`], and the methods with a [`FakeFlow`] as argument, follow the steps of
@@ -7,7 +8,7 @@
 //! [`FakeKernel::pass`]. Any operation that the real kernel may refuse can be made to fail, see
 //! [`faults`].
 //!
-//! The kernel in memory has one CPU, no readers to wait for, no flow table, no datagrams, and no
+//! The simulated kernel has one CPU, no readers to wait for, no flow table, no datagrams, and no
 //! programs of network interfaces. The tests in `tests/local` cover these on the real kernel. The
 //! scenarios of `lb_contract` run on both kernels.
 

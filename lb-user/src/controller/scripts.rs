@@ -1,4 +1,4 @@
-//! Scripts: tests of a daemon on a kernel in memory, without privileges. They change lists,
+//! Scripts: tests of a daemon on a simulated kernel, without privileges. They change lists,
 //! configurations and cgroups, make connects, and let time pass.
 //!
 //! Each script runs twice: without faults, and with a tenth of all kernel operations failing,

@@ -1,4 +1,4 @@
-//! Runs the scenarios of `lb_contract` on the kernel in memory. A real kernel must show the same
+//! Runs the scenarios of `lb_contract` on the simulated kernel. A real kernel must show the same
 //! results.
 
 use std::collections::BTreeMap;

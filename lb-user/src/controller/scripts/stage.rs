@@ -714,7 +714,7 @@ impl Stage {
 
     fn work(&mut self, work: BackgroundWork) {
         let event = match work {
-            // The kernel in memory has neither processes nor lists of sockets.
+            // The simulated kernel has neither processes nor lists of sockets.
             BackgroundWork::Reclaim { suspects, .. } => {
                 Event::Reclaimed(Pass { clients: Vec::new(), holders: Ok(()) }, suspects)
             }

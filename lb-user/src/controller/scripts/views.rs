@@ -131,7 +131,7 @@ fn a_status_from_the_maps_lacks_only_what_a_daemon_knows() {
         // sources are gone.
         let common = |mut client: ClientStatus| {
             (client.configured_cgroup, client.neighbours, client.reclaim) = (None, None, None);
-            // The kernel in memory has no paths of cgroups.
+            // The simulated kernel has no paths of cgroups.
             (client.cgroup, client.cgroup_id) = (None, None);
             let service = &mut client.services[0];
             (service.source, service.handshake_60s, service.replace_after_s) = (None, None, None);
