@@ -167,7 +167,7 @@ section! {
                             write probe = \"report\", or rely on ejection";
 
     PANIC_THRESHOLD "panic_threshold": Number(0..=100), Is(50),
-        "connects also choose ejected backends (*panic*) if less than this percentage of a task's backends is available, and no available \
+        "connects also choose ejected backends (panic) if less than this percentage of a task's backends is available, and no available \
          one has established a connection recently. `0`: never. See [health.md](../design/health.md#panic)";
     // With less than a second, every brief failure would change tables. No operator waits more than
     // a day for a backend.
