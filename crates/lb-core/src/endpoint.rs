@@ -223,6 +223,17 @@ impl EndpointList {
         Ok(Self { has_address_indexes: !addresses.is_empty(), ..Self::new(endpoints, service, services)? })
     }
 
+    /// This list and further endpoints, which were checked in another list of the same service.
+    /// `None` if they do not form a list: an index or an address would appear twice, or there would
+    /// be too many endpoints.
+    pub fn joined<'a>(&self, others: impl IntoIterator<Item = &'a Endpoint>) -> Option<Self> {
+        let endpoints: Vec<Endpoint> =
+            self.endpoints.iter().cloned().chain(others.into_iter().cloned()).collect();
+        let service = endpoints.first()?.address;
+        let make = if self.has_address_indexes { Self::without_indexes } else { Self::new };
+        make(endpoints, service, &[]).ok()
+    }
+
     /// Whether the source has no indexes, so that the indexes are hashes of the addresses.
     pub const fn has_address_indexes(&self) -> bool {
         self.has_address_indexes
