@@ -10,6 +10,7 @@
 //! The test `corpora` calls them with the committed corpus, and with a fixed number of variations
 //! of it.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -20,11 +21,15 @@ use lb_user::config::{self, ProcessEnvironment};
 
 mod agent;
 
+mod dns;
+
 mod frames;
 
 mod http;
 
 mod keys;
+
+mod kubernetes;
 
 mod operations;
 
@@ -43,19 +48,21 @@ pub struct Target {
 }
 
 /// All readers.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 15] = [
     Target { name: "agent", read: agent::agent },
     Target { name: "agent_configuration", read: agent_configuration },
     Target { name: "configuration", read: configuration },
+    Target { name: "dns", read: dns::answers },
     Target { name: "endpoints_toml", read: |text| endpoint_file(text, Path::new("users.toml")) },
     Target { name: "endpoints_json", read: |text| endpoint_file(text, Path::new("users.json")) },
     Target { name: "endpoints_yaml", read: |text| endpoint_file(text, Path::new("users.yaml")) },
     Target { name: "endpoints_slices", read: |text| endpoint_file(text, Path::new("slices.json")) },
-    Target { name: "endpoints_consul", read: |text| endpoint_file(text, Path::new("consul.json")) },
+    Target { name: "endpoints_consul", read: consul },
     Target { name: "endpoints_envoy", read: |text| endpoint_file(text, Path::new("assignment.json")) },
     Target { name: "frames", read: frames::frames },
     Target { name: "http", read: http::requests },
     Target { name: "keys", read: keys::keys },
+    Target { name: "kubernetes_watch", read: kubernetes::watch },
     Target { name: "reports", read: reports::senders },
 ];
 
@@ -151,6 +158,22 @@ fn endpoint_file(text: &[u8], path: &Path) {
         Err(faults) => {
             can_be_shown(&faults);
             assert_eq!(read().expect_err("it was bad"), faults);
+        }
+    }
+}
+
+/// Reads an answer of Consul from a file, and as Consul sends it.
+fn consul(text: &[u8]) {
+    endpoint_file(text, Path::new("consul.json"));
+    for is_ipv6 in [false, true] {
+        match endpoints::read_instances(text, "users", is_ipv6) {
+            Ok((entries, notes)) => {
+                let addresses: BTreeSet<SocketAddr> = entries.iter().filter_map(|one| one.address).collect();
+                assert_eq!(addresses.len(), entries.len(), "every entry has an address of its own");
+                assert!(addresses.iter().all(|one| one.is_ipv6() == is_ipv6 && one.port() > 0));
+                notes.iter().for_each(|note| cannot_be_obeyed(note));
+            }
+            Err(faults) => can_be_shown(&faults),
         }
     }
 }

@@ -74,6 +74,11 @@ fn answers_of_consul_are_read_or_refused() {
 }
 
 #[test]
+fn answers_of_dns_servers_are_read_or_refused() {
+    check("dns", 20_000);
+}
+
+#[test]
 fn assignments_are_read_or_refused() {
     check("endpoints_envoy", 10_000);
 }
@@ -86,6 +91,11 @@ fn agent_files_are_read_or_refused() {
 #[test]
 fn key_files_are_read_or_refused() {
     check("keys", 20_000);
+}
+
+#[test]
+fn events_of_an_api_server_are_applied_or_refused() {
+    check("kubernetes_watch", 10_000);
 }
 
 #[test]

@@ -15,11 +15,13 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::{Path as UrlPath, Query as UrlQuery, State};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use lb_core::control::Switch;
+use lb_core::endpoint::EndpointList;
 use lb_http::peer::PeerCredentials;
 use lb_kernel::Linux;
 use lb_kernel::trust::own_user;
@@ -39,6 +41,7 @@ use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
 use lb_view::load::Switched;
 use lb_view::readmission::Readmission;
+use lb_view::source::Refreshed;
 
 /// The channel by which the event loop answers a query.
 #[derive(Debug)]
@@ -91,8 +94,22 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Switched>,
     },
+    /// The list of a service; `None` if the service has none. With `newest`, what the server has
+    /// answered last, even if it is not in force.
+    Source { service: String, newest: bool, answer: Reply<Option<SourceText>> },
+    /// Reads or queries the source of a service's list at once. The peer's permission has been
+    /// checked.
+    Refresh { service: String, who: PeerCredentials, answer: Reply<Refreshed> },
     /// Wait until a client's programs are attached to one of these cgroups, and then answer.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
+}
+
+/// The list of a service.
+#[derive(Debug)]
+pub enum SourceText {
+    List(Arc<EndpointList>),
+    /// As a server has sent it.
+    Text(Arc<[u8]>),
 }
 
 /// The most cgroups that one query may name: the cgroup of the process and the cgroups above it.
@@ -153,6 +170,8 @@ pub fn router(queries: &mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> R
         .route("/v1/configuration", get(configuration))
         .route("/v1/explain/{service}", get(explain))
         .route("/v1/cover/{client}", get(cover))
+        .route("/v1/source/{service}", get(source))
+        .route("/v1/refresh/{service}", post(refresh))
         .route("/v1/readmit/{service}", post(readmit))
         .route("/v1/load/{service}", post(switch_load))
         .with_state(desk)
@@ -246,6 +265,49 @@ async fn readmit(
         .await
     {
         Some(readmission) => Json(readmission).into_response(),
+        None => stopping(),
+    }
+}
+
+#[derive(Deserialize)]
+struct Which {
+    #[serde(default)]
+    newest: bool,
+}
+
+/// The list of a service in the format `file_sd`, so that the answer is an endpoint file.
+async fn source(
+    State(desk): State<Queries>,
+    UrlPath(service): UrlPath<String>,
+    UrlQuery(Which { newest }): UrlQuery<Which>,
+) -> Response {
+    let text = match query(&desk.queries, |answer| ControllerQuery::Source { service, newest, answer }).await
+    {
+        Some(Some(SourceText::Text(text))) => text,
+        Some(Some(SourceText::List(list))) => {
+            match tokio::task::spawn_blocking(move || lb_discovery::render_list(&list)).await {
+                Ok(text) => text,
+                Err(_) => return stopping(),
+            }
+        }
+        Some(None) => return (StatusCode::NOT_FOUND, "the service has no such list").into_response(),
+        None => return stopping(),
+    };
+    ([(CONTENT_TYPE, JSON)], text.to_vec()).into_response()
+}
+
+/// Reads or queries the source of a service's list at once.
+async fn refresh(
+    State(desk): State<Queries>,
+    peer: Option<Extension<PeerCredentials>>,
+    UrlPath(service): UrlPath<String>,
+) -> Response {
+    let who = match who_may_write(peer, &desk, &service, "refresh a list") {
+        Ok(who) => who,
+        Err(refused) => return refused.into_response(),
+    };
+    match query(&desk.queries, |answer| ControllerQuery::Refresh { service, who, answer }).await {
+        Some(refreshed) => Json(refreshed).into_response(),
         None => stopping(),
     }
 }

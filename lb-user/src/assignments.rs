@@ -80,6 +80,11 @@ pub struct Assignments {
 pub type AssignmentsByService = BTreeMap<String, Assignments>;
 
 impl Assignments {
+    /// The list, shared.
+    pub fn shared_list(&self) -> Arc<EndpointList> {
+        Arc::clone(&self.list)
+    }
+
     /// A list without assignments yet.
     pub fn new(list: EndpointList) -> Self {
         Self { list: Arc::new(list), memberships: Vec::new() }

@@ -31,6 +31,8 @@ mod detach;
 
 mod readmit;
 
+mod source;
+
 mod load;
 
 use std::process::ExitCode;
@@ -72,6 +74,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, CommandFailure> {
         Command::Load { command: None, client, service, json } => {
             load::show(&Filter { client, service, backend: None }, json, &files)
         }
+        Command::Source(command) => source::run(command, &files),
         Command::Agent(agent) => agent::run(agent, files),
         Command::Detach { client, all: _ } => detach::run(client.as_deref(), &files),
     }

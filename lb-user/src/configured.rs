@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use lb_common::abi::{Overflow, Policy};
 use lb_core::control::ControlRules;
 use lb_core::endpoint::Endpoint;
@@ -13,6 +14,10 @@ use lb_core::service::{Ejection, HealthRules, Protocol, Service, Size, Subset};
 use lb_kernel::{DatapathError, Pins, ServiceView, Tables};
 use lb_view::configured::{Configured, Keys, NONE, SCHEMA};
 
+use crate::config::discovery::{
+    ConsulOrigin, ConsulSettings, DnsOrigin, DnsSettings, KubernetesOrigin, KubernetesSettings, Origin,
+    RemoteRules, RemoteSource, TlsSettings,
+};
 use crate::config::keys::ERRNOS;
 use crate::config::{
     ClientConfig, ClientService, Config, EndpointSource, ListFile, ProbeConfig, ProbeKind, ReportsConfig,
@@ -186,6 +191,21 @@ fn source_keys(source: &EndpointSource) -> Keys {
             ("backends.file", path.display().to_string()),
             ("backends.port_name", or_none(port_name.as_ref())),
         ]),
+        EndpointSource::Remote(remote) => {
+            let RemoteSource { origin, rules } = &**remote;
+            let RemoteRules { allow, on_empty, on_stale, stale_after, limits_shrink } = rules;
+            let networks =
+                |allow: &Vec<IpNet>| allow.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let mut all = keys([
+                ("backends.allow", or_none(allow.as_ref().map(networks))),
+                ("backends.on_empty", on_empty.name().to_owned()),
+                ("backends.on_stale", on_stale.name().to_owned()),
+                ("backends.stale_after", or_none(stale_after.map(in_units))),
+                ("backends.max_shrink", if *limits_shrink { "half" } else { "off" }.to_owned()),
+            ]);
+            all.extend(origin_keys(origin));
+            all
+        }
         EndpointSource::Static(list) => {
             let of = |endpoint: &Endpoint| {
                 let keys = endpoint_keys(endpoint).into_iter();
@@ -197,6 +217,62 @@ fn source_keys(source: &EndpointSource) -> Keys {
             all
         }
     }
+}
+
+fn origin_keys(origin: &Origin) -> Keys {
+    match origin {
+        Origin::Dns(DnsOrigin { name, port, settings }) => {
+            let DnsSettings { servers, transport, min_ttl, max_ttl } = settings;
+            let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
+            keys([
+                ("backends", "dns".to_owned()),
+                ("backends.dns", name.clone()),
+                ("backends.port", or_none(*port)),
+                (
+                    "dns.servers",
+                    if servers.is_empty() { "/etc/resolv.conf".to_owned() } else { servers.join(", ") },
+                ),
+                ("dns.transport", transport.name().to_owned()),
+                ("dns.min_ttl", in_units(*min_ttl)),
+                ("dns.max_ttl", in_units(*max_ttl)),
+            ])
+        }
+        Origin::Consul(ConsulOrigin { service, tag, settings: ConsulSettings { address, token, tls } }) => {
+            let mut all = keys([
+                ("backends", "consul".to_owned()),
+                ("backends.consul", service.clone()),
+                ("backends.tag", or_none(tag.as_ref())),
+                ("consul.address", address.to_string()),
+                ("consul.token", or_none(token.as_ref().map(|token| token.display()))),
+            ]);
+            all.extend(tls_keys("consul", tls.as_ref()));
+            all
+        }
+        Origin::Kubernetes(KubernetesOrigin { namespace, service, port, settings }) => {
+            let KubernetesSettings { server, token, tls } = settings;
+            let mut all = keys([
+                ("backends", "kubernetes".to_owned()),
+                ("backends.kubernetes", format!("{namespace}/{service}")),
+                ("backends.port", or_none(port.as_ref())),
+                ("kubernetes.server", server.clone()),
+                ("kubernetes.token", or_none(token.as_ref().map(|token| token.display()))),
+            ]);
+            all.extend(tls_keys("kubernetes", tls.as_ref()));
+            all
+        }
+    }
+}
+
+fn tls_keys(section: &str, tls: Option<&TlsSettings>) -> Keys {
+    let ca = tls.map(|tls| tls.ca.display());
+    let client = tls.and_then(|tls| tls.client.as_ref());
+    let values = [
+        ("ca", or_none(ca)),
+        ("server_name", or_none(tls.and_then(|tls| tls.server_name.as_ref()))),
+        ("certificate", or_none(client.map(|(certificate, _)| certificate.display()))),
+        ("key", or_none(client.map(|(_, key)| key.display()))),
+    ];
+    values.into_iter().map(|(key, value)| (format!("{section}.{key}"), value)).collect()
 }
 
 /// The values of an endpoint in a list, without its address.
@@ -223,6 +299,7 @@ fn host(config: &Config) -> Keys {
         admins,
         reclaim_interval,
         reports,
+        envoy,
     } = config;
     keys([
         ("paths.pins", paths.pins.display().to_string()),
@@ -238,6 +315,7 @@ fn host(config: &Config) -> Keys {
         ("reports.listen", reports.listen.unwrap_or(ReportsConfig::ANY).to_string()),
         ("reports.xdp", or_none(Some(reports.xdp.join(", ")).filter(|interfaces| !interfaces.is_empty()))),
         ("reports.xdp_generic", reports.xdp_generic.to_string()),
+        ("envoy.directory", or_none(envoy.as_ref().map(|directory| directory.display()))),
         ("admin.group", or_none(admins.as_ref())),
         ("accounting.reclaim_interval", in_units(*reclaim_interval)),
     ])

@@ -12,10 +12,11 @@
 //! the kernel ([`Kernel`]) and the network ([`Network`]) through traits, because it needs the
 //! results of these calls at once.
 //!
-//! In reading order: events and effects (this file); endpoint files (`files`), the delivery of
-//! lists to clients (`delivery`) and the files that are stored for later starts (`state_files`); a
-//! new configuration (`reload`), the changes in it (`changes`) and the settings that it cannot
-//! change (`fixed`); one client (`client_task`), all clients (`clients`), clients that cannot be
+//! In reading order: events and effects (this file); the sources of lists (`sources`), servers
+//! that send lists (`remote`), the delivery of lists to clients (`delivery`), the files that are
+//! stored for later starts (`state_files`) and the files that Envoy reads (`envoy_files`); a new
+//! configuration (`reload`), the changes in it (`changes`) and the settings that it cannot change
+//! (`fixed`); one client (`client_task`), all clients (`clients`), clients that cannot be
 //! started (`unstarted`) and clients that leave (`leaving`); the start (`start`, `first_look`);
 //! passes over the flow records (`flow_records`) and the network namespaces of clients
 //! (`namespaces`); the backends that are probed (`probing`, through `network`) and the backends
@@ -25,11 +26,15 @@
 
 mod start;
 
-mod files;
+mod sources;
+
+mod remote;
 
 mod delivery;
 
 mod state_files;
+
+mod envoy_files;
 
 mod reload;
 
@@ -78,6 +83,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
 use lb_core::feed::{Progress, Version};
+use lb_discovery::{Latest, Wanted};
 use lb_kernel::{DatapathError, Features, Kernel, Pass, ReclaimTarget, Suspects};
 use tracing::warn;
 
@@ -85,8 +91,8 @@ pub use self::client_task::namespace::Search;
 pub use self::client_task::{ClientTask, ClientTaskError};
 use self::clients::Clients;
 pub use self::clock::Clock;
-use self::files::Sources;
-pub use self::files::{FirstRead, ListPurpose, Reading, complete, sources};
+use self::envoy_files::EnvoyFiles;
+pub use self::envoy_files::{EnvoyChanges, EnvoyFile, EnvoyResults};
 use self::flow_records::ReclaimPasses;
 pub use self::leaving::{Leaving, lock_other_versions};
 use self::load_store::LoadStore;
@@ -100,12 +106,14 @@ use self::queries::Waiter;
 pub use self::register::Stores;
 use self::reload::Reload;
 pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
+use self::sources::Sources;
+pub use self::sources::{FirstRead, InForce, ListPurpose, Reading, complete, sources};
 pub use self::state_files::{StateFiles, StoreFailures};
 pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
 use crate::api::ControllerQuery;
 use crate::assignments::Consumer;
 use crate::config::Config;
-use crate::source::{Contents, FileSource, NoAnswer, SourceError, Stamp};
+use crate::source::{Contents, ListSource, NoAnswer, SourceError, Stamp};
 
 /// The interval at which the controller checks files and cgroups and frees idle slots, even if no
 /// watch reports a change: a watch can be lost without notice.
@@ -122,7 +130,7 @@ pub enum Event {
     /// The time of [`Controller::next_wakeup`] has come.
     Wakeup,
     /// The stamp of the service's endpoint file was read; `None` if there is no file.
-    Looked { service: String, source: FileSource, result: Result<Option<Stamp>, NoAnswer> },
+    Looked { service: String, source: ListSource, result: Result<Option<Stamp>, NoAnswer> },
     /// The stamp of the configuration file was read. If `is_due`, the file has stopped changing, so
     /// a new version is to be loaded now.
     LookedAtConfig { is_due: bool, result: Result<Option<Stamp>, NoAnswer> },
@@ -130,16 +138,20 @@ pub enum Event {
     /// began. `result` is `None` if the file is still the known version.
     Read {
         service: String,
-        source: FileSource,
+        source: ListSource,
         begun: u64,
         version: Version<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
+    /// What servers have answered so far; sent whenever one of them has answered.
+    Answered(Vec<(Wanted, Latest)>),
     /// A retry has read the loads that an earlier daemon had learnt. The read at the start had
     /// failed.
     LoadsRead(StoredLoadsRead),
     /// An attempt to store files for later starts has ended.
     Stored(StoreFailures),
+    /// An attempt to write files for Envoy has ended.
+    EnvoyFilesWritten(EnvoyResults),
     /// The assignments of the service's list were computed for each client task.
     Computed { service: String, contents: Contents },
     /// A configuration and all its files were read.
@@ -165,6 +177,10 @@ pub enum Effect {
     /// Watch these directories for changes, and watch for the appearance of these cgroups. The new
     /// watches replace all earlier ones. [`Event::Watched`] follows.
     Watch { cgroups: Vec<PathBuf>, directories: BTreeSet<PathBuf> },
+    /// Query these servers from now on, and no others. [`Event::Answered`] follows.
+    Query(Vec<Wanted>),
+    /// Query this server at once.
+    QueryAgain(Wanted),
     /// Notify the service manager.
     Notify(Notice),
     /// Run this work beside the event loop.
@@ -176,7 +192,8 @@ pub enum BackgroundWork {
     /// Read the stamp of an endpoint file, and watch its directory.
     Look {
         service: String,
-        source: FileSource,
+        source: ListSource,
+        path: PathBuf,
     },
     /// Read the stamp of the configuration file, and watch its directory.
     LookAtConfig {
@@ -185,7 +202,7 @@ pub enum BackgroundWork {
     /// Read an endpoint file, unless its version is still `known`.
     Read {
         service: String,
-        source: FileSource,
+        source: ListSource,
         begun: u64,
         known: Option<Option<Stamp>>,
         purpose: ListPurpose,
@@ -194,6 +211,8 @@ pub enum BackgroundWork {
     ReadStoredLoads,
     /// Store files for later starts.
     Store(StateFiles),
+    /// Write or remove files that Envoy reads.
+    WriteEnvoyFiles(EnvoyChanges),
     /// Compute the assignments of a list for these client tasks.
     Compute {
         service: String,
@@ -271,6 +290,7 @@ pub struct Controller {
     passes: ReclaimPasses,
     probing: Probing,
     load_store: LoadStore,
+    envoy_files: EnvoyFiles,
     waiters: Vec<Waiter>,
     ticks: u32,
     next_tick: Option<Instant>,
@@ -301,6 +321,7 @@ impl Controller {
             passes: ReclaimPasses::new(),
             probing: Probing::new(network),
             load_store: LoadStore::default(),
+            envoy_files: EnvoyFiles::default(),
             waiters: Vec::new(),
             ticks: 0,
             next_tick: None,
@@ -322,11 +343,13 @@ impl Controller {
             Event::Wakeup => self.wake_up(now),
             Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
             Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
+            Event::Answered(answers) => self.answered(answers, now),
             Event::LoadsRead(read) => self.apply_stored_loads(read, now),
             Event::Stored(stored) => self.stored(stored, now),
+            Event::EnvoyFilesWritten(results) => self.envoy_files_written(results, now),
             Event::Read { service, source, begun, version, result } => {
                 // A reload may have changed the source of the service's endpoints in the meantime.
-                if self.sources.files.get(&service).is_some_and(|file| file.source == source) {
+                if self.sources.watched.get(&service).is_some_and(|file| file.source == source) {
                     self.read(&service, begun, version, result, now);
                     self.settle(now);
                     self.probe_again(now);
@@ -382,6 +405,7 @@ impl Controller {
     /// events are handled in between.
     fn wake_up(&mut self, now: Instant) {
         if self.next_due().is_some_and(|due| due <= now) {
+            self.follow_servers(now);
             self.start_reading(now);
             self.look_at_due_config(now);
             self.end_first_looks(now);
@@ -402,9 +426,10 @@ impl Controller {
     /// The earliest time at which a changed file is to be read or a first look ends; `None` if
     /// neither is to happen.
     fn next_due(&self) -> Option<Instant> {
-        let files = self.sources.files.values().map(|file| &file.feed.progress);
-        let due = files.chain([self.reload.progress()]).filter_map(Progress::due);
-        due.chain(self.next_end_of_first_look()).min()
+        let lists = self.sources.watched.values().map(|watched| &watched.feed.progress);
+        let due = lists.chain([self.reload.progress()]).filter_map(Progress::due);
+        let servers = self.sources.watched.values().filter_map(|watched| watched.remote.due());
+        due.chain(servers).chain(self.next_end_of_first_look()).min()
     }
 
     fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
@@ -447,6 +472,7 @@ impl Controller {
         self.ticks = self.ticks.wrapping_add(1);
         self.watch();
         self.look_at_files();
+        self.follow_servers(now);
         self.look_at_config();
         if self.ticks.is_multiple_of(RETRY_TICKS) {
             self.start_unstarted(now);
@@ -477,6 +503,7 @@ impl Controller {
         self.follow_flows(now);
         self.probe_again(now);
         self.follow_load(now);
+        self.follow_envoy_files(now);
         self.reclaim_flows(now);
         // If the last wait for readers has failed, this retries it.
         self.wait_for_readers();

@@ -4,8 +4,9 @@
 //! In reading order: the loop that waits for events (`event_loop`), the start and the end
 //! (`start`), watched directories (`watches`), work that takes time and runs beside the loop
 //! (`work`), calls on files whose file system may not answer (`file_io`), the reading of lists
-//! (`lists`) and configurations (`loader`), the opening of clients (`opener`), files on disk
-//! (`files`), and probes, reports and network interfaces (`network`, `receiving`).
+//! (`lists`) and configurations (`loader`), the servers that send lists (`remotes`), the opening of
+//! clients (`opener`), files on disk (`files`), and probes, reports and network interfaces
+//! (`network`, `receiving`).
 
 mod event_loop;
 
@@ -18,6 +19,8 @@ mod work;
 mod file_io;
 
 mod lists;
+
+mod remotes;
 
 mod loader;
 
@@ -36,6 +39,10 @@ use lb_core::feed::ReadFailure;
 pub use self::event_loop::run;
 #[cfg(test)]
 pub use self::files::Files;
+#[cfg(test)]
+pub use self::lists::ListReader;
+#[cfg(test)]
+pub use self::remotes::Servers;
 #[cfg(test)]
 pub use self::watches::Watches;
 #[cfg(test)]

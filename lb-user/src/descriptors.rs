@@ -15,9 +15,10 @@ pub const OF_CLIENT: u64 = 20;
 /// The descriptors of the daemon itself: 64 for sockets, signals and watches; 64 for three
 /// documents that may be made at the same time, each of which needs the maps of one client; 320 for
 /// endpoint files that do not answer, one for each thread that may wait; 256 for connect probes
-/// that are under way; and at most 8 for a socket, an event and the host's maps, which reports
+/// that are under way; 264 for connections to servers that send lists, one for each of 256 services
+/// and 8 for DNS servers; and at most 8 for a socket, an event and the host's maps, which reports
 /// need.
-pub const OF_DAEMON: u64 = 448 + MAX_UNDER_WAY as u64 + 8;
+pub const OF_DAEMON: u64 = 448 + MAX_UNDER_WAY as u64 + 264 + 8;
 /// The most connections per listener.
 pub const CONNECTIONS: u64 = 64;
 /// The number of connections per listener that are accepted even if descriptors are scarce.
@@ -80,12 +81,12 @@ mod tests {
             (wanted(1) - 2, 1, 63),
             (wanted(64), 64, 64),
             (u64::MAX, 64, 64),
-            (840, 1, 43),
+            (1104, 1, 43),
             (0, 64, 4),
         ] {
             assert_eq!(connections_limit(limit, clients), expected, "{limit} for {clients}");
         }
-        for (limit, clients) in [(wanted(1), 1), (wanted(1) - 2, 1), (wanted(64), 64), (840, 1)] {
+        for (limit, clients) in [(wanted(1), 1), (wanted(1) - 2, 1), (wanted(64), 64), (1104, 1)] {
             let connections = LISTENERS * (connections_limit(limit, clients) as u64 + 1);
             assert!(own(clients) + connections <= limit, "{limit} for {clients}");
         }
@@ -98,7 +99,10 @@ mod tests {
         // comment in the unit names the same number.
         let unit = include_str!("../../packaging/systemd/socklb.service");
         let most = wanted(lb_common::abi::MAX_CLIENTS as u64);
-        assert!(unit.contains(&format!("# The daemon takes up to {most} with 64 clients")), "{most}");
+        assert!(
+            unit.contains(&format!("# With 64 clients the daemon uses up to {most} descriptors")),
+            "{most}"
+        );
         let allowed = unit.lines().find_map(|line| line.strip_prefix("LimitNOFILE=")).unwrap();
         assert!(allowed.parse::<u64>().unwrap() >= most);
         assert_eq!(shortage(wanted(3), 3), None);

@@ -2,6 +2,7 @@
 //! kernel. For `check` and `explain`.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,22 +13,22 @@ use lb_core::endpoint::EndpointList;
 use lb_core::service::Service;
 use thiserror::Error;
 
-use crate::assignments::{self, AssignmentsByService};
+use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::error::CommandFailure;
-use crate::source::FileSource;
+use crate::source::{ListOrigin, ListSource, SourceError};
 
-/// The endpoint files of all services. Services with the same address and file appear once.
-pub fn file_sources(config: &Config) -> Vec<FileSource> {
+/// The sources of all services whose lists are not in the configuration itself. Services with the
+/// same address and source appear once.
+pub fn list_sources(config: &Config) -> Vec<ListSource> {
     let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();
-    let mut sources: Vec<FileSource> = Vec::new();
+    let mut sources: Vec<ListSource> = Vec::new();
     for configured in services {
-        let EndpointSource::File(file) = &configured.source else { continue };
+        let Some(origin) = ListOrigin::of(&configured.source) else { continue };
         let service = &configured.service;
-        if sources.iter().any(|source| source.service == service.address && source.file == *file) {
-            continue;
+        if !sources.iter().any(|source| source.service == service.address && source.origin == origin) {
+            sources.push(ListSource::new(service, origin, &config.addresses, &config.paths.state));
         }
-        sources.push(FileSource::new(service, file.clone(), &config.addresses, &config.paths.state));
     }
     sources
 }
@@ -35,21 +36,38 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
 /// The lists of all services that these clients dial, with the clients' assignments.
 pub fn assignments(
     clients: &[ClientConfig],
-    sources: &[FileSource],
+    sources: &[ListSource],
 ) -> Result<AssignmentsByService, CommandFailure> {
     let mut by_service = assignments::statics(clients, &AssignmentsByService::new());
     for configured in clients.iter().flat_map(|client| &client.services) {
-        let EndpointSource::File(file) = &configured.source else { continue };
+        let Some(origin) = ListOrigin::of(&configured.source) else { continue };
         let Service { name, address, .. } = &configured.service;
         if !by_service.contains_key(name) {
             let mut sources = sources.iter();
-            let source = sources.find(|source| source.file == *file && source.service == *address);
-            let mut assignments = source.context("every endpoint file has a source")?.read()?.assignments;
+            let source = sources.find(|source| source.origin == origin && source.service == *address);
+            let source = source.context("every list has a source")?;
+            let mut assignments = match source.read() {
+                Some(read) => read?.assignments,
+                // A command queries no server: it uses the list that the daemon stored last.
+                None => stored(source)?.unwrap_or_else(|| Assignments::new(EndpointList::default())),
+            };
             assignments.complete(&assignments::consumers(clients, name));
             by_service.insert(name.clone(), assignments);
         }
     }
     Ok(by_service)
+}
+
+/// The list of a server that the daemon stored last; `None` if none is stored.
+///
+/// # Errors
+/// If the stored list cannot be used.
+pub fn stored(source: &ListSource) -> Result<Option<Assignments>, SourceError> {
+    match source.stored() {
+        Ok(contents) => Ok(Some(contents.assignments)),
+        Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The list of each service, by name, that a daemon with this configuration used last. For a
@@ -64,13 +82,12 @@ pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
         }
         let list = match &configured.source {
             EndpointSource::Static(list) => Some(list.clone()),
-            EndpointSource::File(file) => {
-                let source = FileSource::new(service, file.clone(), &config.addresses, &config.paths.state);
-                source
-                    .stored()
-                    .or_else(|_| source.read())
-                    .ok()
-                    .map(|contents| contents.assignments.list().clone())
+            EndpointSource::File(_) | EndpointSource::Remote(_) => {
+                let origin =
+                    ListOrigin::of(&configured.source).expect("the list is not in the configuration");
+                let source = ListSource::new(service, origin, &config.addresses, &config.paths.state);
+                let contents = source.stored().ok().or_else(|| source.read()?.ok());
+                contents.map(|contents| contents.assignments.list().clone())
             }
         };
         lists.extend(list.map(|list| (service.name.clone(), Arc::new(list))));

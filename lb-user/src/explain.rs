@@ -176,25 +176,36 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
     Auto { min, least, tried, why }
 }
 
+/// Whether a connect may now choose a backend of a row.
+pub fn may_be_chosen<T: Copy + Ord + Add<Duration, Output = T>>(
+    balancer: &Balancer<T>,
+    service: ServiceIndex,
+    row: &Row<T>,
+    address: SocketAddr,
+) -> bool {
+    let Some((usable, health)) = row.usable.get(&address) else { return false };
+    let verdict = balancer.standing(Identity { service, address }).and_then(BackendEvidence::worst);
+    // The state word does not contain whether a backend is a lame duck by its own report: connects
+    // read that from the verdict array.
+    let is_lame_by_report =
+        verdict.is_some_and(|verdict| verdict.who == Who::Report && verdict.health == Health::LameDuck);
+    match usable {
+        Usable::UnlessEjected | Usable::EvenEjected if is_lame_by_report => row.tier == Tier::LameDucks,
+        Usable::No => false,
+        Usable::UnlessEjected => *health != Health::Ejected,
+        Usable::EvenEjected => true,
+    }
+}
+
 /// The backends of a row that are not healthy.
 fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
     balancer: &Balancer<T>,
     service: ServiceIndex,
     row: &Row<T>,
 ) -> Vec<Unhealthy> {
-    let of = |(address, (usable, health)): (&SocketAddr, &(Usable, Health))| {
+    let of = |(address, (_, health)): (&SocketAddr, &(Usable, Health))| {
         let (address, is_replaced) = (*address, row.replaced.contains_key(address));
         let verdict = balancer.standing(Identity { service, address }).and_then(BackendEvidence::worst);
-        // The state word does not contain whether a backend is a lame duck by its own report:
-        // connects read that from the verdict array.
-        let is_lame_by_report =
-            verdict.is_some_and(|verdict| verdict.who == Who::Report && verdict.health == Health::LameDuck);
-        let may_be_chosen = match usable {
-            Usable::UnlessEjected | Usable::EvenEjected if is_lame_by_report => row.tier == Tier::LameDucks,
-            Usable::No => false,
-            Usable::UnlessEjected => *health != Health::Ejected,
-            Usable::EvenEjected => true,
-        };
         (is_replaced || *health != Health::Healthy).then(|| Unhealthy {
             address,
             health: health.name().to_owned(),
@@ -207,7 +218,7 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
             .name()
             .to_owned(),
             is_replaced,
-            may_be_chosen,
+            may_be_chosen: may_be_chosen(balancer, service, row, address),
         })
     };
     row.usable.iter().filter_map(of).collect()

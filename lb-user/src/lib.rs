@@ -13,9 +13,9 @@
 //!
 //! Last, the output for people ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a
 //! daemon would decide if it were started ([`dry_run`]) and the cost of its probes
-//! ([`probe_cost`]), the configuration as keys and values ([`configured`]), its comparison with the
-//! running one ([`comparison`]), the diagnosis of the host ([`doctor`]), and the commands
-//! ([`cli`]).
+//! ([`probe_cost`]), the files that Envoy reads ([`envoy`]), the configuration as keys and values
+//! ([`configured`]), its comparison with the running one ([`comparison`]), the diagnosis of the
+//! host ([`doctor`]), and the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod error;
@@ -23,6 +23,8 @@ pub mod error;
 pub mod config;
 
 pub mod source;
+
+mod source_check;
 
 pub mod assignments;
 
@@ -57,6 +59,8 @@ pub mod names;
 pub mod flows;
 
 pub mod explain;
+
+pub mod envoy;
 
 pub mod print;
 

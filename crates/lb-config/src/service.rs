@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 
 use lb_core::service::{Protocol, Service};
 
+use super::discovery::ServerSettings;
 use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
 use super::probe::Around;
 use super::template::ServiceTemplate;
@@ -51,6 +52,7 @@ impl<'t> DeclaredServices<'t> {
 pub fn read<'t>(
     tables: &[Table<'t>],
     around: Around<'_>,
+    servers: &ServerSettings,
     report: &mut DiagnosticCollector<'_>,
 ) -> DeclaredServices<'t> {
     let mut names = Unique::default();
@@ -59,7 +61,7 @@ pub fn read<'t>(
     let mut declared: Vec<_> = tables.iter().map(read).collect();
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
-        declared.template = read_template(table, declared, &addresses, around, report);
+        declared.template = read_template(table, declared, &addresses, around, servers, report);
         declared.file = source::named_file(table, declared.name, declared.address, around.directory);
     }
     DeclaredServices(declared)
@@ -120,6 +122,7 @@ fn read_template(
     declared: &Declared<'_>,
     addresses: &[SocketAddr],
     around: Around<'_>,
+    servers: &ServerSettings,
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<ServiceTemplate> {
     let choice = policy::read(table, declared.protocol, report);
@@ -133,8 +136,13 @@ fn read_template(
     };
     let errno = read_errno(table, report);
     let backends = BACKENDS.item(table, report);
-    let source =
-        backends.and_then(|item| source::read(&item, declared.address, addresses, around.directory, report));
+    let surroundings = source::Surroundings {
+        service: declared.address,
+        services: addresses,
+        directory: around.directory,
+        servers,
+    };
+    let source = backends.and_then(|item| source::read(&item, surroundings, report));
     if let (Some(choice), Some((subset, _)), Some(source)) = (&choice, subset, &source) {
         policy::check_scan(table, choice, subset, source, report);
     }

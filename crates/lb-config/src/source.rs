@@ -1,29 +1,63 @@
-//! The `backends` of a `[[service]]`: a file, or a list in the configuration.
+//! The `backends` of a `[[service]]`: a file, a list in the configuration, or a remote source.
 //!
 //! A static list is checked in the same way as a file. This module reads no file.
 
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use toml::de::DeValue;
 
-use super::keys::backends::{FILE, PORT_NAME, SECTION, STATIC};
-use super::keys::path;
+use super::discovery::{
+    self, ConsulOrigin, DnsOrigin, DnsSettings, KubernetesOrigin, OnEmpty, Origin, ServerSettings,
+};
+use super::keys::backends::{
+    ALLOW, CONSUL, DNS, FILE, KUBERNETES, MAX_SHRINK, ON_EMPTY, ON_STALE, PORT, PORT_NAME, SECTION,
+    STALE_AFTER, STATIC, TAG,
+};
 use super::keys::service::BACKENDS;
-use super::{EndpointSource, ListFile, NamedFile};
+use super::keys::{path, port_name};
+use super::{EndpointSource, ListFile, NamedFile, RemoteSource};
 use crate::endpoints::{self, ListEntry};
 use lb_document::diagnostic::{DiagnosticCollector, quote};
-use lb_document::kind::ValueKind as _;
+use lb_document::kind::{Number, ValueKind as _};
 use lb_document::{Item, Table, address};
 
-/// Reads where the endpoints of a service come from. `service` is the address of this service, and
-/// `services` are the addresses of all services.
+/// What `backends` of a service depends on.
+#[derive(Clone, Copy)]
+pub struct Surroundings<'a> {
+    /// The address of this service.
+    pub service: Option<SocketAddr>,
+    /// The addresses of all services.
+    pub services: &'a [SocketAddr],
+    /// The directory of the configuration.
+    pub directory: &'a Path,
+    pub servers: &'a ServerSettings,
+}
+
+/// The keys that name a source. A service has exactly one of them.
+const SOURCES: [&str; 5] = [FILE.name, STATIC.name, DNS.name, CONSUL.name, KUBERNETES.name];
+
+/// The keys that only some sources have: the key, and the sources that have it.
+const ONLY_FOR: [(&str, &[&str], &str); 8] = [
+    (PORT_NAME.name, &[FILE.name], "leave it out: only the endpoints in a file have named ports"),
+    (PORT.name, &[DNS.name, KUBERNETES.name], "leave it out: the addresses in a list have ports"),
+    (TAG.name, &[CONSUL.name], "leave it out: only instances in Consul have tags"),
+    (ALLOW.name, REMOTE, NOT_REMOTE),
+    (ON_EMPTY.name, REMOTE, NOT_REMOTE),
+    (STALE_AFTER.name, REMOTE, NOT_REMOTE),
+    (ON_STALE.name, REMOTE, NOT_REMOTE),
+    (MAX_SHRINK.name, REMOTE, NOT_REMOTE),
+];
+
+const REMOTE: &[&str] = &[DNS.name, CONSUL.name, KUBERNETES.name];
+const NOT_REMOTE: &str = "leave it out: it is for lists that a server sends";
+
+/// Reads where the endpoints of a service come from.
 pub fn read(
     item: &Item<'_>,
-    service: Option<SocketAddr>,
-    services: &[SocketAddr],
-    directory: &Path,
+    around: Surroundings<'_>,
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<EndpointSource> {
     // Two wrong forms show what the operator meant, so the help names the right form.
@@ -37,34 +71,92 @@ pub fn read(
         return None;
     }
     let table = item.table(&SECTION, report)?;
-    match (FILE.item(&table, report), STATIC.item(&table, report)) {
-        (Some(file), None) => {
-            let path = directory.join(&*FILE.kind.read(&file, report)?);
-            Some(EndpointSource::File(ListFile {
-                path,
-                port_name: PORT_NAME.take_written(&table, report).flatten(),
-            }))
-        }
-        (None, Some(list)) => {
-            if let Some(port_name) = PORT_NAME.item(&table, report) {
-                report.add(
-                    port_name.span(),
-                    "port_name is only for a file",
-                    "leave it out: the addresses of a static list have ports".to_owned(),
-                );
-            }
-            read_static(&list, service, services, report)
-        }
-        (Some(_), Some(list)) => {
-            report.add(list.span(), "backends has both file and static", "write one of them".to_owned());
-            None
-        }
-        (None, None) => {
-            let help = "write { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }".to_owned();
-            report.add_absent(item.span(), "backends has neither file nor static", help);
-            None
+    let mut written = SOURCES.iter().filter_map(|name| Some((*name, table.get(name)?)));
+    let Some((source, _)) = written.next() else {
+        let help = "write { file = \"users.toml\" }, { static = [\"10.0.0.1:8080\"] } or { dns = \"users.example.com\", port = 8080 }";
+        report.add_absent(item.span(), "backends names no source", help.to_owned());
+        return None;
+    };
+    if let Some((other, item)) = written.next() {
+        let message = format!("backends has both {source} and {other}");
+        report.add(item.span(), message, "write one of them".to_owned());
+        return None;
+    }
+    drop(written);
+    for (key, only_for, help) in ONLY_FOR {
+        if let Some(item) = table.get(key).filter(|_| !only_for.contains(&source)) {
+            let message = format!("{key} is only for {}", only_for.join(", "));
+            report.add(item.span(), message, help.to_owned());
         }
     }
+    if let Some(list) = STATIC.item(&table, report) {
+        return read_static(&list, around.service, around.services, report);
+    }
+    if let Some(file) = FILE.item(&table, report) {
+        let path = around.directory.join(&*FILE.kind.read(&file, report)?);
+        let port_name = PORT_NAME.take_written(&table, report).flatten();
+        return Some(EndpointSource::File(ListFile { path, port_name }));
+    }
+    let on_empty = if KUBERNETES.is_written(&table) { OnEmpty::Refuse } else { OnEmpty::Keep };
+    let rules = discovery::read_rules(&table, on_empty, report);
+    let origin = if let Some(consul) = CONSUL.item(&table, report) {
+        let service = CONSUL.kind.read(&consul, report)?;
+        let tag = TAG.take_written(&table, report)?;
+        Origin::Consul(ConsulOrigin { service, tag, settings: around.servers.consul.clone() })
+    } else if let Some(kubernetes) = KUBERNETES.item(&table, report) {
+        Origin::Kubernetes(read_kubernetes(&table, &kubernetes, around.servers, report)?)
+    } else {
+        Origin::Dns(read_dns(&table, &around.servers.dns, report)?)
+    };
+    Some(EndpointSource::Remote(Arc::new(RemoteSource { origin, rules })))
+}
+
+fn read_kubernetes(
+    table: &Table<'_>,
+    item: &Item<'_>,
+    servers: &ServerSettings,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<KubernetesOrigin> {
+    let name = KUBERNETES.kind.read(item, report)?;
+    let (namespace, service) = name.split_once('/').map(|(a, b)| (a.to_owned(), b.to_owned()))?;
+    let port = match PORT.item(table, report) {
+        Some(port) => Some(port.parse(port_name, report)?),
+        None => None,
+    };
+    let Some(settings) = servers.kubernetes.clone() else {
+        let message = format!("backends names the Service {name}, and no API server is known");
+        let help = "write server in [kubernetes], or run the daemon in a pod".to_owned();
+        report.add(item.span(), message, help);
+        return None;
+    };
+    Some(KubernetesOrigin { namespace, service, port, settings })
+}
+
+/// Reads a name and a port. SRV records are named `_service._protocol.domain` (RFC 2782) and
+/// contain ports; other names have none.
+fn read_dns(
+    table: &Table<'_>,
+    settings: &DnsSettings,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<DnsOrigin> {
+    let item = DNS.item(table, report)?;
+    let name = DNS.kind.read(&item, report)?;
+    let port = match PORT.item(table, report) {
+        Some(port) => Some(u16::try_from(Number(1..=65_535).read(&port, report)?).ok()?),
+        None => None,
+    };
+    if name.starts_with('_') && port.is_some() {
+        let message = format!("dns {} is the name of SRV records, which contain ports", quote(&name));
+        report.add(item.span(), message, "leave port out".to_owned());
+        return None;
+    }
+    if !name.starts_with('_') && port.is_none() {
+        let message = format!("dns {} is not the name of SRV records, and there is no port", quote(&name));
+        let help = "write port, or the name of SRV records as in \"_users._tcp.example.com\"".to_owned();
+        report.add(item.span(), message, help);
+        return None;
+    }
+    Some(DnsOrigin { name, port, settings: settings.clone() })
 }
 
 /// The endpoint file of a service, as far as it can be read. Faults are reported elsewhere.
@@ -105,6 +197,11 @@ fn read_static(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::discovery::{
+        ConsulSettings, DnsTransport, KubernetesSettings, OnStale, RemoteRules, TlsSettings,
+    };
     use super::super::tests::{check, services, with_service};
     use super::*;
 
@@ -149,13 +246,13 @@ mod tests {
             ("1", "7:12: backends must be a table, not a whole number"),
             (
                 "{ static = ['10.0.0.1:1'], port_name = 'http' }",
-                "7:51: port_name is only for a file (leave it out: the addresses of a static list have ports)",
+                "7:51: port_name is only for file (leave it out: only the endpoints in a file have named ports)",
             ),
             ("{ file = 'f', port_name = '' }", "7:38: port_name is empty"),
             (
                 "{}",
-                "7:12: backends has neither file nor static (write { file = \"users.toml\" } or { static = \
-                 [\"10.0.0.1:8080\"] })",
+                "7:12: backends names no source (write { file = \"users.toml\" }, { static = [\"10.0.0.1:8080\"] } or { dns = \
+                 \"users.example.com\", port = 8080 })",
             ),
             ("{ file = 'f', static = [] }", "7:35: backends has both file and static (write one of them)"),
             ("{ file = '' }", "7:21: file is empty"),
@@ -189,5 +286,243 @@ mod tests {
                 "7:29: 10.0.0.1:0 cannot be connected to: port 0",
             ],
         );
+    }
+    #[test]
+    fn a_dns_name_has_srv_records_or_a_port() {
+        let backends =
+            |value: &str| with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {value}"));
+        let source = |value: &str, more: &str| {
+            let EndpointSource::Remote(source) = services(&(backends(value) + more)).remove(0).source else {
+                panic!("a remote source was written")
+            };
+            source
+        };
+        let srv = source("{ dns = '_Users._tcp.example.com.' }", "");
+        let RemoteSource { origin: Origin::Dns(dns), rules } = &*srv else { panic!("dns was written") };
+        assert_eq!((&*dns.name, dns.port), ("_users._tcp.example.com", None));
+        assert_eq!(dns.settings.servers, []);
+        let expected = RemoteRules {
+            allow: None,
+            on_empty: OnEmpty::Keep,
+            on_stale: OnStale::Keep,
+            stale_after: None,
+            limits_shrink: true,
+        };
+        assert_eq!(*rules, expected);
+        let written = source(
+            "{ dns = 'users.example.com', port = 8080, allow = ['10.0.0.0/8', '2001:db8::/32'], on_empty = 'refuse', stale_after = \
+             '10m', on_stale = 'pass', max_shrink = 'off' }",
+            "\n[dns]\nservers = ['10.0.0.53', '[::1]:5353']\ntransport = 'udp'\nmin_ttl = '1s'\nmax_ttl = '30s'",
+        );
+        assert_eq!(written.origin.to_string(), "dns users.example.com port 8080");
+        let rules = &written.rules;
+        assert_eq!(
+            (rules.on_empty, rules.on_stale, rules.limits_shrink),
+            (OnEmpty::Refuse, OnStale::Pass, false)
+        );
+        assert_eq!(rules.stale_after, Some(Duration::from_mins(10)));
+        let Origin::Dns(DnsOrigin { settings, .. }) = &written.origin else { panic!("dns was written") };
+        let expected = DnsSettings {
+            servers: vec!["10.0.0.53:53".parse().unwrap(), "[::1]:5353".parse().unwrap()],
+            transport: DnsTransport::Udp,
+            min_ttl: Duration::from_secs(1),
+            max_ttl: Duration::from_secs(30),
+        };
+        assert_eq!(*settings, expected);
+
+        let cases = [
+            (
+                "{ dns = '_users._tcp.example.com', port = 80 }",
+                "7:20: dns \"_users._tcp.example.com\" is the name of SRV records, which contain ports (leave port out)",
+            ),
+            (
+                "{ dns = 'users.example.com' }",
+                "7:20: dns \"users.example.com\" is not the name of SRV records, and there is no port (write port, or the name of SRV records as in \"_users._tcp.example.com\")",
+            ),
+            ("{ dns = 'users.example.com', port = 0 }", "7:48: port is 0 (write 1 to 65535)"),
+            ("{ dns = 'users.example.com', port = 65536 }", "7:48: port is 65536 (write 1 to 65535)"),
+            (
+                "{ dns = '', port = 80 }",
+                "7:20: dns \"\" is not a DNS name (write a name as in \"users.example.com\")",
+            ),
+            (
+                "{ dns = 'a..b', port = 80 }",
+                "7:20: dns \"a..b\" is not a DNS name (write a name as in \"users.example.com\")",
+            ),
+            (
+                "{ dns = '10.0.0.1', port = 80 }",
+                "7:20: dns \"10.0.0.1\" is an address (write a name as in \"users.example.com\")",
+            ),
+            (
+                "{ dns = 'a.b', port = 80, file = 'users.toml' }",
+                "7:20: backends has both file and dns (write one of them)",
+            ),
+            (
+                "{ file = 'users.toml', allow = ['10.0.0.0/8'] }",
+                "7:43: allow is only for dns, consul, kubernetes (leave it out: it is for lists that a server sends)",
+            ),
+            (
+                "{ dns = 'a.b', port = 80, allow = ['10.0.0.1/8'] }",
+                "7:47: an entry of allow \"10.0.0.1/8\" has bits after its prefix (write \"10.0.0.0/8\")",
+            ),
+            (
+                "{ dns = 'a.b', port = 80, on_stale = 'refuse' }",
+                "7:49: on_stale has no effect without stale_after (write stale_after as well, or leave on_stale out)",
+            ),
+        ];
+        for (value, expected) in cases {
+            check(&backends(value), &[expected]);
+        }
+        check(
+            &(backends("{ dns = 'a.b', port = 80 }")
+                + "\n[dns]\nservers = []\nmin_ttl = '1m'\nmax_ttl = '30s'"),
+            &[
+                "10:11: servers is empty (write a server, or leave servers out to use those in /etc/resolv.conf)",
+                "11:11: min_ttl is longer than max_ttl (write a min_ttl of at most max_ttl)",
+            ],
+        );
+    }
+
+    #[test]
+    fn consul_and_kubernetes_name_a_service() {
+        let text = |value: &str, more: &str| {
+            with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {value}\n{more}"))
+        };
+        let origin = |value: &str, more: &str| {
+            let EndpointSource::Remote(source) = services(&text(value, more)).remove(0).source else {
+                panic!("a remote source was written")
+            };
+            (source.origin.clone(), source.rules.on_empty)
+        };
+        let (Origin::Consul(consul), OnEmpty::Keep) = origin("{ consul = 'users', tag = 'blue' }", "") else {
+            panic!("consul was written")
+        };
+        assert_eq!((&*consul.service, consul.tag.as_deref()), ("users", Some("blue")));
+        let default = ConsulSettings { address: "127.0.0.1:8500".parse().unwrap(), token: None, tls: None };
+        assert_eq!(consul.settings, default);
+        let keys = "[consul]\naddress = '10.0.0.9:8501'\ntoken = 't'\nca = 'ca.pem'\ncertificate = 'c'\nkey = '/k'\nserver_name = 'a.b'";
+        let (Origin::Consul(consul), _) = origin("{ consul = 'users' }", keys) else {
+            panic!("consul was written")
+        };
+        let tls = TlsSettings {
+            ca: "/etc/socklb/ca.pem".into(),
+            server_name: Some("a.b".to_owned()),
+            client: Some(("/etc/socklb/c".into(), "/k".into())),
+        };
+        let token = Some("/etc/socklb/t".into());
+        assert_eq!(
+            consul.settings,
+            ConsulSettings { address: "10.0.0.9:8501".parse().unwrap(), token, tls: Some(tls.clone()) }
+        );
+        let server = "[kubernetes]\nserver = 'https://10.0.0.1:6443/'\nca = 'ca.pem'\ncertificate = 'c'\nkey = '/k'\nserver_name = 'a.b'";
+        let (Origin::Kubernetes(kubernetes), OnEmpty::Refuse) =
+            origin("{ kubernetes = 'shop/users', port = 'http' }", server)
+        else {
+            panic!("kubernetes was written")
+        };
+        assert_eq!((&*kubernetes.namespace, &*kubernetes.service), ("shop", "users"));
+        assert_eq!(kubernetes.port.as_deref(), Some("http"));
+        let settings = KubernetesSettings { server: "10.0.0.1:6443".to_owned(), token: None, tls: Some(tls) };
+        assert_eq!(kubernetes.settings, settings);
+        let plain = "[kubernetes]\nserver = 'http://[::1]:8001'";
+        let (Origin::Kubernetes(kubernetes), OnEmpty::Keep) =
+            origin("{ kubernetes = 'shop/users', on_empty = 'keep' }", plain)
+        else {
+            panic!("kubernetes was written")
+        };
+        let settings = KubernetesSettings { server: "[::1]:8001".to_owned(), token: None, tls: None };
+        assert_eq!(kubernetes.settings, settings);
+
+        let cases = [
+            (
+                "{ kubernetes = 'shop/users' }",
+                "",
+                "7:27: backends names the Service shop/users, and no API server is known (write server in [kubernetes], or run the daemon in a pod)",
+            ),
+            (
+                "{ kubernetes = 'users' }",
+                plain,
+                "7:27: kubernetes \"users\" is not a namespace and the name of a Service (write both as in \"shop/users\")",
+            ),
+            (
+                "{ kubernetes = 'shop/users', port = 8080 }",
+                plain,
+                "7:48: port must be a string, not a whole number",
+            ),
+            (
+                "{ consul = '' }",
+                "",
+                "7:23: consul \"\" is not a name (write 1 to 253 bytes of printable characters)",
+            ),
+            (
+                "{ consul = 'users', port = 80 }",
+                "",
+                "7:39: port is only for dns, kubernetes (leave it out: the addresses in a list have ports)",
+            ),
+            (
+                "{ dns = 'a.b', port = 80, tag = 'x' }",
+                "",
+                "7:44: tag is only for consul (leave it out: only instances in Consul have tags)",
+            ),
+            (
+                "{ consul = 'users' }",
+                "[consul]\nkey = 'k'",
+                "8:1: certificate and key are a pair, and one of them is missing (write both, or leave both out)",
+            ),
+            (
+                "{ consul = 'users' }",
+                "[consul]\nserver_name = 'a.b'",
+                "8:1: without ca there is no TLS (write ca, or leave certificate, key and server_name out)",
+            ),
+            (
+                "{ kubernetes = 'shop/users' }",
+                "[kubernetes]\nserver = 'https://10.0.0.1:6443'",
+                "9:10: server uses TLS, and there is no ca (write ca, the file with the certificates that sign the server's certificate)",
+            ),
+            (
+                "{ kubernetes = 'shop/users' }",
+                "[kubernetes]\nserver = '10.0.0.1:6443'",
+                "9:10: server \"10.0.0.1:6443\" does not begin with https:// or http:// (write it as in \"https://10.0.0.1:6443\")",
+            ),
+            (
+                "{ kubernetes = 'shop/users' }",
+                "[kubernetes]\nserver = 'http://10.0.0.1'",
+                "9:10: server \"http://10.0.0.1\" has no valid port (write it as in \"https://10.0.0.1:6443\")",
+            ),
+            (
+                "{ kubernetes = 'shop/users' }",
+                "[kubernetes]\nserver = 'http://a b:80'",
+                "9:10: server \"http://a b:80\" names no host (write it as in \"https://10.0.0.1:6443\")",
+            ),
+        ];
+        for (value, more, expected) in cases {
+            check(&text(value, more), &[expected]);
+        }
+    }
+
+    #[test]
+    fn remote_endpoints_are_in_the_allowed_networks() {
+        let rules = |allow: Option<&[&str]>| RemoteRules {
+            allow: allow.map(|allow| allow.iter().map(|network| network.parse().unwrap()).collect()),
+            on_empty: OnEmpty::Keep,
+            on_stale: OnStale::Keep,
+            stale_after: None,
+            limits_shrink: true,
+        };
+        let refusal = |allow: Option<&[&str]>, ip: &str| rules(allow).refusal(ip.parse().unwrap());
+        for ip in ["127.0.0.1", "::1", "169.254.1.1", "fe80::1"] {
+            assert!(refusal(None, ip).is_some(), "{ip}");
+        }
+        for ip in ["10.0.0.1", "192.0.2.1", "2001:db8::1"] {
+            assert_eq!(refusal(None, ip), None);
+        }
+        let allow: &[&str] = &["10.0.0.0/8", "127.0.0.1/32", "2001:db8::/32"];
+        for ip in ["10.255.255.255", "127.0.0.1", "2001:db8:ffff::1"] {
+            assert_eq!(refusal(Some(allow), ip), None);
+        }
+        for ip in ["11.0.0.0", "127.0.0.2", "2001:db9::1"] {
+            let why = refusal(Some(allow), ip).unwrap();
+            assert_eq!(why, "it is outside allow = [\"10.0.0.0/8\", \"127.0.0.1/32\", \"2001:db8::/32\"]");
+        }
     }
 }

@@ -39,12 +39,13 @@ impl ServiceTemplate {
     }
 
     /// The minimum number of backends of this service that a client task uses, as far as the text
-    /// shows. For an endpoint file, which is not read, this is the configured size, or 1 if the
-    /// text gives no size. The size that `auto` chooses is known only when there is a list.
+    /// shows. For an endpoint file or a remote source, which is not read, this is the configured
+    /// size, or 1 if the text gives no size. The size that `auto` chooses is known only when there
+    /// is a list.
     pub fn backends(&self, task: Task) -> u32 {
         let count = match &self.source {
             EndpointSource::Static(list) => Some(list.count()),
-            EndpointSource::File(_) => None,
+            EndpointSource::File(_) | EndpointSource::Remote(_) => None,
         };
         let (algorithm, size) = match (self.service.subset, count) {
             (Subset::All, count) => return count.unwrap_or(1),

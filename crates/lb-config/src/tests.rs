@@ -239,6 +239,7 @@ fn a_valid_file_is_read_completely() {
         admins: None,
         reclaim_interval: Duration::from_secs(90),
         reports: ReportsConfig { listen: None, keys: None, xdp: Vec::new(), xdp_generic: false },
+        envoy: None,
     };
     assert_eq!(good(GOOD), expected);
 }
@@ -274,6 +275,7 @@ fn the_packaged_example_is_valid_with_all_its_suggestions() {
     assert_eq!((dns.protocol, dns.rebind), (Protocol::Udp, Some(Duration::from_secs(30))));
     assert!(all.metrics.listen.is_some() && plain.metrics.listen.is_none());
     assert_eq!((all.admins.as_deref(), plain.admins), (Some("socklb-admin"), None));
+    assert_eq!((all.envoy, plain.envoy), (Some(PathBuf::from("/var/lib/socklb-envoy")), None));
 }
 
 #[test]
@@ -306,7 +308,7 @@ fn wrong_tables_are_refused() {
         (
             "[[clients]]",
             "8:3: unknown key \"clients\" in a configuration (did you mean client? known keys: client, service, daemon, \
-             paths, limits, metrics, accounting, reports, admin)",
+             paths, limits, metrics, accounting, reports, dns, consul, kubernetes, envoy, admin)",
         ),
         ("[[paths]]", "8:1: paths must be a table, not a list"),
         ("[paths]\npins = ''", "9:8: pins is empty"),
@@ -348,7 +350,7 @@ fn all_faults_of_a_file_are_reported_once_and_in_order() {
              digits, _, - and .)",
             "8:11: address \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
             "10:2: unknown key \"other\" in a configuration (known keys: client, service, daemon, paths, limits, \
-             metrics, accounting, reports, admin)",
+             metrics, accounting, reports, dns, consul, kubernetes, envoy, admin)",
         ],
     );
 }

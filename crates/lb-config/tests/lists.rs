@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use lb_config::endpoints::{ListContext, Parsed, parse};
+use lb_config::endpoints::{ListContext, ListEntry, Parsed, SlicesError, parse, read_instances, read_slices};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -67,6 +67,22 @@ fn an_answer_of_consul_is_read() {
         "10.41.7.7:8080 6 1 Down a",
     ];
     check(&parsed, &expected, &[]);
+}
+
+#[test]
+fn consuls_answer_means_the_same_in_a_file_and_as_it_is_sent() {
+    let text = include_str!("lists/consul.json");
+    let (entries, notes) = read_instances(text.as_bytes(), "users", false).unwrap();
+    let line = |one: &ListEntry| {
+        let (address, index) = (one.address.unwrap(), one.index.number().unwrap());
+        format!("{address} {index} {} {:?} {}", one.weight, one.state, one.zone.as_deref().unwrap_or("-"))
+    };
+    let mut sent: Vec<String> = entries.iter().map(line).collect();
+    sent.sort();
+    let mut in_file = lines(&read(text, "users").unwrap().list);
+    in_file.sort();
+    assert_eq!(sent, in_file);
+    assert!(notes.is_empty(), "{notes:?}");
 }
 
 #[test]
@@ -558,6 +574,42 @@ fn host_names_give_indexes_only_if_they_are_all_of_one_set() {
 }
 
 #[test]
+fn slices_in_separate_texts_mean_the_same_as_in_one_list() {
+    let text = include_str!("lists/slices-api.json");
+    let parsed = parse(text.as_bytes(), &reading("users", Some("http"))).unwrap();
+    let root: Value = serde_json::from_str(text).unwrap();
+    let slices: Vec<String> = root["items"].as_array().unwrap().iter().map(Value::to_string).collect();
+    let texts = || slices.iter().map(|slice| ("one of them", slice.as_str()));
+    let (entries, notes) = read_slices(texts(), Some("http"), false).unwrap();
+    let of = |address, index: Option<u32>, state, zone: &Option<String>| {
+        format!("{address} {index:?} {state:?} {zone:?}")
+    };
+    let mut separate: Vec<String> = entries
+        .iter()
+        .map(|entry| of(entry.address.unwrap(), entry.index.number(), entry.state, &entry.zone))
+        .collect();
+    let has_indexes = !parsed.list.has_address_indexes();
+    let endpoints = parsed.list.as_slice().iter();
+    let mut together: Vec<String> = endpoints
+        .map(|e| {
+            of(e.address, has_indexes.then_some(e.index), e.state, &e.zone.as_ref().map(ToString::to_string))
+        })
+        .collect();
+    separate.sort();
+    together.sort();
+    assert_eq!(separate, together);
+    assert_eq!(notes, parsed.notes);
+    let (of_v6, _) = read_slices(texts(), Some("http"), true).unwrap();
+    assert!(!of_v6.is_empty() && of_v6.iter().all(|entry| entry.address.unwrap().is_ipv6()));
+
+    assert_eq!(read_slices([], None, false).unwrap().0.len(), 0, "no slices are no fault");
+    let wrong = read_slices([("users-1", "{}"), ("users-2", "[]")], None, false);
+    let Err(SlicesError::Faults(faults)) = wrong else { panic!("they are no slices") };
+    let expected = "users-1:1:1: addressType is missing in a slice (write \"addressType\": \"IPv4\")";
+    assert_eq!(faults.to_string(), expected);
+}
+
+#[test]
 fn slices_that_do_not_fit_are_refused_or_left_out() {
     let list = |items: Value| json!({ "kind": "List", "apiVersion": "v1", "items": items }).to_string();
     let one = || json!([pod("10.0.0.1", &json!({}))]);
@@ -671,7 +723,7 @@ fn a_file_that_is_not_a_list_is_refused_with_a_correction() {
         ),
         (
             &of_consul("\"Address\":\"10.0.0.1\",\"Port\":-1"),
-            "1:53: invalid value: integer `-1`, expected 0 to 65535".to_owned(),
+            "1:2: an instance has the port -1 (write 1 to 65535)".to_owned(),
         ),
         (
             &of_consul("\"Address\":\"10.0.0.1\",\"Port\":1,\"Meta\":{\"socklb_index\":\"x\"}"),

@@ -12,7 +12,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -24,6 +24,9 @@ use crate::trust::{self, Untrusted};
 
 /// The option that names another directory for the store.
 const FLAG: &str = "--state";
+
+/// The key that names another directory for published files.
+const PUBLIC_FLAG: &str = "[envoy] directory";
 
 /// Why a file cannot be read or written.
 #[derive(Debug, Error)]
@@ -44,12 +47,22 @@ pub enum StoreError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateDirectory {
     root: PathBuf,
+    /// The option or key that names another directory.
+    flag: &'static str,
+    /// Whether all users may read the files.
+    is_public: bool,
 }
 
 impl StateDirectory {
     /// `root` need not exist yet.
     pub fn at(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), flag: FLAG, is_public: false }
+    }
+
+    /// A directory of files that all users may read, whatever the umask is. The directory above
+    /// `root` must exist.
+    pub fn public(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into(), flag: PUBLIC_FLAG, is_public: true }
     }
 
     /// `name` is relative to the root.
@@ -73,7 +86,7 @@ impl StateDirectory {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(fail(error)),
         };
-        trust::check_stored(&path, &metadata, FLAG)?;
+        trust::check_stored(&path, &metadata, self.flag)?;
         let bytes = regular_file::read(&file, most).map_err(fail)?;
         bytes.map(Some).ok_or(StoreError::TooLarge(path, most))
     }
@@ -89,7 +102,11 @@ impl StateDirectory {
         let path = self.path(name);
         let fail = |source| StoreError::Write { path: path.clone(), source };
         let directory = path.parent().unwrap_or(&self.root);
-        trust::make_directory(directory).map_err(fail)?;
+        if self.is_public {
+            make_public_directories(&self.root, directory).map_err(fail)?;
+        } else {
+            trust::make_directory(directory).map_err(fail)?;
+        }
         self.check(&path)?;
         let lock = File::open(directory).map_err(fail)?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -103,7 +120,7 @@ impl StateDirectory {
         let mut new = path.clone().into_os_string();
         new.push(".new");
         let new = PathBuf::from(new);
-        let written = write_new(&new, parts).and_then(|()| fs::rename(&new, &path));
+        let written = write_new(&new, parts, self.is_public).and_then(|()| fs::rename(&new, &path));
         if let Err(error) = written {
             // A partly written file would take space on a disk that may be full.
             let _ = fs::remove_file(&new);
@@ -126,6 +143,23 @@ impl StateDirectory {
         fs::rename(&path, to).map_err(|source| StoreError::Write { path, source })
     }
 
+    /// Removes a file, if it exists.
+    ///
+    /// # Errors
+    /// If other users may write to a directory above the file, or it cannot be removed.
+    pub fn remove(&self, name: impl AsRef<Path>) -> Result<(), StoreError> {
+        let path = self.path(name);
+        if !self.check(&path)? {
+            return Ok(());
+        }
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(StoreError::Write { path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks the directories above a file, from the root down. Returns whether they all exist.
     fn check(&self, path: &Path) -> Result<bool, StoreError> {
         let below = path.ancestors().skip(1).take_while(|level| *level != self.root);
@@ -135,13 +169,13 @@ impl StateDirectory {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(source) => return Err(StoreError::Read { path: self.root.clone(), source }),
         }
-        trust::check_directory(&self.root, FLAG)?;
+        trust::check_directory(&self.root, self.flag)?;
         for level in below.into_iter().rev() {
             match fs::symlink_metadata(level) {
                 Ok(metadata) if metadata.is_symlink() => {
-                    return Err(Untrusted::StoredLink(level.to_owned()).into());
+                    return Err(Untrusted::StoredLink { path: level.to_owned(), flag: self.flag }.into());
                 }
-                Ok(metadata) => trust::check_stored(level, &metadata, FLAG)?,
+                Ok(metadata) => trust::check_stored(level, &metadata, self.flag)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
                 Err(source) => return Err(StoreError::Read { path: level.to_owned(), source }),
             }
@@ -150,9 +184,22 @@ impl StateDirectory {
     }
 }
 
+/// Creates the root of a store and a directory in it, if they are missing. Existing directories
+/// retain their mode.
+fn make_public_directories(root: &Path, directory: &Path) -> io::Result<()> {
+    for level in [root, directory] {
+        match fs::create_dir(level) {
+            Ok(()) => fs::set_permissions(level, fs::Permissions::from_mode(0o755))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Creates a file. If there is something else at its path, such as another user's link, that is
 /// removed and not followed.
-fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+fn write_new(path: &Path, parts: &[&[u8]], is_public: bool) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -160,6 +207,9 @@ fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     let mut options = File::options();
     options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
     let mut file = options.open(path)?;
+    if is_public {
+        file.set_permissions(fs::Permissions::from_mode(0o644))?;
+    }
     for part in parts {
         file.write_all(part)?;
     }
@@ -168,7 +218,7 @@ fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
@@ -291,5 +341,36 @@ mod tests {
         let lock = File::open(store.path("")).unwrap();
         rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
         assert!(error_of(store.write("factors", &[b"other"])).contains("another process is writing in"));
+    }
+
+    #[test]
+    fn all_users_may_read_public_files_and_none_may_replace_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("envoy");
+        let store = StateDirectory::public(&root);
+        store.write("web/users.json", &[b"{}"]).unwrap();
+        let mode = |name: &str| fs::metadata(store.path(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!([mode(""), mode("web"), mode("web/users.json")], [0o755, 0o755, 0o644]);
+        // An operator's mode stays.
+        set_mode(&root, 0o750);
+        store.write("web/users.json", &[b"[]"]).unwrap();
+        assert_eq!(
+            (mode(""), store.read("web/users.json", 9).unwrap().as_deref()),
+            (0o750, Some(&b"[]"[..]))
+        );
+        set_mode(&root, 0o777);
+        for error in
+            [error_of(store.write("web/users.json", &[b"{}"])), error_of(store.remove("web/users.json"))]
+        {
+            assert!(error.contains("or name another directory with [envoy] directory"), "{error}");
+        }
+        set_mode(&root, 0o755);
+        store.remove("web/users.json").unwrap();
+        store.remove("web/users.json").unwrap();
+        store.remove("other/users.json").unwrap();
+        assert!(!store.path("web/users.json").exists() && store.path("web").exists());
+        // A mistyped path makes no tree of directories.
+        let error = error_of(StateDirectory::public(folder.path().join("a/b")).write("c/d", &[b"{}"]));
+        assert!(error.contains("cannot write") && error.contains("No such file"), "{error}");
     }
 }

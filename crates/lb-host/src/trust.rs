@@ -50,8 +50,12 @@ pub enum Untrusted {
     #[error("{} is a symbolic link within a bpf file system: remove it, or name another directory with --pins", .0.display())]
     Link(PathBuf),
     /// A symbolic link among stored files.
-    #[error("{} is a symbolic link within a directory of stored files: remove it, or name another directory with --state", .0.display())]
-    StoredLink(PathBuf),
+    #[error("{} is a symbolic link within a directory of stored files: remove it, or name another directory with {flag}", path.display())]
+    StoredLink {
+        path: PathBuf,
+        /// The option that names another directory.
+        flag: &'static str,
+    },
     /// The daemon runs as a user that is not trusted.
     #[error(
         "the daemon at {} runs as user {user}, which is neither root nor the owner of {}; its answers are not trusted",

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::BackendStatus;
 use crate::load::ServiceLoadStatus;
-use crate::status::{ClientStatus, ServiceStatus, SourceStatus};
+use crate::status::{ClientStatus, RemoteStatus, ServiceStatus, SourceStatus};
 use crate::text::counted;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +58,10 @@ pub enum FaultCode {
     Probes,
     /// A service's endpoints cannot be used.
     Source,
+    /// The newest list of a server removes most endpoints, and does not take force yet.
+    ListShrunk,
+    /// Files for Envoy cannot be written or removed.
+    EnvoyFiles,
     /// No backend of a service is usable.
     NoUsableBackend,
     /// Connects were refused because all backends were at their limit.
@@ -225,6 +229,14 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     }
     if let Some(SourceStatus { error: Some(error), .. }) = &service.source {
         faults.push(fault(FaultCode::Source, error.clone()));
+    }
+    let remote = service.source.as_ref().and_then(|source| source.remote.as_ref());
+    if let Some(RemoteStatus { withheld: withheld @ 1.., origin, .. }) = remote {
+        let text = format!(
+            "the newest list from {origin} removes {}, more than half: they stay in force until the server repeats it after 10 s",
+            counted(*withheld, "endpoint")
+        );
+        faults.push(fault(FaultCode::ListShrunk, text));
     }
     faults
 }

@@ -16,6 +16,8 @@ pub mod load;
 
 pub mod readmission;
 
+pub mod source;
+
 pub mod status;
 
 pub mod filter;

@@ -400,17 +400,59 @@ pub enum EjectionMode {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SourceStatus {
-    /// The file; `None` for a static list.
+    /// The file; `None` for a static list, and for a list that a server sends.
     pub file: Option<PathBuf>,
-    /// Seconds since the last read of the file without faults; `None` before the first.
+    /// Seconds since the last read of the file without faults, or since the server last confirmed a
+    /// list; `None` before the first.
     pub good_for_s: Option<u64>,
-    /// Why the last read of the file failed; `None` if it succeeded.
+    /// Why the last read of the list failed; `None` if it succeeded.
     pub error: Option<String>,
-    /// How many reads of the file have failed since the daemon started.
+    /// How many reads of the list have failed since the daemon started.
     pub failures: u64,
-    /// The ignored parts of the file, each with the reason.
+    /// The ignored parts of the list, each with the reason.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// The state of the server that sends the list; `None` for a file or a static list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<RemoteStatus>,
+}
+
+/// The state of a server that sends a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteStatus {
+    /// What is requested, such as `dns users.example.com port 80`.
+    pub origin: String,
+    /// The server's version of its newest list; empty if it has none.
+    pub version: String,
+    /// The number of endpoints of the server's newest list, even if it is not in force; `None`
+    /// before the first.
+    pub endpoints: Option<u64>,
+    /// The number of different answers so far.
+    pub lists: u64,
+    /// Seconds until the next query; `None` while a query is under way.
+    pub next_s: Option<u64>,
+    /// For how many seconds the server has answered that there are no endpoints; `None` if its last
+    /// answer was a list.
+    pub empty_s: Option<u64>,
+    /// The number of endpoints that the server's newest list removes, and that stay in force until
+    /// the server repeats it.
+    pub withheld: u64,
+    /// What is in force in place of the server's list: `refuse` or `pass`; `None` if it is the
+    /// list.
+    pub substitute: Option<String>,
+}
+
+impl RemoteStatus {
+    /// A line for people. `confirmed_s`: seconds since the server last confirmed a list.
+    pub fn describe(&self, confirmed_s: Option<u64>) -> String {
+        let Self { origin, version, endpoints, next_s, .. } = self;
+        let version = if version.is_empty() { String::new() } else { format!(", version {version}") };
+        let endpoints = endpoints.map_or_else(String::new, |endpoints| format!(", {endpoints} endpoints"));
+        let confirmed = confirmed_s
+            .map_or_else(|| ", not confirmed".to_owned(), |seconds| format!(", confirmed {seconds} s ago"));
+        let next = next_s.map_or_else(String::new, |seconds| format!(", next query in {seconds} s"));
+        format!("from {origin}{version}{endpoints}{confirmed}{next}")
+    }
 }
 
 impl From<abi::Anomalies> for AnomalyCounts {

@@ -20,7 +20,7 @@ use crate::config::{
     self, ClientConfig, Config, ConfigFileError, EndpointSource, HostEnvironment, ListFile, NamedFile,
 };
 use crate::doctor::load::WITH_RATES;
-use crate::dry_run::{self, DoesNotFit, file_sources};
+use crate::dry_run::{self, DoesNotFit, list_sources};
 use crate::error::CommandFailure;
 use crate::print;
 use crate::probe_cost;
@@ -94,7 +94,8 @@ pub fn run(
     let Some(config) = config.filter(|_| faulty.is_empty()) else { return Ok(ExitCode::FAILURE) };
     // The lists in the endpoint files must fit the limits, too.
     let lists = with_previews(&config, previews)?;
-    let by_service = dry_run::assignments(&lists.clients, &file_sources(&lists))?;
+    let sources = list_sources(&lists);
+    let by_service = dry_run::assignments(&lists.clients, &sources)?;
     let mut balancers = Vec::new();
     for client in &config.clients {
         let balancer = dry_run::balancer(&config, client, &by_service);
@@ -102,6 +103,15 @@ pub fn run(
     }
     let mut notes = notes(&config, &by_service);
     notes.extend(ignored);
+    for source in sources.iter().filter(|source| source.file().is_none()) {
+        let origin = &source.origin;
+        notes.push(match dry_run::stored(source)? {
+            Some(_) => format!("{origin}: the list that the daemon stored last is checked, not the server's"),
+            None => format!(
+                "{origin}: no list is stored, so none is checked; `socklb source check` queries the server"
+            ),
+        });
+    }
     notes.extend(subsets(&balancers));
     notes.extend(probe_cost::notes(&balancers));
     let mut text: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
@@ -140,10 +150,18 @@ fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Conf
     let mut config = config.clone();
     let mut names = BTreeSet::new();
     for configured in config.clients.iter_mut().flat_map(|client| &mut client.services) {
-        if let EndpointSource::File(file) = &mut configured.source {
-            *file = previewed(Some(&configured.service.name), file, previews);
-            names.insert(configured.service.name.clone());
+        let name = &configured.service.name;
+        match &mut configured.source {
+            EndpointSource::Static(_) => continue,
+            EndpointSource::File(file) => *file = previewed(Some(name), file, previews),
+            EndpointSource::Remote(_) => {
+                if let Some((_, path)) = previews.iter().rfind(|(of, _)| of == name) {
+                    let file = ListFile { path: path.clone(), port_name: None };
+                    configured.source = EndpointSource::File(file);
+                }
+            }
         }
+        names.insert(name.clone());
     }
     let Some((stray, _)) = previews.iter().find(|(service, _)| !names.contains(service)) else {
         return Ok(config);

@@ -66,7 +66,7 @@ fn explain_from_config(
 ) -> Result<Vec<Explanation>, CommandFailure> {
     let mut clients = config.clients.clone();
     clients.retain(|other| client.is_none_or(|client| client == other.name));
-    let by_service = dry_run::assignments(&clients, &dry_run::file_sources(config))?;
+    let by_service = dry_run::assignments(&clients, &dry_run::list_sources(config))?;
     let mut explanations = Vec::new();
     for configured in &clients {
         let balancer = dry_run::balancer(config, configured, &by_service)?;

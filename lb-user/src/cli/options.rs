@@ -12,7 +12,7 @@ use clap::parser::ValueSource;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use lb_view::status::SortBy;
 
-use super::load;
+use super::{load, source};
 use crate::config::{DEFAULT_PATH, Paths};
 
 /// socklb balances connections at the socket, in the kernel.
@@ -303,6 +303,9 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Print, refresh or check the endpoint lists of services
+    #[command(subcommand)]
+    Source(source::SourceCommand),
     /// Report readiness, lame-duck state and load of this host's backends to requesting clients
     ///
     /// `socklb agent serve` runs beside backends and needs neither root nor the daemon. Its file is

@@ -23,7 +23,7 @@ impl Controller {
         while let Some(contents) = next.take() {
             let delivered = self.deliver_assignments(service, &contents.assignments, now);
             let file =
-                self.sources.files.get_mut(service).expect("the caller checks that the service has a file");
+                self.sources.watched.get_mut(service).expect("the caller checks that the service has a file");
             match file.feed.delivered(contents, delivered) {
                 ListDecision::Compute(contents) => self.compute(service, contents),
                 ListDecision::Wait => {}
@@ -55,7 +55,7 @@ impl Controller {
             // A client that still has an earlier configuration may have a list for the service in
             // that configuration.
             match client_task.client.services[position].source {
-                EndpointSource::File(_) => {}
+                EndpointSource::File(_) | EndpointSource::Remote(_) => {}
                 EndpointSource::Static(_) => continue,
             }
             match client_task.deliver(position, assignments, now) {
@@ -80,7 +80,7 @@ impl Controller {
     /// Handles the end of the computation. If clients have changed again, the missing assignments
     /// are computed next.
     pub fn computed(&mut self, service: &str, contents: &Contents, now: Instant) {
-        let Some(file) = self.sources.files.get_mut(service) else { return };
+        let Some(file) = self.sources.watched.get_mut(service) else { return };
         if let Some(contents) = file.feed.computed(contents) {
             self.deliver(service, contents, now);
             self.settle(now);
@@ -96,7 +96,7 @@ impl Controller {
                 info!(client = %client_task.client.name, "the endpoint list that was refused is now in force");
             }
         }
-        let files = self.sources.files.iter();
+        let files = self.sources.watched.iter();
         let refused = files.filter_map(|(service, file)| Some((service.clone(), file.feed.room_appeared()?)));
         for (service, contents) in refused.collect::<Vec<_>>() {
             self.deliver(&service, contents, now);

@@ -139,6 +139,7 @@ impl Controller {
         for text in &self.reload.unchangeable {
             of_host(FaultCode::RestartNeeded, text.clone());
         }
+        faults.extend(self.envoy_files.fault());
         faults.extend(self.uncertain_counts());
         faults.extend(self.probing.faults());
         faults
@@ -146,7 +147,7 @@ impl Controller {
 
     pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, SourceStatus> {
         let services = client_task.client.services.iter();
-        let source = |name: &String| match self.sources.files.get(name) {
+        let source = |name: &String| match self.sources.watched.get(name) {
             None => {
                 let error = client_task.refused_static().get(name).cloned();
                 SourceStatus {
@@ -155,15 +156,10 @@ impl Controller {
                     failures: error.is_some().into(),
                     error,
                     notes: Vec::new(),
+                    remote: None,
                 }
             }
-            Some(file) => SourceStatus {
-                file: Some(file.source.file.path.clone()),
-                good_for_s: file.feed.good_since().map(|since| now.duration_since(since).as_secs()),
-                error: file.feed.error_of(&client_task.client.name).map(str::to_owned),
-                failures: file.feed.failures(),
-                notes: file.notes.to_vec(),
-            },
+            Some(watched) => watched.status(&client_task.client.name, now),
         };
         services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
     }

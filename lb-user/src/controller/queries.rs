@@ -1,16 +1,19 @@
 //! Answers queries, and writes the status line for the service manager (sd_notify(3)).
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
+use lb_discovery::Finding;
 use lb_http::peer::PeerCredentials;
 use tracing::info;
 
-use super::Controller;
+use super::{Controller, Effect};
 use lb_view::coverage::Coverage;
 use lb_view::readmission::{self, Readmission, Readmitted};
+use lb_view::source::{self, Refreshed};
 
-use crate::api::{ControllerQuery, Reply};
+use crate::api::{ControllerQuery, Reply, SourceText};
 use crate::configured::configured;
 use crate::controller::client_task::ClientTask;
 use crate::explain;
@@ -28,10 +31,12 @@ impl Controller {
         let clients = self.config.clients.len();
         let attached = self.clients.tasks.iter().filter(|client_task| client_task.cgroup().is_some()).count();
         let mut summary = format!("{attached} of {clients} clients attached");
-        let bad = self.sources.files.values().filter(|file| file.feed.error().is_some()).count();
+        let bad = self.sources.watched.values().filter(|file| file.feed.error().is_some()).count();
         if bad > 0 {
-            summary
-                .push_str(&format!("; {bad} of {} endpoint files cannot be used", self.sources.files.len()));
+            summary.push_str(&format!(
+                "; {bad} of {} endpoint lists cannot be used",
+                self.sources.watched.len()
+            ));
         }
         if self.reload.error.is_some() {
             summary.push_str("; the configuration file cannot be used");
@@ -73,6 +78,14 @@ impl Controller {
                     answer.send(self.switch_load(&service, switch, client.as_deref(), &who, now));
                 }
             }
+            ControllerQuery::Source { service, newest, answer } => {
+                answer.send(self.source_text(&service, newest));
+            }
+            ControllerQuery::Refresh { service, who, answer } => {
+                if !answer.is_closed() {
+                    answer.send(self.refresh(service, &who, now));
+                }
+            }
             ControllerQuery::Cover { client, cgroups, answer } => {
                 // Requests of processes that have given up are dropped.
                 self.waiters.retain(|waiter| !waiter.answer.is_closed());
@@ -105,6 +118,37 @@ impl Controller {
             info!(?service, %backend, user, process, "readmission requested, but no client has this backend");
         }
         Readmission { schema: readmission::SCHEMA, service: service.to_owned(), backend, clients }
+    }
+
+    /// The list of a service.
+    fn source_text(&self, service: &str, newest: bool) -> Option<SourceText> {
+        let watched = self.sources.watched.get(service);
+        if newest {
+            return match watched?.remote.latest.finding.as_ref()? {
+                Finding::List(list) => Some(SourceText::Text(Arc::clone(&list.text))),
+                Finding::Empty { .. } | Finding::Failed(_) => None,
+            };
+        }
+        let assignments = match watched {
+            Some(watched) => &watched.feed.newest()?.assignments,
+            None => self.sources.statics.get(service)?,
+        };
+        Some(SourceText::List(assignments.shared_list()))
+    }
+
+    /// Reads or queries the source of a service's list at once.
+    fn refresh(&mut self, service: String, who: &PeerCredentials, now: Instant) -> Refreshed {
+        let (user, process) = (who.user, who.process);
+        let watched = self.sources.watched.get_mut(&service);
+        let origin = watched.map(|watched| {
+            match watched.source.wanted() {
+                Some(wanted) => self.effects.push(Effect::QueryAgain(wanted)),
+                None => watched.feed.progress.changed(now),
+            }
+            watched.source.origin.to_string()
+        });
+        info!(?service, origin, user, process, "an operator requested to refresh a list");
+        Refreshed { schema: source::SCHEMA, service, origin }
     }
 
     /// Answers the requests whose cgroups are now covered, and the requests that name a client that

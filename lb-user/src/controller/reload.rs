@@ -12,13 +12,13 @@ use lb_core::feed::{Progress, ReadFailure, ReadTurn, Version};
 use tracing::{info, warn};
 
 use super::changes::changes;
-use super::files::{Reading, WatchedFile};
 use super::load_store::StoredLoadsRead;
+use super::sources::{InForce, Reading, WatchedSource};
 use super::{BackgroundWork, ClientOpener, Controller, Effect, Notice, Opened, fixed};
-use crate::assignments::{Assignments, AssignmentsByService};
+use crate::assignments::AssignmentsByService;
 use crate::config::Config;
 use crate::configured::configured;
-use crate::source::{FileSource, NoAnswer, Stamp, directory_of};
+use crate::source::{NoAnswer, Stamp, directory_of};
 
 /// The configuration that is to be loaded.
 pub enum ConfigLoad {
@@ -35,7 +35,7 @@ pub struct LoadRequest {
     pub begun: u64,
     /// The configuration in force when the read began.
     pub running: Config,
-    pub before: BTreeMap<String, (FileSource, Assignments)>,
+    pub before: BTreeMap<String, InForce>,
     pub statics: AssignmentsByService,
     /// Whether an operator requested the reload.
     pub is_requested: bool,
@@ -243,6 +243,7 @@ impl Controller {
                 self.reload.error = Some(error);
             }
         }
+        self.query_servers();
         // At the start, readiness is reported later, when the socket accepts connections.
         let is_following = self.reload.following.is_some() && self.clients.is_settling;
         if !is_first && !is_following {
@@ -266,7 +267,7 @@ impl Controller {
     /// Reports that a configuration is in force, or was refused.
     fn reloaded(&mut self) {
         if let Some(changed) = self.reload.following.take() {
-            let (clients, files) = (self.config.clients.len(), self.sources.files.len());
+            let (clients, files) = (self.config.clients.len(), self.sources.watched.len());
             info!(clients, files, changed, "configuration applied");
         }
         // If another reload is under way, that reload will report its own end.
@@ -340,12 +341,18 @@ impl Controller {
         self.start_unstarted(now);
     }
 
-    /// The newest lists of all files, with their assignments.
-    pub fn in_force(&self) -> BTreeMap<String, (FileSource, Assignments)> {
-        let newest = |(service, file): (&String, &WatchedFile)| {
-            Some((service.clone(), (file.source.clone(), file.feed.newest()?.assignments.clone())))
+    /// The newest lists of all sources, with their assignments.
+    pub fn in_force(&self) -> BTreeMap<String, InForce> {
+        let newest = |(service, watched): (&String, &WatchedSource)| {
+            let in_force = InForce {
+                source: watched.source.clone(),
+                assignments: watched.feed.newest()?.assignments.clone(),
+                guard: watched.guard(),
+                substitute: watched.remote.substitute,
+            };
+            Some((service.clone(), in_force))
         };
-        self.sources.files.iter().filter_map(newest).collect()
+        self.sources.watched.iter().filter_map(newest).collect()
     }
 
     /// Delivers to every client the lists of all its services, as at a start.
@@ -355,7 +362,7 @@ impl Controller {
                 warn!(client = %client_task.client.name, error = %refused, "endpoint list refused; the earlier list stays in use");
             }
         }
-        let mut before = std::mem::take(&mut self.sources.files);
+        let mut before = std::mem::take(&mut self.sources.watched);
         for reading in read {
             let same = before.remove(&reading.service);
             self.take_reloaded(reading, begun, same, now);

@@ -22,6 +22,8 @@ mod jobs;
 
 mod lists;
 
+mod remote;
+
 mod clients;
 
 mod reloads;
@@ -39,6 +41,8 @@ mod announcements;
 mod load;
 
 mod contract;
+
+mod envoy;
 
 use std::io;
 use std::path::PathBuf;

@@ -11,10 +11,10 @@ use lb_kernel::Pins;
 use tracing::warn;
 
 use super::leaving::Leaving;
+use super::sources::InForce;
 use super::{BackgroundWork, ClientTask, Controller, Environment};
-use crate::assignments::{Assignments, AssignmentsByService};
+use crate::assignments::AssignmentsByService;
 use crate::config::ClientConfig;
-use crate::source::FileSource;
 
 /// A retry of clients that could not be started.
 pub struct Tried {
@@ -38,9 +38,9 @@ pub struct OpenRequest {
     /// All clients to be started. Those named in `there` already run with an earlier configuration.
     pub clients: Vec<ClientConfig>,
     pub there: BTreeSet<String>,
-    /// The lists in the configuration itself. `in_force`: the lists of endpoint files.
+    /// The lists in the configuration itself. `in_force`: all other lists.
     pub statics: AssignmentsByService,
-    pub in_force: BTreeMap<String, (FileSource, Assignments)>,
+    pub in_force: BTreeMap<String, InForce>,
     pub opener: ClientOpener,
 }
 
@@ -135,7 +135,7 @@ impl Controller {
         let mut later = Vec::new();
         let names = client_task.client.services.iter().map(|configured| configured.service.name.clone());
         for (position, service) in names.collect::<Vec<_>>().into_iter().enumerate() {
-            let Some(file) = self.sources.files.get_mut(&service) else { continue };
+            let Some(file) = self.sources.watched.get_mut(&service) else { continue };
             if let Some(assignments) = by_service.get(&service) {
                 if let Err(refused) = client_task.deliver(position, assignments, now) {
                     warn!(client, service, error = %refused, "endpoint list refused; the earlier list stays in use");

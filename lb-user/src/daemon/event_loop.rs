@@ -14,7 +14,9 @@ use tracing::{info, warn};
 
 use super::Reread;
 use super::files::HostFiles;
+use super::lists::ListReader;
 use super::network::HostNetwork;
+use super::remotes::Remotes;
 use super::start::{self, Listeners};
 use super::watches::Watches;
 use super::work::Worker;
@@ -98,16 +100,18 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     let environment = environment(features);
     let (state, file, kernel) =
         (config.paths.state.clone(), config.path.clone(), Arc::clone(&environment.kernel));
-    let worker =
-        Worker::new(Arc::new(HostFiles), file, reread, state, watches.clone(), kernel, features.knows_mptcp);
+    let remotes = Remotes::default();
+    let lists = ListReader::new(Arc::new(HostFiles), Arc::new(remotes.clone()));
+    let worker = Worker::new(lists, file, reread, state, watches.clone(), kernel, features.knows_mptcp);
     let (stopping, news) = (Arc::clone(&environment.stopping), Arc::new(Notify::new()));
     let network = HostNetwork::new(Arc::clone(&news), config.paths.pins.clone(), features);
     let mut controller =
         Controller::new(&config, Stamp::version(stamp), environment, Box::new(network), SystemTime::now());
-    let mut shell = Shell { watch, watches, notifier: Notifier::new(), worker, events, is_watched: false };
+    let mut shell =
+        Shell { watch, watches, notifier: Notifier::new(), worker, remotes, events, is_watched: false };
     shell.carry_out(controller.begin(config, Instant::now()));
     let mut watchdog = shell.notifier.watchdog().map(tokio::time::interval);
-    let mut health_changed_at = None;
+    let (mut health_changed_at, mut answered_at) = (None, None);
     let result = loop {
         let wakeup = controller.next_wakeup(Instant::now());
         let event = tokio::select! {
@@ -120,13 +124,15 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
             _ = hangup.recv() => Event::Hangup,
             Some(event) = inbox.recv() => event,
             Some(query) = query_receiver.recv() => Event::Query(query),
+            () = notified(&shell.remotes.news, answered_at, ANSWER_INTERVAL) => Event::Answered(shell.remotes.answers()),
             changes = shell.watch.changed() => Event::Changed(changes),
-            () = health_changed(&news, health_changed_at) => Event::HealthChanged,
+            () = notified(&news, health_changed_at, HEALTH_INTERVAL) => Event::HealthChanged,
             () = until(wakeup) => Event::Wakeup,
         };
         let now = Instant::now();
         match &event {
             Event::HealthChanged => health_changed_at = Some(now),
+            Event::Answered(_) => answered_at = Some(now),
             Event::Watched => shell.is_watched = false,
             _ => {}
         }
@@ -174,6 +180,7 @@ struct Shell {
     is_watched: bool,
     notifier: Notifier,
     worker: Worker,
+    remotes: Remotes,
     events: mpsc::Sender<Event>,
 }
 
@@ -188,6 +195,8 @@ impl Shell {
                     self.watches.watch(&cgroups, directories);
                     self.is_watched = true;
                 }
+                Effect::Query(wanted) => self.remotes.query_only(wanted),
+                Effect::QueryAgain(wanted) => self.remotes.query_again(&wanted),
                 Effect::Notify(Notice::Ready(status)) => self.notifier.ready(status),
                 Effect::Notify(Notice::Status(status)) => self.notifier.status(status),
                 Effect::Notify(Notice::Reloading) => self.notifier.reloading(),
@@ -210,10 +219,13 @@ impl Shell {
 /// the loop has applied its report.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Waits for news, and until [`HEALTH_INTERVAL`] has passed since the last news.
-async fn health_changed(news: &Notify, last: Option<Instant>) {
+/// The shortest time between two turns in which the loop takes the answers of servers.
+const ANSWER_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Waits for news, and until `interval` has passed since the last news.
+async fn notified(news: &Notify, last: Option<Instant>, interval: Duration) {
     if let Some(last) = last {
-        tokio::time::sleep_until((last + HEALTH_INTERVAL).into()).await;
+        tokio::time::sleep_until((last + interval).into()).await;
     }
     news.notified().await;
 }
@@ -264,7 +276,8 @@ mod tests {
     use super::*;
 
     fn is_notified(news: &Notify, last: Option<Instant>) -> bool {
-        let poll = pin!(health_changed(news, last)).poll(&mut Waker::from_waker(std::task::Waker::noop()));
+        let poll = pin!(notified(news, last, HEALTH_INTERVAL))
+            .poll(&mut Waker::from_waker(std::task::Waker::noop()));
         poll == Poll::Ready(())
     }
 
@@ -275,7 +288,7 @@ mod tests {
         news.notify_one();
         news.notify_one();
         assert!(!is_notified(&news, Some(now + Duration::from_hours(1))));
-        health_changed(&news, Some(now)).await;
+        notified(&news, Some(now), HEALTH_INTERVAL).await;
         assert!(!is_notified(&news, None), "one turn handles both notifications");
     }
 }

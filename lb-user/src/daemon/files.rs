@@ -2,12 +2,17 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use lb_core::feed::Version;
-use lb_host::store::StoreError;
+use lb_host::store::{StateDirectory, StoreError};
 use tracing::warn;
 
-use crate::controller::{MAX_STORED_LOADS_BYTES, StateFiles, StoreFailures, StoredLoads, StoredLoadsRead};
+use crate::controller::{
+    EnvoyChanges, EnvoyFile, EnvoyResults, MAX_STORED_LOADS_BYTES, StateFiles, StoreFailures, StoredLoads,
+    StoredLoadsRead,
+};
+use crate::envoy::{self, EnvoyEndpoint};
 use crate::source::{self, SourceError, Stamp, last_good};
 
 /// The files of a host. Each call blocks until the file system answers.
@@ -38,6 +43,19 @@ pub trait Files: Send + Sync {
     /// # Errors
     /// See [`last_good::save`].
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError>;
+
+    /// Renames a new file over a file that other programs read, unless its content is equal. `name`
+    /// is the path below the directory.
+    ///
+    /// # Errors
+    /// See [`StateDirectory::write`].
+    fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError>;
+
+    /// Removes a published file, if it exists.
+    ///
+    /// # Errors
+    /// See [`StateDirectory::remove`].
+    fn withdraw(&self, directory: &Path, name: &Path) -> Result<(), StoreError>;
 }
 
 /// The files of this host.
@@ -68,6 +86,19 @@ impl Files for HostFiles {
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
         last_good::save(path, text)
     }
+
+    fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError> {
+        let published = StateDirectory::public(directory);
+        // Envoy reads a file again whenever it is replaced. A longer file differs.
+        if published.read(name, text.len() as u64).is_ok_and(|before| before.as_deref() == Some(text)) {
+            return Ok(());
+        }
+        published.write(name, &[text])
+    }
+
+    fn withdraw(&self, directory: &Path, name: &Path) -> Result<(), StoreError> {
+        StateDirectory::public(directory).remove(name)
+    }
 }
 
 /// Stores files. Returns the files that could not be stored.
@@ -80,6 +111,21 @@ pub fn store_all(disk: &dyn Files, files: StateFiles) -> StoreFailures {
         }
     }
     stored
+}
+
+/// Writes and removes files that Envoy reads.
+pub fn write_envoy_files(disk: &dyn Files, changes: EnvoyChanges) -> EnvoyResults {
+    let write = |file: &EnvoyFile, endpoints: Option<Arc<[EnvoyEndpoint]>>| match endpoints {
+        Some(endpoints) => {
+            disk.publish(&file.directory, &file.name(), &envoy::render(&file.service, &endpoints))
+        }
+        None => disk.withdraw(&file.directory, &file.name()),
+    };
+    let result = |(file, endpoints)| {
+        let error = write(&file, endpoints).err().map(|error| crate::error::chain(&error));
+        (file, error)
+    };
+    changes.into_iter().map(result).collect()
 }
 
 /// Reads the learnt weights that an earlier daemon stored. A file that cannot be parsed is renamed.

@@ -1,18 +1,21 @@
-//! Reads endpoint lists beside the loop. Any number of files may fail to answer without delaying
-//! the others, and only a few texts are in memory at the same time.
+//! Reads endpoint lists beside the loop, from files and from what servers have answered. Any number
+//! of files may fail to answer without delaying the others, and only a few texts are in memory at
+//! the same time.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lb_core::feed::Version;
+use lb_discovery::{Finding, Latest};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use super::file_io::{FileIo, PATIENCE};
 use super::files::Files;
+use super::remotes::{Servers, first};
 use crate::controller::{self, FirstRead, ListPurpose};
-use crate::source::{Contents, FileSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp};
+use crate::source::{Contents, Guard, ListSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp};
 
 /// The most texts that are in memory for parsing at the same time. Each text has up to 4 MiB.
 const TEXTS: usize = 4;
@@ -23,45 +26,69 @@ pub struct ListReader {
     /// The threads that read the files.
     pub io: FileIo,
     pub files: Arc<dyn Files>,
+    pub servers: Arc<dyn Servers>,
     texts: Arc<Semaphore>,
     /// Only one text is parsed at a time, because the result may need more memory than the text.
     parsing: Arc<Mutex<()>>,
 }
 
 impl ListReader {
-    pub fn new(files: Arc<dyn Files>) -> Self {
-        Self { io: FileIo::new(), files, texts: Arc::new(Semaphore::new(TEXTS)), parsing: Arc::default() }
+    pub fn new(files: Arc<dyn Files>, servers: Arc<dyn Servers>) -> Self {
+        let texts = Arc::new(Semaphore::new(TEXTS));
+        Self { io: FileIo::new(), files, servers, texts, parsing: Arc::default() }
     }
 
-    /// Reads the file unless its version is still `known`, and completes its assignments.
+    /// Reads the list unless its version is still `known`, and completes its assignments.
     pub async fn read(
         &self,
-        source: &FileSource,
+        source: &ListSource,
         known: Option<Option<Stamp>>,
         purpose: ListPurpose,
     ) -> (Version<Stamp>, Option<Result<Contents, SourceError>>) {
-        let version = match self.version(&source.file.path, PATIENCE).await {
+        let Some(path) = source.file() else {
+            let latest =
+                source.wanted().map(|wanted| self.servers.query(wanted).borrow().clone()).unwrap_or_default();
+            let version = answer_version(&latest);
+            if known == Some(version.stamp) {
+                return (version, None);
+            }
+            return (version, Some(self.answer(source, latest, purpose).await));
+        };
+        let version = match self.version(path, PATIENCE).await {
             Ok(version) if known == Some(version.stamp) => return (version, None),
             Ok(version) => version,
             Err(no_answer) => return (NO_VERSION, Some(Err(no_answer.into()))),
         };
-        let result = self.list(source, &source.file.path, purpose, PATIENCE).await;
+        let result = self.list(source, path, purpose, PATIENCE).await;
         (version, Some(result))
     }
 
-    /// Reads the file for a start. If it cannot be used, reads the stored last good list instead,
-    /// if there is one and `wants_last_good` is set. Waits at most `patience` for each of the two
-    /// files.
+    /// Reads the list for a start or a reload. If it cannot be used, reads the stored last good
+    /// list instead, if there is one and `wants_last_good` is set. Waits at most `patience` for
+    /// each of the two.
     pub async fn read_first(
         &self,
-        source: &FileSource,
-        purpose: ListPurpose,
+        source: &ListSource,
+        mut purpose: ListPurpose,
         wants_last_good: bool,
         patience: Duration,
     ) -> FirstRead {
-        let (version, result) = match self.version(&source.file.path, patience).await {
-            Ok(version) => (version, self.list(source, &source.file.path, purpose.clone(), patience).await),
-            Err(no_answer) => (NO_VERSION, Err(no_answer.into())),
+        let (version, result) = match (source.file(), source.wanted()) {
+            (Some(path), _) => match self.version(path, patience).await {
+                Ok(version) => (version, self.list(source, path, purpose.clone(), patience).await),
+                Err(no_answer) => (NO_VERSION, Err(no_answer.into())),
+            },
+            (None, wanted) => {
+                let wanted = wanted.expect("a list that is in no file comes from a server");
+                let latest = first(self.servers.query(wanted), patience).await;
+                if wants_last_good && source.rules().is_some_and(|rules| rules.limits_shrink) {
+                    // An answer that removes most endpoints of the earlier run is withheld as well.
+                    let stored = self.list(source, &source.last_good, purpose.clone(), patience).await;
+                    let base = stored.ok().map(|contents| contents.assignments.shared_list());
+                    purpose.guard = base.map(|base| Guard { base, accepted: None });
+                }
+                (answer_version(&latest), self.answer(source, latest, purpose.clone()).await)
+            }
         };
         if result.is_ok() || !wants_last_good {
             return FirstRead { version, result, instead: None };
@@ -70,14 +97,46 @@ impl ListReader {
         FirstRead { version, result, instead: Some(instead).filter(|instead| !is_absent(instead)) }
     }
 
+    /// The list that a server has answered, with complete assignments.
+    async fn answer(
+        &self,
+        source: &ListSource,
+        latest: Latest,
+        purpose: ListPurpose,
+    ) -> Result<Contents, SourceError> {
+        let place = source.place();
+        let answer = match latest.finding {
+            _ if purpose.substitute.is_some() => None,
+            Some(Finding::List(snapshot)) => Some(snapshot),
+            Some(Finding::Empty { why }) => return Err(SourceError::Empty { place, why }),
+            Some(Finding::Failed(failure)) => return Err(SourceError::Failed { place, failure }),
+            None => return Err(SourceError::NoAnswerYet(place)),
+        };
+        let source = source.clone();
+        let parse = move |purpose: &ListPurpose| {
+            let Some(snapshot) = answer else {
+                let substitute = purpose.substitute.expect("there is an answer or a substitute");
+                return Ok(source.substitute(substitute));
+            };
+            let mut contents = source.parse(&place, snapshot.text.to_vec())?;
+            contents.notes = snapshot.notes.iter().chain(contents.notes.iter()).cloned().collect();
+            if let Some(guard) = &purpose.guard {
+                contents.withhold(guard);
+            }
+            Ok(contents)
+        };
+        self.parsed(purpose, parse).await
+    }
+
     pub async fn version(&self, path: &Path, patience: Duration) -> Result<Version<Stamp>, NoAnswer> {
         let (files, file) = (Arc::clone(&self.files), path.to_owned());
         self.io.run(path, patience, move || files.version(&file)).await
     }
 
+    /// The list in a file, with complete assignments.
     async fn list(
         &self,
-        source: &FileSource,
+        source: &ListSource,
         path: &Path,
         purpose: ListPurpose,
         patience: Duration,
@@ -87,18 +146,38 @@ impl ListReader {
         let read = move || if is_stored { files.read_stored(&file, MAX_BYTES) } else { files.read(&file) };
         // If the file does not answer in time, this returns, and so releases the permit.
         let text = self.io.run(path, patience, read).await??;
-        let (source, path, parsing) = (source.clone(), path.to_owned(), self.parsing.clone());
-        let parse = move || {
-            let turn = parsing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (source, path) = (source.clone(), path.to_owned());
+        let parse = move |_: &ListPurpose| {
             let parsed = source.parse(&path, text);
-            drop((turn, permit));
+            drop(permit);
+            parsed
+        };
+        self.parsed(purpose, parse).await
+    }
+
+    /// Parses a text on a thread of its own, and completes the assignments of its list.
+    async fn parsed(
+        &self,
+        purpose: ListPurpose,
+        parse: impl FnOnce(&ListPurpose) -> Result<Contents, SourceError> + Send + 'static,
+    ) -> Result<Contents, SourceError> {
+        let parsing = self.parsing.clone();
+        let work = move || {
+            let turn = parsing.lock().unwrap_or_else(PoisonError::into_inner);
+            let parsed = parse(&purpose);
+            drop(turn);
             let mut contents = parsed?;
             // This may take seconds for the largest jobs.
             controller::complete(&mut contents.assignments, &purpose.consumers, purpose.before.as_ref());
             Ok(contents)
         };
-        spawn_blocking(parse).await.expect("a panic ends the process")
+        spawn_blocking(work).await.expect("a panic ends the process")
     }
+}
+
+/// The version of what a server has answered.
+fn answer_version(latest: &Latest) -> Version<Stamp> {
+    Version { stamp: Some(Stamp::numbered(latest.number)), is_settled: true }
 }
 
 /// Whether no list is stored.

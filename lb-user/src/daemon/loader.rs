@@ -14,10 +14,10 @@ use tokio::task::{JoinSet, spawn_blocking};
 use super::file_io::PATIENCE;
 use super::lists::ListReader;
 use super::{Reread, work};
-use crate::assignments::{self, Assignments, AssignmentsByService};
+use crate::assignments::{self, AssignmentsByService};
 use crate::config::Config;
-use crate::controller::{self, ConfigLoad, ListPurpose, LoadRequest, Loaded, Reading};
-use crate::source::{FileSource, NO_VERSION, Stamp};
+use crate::controller::{self, ConfigLoad, InForce, ListPurpose, LoadRequest, Loaded, Reading};
+use crate::source::{ListSource, NO_VERSION, Stamp};
 
 pub struct Loader {
     pub file: PathBuf,
@@ -92,15 +92,20 @@ impl Loader {
     async fn read_files(
         &self,
         config: &Config,
-        before: &BTreeMap<String, (FileSource, Assignments)>,
+        before: &BTreeMap<String, InForce>,
         patience: Duration,
     ) -> Vec<Reading> {
         let mut readings = JoinSet::new();
         for (service, source) in controller::sources(config) {
             let consumers = assignments::consumers(&config.clients, &service);
-            let before = before.get(&service).filter(|(before, _)| before.service == source.service);
-            let purpose =
-                ListPurpose { consumers, before: before.map(|(_, assignments)| assignments.clone()) };
+            let before = before.get(&service).filter(|before| before.source.service == source.service);
+            let same = before.filter(|before| before.source.origin == source.origin);
+            let purpose = ListPurpose {
+                consumers,
+                before: before.map(|before| before.assignments.clone()),
+                guard: same.and_then(|same| same.guard.clone()),
+                substitute: same.and_then(|same| same.substitute),
+            };
             readings.spawn(read(self.lists.clone(), service, source, purpose, patience));
         }
         let mut readings = readings.join_all().await;
@@ -113,7 +118,7 @@ impl Loader {
 async fn read(
     lists: ListReader,
     service: String,
-    source: FileSource,
+    source: ListSource,
     purpose: ListPurpose,
     patience: Duration,
 ) -> Reading {

@@ -1,5 +1,6 @@
 //! Work that takes time and runs beside the loop. Each result becomes an event.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +9,13 @@ use lb_kernel::{ClientNamespace, Kernel, RecordedProcesses};
 use tokio::task::spawn_blocking;
 
 use super::file_io::PATIENCE;
-use super::files::Files;
 use super::lists::ListReader;
 use super::loader::Loader;
 use super::watches::Watches;
 use super::{Reread, files, opener};
 use crate::controller::{
-    BackgroundWork, Event, NamespaceFound, Search, StateFiles, StoreFailures, StoredLoadsRead,
-    stored_loads_path,
+    BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, Event, NamespaceFound, Search, StateFiles,
+    StoreFailures, StoredLoadsRead, stored_loads_path,
 };
 use crate::source::{NoAnswer, Stamp, directory_of};
 
@@ -43,7 +43,7 @@ impl Worker {
     /// `state` is the directory of the files for later starts. `knows_mptcp`: whether programs
     /// recognize the paths of MPTCP sockets, so that these paths have no flow records.
     pub fn new(
-        files: Arc<dyn Files>,
+        lists: ListReader,
         file: PathBuf,
         reread: Reread,
         state: PathBuf,
@@ -51,15 +51,15 @@ impl Worker {
         kernel: Arc<dyn Kernel>,
         knows_mptcp: bool,
     ) -> Self {
-        Self { lists: ListReader::new(files), watches, file, reread, state, kernel, knows_mptcp }
+        Self { lists, watches, file, reread, state, kernel, knows_mptcp }
     }
 
     /// Does the work. Calls that may block run on threads of their own. If a file does not answer,
     /// the part of the work that needs the file ends with an error after a while.
     pub async fn carry_out(self, work: BackgroundWork) -> Event {
         match work {
-            BackgroundWork::Look { service, source } => {
-                let result = self.look(&source.file.path).await;
+            BackgroundWork::Look { service, source, path } => {
+                let result = self.look(&path).await;
                 Event::Looked { service, source, result }
             }
             BackgroundWork::LookAtConfig { is_due } => {
@@ -73,6 +73,9 @@ impl Worker {
                 Event::LoadsRead(read_stored_loads(&self.lists, &self.state).await)
             }
             BackgroundWork::Store(files) => Event::Stored(self.store(files).await),
+            BackgroundWork::WriteEnvoyFiles(changes) => {
+                Event::EnvoyFilesWritten(self.write_envoy_files(changes).await)
+            }
             BackgroundWork::Compute { service, mut contents, consumers } => {
                 let compute = move || {
                     contents.assignments.complete(&consumers);
@@ -127,6 +130,26 @@ impl Worker {
         let disk = Arc::clone(&self.lists.files);
         let stored = self.lists.io.run(&directory, TO_STORE, move || files::store_all(&*disk, files)).await;
         stored.unwrap_or_else(|no_answer| StoreFailures { left: all, error: Some(no_answer.to_string()) })
+    }
+
+    /// Writes each directory by itself, so that a directory that does not answer delays others by
+    /// at most [`TO_STORE`].
+    async fn write_envoy_files(&self, changes: EnvoyChanges) -> EnvoyResults {
+        let mut by_directory: BTreeMap<PathBuf, EnvoyChanges> = BTreeMap::new();
+        for (file, endpoints) in changes {
+            by_directory.entry(file.directory.clone()).or_default().insert(file, endpoints);
+        }
+        let mut results = EnvoyResults::new();
+        for (directory, changes) in by_directory {
+            let all: Vec<EnvoyFile> = changes.keys().cloned().collect();
+            let disk = Arc::clone(&self.lists.files);
+            let write = move || files::write_envoy_files(&*disk, changes);
+            match self.lists.io.run(&directory, TO_STORE, write).await {
+                Ok(written) => results.extend(written),
+                Err(hung) => results.extend(all.into_iter().map(|file| (file, Some(hung.to_string())))),
+            }
+        }
+        results
     }
 }
 

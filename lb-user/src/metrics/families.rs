@@ -131,11 +131,19 @@ families! {
         "How often the service's table was published, modulo 65536.");
     TABLE_ENTRIES = gauge("socklb_table_entries", SERVICE, "Entries of the service's table.");
     SOURCE_AGE = of(FamilyType::Gauge, "socklb_source_age_seconds", S, SERVICE,
-        "Time since the endpoint file was last read and was valid. It is read when it changes; missing for a list in the configuration.");
+        "Time since the endpoint file was last read and was valid (it is read when it changes), or since the server last confirmed a list; missing for a list in the configuration.");
     SOURCE_FAILURES = counter("socklb_source_failures", SERVICE,
-        "Failures to read the service's endpoint file, and rejected versions of it, since the daemon started; a repeated failure counts once.");
+        "Failures to read the service's endpoint file, failed queries to its server, and rejected lists, since the daemon started; a repeated failure of a file counts once.");
     SOURCE_ERROR = gauge("socklb_source_error", SERVICE,
-        "1 if the service's endpoint file could not be read or was rejected when it was last read, and an older list stays in force, else 0.");
+        "1 if the service's newest list could not be read or was rejected, and an older list stays in force, else 0.");
+    SOURCE_ENDPOINTS = gauge("socklb_source_endpoints", SERVICE,
+        "Endpoints of the newest list that the server has sent; missing for a file, and while the server sends no list.");
+    SOURCE_EMPTY = gauge("socklb_source_empty", SERVICE,
+        "1 if the server answers that there are no endpoints, else 0; missing for a file.");
+    SOURCE_WITHHELD = gauge("socklb_source_withheld_endpoints", SERVICE,
+        "Endpoints that the server's newest list removes, and that stay in force until the server repeats it; missing for a file.");
+    SOURCE_LISTS = counter("socklb_source_lists", SERVICE,
+        "Different answers of the server since the daemon started; missing for a file.");
 
     // ---- a backend of a service of a client task ------------------------------------------------
     STATE = gauge("socklb_backend_state", &["client", "service", "backend", "state"],

@@ -84,7 +84,7 @@ mod tests {
     use lb_core::service::{Service, Subset};
 
     use super::*;
-    use crate::source::FileSource;
+    use crate::source::{ListOrigin, ListSource};
 
     #[test]
     fn a_stored_list_without_its_end_is_not_whole() {
@@ -126,12 +126,12 @@ mod tests {
         ];
         for (name, text) in texts {
             let file = ListFile { path: folder.path().join(name), port_name: None };
-            let source = FileSource::new(&service, file, &[], folder.path());
+            let source = ListSource::new(&service, ListOrigin::File(file), &[], folder.path());
             let read = |path: &Path, text: &[u8]| {
                 let contents = source.parse(path, text.to_vec()).map_err(|error| error.to_string())?;
                 Ok::<_, String>(contents.assignments.list().clone())
             };
-            let list = read(&source.file.path, text.as_bytes()).unwrap();
+            let list = read(source.file().unwrap(), text.as_bytes()).unwrap();
             save(&source.last_good, text.as_bytes()).unwrap();
             let stored = fs::read(&source.last_good).unwrap();
             assert_eq!(read(&source.last_good, &stored), Ok(list), "{text}");

@@ -64,7 +64,7 @@ impl Tier {
 }
 
 /// Packages, each with the tier of its targets.
-const PACKAGES: [(&str, Tier); 22] = [
+const PACKAGES: [(&str, Tier); 23] = [
     ("lb-common", Tier::Pure),
     ("lb-core", Tier::Pure),
     ("lb-report", Tier::Pure),
@@ -78,6 +78,7 @@ const PACKAGES: [(&str, Tier); 22] = [
     ("lb-agent", Tier::Product),
     ("lb-contract", Tier::Product),
     ("lb-diag", Tier::Product),
+    ("lb-discovery", Tier::Product),
     ("lb-fake", Tier::Product),
     ("lb-host", Tier::Product),
     ("lb-http", Tier::Product),

@@ -4,18 +4,22 @@
 //! The answer to a request without `passing` also contains failing instances. They count as down,
 //! and receive connections only while no other endpoint has a weight. So the list does not become
 //! empty when all checks fail at once.
+//!
+//! The answer is read from a file, or as Consul sends it. In the second case an instance with an
+//! unusable address or port is left out instead of reported: Consul accepts any of them, so one
+//! host could stop all changes of the list.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
-use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, quote, utf8};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::json::JsonValue;
-use super::shape::{OneService, merge};
-use super::{Index, ListEntry, file_sd};
+use super::json::{JsonDocument, JsonValue, is_host_name};
+use super::shape::{LeftOut, OneService, merge};
+use super::{Index, ListEntry, MAX_FILE_BYTES, file_sd};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", expecting = "an instance")]
@@ -32,7 +36,13 @@ struct Instance<'t> {
 struct Node<'t> {
     #[serde(borrow)]
     address: Option<&'t RawValue>,
-    meta: Option<BTreeMap<String, String>>,
+    meta: Option<NodeMeta>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "metadata")]
+struct NodeMeta {
+    zone: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -42,10 +52,17 @@ struct ConsulService<'t> {
     #[serde(borrow)]
     address: Option<&'t RawValue>,
     #[serde(default)]
-    port: u16,
+    port: i64,
     #[serde(borrow)]
-    meta: Option<BTreeMap<String, &'t RawValue>>,
+    meta: Option<ServiceMeta<'t>>,
     weights: Option<ConsulWeights>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "metadata")]
+struct ServiceMeta<'t> {
+    #[serde(borrow)]
+    socklb_index: Option<&'t RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -71,69 +88,181 @@ impl ConsulCheck {
     }
 }
 
-/// Returns the entries of all instances. Adds a note about instances that appear more than once.
+/// Returns the entries of all instances in a file. Adds a note about instances that appear more
+/// than once.
 pub fn read(
     root: &JsonValue<'_>,
     report: &mut DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
-    let mut service = OneService::default();
-    let instances = root.whole_list("an instance", report).unwrap_or_default();
-    let entries = instances.iter().filter_map(|instance| entry(instance, &mut service, report));
-    merge(entries.collect(), notes)
+    InstanceReader::default().read(root, report, notes)
 }
 
-fn entry(
-    value: &JsonValue<'_>,
-    one: &mut OneService,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<ListEntry> {
-    let Instance { node, service, checks } = value.read(report)?;
-    let name = service.service.as_deref().unwrap_or_default();
-    if !one.accepts(value, name, "write the instances of one service", report) {
-        return None;
-    }
-    // If an instance has no address, the address of its node applies.
-    let is_named = |raw: &&RawValue| !matches!(raw.get(), "\"\"" | "null");
-    let Some(raw) = service.address.filter(is_named).or(node.address) else {
-        report.add_absent(value.span(), "an instance has no address", "write Service.Address".to_owned());
-        return None;
-    };
-    let address = value.of_key("address", raw);
-    let span = address.span();
-    let address = address.ip(report).map(|ip| SocketAddr::new(ip, service.port));
-    let checks = checks.unwrap_or_default();
-    let is_any = |status: &str| checks.iter().any(|check| check.status == status);
-    let weight = match &service.weights {
-        _ if checks.iter().any(ConsulCheck::is_maintenance) => 0,
-        // If a service sets only `Passing`, Consul returns 0 as the weight for warnings. In
-        // Consul's SRV records such an instance still has a small chance, so it must have one here.
-        Some(weights) if is_any("warning") => weights.warning.max(1),
-        Some(weights) => weights.passing,
-        None => 1,
-    };
-    let known = ["passing", "warning", "critical"];
-    if let Some(check) = checks.iter().find(|check| !known.contains(&check.status.as_str())) {
-        let message = format!("unknown status {} of a check", quote(&check.status));
-        report.add(value.span(), message, format!("known are {}", known.join(", ")));
-    }
-    let state = if is_any("critical") { EndpointState::Down } else { EndpointState::Healthy };
-    let index = match service.meta.and_then(|meta| meta.get("socklb_index").copied()) {
-        Some(raw) => {
-            let value = value.of_key("socklb_index", raw);
-            let text = value.text_of("socklb_index", report);
-            let number =
-                text.and_then(|text| match file_sd::number(&text, MAX_INDEXES - 1, "socklb_index") {
-                    Ok(number) => Some(number),
-                    Err((message, help)) => {
-                        report.add(value.span(), message, help);
-                        None
-                    }
-                });
-            Index::read(value.span(), number)
+/// Reads an answer as Consul has sent it. Returns the entries of the instances with usable
+/// addresses of one address family, which may be none, and notes about the other instances. An
+/// entry's span is a position in the text. The caller limits the length of the text.
+///
+/// # Errors
+/// If the text is not such an answer, has a wrong value, or is about another service.
+pub fn read_instances(
+    text: &[u8],
+    service: &str,
+    is_ipv6: bool,
+) -> Result<(Vec<ListEntry>, Vec<String>), Diagnostics> {
+    let path = Path::new("answer");
+    let text = utf8(text, path)?;
+    // The collector stores the position of every line. A longer text gets no positions, so that its
+    // number of lines does not matter.
+    let mut report = DiagnosticCollector::new(path, if text.len() > MAX_FILE_BYTES { "" } else { text });
+    let document = JsonDocument::json(text, false);
+    let mut notes = Vec::new();
+    let reader = InstanceReader { wanted: Some((service, is_ipv6)), ..InstanceReader::default() };
+    let entries = match document.root() {
+        Ok(Some(root)) => reader.read(&JsonValue { name: "the answer", ..root }, &mut report, &mut notes),
+        Ok(None) => {
+            report.add(0..0, "the answer has no text", None);
+            Vec::new()
         }
-        None => Index::Absent,
+        Err(error) => {
+            document.report_syntax(&error, &mut report, None);
+            Vec::new()
+        }
     };
-    let zone = node.meta.and_then(|mut meta| meta.remove("zone"));
-    Some(ListEntry { index, weight, state, zone, ..ListEntry::bare(span, address) })
+    report.finish(Some((entries, notes)))
+}
+
+#[derive(Default)]
+struct InstanceReader<'a> {
+    /// The service whose instances Consul was requested, and whether it has an IPv6 address.
+    /// `None`: the answer is in a file.
+    wanted: Option<(&'a str, bool)>,
+    /// The service of the instances in a file.
+    service: OneService,
+    left_out: LeftOut,
+}
+
+impl InstanceReader<'_> {
+    fn read(
+        mut self,
+        root: &JsonValue<'_>,
+        report: &mut DiagnosticCollector<'_>,
+        notes: &mut Vec<String>,
+    ) -> Vec<ListEntry> {
+        let instances = root.whole_list("an instance", report).unwrap_or_default();
+        let entries = instances.iter().filter_map(|instance| self.entry(instance, report)).collect();
+        self.left_out.add_notes(notes);
+        merge(entries, notes)
+    }
+
+    fn entry(&mut self, value: &JsonValue<'_>, report: &mut DiagnosticCollector<'_>) -> Option<ListEntry> {
+        let Instance { node, service, checks } = value.read(report)?;
+        self.check_service(value, service.service.as_deref().unwrap_or_default(), report)?;
+        // If an instance has no address, the address of its node applies.
+        let is_named = |raw: &&RawValue| !matches!(raw.get(), "\"\"" | "null");
+        let Some(raw) = service.address.filter(is_named).or(node.address) else {
+            report.add_absent(value.span(), "an instance has no address", "write Service.Address".to_owned());
+            return None;
+        };
+        let address = value.of_key("address", raw);
+        let span = address.span();
+        let address = match self.wanted {
+            Some((_, is_ipv6)) => Some(self.usable(&address, service.port, is_ipv6, report)?),
+            None => address_in_file(value, &address, service.port, report),
+        };
+        let checks = checks.unwrap_or_default();
+        let is_any = |status: &str| checks.iter().any(|check| check.status == status);
+        let weight = match &service.weights {
+            _ if checks.iter().any(ConsulCheck::is_maintenance) => 0,
+            // If a service sets only `Passing`, Consul returns 0 as the weight for warnings. In
+            // Consul's SRV records such an instance still has a small chance, so it must have one
+            // here.
+            Some(weights) if is_any("warning") => weights.warning.max(1),
+            Some(weights) => weights.passing,
+            None => 1,
+        };
+        let known = ["passing", "warning", "critical"];
+        if let Some(check) = checks.iter().find(|check| !known.contains(&check.status.as_str())) {
+            let message = format!("unknown status {} of a check", quote(&check.status));
+            report.add(value.span(), message, format!("known are {}", known.join(", ")));
+        }
+        let state = if is_any("critical") { EndpointState::Down } else { EndpointState::Healthy };
+        let index = match service.meta.and_then(|meta| meta.socklb_index) {
+            Some(raw) => {
+                let value = value.of_key("socklb_index", raw);
+                let text = value.text_of("socklb_index", report);
+                let number =
+                    text.and_then(|text| match file_sd::number(&text, MAX_INDEXES - 1, "socklb_index") {
+                        Ok(number) => Some(number),
+                        Err((message, help)) => {
+                            report.add(value.span(), message, help);
+                            None
+                        }
+                    });
+                Index::read(value.span(), number)
+            }
+            None => Index::Absent,
+        };
+        let zone = node.meta.and_then(|meta| meta.zone);
+        Some(ListEntry { index, weight, state, zone, ..ListEntry::bare(span, address) })
+    }
+
+    /// Checks that an instance belongs to the right service. Returns `None` if it does not, which
+    /// is reported.
+    fn check_service(
+        &mut self,
+        value: &JsonValue<'_>,
+        name: &str,
+        report: &mut DiagnosticCollector<'_>,
+    ) -> Option<()> {
+        let Some((wanted, _)) = self.wanted else {
+            let help = "write the instances of one service";
+            return self.service.accepts(value, name, help, report).then_some(());
+        };
+        // Consul finds a service by its name in any case.
+        if name.eq_ignore_ascii_case(wanted) {
+            return Some(());
+        }
+        let message = format!("an instance belongs to service {}, not {}", quote(name), quote(wanted));
+        report.add(value.span(), message, None);
+        None
+    }
+
+    /// Returns the address of an instance, if it is usable; if not, leaves the instance out.
+    fn usable(
+        &mut self,
+        value: &JsonValue<'_>,
+        port: i64,
+        is_ipv6: bool,
+        report: &mut DiagnosticCollector<'_>,
+    ) -> Option<SocketAddr> {
+        let text = value.text_of(value.name, report)?;
+        let why = match (text.parse::<IpAddr>(), u16::try_from(port)) {
+            (Err(_), _) if is_host_name(&text) => "a host name, and names are not resolved yet",
+            (Err(_), _) => "not an IP address",
+            (Ok(IpAddr::V4(_)), _) if is_ipv6 => "an IPv4 address, and the service has an IPv6 address",
+            (Ok(IpAddr::V6(_)), _) if !is_ipv6 => "an IPv6 address, and the service has an IPv4 address",
+            (Ok(ip), Ok(port)) if port > 0 => return Some(SocketAddr::new(ip, port)),
+            (Ok(_), _) => "not a port from 1 to 65535",
+        };
+        self.left_out.add(why, format!("{} port {port}", quote(&text)));
+        None
+    }
+}
+
+fn address_in_file(
+    instance: &JsonValue<'_>,
+    address: &JsonValue<'_>,
+    port: i64,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<SocketAddr> {
+    let ip = address.ip(report);
+    let Ok(port) = u16::try_from(port) else {
+        report.add(
+            instance.span(),
+            format!("an instance has the port {port}"),
+            "write 1 to 65535".to_owned(),
+        );
+        return None;
+    };
+    Some(SocketAddr::new(ip?, port))
 }

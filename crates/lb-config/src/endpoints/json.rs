@@ -234,8 +234,7 @@ impl<'t> JsonValue<'t> {
         let text = self.text_of(self.name, report)?;
         let ip = text.parse().ok();
         if ip.is_none() {
-            let is_name = text.bytes().any(|byte| byte.is_ascii_alphabetic()) && !text.contains(':');
-            let why = if is_name {
+            let why = if is_host_name(&text) {
                 "is a host name, and names are not resolved yet"
             } else {
                 "is not an IP address"
@@ -259,6 +258,11 @@ impl<'t> JsonValue<'t> {
             }
         }
     }
+}
+
+/// Returns whether a text that is not an IP address is a host name.
+pub fn is_host_name(text: &str) -> bool {
+    text.bytes().any(|byte| byte.is_ascii_alphabetic()) && !text.contains(':')
 }
 
 /// The maximum number of keys of an object. Labels that socklb does not know are allowed, and

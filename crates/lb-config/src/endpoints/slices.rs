@@ -1,5 +1,5 @@
 //! Reads EndpointSlices of Kubernetes (discovery.k8s.io/v1): either one slice, or a list of slices
-//! as the API, kubectl or jq prints it.
+//! as the API, kubectl or jq prints it, or slices that arrived one by one from a watch.
 //!
 //! The rules are those of kube-proxy. An endpoint is ready unless the slice states otherwise. An
 //! endpoint that is terminating and still serving is a lame duck. Only the first address of an
@@ -8,13 +8,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
+use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
-use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, quote};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::json::JsonValue;
+use super::json::{JsonDocument, JsonValue};
 use super::shape::{LeftOut, OneService, merge, some_of};
 use super::{Index, ListContext, ListEntry};
 
@@ -49,7 +51,14 @@ struct EndpointSlice<'t> {
 struct ObjectMeta {
     name: Option<String>,
     namespace: Option<String>,
-    labels: Option<BTreeMap<String, String>>,
+    labels: Option<Labels>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "labels")]
+struct Labels {
+    #[serde(rename = "kubernetes.io/service-name")]
+    service_name: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -115,33 +124,74 @@ pub fn read(
     // meaning.
     let is_v4 = slices.iter().any(|(_, slice)| slice.address_type.as_deref() == Some("IPv4"));
     let is_v4 = reading.service.map_or(is_v4, |service| service.is_ipv4());
-    let mut reader = EndpointSliceReader {
-        port_name: reading.port_name,
-        family: if is_v4 { "IPv4" } else { "IPv6" },
-        version,
-        service: OneService::default(),
-        stems: BTreeSet::new(),
-        entries: Vec::new(),
-        left_out: LeftOut::default(),
-    };
+    let help = "name one of them beside file, as in { file = \"users.json\", port_name = \"http\" }";
+    let port = WantedPort { name: reading.port_name, key: "port_name", help };
+    let mut reader = EndpointSliceReader::new(port, is_v4, version);
     for (value, slice) in slices {
         reader.slice(&value, slice, report);
     }
-    let EndpointSliceReader { stems, entries, left_out, .. } = reader;
-    left_out.add_notes(notes);
-    let mut entries = merge(entries, notes);
-    let numbers: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
-    if stems.len() > 1 || numbers.len() < entries.len() {
-        if !numbers.is_empty() {
-            notes.push("host names give no indexes: they do not all belong to one StatefulSet".to_owned());
+    reader.finish(notes)
+}
+
+/// Why slices cannot be read.
+#[derive(Debug)]
+pub enum SlicesError {
+    /// The faults of the first slice that has some. Their path is the name of the slice.
+    Faults(Diagnostics),
+    /// There are more endpoints than two for each that a service may have. Twice, because an
+    /// endpoint may be in two slices.
+    TooMany,
+}
+
+/// Reads slices of one service from separate texts, each with a name for faults. The port is the
+/// key `port` beside `kubernetes` in the configuration. Returns the entries, which may be none, and
+/// notes about what is left out. An entry's span is a position in the text of its slice.
+///
+/// # Errors
+/// If a text is not a slice, or has a wrong value, or if there are too many endpoints.
+pub fn read_slices<'t>(
+    slices: impl IntoIterator<Item = (&'t str, &'t str)>,
+    port: Option<&str>,
+    is_ipv6: bool,
+) -> Result<(Vec<ListEntry>, Vec<String>), SlicesError> {
+    let help = "name one of them, as in { kubernetes = \"shop/users\", port = \"http\" }";
+    let port = WantedPort { name: port, key: "port", help };
+    let mut reader = EndpointSliceReader::new(port, !is_ipv6, None);
+    for (name, text) in slices {
+        let mut report = DiagnosticCollector::new(Path::new(name), text);
+        let document = JsonDocument::json(text, false);
+        match document.root() {
+            Ok(root) => {
+                let value = root.map(|root| JsonValue { name: "a slice", ..root });
+                if let Some((value, slice)) = value.and_then(|value| Some((value, value.read(&mut report)?)))
+                {
+                    reader.slice(&value, slice, &mut report);
+                }
+            }
+            Err(error) => document.report_syntax(&error, &mut report, None),
         }
-        entries.iter_mut().for_each(|entry| entry.index = Index::Absent);
+        report.finish(Some(())).map_err(SlicesError::Faults)?;
+        if reader.entries.len() > 2 * MAX_BACKENDS as usize {
+            return Err(SlicesError::TooMany);
+        }
     }
-    entries
+    let mut notes = Vec::new();
+    Ok((reader.finish(&mut notes), notes))
+}
+
+/// The port that the configuration names.
+#[derive(Clone, Copy)]
+struct WantedPort<'a> {
+    /// `None`: the configuration names no port.
+    name: Option<&'a str>,
+    /// The key that names it.
+    key: &'static str,
+    /// How to name it.
+    help: &'static str,
 }
 
 struct EndpointSliceReader<'a> {
-    port_name: Option<&'a str>,
+    wanted_port: WantedPort<'a>,
     /// The address type of the slices that are used, as slices name it.
     family: &'static str,
     /// The version of slices that do not state a version.
@@ -153,7 +203,34 @@ struct EndpointSliceReader<'a> {
     left_out: LeftOut,
 }
 
-impl EndpointSliceReader<'_> {
+impl<'a> EndpointSliceReader<'a> {
+    fn new(wanted_port: WantedPort<'a>, is_v4: bool, version: Option<String>) -> Self {
+        Self {
+            wanted_port,
+            family: if is_v4 { "IPv4" } else { "IPv6" },
+            version,
+            service: OneService::default(),
+            stems: BTreeSet::new(),
+            entries: Vec::new(),
+            left_out: LeftOut::default(),
+        }
+    }
+
+    fn finish(self, notes: &mut Vec<String>) -> Vec<ListEntry> {
+        let Self { stems, entries, left_out, .. } = self;
+        left_out.add_notes(notes);
+        let mut entries = merge(entries, notes);
+        let numbers: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
+        if stems.len() > 1 || numbers.len() < entries.len() {
+            if !numbers.is_empty() {
+                let note = "host names give no indexes: they do not all belong to one StatefulSet";
+                notes.push(note.to_owned());
+            }
+            entries.iter_mut().for_each(|entry| entry.index = Index::Absent);
+        }
+        entries
+    }
+
     fn slice(
         &mut self,
         value: &JsonValue<'_>,
@@ -172,7 +249,7 @@ impl EndpointSliceReader<'_> {
             return None;
         }
         let ObjectMeta { name, namespace, labels } = slice.metadata.unwrap_or_default();
-        let service = labels.and_then(|mut labels| labels.remove(SERVICE_NAME)).unwrap_or_default();
+        let service = labels.and_then(|labels| labels.service_name).unwrap_or_default();
         let service = format!("{}/{service}", namespace.as_deref().unwrap_or("default"));
         let select = format!("select one service, as with -l {SERVICE_NAME}=NAME");
         if !self.service.accepts(value, &service, &select, report) {
@@ -214,26 +291,24 @@ impl EndpointSliceReader<'_> {
         report: &mut DiagnosticCollector<'_>,
     ) -> Option<u16> {
         let name = |port: &Port| quote(port.name.as_deref().unwrap_or_default());
-        let is_meant = |port: &&Port| {
-            self.port_name.is_none_or(|wanted| wanted == port.name.as_deref().unwrap_or_default())
-        };
+        let WantedPort { name: wanted, key, help } = self.wanted_port;
+        let is_meant =
+            |port: &&Port| wanted.is_none_or(|wanted| wanted == port.name.as_deref().unwrap_or_default());
         let all: Vec<&Port> = ports.iter().filter(|port| port.port.is_some()).collect();
         let meant = all.iter().copied().filter(is_meant);
         let meant: BTreeMap<u16, String> = meant.filter_map(|port| Some((port.port?, name(port)))).collect();
         let mut numbers = meant.keys();
-        match (numbers.next(), numbers.next(), self.port_name) {
+        match (numbers.next(), numbers.next(), wanted) {
             (Some(port), None, _) => return Some(*port),
             (None, _, Some(wanted)) if !all.is_empty() => {
                 let names: BTreeSet<String> = all.into_iter().map(name).collect();
-                let why = format!("its ports are {}, and port_name is {}", some_of(names), quote(wanted));
+                let why = format!("its ports are {}, and {key} is {}", some_of(names), quote(wanted));
                 self.left_out.add(why, slice);
             }
             (None, ..) => self.left_out.add("a slice without ports", slice),
             (Some(_), Some(_), _) => {
                 let ports = meant.iter().map(|(port, name)| format!("{port} ({name})"));
                 let message = format!("a slice has the ports {}", some_of(ports));
-                let help =
-                    "name one of them beside file, as in { file = \"users.json\", port_name = \"http\" }";
                 report.add(value.span(), message, help.to_owned());
             }
         }

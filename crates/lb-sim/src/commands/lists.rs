@@ -93,6 +93,13 @@ impl ListArguments {
                 endpoints::check_indexes(&list, service.service.subset.needs_indexes(), &file.path)?;
                 list
             }
+            EndpointSource::Remote(remote) => bail!(
+                "{}: the list of service {name} comes from {}, and the planner queries no server: write it into a file with `socklb \
+                 source dump {name}`, and use that file",
+                path.display(),
+                remote.origin,
+                name = service.service.name
+            ),
         };
         let seed = fleet.seed.unwrap_or(service.service.seed);
         Ok((Service { seed, ..service.service.clone() }, fleet.clients.unwrap_or(client.task.count), list))

@@ -114,6 +114,11 @@ fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<
     if let Some(load) = &service.load {
         let _ = writeln!(text, "  {}", load_in_words(load));
     }
+    if let Some(source) = &service.source
+        && let Some(remote) = &source.remote
+    {
+        let _ = writeln!(text, "  {}", remote.describe(source.good_for_s));
+    }
     for note in service.source.iter().flat_map(|source| &source.notes) {
         let _ = writeln!(text, "  note: {note}");
     }

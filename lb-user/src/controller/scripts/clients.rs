@@ -292,7 +292,7 @@ fn the_status_line_follows_the_state() {
         stage.disk.remove(super::stage::LIST);
         stage.changed(super::stage::LIST);
         stage.tick();
-        assert_eq!(stage.state_line, "1 of 1 clients attached; 1 of 1 endpoint files cannot be used");
+        assert_eq!(stage.state_line, "1 of 1 clients attached; 1 of 1 endpoint lists cannot be used");
     });
 }
 

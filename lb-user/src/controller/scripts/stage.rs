@@ -16,6 +16,7 @@ use lb_core::health::{Health, Why};
 use lb_core::limits::Limits;
 use lb_core::reports::Name;
 use lb_core::service::Protocol;
+use lb_discovery::{Failure, Finding, Latest, Snapshot, Wanted};
 use lb_fake::{Connect, FakeCgroup, FakeFlow, FakeKernel};
 use lb_host::store::StoreError;
 use lb_kernel::{Features, Kernel as _, Pass, Pins, SlotView};
@@ -27,6 +28,7 @@ use lb_view::backend::BackendStatus;
 use lb_view::explanation::Explanation;
 use lb_view::status::{ClientStatus, ServiceStatus, StatusDocument};
 use lb_view::text::Style;
+use tokio::sync::watch;
 
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
@@ -34,7 +36,7 @@ use crate::controller::{
     BackgroundWork, Clock, Controller, Effect, Environment, Event, LookAtReports, NamespaceFound, Network,
     Notice, ReceiveAt, ReportListener, Stores,
 };
-use crate::daemon::{Files, Watches, Worker};
+use crate::daemon::{Files, ListReader, Servers, Watches, Worker};
 use crate::explain::explain;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::Exchange;
@@ -146,6 +148,18 @@ impl Disk {
         file.map(|(_, text)| text.clone()).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    fn try_to_write(&self, path: &Path, text: impl AsRef<[u8]>) -> Result<(), StoreError> {
+        match self.content(path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(StoreError::Write { path: path.to_owned(), source })
+            }
+            _ => {
+                self.write(path, text);
+                Ok(())
+            }
+        }
+    }
+
     pub fn below(&self, directory: &str) -> Vec<PathBuf> {
         self.state().files.keys().filter(|path| path.starts_with(directory)).cloned().collect()
     }
@@ -179,15 +193,72 @@ impl Files for Disk {
     }
 
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
-        match self.content(path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(StoreError::Write { path: path.to_owned(), source })
-            }
-            _ => {
-                self.write(path, last_good::whole(text));
-                Ok(())
-            }
+        self.try_to_write(path, last_good::whole(text))
+    }
+
+    /// Unlike on a host, an equal file is written as well, so that scripts notice it.
+    fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError> {
+        self.try_to_write(&directory.join(name), text)
+    }
+
+    fn withdraw(&self, directory: &Path, name: &Path) -> Result<(), StoreError> {
+        let path = directory.join(name);
+        self.try_to_write(&path, "")?;
+        self.remove(path);
+        Ok(())
+    }
+}
+
+/// Servers that answer what a script sets; at first they do not answer.
+pub struct ScriptedServers(Mutex<ServersState>);
+
+struct ServersState {
+    finding: Finding,
+    queried: Vec<(Wanted, watch::Sender<Latest>)>,
+    now: Instant,
+}
+
+impl ScriptedServers {
+    fn new(now: Instant) -> Self {
+        let finding = Finding::Failed(Failure::Unreachable("10.0.0.53:53: no answer".to_owned()));
+        Self(Mutex::new(ServersState { finding, queried: Vec::new(), now }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, ServersState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets every server answer once, at this time.
+    fn answer(&self, finding: Finding, now: Instant) {
+        let mut state = self.state();
+        state.now = now;
+        for (_, sender) in &state.queried {
+            sender.send_modify(|latest| latest.take(finding.clone(), None, now));
         }
+        state.finding = finding;
+    }
+
+    fn query_only(&self, wanted: &[Wanted]) {
+        self.state().queried.retain(|(other, _)| wanted.contains(other));
+    }
+
+    fn answers(&self) -> Vec<(Wanted, Latest)> {
+        let state = self.state();
+        state.queried.iter().map(|(wanted, sender)| (wanted.clone(), sender.borrow().clone())).collect()
+    }
+}
+
+impl Servers for ScriptedServers {
+    fn query(&self, wanted: Wanted) -> watch::Receiver<Latest> {
+        let mut state = self.state();
+        if let Some((_, sender)) = state.queried.iter().find(|(other, _)| *other == wanted) {
+            return sender.subscribe();
+        }
+        let mut latest = Latest::default();
+        latest.take(state.finding.clone(), None, state.now);
+        let (sender, receiver) = watch::channel(latest);
+        state.queried.push((wanted, sender));
+        receiver
     }
 }
 
@@ -460,6 +531,9 @@ pub struct Stage {
     pub kernel: FakeKernel,
     pub disk: Arc<Disk>,
     pub wire: Wire,
+    servers: Arc<ScriptedServers>,
+    /// The lists for which the daemon has queried again.
+    pub queried_again: Vec<Wanted>,
     /// The cgroup of the client `web`.
     pub place: FakeCgroup,
     pub controller: Option<Controller>,
@@ -526,9 +600,9 @@ impl Stage {
     pub fn new(lines: &str) -> Self {
         let kernel = FakeKernel::new().expect("memory");
         let (now, disk) = (Instant::now(), Arc::new(Disk::default()));
-        let reread = Arc::clone(&disk);
+        let (reread, servers) = (Arc::clone(&disk), Arc::new(ScriptedServers::new(now)));
         let worker = Worker::new(
-            Arc::clone(&disk) as Arc<dyn Files>,
+            ListReader::new(Arc::clone(&disk) as Arc<dyn Files>, Arc::clone(&servers) as Arc<dyn Servers>),
             PathBuf::from(CONFIG),
             Arc::new(move || read_config(&reread)),
             PathBuf::from("/var/lib/socklb"),
@@ -568,6 +642,8 @@ impl Stage {
             kernel,
             disk,
             wire: Wire::default(),
+            servers,
+            queried_again: Vec::new(),
         };
         stage.write_config(lines);
         stage
@@ -653,6 +729,7 @@ impl Stage {
             *state = WireState { agents, now, is_taken, ..WireState::default() };
         });
         self.controller = None;
+        self.servers.query_only(&[]);
         self.inbox.clear();
         self.hung.clear();
     }
@@ -704,6 +781,11 @@ impl Stage {
                     self.watched = directories;
                     self.inbox.push_back(Event::Watched);
                 }
+                Effect::Query(wanted) => {
+                    self.servers.query_only(&wanted);
+                    self.inbox.push_back(Event::Answered(self.servers.answers()));
+                }
+                Effect::QueryAgain(wanted) => self.queried_again.push(wanted),
                 Effect::Notify(Notice::Status(line)) => self.state_line = line,
                 Effect::Notify(notice) => self.notices.push(notice),
                 Effect::Work(work) if (self.hangs)(&work) => self.hung.push(*work),
@@ -730,8 +812,8 @@ impl Stage {
                     .collect(),
             ),
             // This is done without a thread, because there are two such pieces of work per second.
-            BackgroundWork::Look { service, source } => {
-                let result = self.disk.look(&source.file.path);
+            BackgroundWork::Look { service, source, path } => {
+                let result = self.disk.look(&path);
                 Event::Looked { service, source, result }
             }
             BackgroundWork::LookAtConfig { is_due } => {
@@ -844,6 +926,40 @@ impl Stage {
     pub fn list_text(&mut self, text: &str) {
         self.disk.write(LIST, text);
         self.changed(LIST);
+    }
+
+    /// From now on, connects may also reach this address.
+    pub fn expect(&mut self, backend: &str) {
+        self.listed.insert(address(backend));
+    }
+
+    /// Lets the server answer once with a list of these backends, and lets the daemon read it.
+    pub fn answer(&mut self, backends: &[&str]) {
+        self.listed.extend(backends.iter().map(|backend| address(backend)));
+        let groups: Vec<String> =
+            backends.iter().map(|backend| format!("{{\"targets\": [\"{backend}\"]}}")).collect();
+        self.find_out(Finding::List(Snapshot {
+            text: format!("[{}]", groups.join(",")).into_bytes().into(),
+            endpoints: backends.len(),
+            version: String::new(),
+            notes: Vec::new(),
+        }));
+    }
+
+    /// Lets the server answer once that there are no endpoints.
+    pub fn answer_nothing(&mut self) {
+        self.find_out(Finding::Empty { why: "NXDOMAIN".to_owned() });
+    }
+
+    /// Lets a query to the server fail.
+    pub fn fail_query(&mut self) {
+        self.find_out(Finding::Failed(Failure::Unreachable("10.0.0.53:53: no answer".to_owned())));
+    }
+
+    fn find_out(&mut self, finding: Finding) {
+        self.servers.answer(finding, self.now);
+        self.dispatch(Event::Answered(self.servers.answers()));
+        self.pass(lb_core::feed::SETTLE);
     }
 
     /// Reports a change at this path, as a watch does, and waits until the daemon considers that

@@ -170,7 +170,14 @@ impl MetricsPage {
             &f::SOURCE_FAILURES,
             sources().map(|(labels, s)| (labels, SeriesValue::Whole(s.failures))),
         )?;
-        sheet.family(&f::SOURCE_ERROR, sources().map(|(labels, s)| (labels, s.error.is_some().into())))
+        sheet.family(&f::SOURCE_ERROR, sources().map(|(labels, s)| (labels, s.error.is_some().into())))?;
+        let remotes = || sources().filter_map(|(labels, s)| Some((labels, s.remote.as_ref()?)));
+        let endpoints = remotes().filter_map(|(labels, r)| Some((labels, SeriesValue::Whole(r.endpoints?))));
+        sheet.family(&f::SOURCE_ENDPOINTS, endpoints)?;
+        sheet.family(&f::SOURCE_EMPTY, remotes().map(|(labels, r)| (labels, r.empty_s.is_some().into())))?;
+        let withheld = remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.withheld)));
+        sheet.family(&f::SOURCE_WITHHELD, withheld)?;
+        sheet.family(&f::SOURCE_LISTS, remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.lists))))
     }
 
     pub fn each_backend(&self, sheet: &mut Sheet<'_>) -> fmt::Result {

@@ -21,7 +21,7 @@ use super::*;
 use crate::facts::{ClientFacts, Reloads, ReportCounts};
 use lb_view::backend::BackendHealth;
 use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
-use lb_view::status::{DaemonStatus, InterfaceStatus, Reclaim, SourceStatus};
+use lb_view::status::{DaemonStatus, InterfaceStatus, Reclaim, RemoteStatus, SourceStatus};
 
 fn facts() -> Facts {
     let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
@@ -117,8 +117,23 @@ fn load() -> ServiceLoadStatus {
 }
 
 fn client() -> ClientMetrics {
-    let source =
-        SourceStatus { file: None, good_for_s: Some(5), error: None, failures: 0, notes: Vec::new() };
+    let source = SourceStatus {
+        file: None,
+        good_for_s: Some(5),
+        error: None,
+        failures: 0,
+        notes: Vec::new(),
+        remote: Some(RemoteStatus {
+            origin: "dns users.example.com port 80".to_owned(),
+            version: String::new(),
+            endpoints: Some(2),
+            lists: 1,
+            next_s: Some(3),
+            empty_s: None,
+            withheld: 0,
+            substitute: None,
+        }),
+    };
     let service = ServiceSnapshot {
         view: ServiceView {
             index: ServiceIndex(0),

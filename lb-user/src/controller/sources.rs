@@ -1,31 +1,36 @@
-//! Endpoint files: when each file is checked and read, and how the decisions of the feed are
-//! carried out.
+//! The sources of endpoint lists: when each list is read, and how the decisions of the feed are
+//! carried out. A file is read when it has changed, a server's list when the server's answer has
+//! changed (`remote`).
 //!
 //! [`Feed`] decides the order. A list is read, and its assignments are computed, beside the event
 //! loop; the loop applies both together (`delivery`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use lb_core::feed::{Effect as FeedEffect, Feed, Version};
+use lb_view::status::SourceStatus;
 use tracing::{info, warn};
 
 use super::changes::list_changes;
+use super::remote::RemoteState;
 use super::state_files::FilesToStore;
 use super::{BackgroundWork, Controller};
 use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
-use crate::config::{ClientConfig, Config, EndpointSource};
-use crate::source::{Contents, FileSource, NoAnswer, SourceError, Stamp, directory_of};
+use crate::config::{ClientConfig, Config};
+use crate::source::{
+    Contents, Guard, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, Substitute, directory_of,
+};
 
 /// Where the endpoints of all services come from.
 #[derive(Default)]
 pub struct Sources {
     /// The lists in the configuration itself, by service name.
     pub statics: AssignmentsByService,
-    /// The endpoint files, by service name.
-    pub files: BTreeMap<String, WatchedFile>,
+    /// The files and servers from which lists come, by service name.
+    pub watched: BTreeMap<String, WatchedSource>,
     /// The number of reads of files that have begun.
     pub readings: u64,
     /// Lists and other files that are stored for later starts.
@@ -39,9 +44,13 @@ pub struct ListPurpose {
     pub consumers: Vec<Consumer>,
     /// The earlier assignments; parts of them may still be valid.
     pub before: Option<Assignments>,
+    /// The list with which a server's answer is compared; `None` if every answer takes force.
+    pub guard: Option<Guard>,
+    /// The list to use in place of the source's, if there is one.
+    pub substitute: Option<Substitute>,
 }
 
-/// The result of the first read of a file.
+/// The result of the first read of a list.
 pub struct FirstRead {
     /// The version that was read.
     pub version: Version<Stamp>,
@@ -52,30 +61,57 @@ pub struct FirstRead {
     pub instead: Option<Result<Contents, SourceError>>,
 }
 
-/// A file that a configuration names, and the result of its first read.
+/// The source of a list that a configuration names, and the result of its first read.
 pub struct Reading {
     pub service: String,
-    pub source: FileSource,
+    pub source: ListSource,
     pub first: FirstRead,
     /// The assignments that were in force when the read began, with those for the tasks of the new
-    /// configuration added. `None` if the file can be used.
+    /// configuration added. `None` if the source's list can be used.
     pub in_force: Option<Assignments>,
 }
 
-/// The endpoint file of a service, and the state of its list.
-pub struct WatchedFile {
-    pub source: FileSource,
+/// The source of a service's list, and the state of its list.
+pub struct WatchedSource {
+    pub source: ListSource,
     pub feed: Feed<Stamp, Contents>,
-    /// The notes of the last valid read: ignored parts of the file, with reasons.
+    /// The notes of the last valid read: ignored parts of the list, with reasons.
     pub notes: Arc<[String]>,
+    /// The state of the server; unused if the list comes from a file.
+    pub remote: RemoteState,
 }
 
-impl WatchedFile {
+impl WatchedSource {
     /// Stores the notes of a read, and logs the new ones.
     fn take_notes(&mut self, service: &str, notes: &Arc<[String]>) {
         let before = std::mem::replace(&mut self.notes, Arc::clone(notes));
         for note in notes.iter().filter(|note| !before.contains(note)) {
-            info!(service, file = %self.source.file.path.display(), "{note}");
+            info!(service, source = %self.source.origin, "{note}");
+        }
+    }
+
+    /// The state of the source, as one client sees it.
+    pub fn status(&self, client: &str, now: Instant) -> SourceStatus {
+        let age = |since: Instant| now.saturating_duration_since(since).as_secs();
+        let error = self.feed.error_of(client).map(str::to_owned);
+        let status = SourceStatus {
+            file: self.source.file().map(Path::to_owned),
+            good_for_s: self.feed.good_since().map(age),
+            error,
+            failures: self.feed.failures(),
+            notes: self.notes.to_vec(),
+            remote: None,
+        };
+        if self.source.file().is_some() {
+            return status;
+        }
+        let latest = &self.remote.latest;
+        SourceStatus {
+            good_for_s: latest.confirmed.map(age),
+            error: self.remote.trouble(now).or(status.error),
+            failures: latest.failures.max(status.failures),
+            remote: Some(self.remote.status(self.source.origin.to_string(), now)),
+            ..status
         }
     }
 
@@ -87,18 +123,15 @@ impl WatchedFile {
     }
 }
 
-/// The endpoint files of all services that any client uses, by service name. Services with a list
-/// in the configuration have no file.
-pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
+/// The sources of the lists of all services that any client uses, by service name. Services with a
+/// list in the configuration have none.
+pub fn sources(config: &Config) -> BTreeMap<String, ListSource> {
     let mut sources = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
-        let file = match &configured.source {
-            EndpointSource::File(file) => file,
-            EndpointSource::Static(_) => continue,
-        };
+        let Some(origin) = ListOrigin::of(&configured.source) else { continue };
         let name = configured.service.name.clone();
         sources.entry(name).or_insert_with(|| {
-            FileSource::new(&configured.service, file.clone(), &config.addresses, &config.paths.state)
+            ListSource::new(&configured.service, origin, &config.addresses, &config.paths.state)
         });
     }
     sources
@@ -112,19 +145,32 @@ impl Controller {
     /// first start, connects fail with the service's errno.
     ///
     /// If the service had a file before, that file's failures and times are retained.
-    pub fn take_reloaded(&mut self, reading: Reading, begun: u64, before: Option<WatchedFile>, now: Instant) {
+    pub fn take_reloaded(
+        &mut self,
+        reading: Reading,
+        begun: u64,
+        before: Option<WatchedSource>,
+        now: Instant,
+    ) {
         let Reading { service, source, first: FirstRead { version, result, instead }, in_force } = reading;
         let before = before.filter(|before| before.source.service == source.service);
-        let is_same_file = before.as_ref().is_some_and(|before| before.source == source);
+        let is_same_source = before.as_ref().is_some_and(|before| before.source == source);
         let result = result.map_err(SourceError::into_failure);
-        let (before, notes) = before.map(|before| (before.feed, before.notes)).unzip();
-        let read = result.as_ref().ok().map(|contents| Arc::clone(&contents.notes));
-        let (feed, reloaded) = Feed::reload(before, is_same_file, now, begun, version, result);
-        let mut file = WatchedFile { source, feed, notes: notes.unwrap_or_default() };
-        if let Some(notes) = &read {
-            file.take_notes(&service, notes);
+        let (before, notes, remote) = match before {
+            Some(WatchedSource { feed, notes, remote, .. }) => (Some(feed), notes, remote),
+            None => Default::default(),
+        };
+        let remote = if is_same_source { remote } else { RemoteState::default() };
+        let read =
+            result.as_ref().ok().map(|contents| (Arc::clone(&contents.notes), contents.withheld.clone()));
+        let (feed, reloaded) = Feed::reload(before, is_same_source, now, begun, version, result);
+        let mut watched = WatchedSource { source, feed, notes, remote };
+        watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
+        if let Some((notes, withheld)) = read {
+            watched.take_notes(&service, &notes);
+            watched.take_withheld(&service, withheld, now);
         }
-        self.sources.files.insert(service.clone(), file);
+        self.sources.watched.insert(service.clone(), watched);
         self.carry_out(&service, reloaded.effect, now);
         if let Some(mut contents) = reloaded.retained {
             if let Some(computed) = &in_force {
@@ -141,7 +187,7 @@ impl Controller {
             Some(Ok(contents)) => {
                 warn!(
                     service,
-                    "the endpoint file cannot be used; using the last good list that an earlier run stored"
+                    "the endpoint list cannot be used; using the last good list that an earlier run stored"
                 );
                 self.deliver(&service, contents, now);
             }
@@ -152,10 +198,11 @@ impl Controller {
     }
 
     pub fn files_changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        for file in self.sources.files.values_mut() {
+        for file in self.sources.watched.values_mut() {
+            let Some(path) = file.source.file() else { continue };
             // Any change in the directory counts, because the file may be a link to another file in
             // this directory.
-            let directory = directory_of(&file.source.file.path);
+            let directory = directory_of(path);
             if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
                 file.feed.progress.changed(now);
             }
@@ -169,31 +216,31 @@ impl Controller {
         if !self.config.daemon.watch {
             return;
         }
-        for (service, file) in &mut self.sources.files {
-            if file.feed.progress.begin_look() {
-                self.effects.push(
-                    BackgroundWork::Look { service: service.clone(), source: file.source.clone() }.into(),
-                );
+        for (service, watched) in &mut self.sources.watched {
+            let Some(path) = watched.source.file().map(Path::to_owned) else { continue };
+            if watched.feed.progress.begin_look() {
+                let (service, source) = (service.clone(), watched.source.clone());
+                self.effects.push(BackgroundWork::Look { service, source, path }.into());
             }
         }
     }
 
     /// The directories of all endpoint files and of the configuration file.
     pub fn directories(&self) -> BTreeSet<PathBuf> {
-        let files = self.sources.files.values().map(|file| &file.source.file.path);
-        files.chain([&self.config.path]).map(|path| directory_of(path)).collect()
+        let files = self.sources.watched.values().filter_map(|watched| watched.source.file());
+        files.chain([&*self.config.path]).map(directory_of).collect()
     }
 
     /// Handles the end of a check of a file.
     pub fn looked(
         &mut self,
         service: &str,
-        source: &FileSource,
+        source: &ListSource,
         result: Result<Option<Stamp>, NoAnswer>,
         now: Instant,
     ) {
         // A reload may have changed the source of the service's endpoints in the meantime.
-        let Some(file) = self.sources.files.get_mut(service).filter(|file| file.source == *source) else {
+        let Some(file) = self.sources.watched.get_mut(service).filter(|file| file.source == *source) else {
             return;
         };
         match result {
@@ -209,21 +256,24 @@ impl Controller {
         }
     }
 
-    /// Starts to read each file that has changed and has then stopped changing.
+    /// Starts to read each list that has changed and has then stopped changing.
     pub fn start_reading(&mut self, now: Instant) {
         let clients: Vec<&ClientConfig> =
             self.clients.tasks.iter().map(|client_task| &client_task.client).collect();
-        for (service, file) in &mut self.sources.files {
-            let Some(known) = file.feed.progress.begin(now) else { continue };
+        for (service, watched) in &mut self.sources.watched {
+            let Some(known) = watched.feed.progress.begin(now) else { continue };
             self.sources.readings += 1;
             let begun = self.sources.readings;
-            let consumers = assignments::consumers(clients.iter().copied(), service);
-            // The earlier assignments are passed so that an equal list costs nothing.
+            // The same answer may have to be read again, because it may now take force.
+            let known = known.filter(|_| !watched.remote.take_must_read());
             let purpose = ListPurpose {
-                consumers,
-                before: file.feed.newest().map(|contents| contents.assignments.clone()),
+                consumers: assignments::consumers(clients.iter().copied(), service),
+                // The earlier assignments are passed so that an equal list costs nothing.
+                before: watched.feed.newest().map(|contents| contents.assignments.clone()),
+                guard: watched.guard(),
+                substitute: watched.remote.substitute,
             };
-            let (service, source) = (service.clone(), file.source.clone());
+            let (service, source) = (service.clone(), watched.source.clone());
             self.effects.push(BackgroundWork::Read { service, source, begun, known, purpose }.into());
         }
     }
@@ -237,13 +287,15 @@ impl Controller {
         result: Option<Result<Contents, SourceError>>,
         now: Instant,
     ) {
-        let file =
-            self.sources.files.get_mut(service).expect("the caller checks that the service has a file");
+        let watched =
+            self.sources.watched.get_mut(service).expect("the caller checks that the service has a source");
         if let Some(Ok(contents)) = &result {
-            file.take_notes(service, &contents.notes);
+            watched.take_notes(service, &contents.notes);
+            watched.take_withheld(service, contents.withheld.clone(), now);
         }
+        watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
         let result = result.map(|result| result.map_err(SourceError::into_failure));
-        let effect = file.feed.read(now, begun, version, result);
+        let effect = watched.feed.read(now, begun, version, result);
         self.carry_out(service, effect, now);
     }
 
@@ -253,7 +305,7 @@ impl Controller {
             Some(FeedEffect::Deliver(contents)) => {
                 let after = contents.assignments.list();
                 let endpoints = after.as_slice().len();
-                let before = self.sources.files.get(service).and_then(|file| file.feed.newest());
+                let before = self.sources.watched.get(service).and_then(|file| file.feed.newest());
                 match before.map(|before| list_changes(before.assignments.list(), after)) {
                     Some(changes) => info!(service, endpoints, changes, "endpoint list read"),
                     None => info!(service, endpoints, "endpoint list read"),
@@ -261,15 +313,25 @@ impl Controller {
                 self.deliver(service, contents, now);
             }
             Some(FeedEffect::GoodAgain) => {
-                let path =
-                    self.sources.files.get(service).map(|file| file.source.file.path.display().to_string());
-                info!(service, path, "the endpoint file can be used again; its list is unchanged");
+                let source =
+                    self.sources.watched.get(service).map(|watched| watched.source.origin.to_string());
+                info!(service, source, "the endpoint list can be used again; it is unchanged");
             }
             Some(FeedEffect::Failed(error)) => {
-                warn!(service, error, "the endpoint file cannot be used; the present list stays in force");
+                warn!(service, error, "the endpoint list cannot be used; the present list stays in force");
             }
         }
     }
+}
+
+/// The list in force of a service when a read begins.
+pub struct InForce {
+    pub source: ListSource,
+    pub assignments: Assignments,
+    /// See [`ListPurpose::guard`].
+    pub guard: Option<Guard>,
+    /// See [`ListPurpose::substitute`].
+    pub substitute: Option<Substitute>,
 }
 
 /// Completes assignments for these client tasks, reusing results of the earlier assignments if

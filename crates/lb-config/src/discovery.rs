@@ -1,0 +1,467 @@
+//! Remote sources of endpoint lists, as the configuration describes them: `[dns]`, `[consul]`,
+//! `[kubernetes]`, and the keys of `backends` for remote sources.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use super::ProcessEnvironment;
+use super::keys::{backends, consul, dns, kubernetes};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::key::ConfigKey;
+use lb_document::kind::{Refusal, Text};
+use lb_document::{Item, Table, address};
+
+/// The port of DNS servers.
+const DNS_PORT: u16 = 53;
+
+/// The maximum length of a DNS name in bytes (RFC 1035).
+const MAX_NAME_BYTES: usize = 253;
+
+/// A remote source, and what its answers may change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteSource {
+    pub origin: Origin,
+    pub rules: RemoteRules,
+}
+
+/// What the answers of a remote source may change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteRules {
+    /// The networks in which endpoints may be; `None`: all addresses but loopback and link-local
+    /// addresses.
+    pub allow: Option<Vec<IpNet>>,
+    pub on_empty: OnEmpty,
+    pub on_stale: OnStale,
+    /// The time without a confirmation after which a list is stale; `None`: never.
+    pub stale_after: Option<Duration>,
+    /// Whether an answer that removes most endpoints must be repeated before it takes force.
+    pub limits_shrink: bool,
+}
+
+impl RemoteRules {
+    /// Why no endpoint may have this address; `None` if one may.
+    pub fn refusal(&self, ip: IpAddr) -> Option<String> {
+        match &self.allow {
+            Some(allow) if allow.iter().any(|network| network.contains(&ip)) => None,
+            Some(allow) => {
+                let allow: Vec<String> = allow.iter().map(ToString::to_string).collect();
+                Some(format!("it is outside allow = {allow:?}"))
+            }
+            None if ip.is_loopback() => Some("it is a loopback address".to_owned()),
+            None if is_link_local(ip) => Some("it is a link-local address".to_owned()),
+            None => None,
+        }
+    }
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
+}
+
+/// What happens if a server answers for a while that there are no endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnEmpty {
+    /// The list stays in force.
+    Keep,
+    /// Connects fail.
+    Refuse,
+}
+
+impl OnEmpty {
+    pub const ALL: [Self; 2] = [Self::Keep, Self::Refuse];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::Refuse => "refuse",
+        }
+    }
+}
+
+/// What happens with a list that its server has not confirmed for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnStale {
+    /// The list stays in force.
+    Keep,
+    /// Connects go to the service's own address.
+    Pass,
+    /// Connects fail.
+    Refuse,
+}
+
+impl OnStale {
+    pub const ALL: [Self; 3] = [Self::Keep, Self::Pass, Self::Refuse];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::Pass => "pass",
+            Self::Refuse => "refuse",
+        }
+    }
+}
+
+/// The settings of all kinds of servers.
+pub struct ServerSettings {
+    pub dns: DnsSettings,
+    pub consul: ConsulSettings,
+    /// `None` if no API server is known.
+    pub kubernetes: Option<KubernetesSettings>,
+}
+
+/// Where a remote list comes from: what to query, and which servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Dns(DnsOrigin),
+    Consul(ConsulOrigin),
+    Kubernetes(KubernetesOrigin),
+}
+
+/// The records of a DNS name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DnsOrigin {
+    /// The absolute name, without a dot at its end.
+    pub name: String,
+    /// The port of the endpoints, whose addresses are the name's A or AAAA records. `None`: the
+    /// name has SRV records, which contain ports.
+    pub port: Option<u16>,
+    pub settings: DnsSettings,
+}
+
+/// How DNS servers are queried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DnsSettings {
+    /// The servers, in the order in which they are tried. Empty: the servers in /etc/resolv.conf,
+    /// which is read again when it changes.
+    pub servers: Vec<SocketAddr>,
+    pub transport: DnsTransport,
+    /// The shortest and the longest time between two questions. Within these limits, the TTL of
+    /// the records decides.
+    pub min_ttl: Duration,
+    pub max_ttl: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DnsTransport {
+    Tcp,
+    /// UDP with EDNS; TCP if an answer is truncated.
+    Udp,
+}
+
+impl DnsTransport {
+    pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dns(DnsOrigin { name, port: None, .. }) => write!(f, "dns {name} (SRV)"),
+            Self::Dns(DnsOrigin { name, port: Some(port), .. }) => write!(f, "dns {name} port {port}"),
+            Self::Consul(ConsulOrigin { service, tag: None, .. }) => write!(f, "consul {service}"),
+            Self::Consul(ConsulOrigin { service, tag: Some(tag), .. }) => {
+                write!(f, "consul {service} tag {tag}")
+            }
+            Self::Kubernetes(KubernetesOrigin { namespace, service, .. }) => {
+                write!(f, "kubernetes {namespace}/{service}")
+            }
+        }
+    }
+}
+
+/// The instances of a service in Consul's catalogue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConsulOrigin {
+    pub service: String,
+    /// Only instances with this tag; `None`: all.
+    pub tag: Option<String>,
+    pub settings: ConsulSettings,
+}
+
+/// How Consul is queried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConsulSettings {
+    /// The agent's HTTP address. With `tls`, its HTTPS address.
+    pub address: SocketAddr,
+    /// The file with the token.
+    pub token: Option<PathBuf>,
+    /// `None`: without TLS.
+    pub tls: Option<TlsSettings>,
+}
+
+/// The EndpointSlices of a Kubernetes service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesOrigin {
+    pub namespace: String,
+    pub service: String,
+    /// The name of the port; `None` if the service has one port.
+    pub port: Option<String>,
+    pub settings: KubernetesSettings,
+}
+
+/// How the API server is queried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesSettings {
+    /// Host and port.
+    pub server: String,
+    /// The file with the token. It is read for every request, because tokens are replaced.
+    pub token: Option<PathBuf>,
+    /// `None`: without TLS.
+    pub tls: Option<TlsSettings>,
+}
+
+/// Files in PEM, which are read again when they change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsSettings {
+    /// The certificates that may sign the server's.
+    pub ca: PathBuf,
+    /// The name in the server's certificate; `None`: its address.
+    pub server_name: Option<String>,
+    /// The client's own certificate and key.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// Reads `[dns]`, which may be absent.
+pub fn read_dns(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> DnsSettings {
+    let table = root.table(&dns::SECTION, report);
+    let servers = dns::SERVERS.item(&table, report);
+    let servers = servers.map(|item| read_servers(&item, report)).unwrap_or_default();
+    let transport = dns::TRANSPORT.take_or_default(&table, report);
+    let min_ttl = dns::MIN_TTL.take_or_default(&table, report);
+    let max_ttl = dns::MAX_TTL.take_or_default(&table, report);
+    if min_ttl > max_ttl {
+        let span = table.get(dns::MIN_TTL.name).map_or(table.span(), |item| item.span());
+        report.add(span, "min_ttl is longer than max_ttl", "write a min_ttl of at most max_ttl".to_owned());
+    }
+    DnsSettings { servers, transport, min_ttl, max_ttl }
+}
+
+fn read_servers(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<SocketAddr> {
+    let Some(items) = item.list(report) else { return Vec::new() };
+    if items.is_empty() {
+        let help = "write a server, or leave servers out to use those in /etc/resolv.conf";
+        report.add(item.span(), "servers is empty", help.to_owned());
+    }
+    items.iter().filter_map(|item| item.parse(dns_server, report)).collect()
+}
+
+/// Reads the address of a DNS server; its port may be left out.
+fn dns_server(text: &str) -> Result<SocketAddr, Refusal> {
+    match text.parse::<IpAddr>() {
+        Ok(ip) => Ok(SocketAddr::new(ip, DNS_PORT)),
+        Err(_) => address(text),
+    }
+}
+
+/// Reads a DNS name: labels of letters, digits, `-` and `_`. It is absolute, with or without a dot
+/// at its end: search domains do not apply.
+pub fn dns_name(text: &str) -> Result<String, Refusal> {
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+    };
+    let why = if name.len() > MAX_NAME_BYTES {
+        format!("is longer than {MAX_NAME_BYTES} bytes")
+    } else if name.parse::<IpAddr>().is_ok() {
+        format!("{} is an address", quote(text))
+    } else if !name.split('.').all(is_label) {
+        format!("{} is not a DNS name", quote(text))
+    } else {
+        return Ok(name.to_ascii_lowercase());
+    };
+    Err((why, Some("write a name as in \"users.example.com\"".to_owned())))
+}
+
+/// Reads `[consul]`, which may be absent.
+pub fn read_consul(
+    root: &Table<'_>,
+    directory: &Path,
+    report: &mut DiagnosticCollector<'_>,
+) -> ConsulSettings {
+    let table = root.table(&consul::SECTION, report);
+    let file = |key: &ConfigKey<PathText>, report: &mut DiagnosticCollector<'_>| {
+        key.take_written(&table, report).flatten().map(|path| directory.join(&*path))
+    };
+    let address = consul::ADDRESS.take_or_default(&table, report);
+    let token = file(&consul::TOKEN, report);
+    let ca = file(&consul::CA, report);
+    let pair = (file(&consul::CERTIFICATE, report), file(&consul::KEY, report));
+    let server_name = consul::SERVER_NAME.take_written(&table, report).flatten();
+    let tls = read_tls(&table, ca, pair, server_name, report);
+    ConsulSettings { address, token, tls }
+}
+
+/// The files that Kubernetes provides in every pod.
+const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+
+/// Reads `[kubernetes]`, which may be absent. `None` if no server is known.
+pub fn read_kubernetes(
+    root: &Table<'_>,
+    directory: &Path,
+    env: &dyn ProcessEnvironment,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<KubernetesSettings> {
+    let table = root.table(&kubernetes::SECTION, report);
+    let file = |key: &ConfigKey<PathText>, report: &mut DiagnosticCollector<'_>| {
+        key.take_written(&table, report).flatten().map(|path| directory.join(&*path))
+    };
+    // A faulty value is reported, and must not also count as missing.
+    let written = kubernetes::SERVER.take_written(&table, report).unwrap_or_else(|| Some(HTTP.to_owned()));
+    let token = file(&kubernetes::TOKEN, report);
+    let ca = file(&kubernetes::CA, report);
+    let pair = (file(&kubernetes::CERTIFICATE, report), file(&kubernetes::KEY, report));
+    let server_name = kubernetes::SERVER_NAME.take_written(&table, report).flatten();
+    let Some(server) = written else {
+        let host = env.variable("KUBERNETES_SERVICE_HOST")?;
+        let port = env.variable("KUBERNETES_SERVICE_PORT").unwrap_or_else(|| "443".to_owned());
+        // An IPv6 address needs brackets before a port.
+        let server = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let token = Some(token.unwrap_or_else(|| POD_TOKEN.into()));
+        let ca = Some(ca.unwrap_or_else(|| POD_CA.into()));
+        return Some(KubernetesSettings {
+            server,
+            token,
+            tls: read_tls(&table, ca, pair, server_name, report),
+        });
+    };
+    let host = server.strip_prefix(HTTPS);
+    if host.is_some() && ca.is_none() {
+        let span = table.get(kubernetes::SERVER.name).map_or(table.span(), |item| item.span());
+        let help = "write ca, the file with the certificates that sign the server's certificate".to_owned();
+        report.add(span, "server uses TLS, and there is no ca", help);
+    }
+    let tls = read_tls(&table, ca, pair, server_name, report).filter(|_| host.is_some());
+    let server = host.or_else(|| server.strip_prefix(HTTP)).unwrap_or(&server).to_owned();
+    Some(KubernetesSettings { server, token, tls })
+}
+
+const HTTPS: &str = "https://";
+const HTTP: &str = "http://";
+
+/// A key whose value is a path.
+type PathText = Text<Cow<'static, str>>;
+
+/// Reads the keys of TLS. Without `ca` there is no TLS, and the other keys have no effect.
+fn read_tls(
+    table: &Table<'_>,
+    ca: Option<PathBuf>,
+    pair: (Option<PathBuf>, Option<PathBuf>),
+    server_name: Option<String>,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<TlsSettings> {
+    let client = match pair {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        (Some(_), None) | (None, Some(_)) => {
+            let help = "write both, or leave both out".to_owned();
+            report.add(table.span(), "certificate and key are a pair, and one of them is missing", help);
+            None
+        }
+    };
+    if ca.is_none() && (client.is_some() || server_name.is_some()) {
+        let help = "write ca, or leave certificate, key and server_name out".to_owned();
+        report.add(table.span(), "without ca there is no TLS", help);
+    }
+    Some(TlsSettings { ca: ca?, server_name, client })
+}
+
+/// Reads the name of a service or of a tag in a catalogue.
+pub fn source_name(text: &str) -> Result<String, Refusal> {
+    if text.is_empty() || text.len() > MAX_NAME_BYTES || text.chars().any(char::is_control) {
+        let help = format!("write 1 to {MAX_NAME_BYTES} bytes of printable characters");
+        return Err((format!("{} is not a name", quote(text)), Some(help)));
+    }
+    Ok(text.to_owned())
+}
+
+/// Reads a namespace and the name of a Service: labels of letters, digits and `-` (RFC 1123).
+pub fn kubernetes_service(text: &str) -> Result<String, Refusal> {
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+    };
+    match text.split_once('/') {
+        Some((namespace, service)) if is_label(namespace) && is_label(service) => Ok(text.to_owned()),
+        _ => Err((
+            format!("{} is not a namespace and the name of a Service", quote(text)),
+            Some("write both as in \"shop/users\"".to_owned()),
+        )),
+    }
+}
+
+/// Reads the URL of an API server, without a path.
+pub fn api_server(text: &str) -> Result<String, Refusal> {
+    let refuse = |why: &str| {
+        Err((format!("{} {why}", quote(text)), Some("write it as in \"https://10.0.0.1:6443\"".to_owned())))
+    };
+    let text = text.strip_suffix('/').unwrap_or(text);
+    let Some(rest) = text.strip_prefix(HTTPS).or_else(|| text.strip_prefix(HTTP)) else {
+        return refuse("does not begin with https:// or http://");
+    };
+    let (host, port) = rest.rsplit_once(':').unwrap_or((rest, ""));
+    let host_name = host.trim_start_matches('[').trim_end_matches(']');
+    let is_host = host_name.parse::<IpAddr>().is_ok() || dns_name(host_name).is_ok();
+    if !is_host {
+        return refuse("names no host");
+    }
+    match port.parse::<u16>() {
+        Ok(1..) => Ok(text.to_owned()),
+        Ok(0) | Err(_) => refuse("has no valid port"),
+    }
+}
+
+/// Reads what the answers of a remote source may change. `on_empty` applies if the table does not
+/// set it.
+pub fn read_rules(table: &Table<'_>, on_empty: OnEmpty, report: &mut DiagnosticCollector<'_>) -> RemoteRules {
+    let stale_after = backends::STALE_AFTER.take_written(table, report).flatten();
+    let on_stale = backends::ON_STALE.take_or_default(table, report);
+    if stale_after.is_none()
+        && let Some(item) = backends::ON_STALE.item(table, report)
+        && !backends::STALE_AFTER.is_written(table)
+    {
+        let help = "write stale_after as well, or leave on_stale out";
+        report.add(item.span(), "on_stale has no effect without stale_after", help.to_owned());
+    }
+    RemoteRules {
+        allow: backends::ALLOW.item(table, report).map(|item| read_networks(&item, report)),
+        on_empty: backends::ON_EMPTY.take_written(table, report).flatten().unwrap_or(on_empty),
+        on_stale,
+        stale_after,
+        limits_shrink: backends::MAX_SHRINK.take_or_default(table, report),
+    }
+}
+
+fn read_networks(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<IpNet> {
+    let Some(items) = item.list(report) else { return Vec::new() };
+    if items.is_empty() {
+        let help = "write networks, or leave allow out";
+        report.add(item.span(), "allow is empty, so it allows no endpoint", help.to_owned());
+    }
+    items.iter().filter_map(|item| item.parse(network, report)).collect()
+}
+
+fn network(text: &str) -> Result<IpNet, Refusal> {
+    let refuse = |why: &str, help: String| Err((format!("{} {why}", quote(text)), Some(help)));
+    match (text.parse::<IpNet>(), text.parse::<IpAddr>()) {
+        (Ok(network), _) if network.trunc() == network => Ok(network),
+        (Ok(network), _) => refuse("has bits after its prefix", format!("write \"{}\"", network.trunc())),
+        (Err(_), Ok(ip)) => refuse("has no prefix length", format!("write \"{}\"", IpNet::from(ip))),
+        (Err(_), Err(_)) => refuse("is not a network", "write one as in \"10.0.0.0/8\"".to_owned()),
+    }
+}

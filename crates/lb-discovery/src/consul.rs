@@ -1,0 +1,222 @@
+//! Instances of a service in Consul's catalogue, by blocking queries of
+//! `/v1/health/service/NAME` (Consul 1.8 and later).
+//!
+//! The server answers when something has changed, or after [`WAIT`]. This file decides which
+//! answers are used, and when a question follows an answer. How instances become endpoints is
+//! [`lb_config::endpoints::read_instances`], as for a file with such an answer.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use hyper::StatusCode;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use lb_config::discovery::ConsulOrigin;
+use lb_config::endpoints::{self, MAX_FILE_BYTES};
+use lb_document::diagnostic::quote;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use tokio::task::spawn_blocking;
+
+use crate::files::Files;
+use crate::http::{self, Get};
+use crate::tls::{Stream, Tls};
+use crate::{Again, Failure, Finding, Listed, Queried, Snapshot, render};
+
+/// How long the server may wait for a change. If the server was restored from a backup, a question
+/// about a later index waits this long, so it is shorter than Consul's default of 5 minutes.
+const WAIT: Duration = Duration::from_secs(60);
+
+/// The pause after an answer that equals the one before. Any change of Consul's catalogue wakes a
+/// question about an unknown service, and any new output of a check one about its service. With the
+/// spread that is applied to it, the pause is at least 1 s.
+const PAUSE_AFTER_EQUAL: Duration = Duration::from_millis(1200);
+
+/// All bytes except those that RFC 3986 (section 2.3) calls unreserved.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+pub struct Consul {
+    origin: ConsulOrigin,
+    is_ipv6: bool,
+    tls: Option<Tls>,
+    token: Files,
+    /// The server answers when its index exceeds this; 0: at once.
+    index: u64,
+    /// The last result that was a list or empty.
+    last: Option<Finding>,
+}
+
+impl Consul {
+    pub fn new(origin: &ConsulOrigin, is_ipv6: bool) -> Self {
+        let tls = origin.settings.tls.as_ref().map(Tls::new);
+        Self { origin: origin.clone(), is_ipv6, tls, token: Files::default(), index: 0, last: None }
+    }
+
+    /// Makes the next question one that the server answers at once.
+    pub fn forget(&mut self) {
+        self.index = 0;
+    }
+
+    /// When the first of the certificates in the files expires; `None` without TLS, or before the
+    /// first connection.
+    pub fn expires(&self) -> Option<SystemTime> {
+        self.tls.as_ref()?.expires()
+    }
+
+    /// Queries once.
+    pub async fn query(&mut self) -> Queried {
+        match http::connect(self.origin.settings.address).await {
+            Ok(stream) => self.ask_over(Box::new(stream)).await,
+            Err(failure) => self.failed(failure),
+        }
+    }
+
+    /// Queries once, over a connection without TLS.
+    async fn ask_over(&mut self, stream: Box<dyn Stream>) -> Queried {
+        match self.question(stream).await {
+            Ok(finding) => self.answered(finding),
+            Err(failure) => self.failed(failure),
+        }
+    }
+
+    fn answered(&mut self, mut finding: Finding) -> Queried {
+        let mut again = Again::AtOnce;
+        if says_the_same(self.last.as_ref(), &finding) {
+            again = Again::After(PAUSE_AFTER_EQUAL);
+            // An equal list retains its version, so that it is the same finding.
+            finding.clone_from(self.last.as_ref().expect("it was compared"));
+        }
+        self.last = Some(finding.clone());
+        Queried { finding, again }
+    }
+
+    /// After a failure the server must answer at once: a question that waits for a change would not
+    /// confirm the list for another minute.
+    fn failed(&mut self, failure: Failure) -> Queried {
+        self.index = 0;
+        failure.into()
+    }
+
+    async fn question(&mut self, mut stream: Box<dyn Stream>) -> Result<Finding, Failure> {
+        let address = self.origin.settings.address;
+        let server = address.to_string();
+        if let Some(tls) = &mut self.tls {
+            stream = tls.connect(stream, &address.ip().to_string(), &server).await?;
+        }
+        let token = self.token().await.map_err(|failure| failure.at(&server))?;
+        let headers: Vec<_> = token.into_iter().collect();
+        let ConsulOrigin { service, tag, .. } = &self.origin;
+        let encoded = |text| utf8_percent_encode(text, RESERVED);
+        // `stale`: any server may answer, not only the leader.
+        let mut path = format!(
+            "/v1/health/service/{}?index={}&wait={}s&stale",
+            encoded(service),
+            self.index,
+            WAIT.as_secs()
+        );
+        if let Some(tag) = tag {
+            path = format!("{path}&tag={}", encoded(tag));
+        }
+        // The server adds up to a sixteenth to the time that it is given.
+        let wait = if self.index == 0 { Duration::ZERO } else { WAIT + WAIT / 16 };
+        let get = Get {
+            server: &server,
+            path: &path,
+            headers: &headers,
+            head: wait + http::HEAD,
+            most: http::MOST,
+        };
+        let answer = get.send(stream).await?;
+        if answer.status != StatusCode::OK {
+            let refusal = answer.refusal().await;
+            let Failure::Refused(why) = refusal else { return Err(refusal) };
+            return Err(Failure::Refused(format!("{why} ({})", rights(service))));
+        }
+        let question = answer.question.clone();
+        let index = usable_index(&answer.headers, service).map_err(|failure| failure.at(&question))?;
+        let body = answer.whole(http::BODY).await?;
+        let (service, is_ipv6) = (service.clone(), self.is_ipv6);
+        // The largest answers take hundreds of milliseconds.
+        let found = spawn_blocking(move || finding(&body, index, &service, is_ipv6)).await;
+        let finding =
+            found.expect("the reader of answers does not panic").map_err(|failure| failure.at(&question))?;
+        // Consul's documentation: a client queries with 1 if it has received 0, which would not
+        // wait, and starts again with 0 if the index has become smaller.
+        let index = index.max(1);
+        self.index = if index < self.index { 0 } else { index };
+        Ok(finding)
+    }
+
+    /// Returns the header with the token. The file is read at every question, because tokens are
+    /// replaced.
+    async fn token(&mut self) -> Result<Option<(HeaderName, HeaderValue)>, Failure> {
+        let Some(path) = &self.origin.settings.token else { return Ok(None) };
+        let contents = self.token.read(&[path]).await?;
+        let token = contents.first().map(|content| content.trim_ascii()).filter(|token| !token.is_empty());
+        let Some(Ok(mut token)) = token.map(HeaderValue::from_bytes) else {
+            return Err(Failure::Refused(format!("{} has no token", path.display())));
+        };
+        token.set_sensitive(true);
+        Ok(Some((HeaderName::from_static("x-consul-token"), token)))
+    }
+}
+
+/// Whether two answers have the same list and notes, or are both empty.
+fn says_the_same(last: Option<&Finding>, new: &Finding) -> bool {
+    match (last, new) {
+        (Some(Finding::List(last)), Finding::List(new)) => last.text == new.text && last.notes == new.notes,
+        (last, new) => last == Some(new),
+    }
+}
+
+/// Which rights a token needs. Without `node:read`, Consul leaves all instances out.
+fn rights(service: &str) -> String {
+    format!(
+        "the token needs service:read for {} and node:read for the nodes of its instances",
+        quote(service)
+    )
+}
+
+/// Returns the index of an answer, if the answer is one that may be used.
+fn usable_index(headers: &HeaderMap, service: &str) -> Result<u64, Failure> {
+    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let is = |name: &str, value: &str| header(name).eq_ignore_ascii_case(value);
+    let Ok(index) = header("x-consul-index").parse() else {
+        return Err(Failure::Malformed("the answer has no X-Consul-Index, so it is not Consul's".to_owned()));
+    };
+    // Agents that stream changes from servers (by default, Consul 1.10 and later) do not know
+    // whether there is a leader, and always answer `false` (hashicorp/consul#9776).
+    if is("x-consul-knownleader", "false") && !is("x-consul-query-backend", "streaming") {
+        return Err(Failure::Unreachable("Consul has no leader, so its answer may be old".to_owned()));
+    }
+    if is("x-consul-results-filtered-by-acls", "true") {
+        let why = format!("instances are missing because of ACLs ({})", rights(service));
+        return Err(Failure::Refused(why));
+    }
+    Ok(index)
+}
+
+/// Reads the body of an answer.
+fn finding(body: &[u8], index: u64, service: &str, is_ipv6: bool) -> Result<Finding, Failure> {
+    let read = endpoints::read_instances(body, service, is_ipv6);
+    let (entries, notes) = read.map_err(|faults| {
+        let faults = faults.to_string();
+        Failure::Malformed(faults.lines().next().unwrap_or_default().to_owned())
+    })?;
+    if entries.is_empty() && notes.is_empty() {
+        // Without sufficient rights, Consul answers in the same way.
+        let why = format!("Consul lists no instance; if it has ACLs, {}", rights(service));
+        return Ok(Finding::Empty { why });
+    }
+    let endpoints: BTreeMap<_, _> = entries.into_iter().filter_map(Listed::of).collect();
+    if endpoints.is_empty() {
+        return Err(Failure::Malformed(format!("no instance is usable: {}", notes.join("; "))));
+    }
+    let text = render(&endpoints);
+    if text.len() > MAX_FILE_BYTES {
+        let why = format!("{} instances take more than {MAX_FILE_BYTES} bytes as a list", endpoints.len());
+        return Err(Failure::TooLarge(why));
+    }
+    Ok(Finding::List(Snapshot { text, endpoints: endpoints.len(), version: index.to_string(), notes }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,305 @@
+//! The provider of lists from DNS: a name's SRV records with the addresses of their targets, or its
+//! A or AAAA records with a port from the configuration.
+//!
+//! An answer is the complete list. Where the RFCs leave a choice, this file decides:
+//! * Of SRV records (RFC 2782), only those with the lowest priority value are used. Weight 0
+//!   becomes 1, because the RFC gives such a target a small share and not none. If several records
+//!   lead to the same address and port, their weights add up, as their shares do in the RFC.
+//! * The time until the next question is the shortest TTL, within `min_ttl` and `max_ttl`. The end
+//!   of a TTL does not end the use of a record.
+//! * A target that loses its addresses, or whose question fails, retains the addresses that it had
+//!   as long as an SRV record names it. A target that never had any is left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lb_config::discovery::{DnsOrigin, DnsSettings};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+mod message;
+
+mod resolver;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::message::{Additional, Answer, Records, Srv};
+pub use self::resolver::{Hold, Limits, Resolver, Resolvers};
+
+use self::message::Question;
+use self::resolver::IN_FLIGHT;
+use crate::{Again, Failure, Finding, Listed, Queried, Shared, Snapshot, render};
+
+/// The largest number of different targets in the SRV records of a name.
+const MAX_TARGETS: usize = 1000;
+
+/// The longest time for the questions for addresses of targets: a host may query [`MAX_TARGETS`]
+/// questions in a third of it. When the time is over, the remaining questions count as failed.
+const TARGETS_TIME: Duration = Duration::from_secs(60);
+
+/// The number of names in a note.
+const NAMES_IN_NOTE: usize = 5;
+
+/// Requests the list of one service.
+pub struct Dns {
+    origin: DnsOrigin,
+    is_ipv6: bool,
+    resolver: Arc<Resolver>,
+    /// The addresses of the targets of the last SRV records.
+    known: BTreeMap<String, Known>,
+}
+
+/// The addresses that a target had in the last answer that had any.
+struct Known {
+    addresses: BTreeSet<IpAddr>,
+    learnt: Instant,
+    ttl: Duration,
+}
+
+impl Known {
+    /// Whether no question is due. Because the next question for the SRV records may come a tenth
+    /// early, a question for addresses is due after three quarters of their TTL.
+    fn is_fresh(&self, now: Instant) -> bool {
+        now < self.learnt + self.ttl * 3 / 4
+    }
+}
+
+/// Why a target has no addresses now.
+#[derive(Clone, Debug)]
+enum Missing {
+    /// The server answers that it has none.
+    Empty(String),
+    Failed(Failure),
+}
+
+impl Dns {
+    pub fn new(origin: &DnsOrigin, is_ipv6: bool, shared: &Arc<Shared>) -> Self {
+        let resolver = shared.dns.get(&origin.settings);
+        Self { origin: origin.clone(), is_ipv6, resolver, known: BTreeMap::new() }
+    }
+
+    /// Queries once: for A or AAAA records, or for SRV records and then for the addresses of their
+    /// targets.
+    pub async fn query(&mut self) -> Queried {
+        let found = match self.origin.port {
+            Some(port) => self.address_records(port).await,
+            None => self.service_records().await,
+        };
+        let (finding, ttl) = found.unwrap_or_else(|failure| (Finding::Failed(failure), Duration::ZERO));
+        Queried { finding, again: Again::After(clamp(ttl, &self.origin.settings)) }
+    }
+
+    async fn address_records(&self, port: u16) -> Result<(Finding, Duration), Failure> {
+        Ok(match self.resolver.addresses(&self.origin.name, self.is_ipv6).await? {
+            Answer::Empty { why } => (Finding::Empty { why }, Duration::ZERO),
+            Answer::Records(records) => (address_list(&records, port), records.ttl),
+        })
+    }
+
+    async fn service_records(&mut self) -> Result<(Finding, Duration), Failure> {
+        let resolver = Arc::clone(&self.resolver);
+        let _hold = resolver.hold();
+        let records = match resolver.srv(&self.origin.name).await? {
+            Answer::Empty { why } => return Ok((Finding::Empty { why }, Duration::ZERO)),
+            Answer::Records(records) => records,
+        };
+        let used = Used::of(&records.records)
+            .map_err(|failure| failure.map(|text| format!("dns {} SRV: {text}", self.origin.name)))?;
+        let now = Instant::now();
+        self.known.retain(|target, _| used.targets.contains(target));
+        for (target, addresses) in used.added(&records, self.is_ipv6) {
+            let ttl = records.additional[&target].ttl;
+            self.learn(target, addresses, ttl, now);
+        }
+        let is_due = |target: &&String| self.known.get(*target).is_none_or(|known| !known.is_fresh(now));
+        let due = used.targets.iter().filter(is_due).cloned().collect();
+        let missing = self.ask_for(due, now).await;
+
+        let lost: Vec<&Failure> = missing
+            .iter()
+            .filter(|(target, _)| !self.known.contains_key(*target))
+            .filter_map(
+                |(_, missing)| if let Missing::Failed(failure) = missing { Some(failure) } else { None },
+            )
+            .collect();
+        // If the server fails after the SRV records, the rest of the list would look like the list.
+        if let Some(failure) = lost.first().filter(|_| lost.len() >= self.known.len()) {
+            return Err((*failure).clone());
+        }
+        let left = |known: &Known| (known.learnt + known.ttl).saturating_duration_since(now);
+        let shortest = self.known.values().map(left).chain([records.ttl]).min().unwrap_or_default();
+        let ttl = if missing.is_empty() { shortest } else { Duration::ZERO };
+        let known = self.known.iter().map(|(target, known)| (target.as_str(), &known.addresses)).collect();
+        Ok((used.list(&known, &missing, records.serial), ttl))
+    }
+
+    /// Requests the addresses of targets, as many at a time as the resolver permits, so that the
+    /// questions of others come in between. Returns the targets without addresses.
+    async fn ask_for(&mut self, targets: BTreeSet<String>, now: Instant) -> BTreeMap<String, Missing> {
+        let late = || Missing::Failed(Failure::Unreachable("no time was left to query for it".to_owned()));
+        let mut missing: BTreeMap<String, Missing> =
+            targets.iter().map(|target| (target.clone(), late())).collect();
+        let (mut waiting, mut questions) = (targets.into_iter(), JoinSet::new());
+        loop {
+            for target in waiting.by_ref().take(IN_FLIGHT - questions.len()) {
+                let (resolver, is_ipv6) = (Arc::clone(&self.resolver), self.is_ipv6);
+                questions.spawn(async move {
+                    let answer = resolver.addresses(&target, is_ipv6).await;
+                    (target, answer)
+                });
+            }
+            let Ok(Some(result)) = timeout_at(now + TARGETS_TIME, questions.join_next()).await else {
+                return missing;
+            };
+            match result {
+                Ok((target, Ok(Answer::Records(records)))) => {
+                    missing.remove(&target);
+                    self.learn(target, records.records.into_iter().collect(), records.ttl, now);
+                }
+                Ok((target, Ok(Answer::Empty { why }))) => {
+                    missing.insert(target, Missing::Empty(why));
+                }
+                Ok((target, Err(failure))) => {
+                    missing.insert(target, Missing::Failed(failure));
+                }
+                // A question that panics counts as one without an answer.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn learn(&mut self, target: String, addresses: BTreeSet<IpAddr>, ttl: Duration, learnt: Instant) {
+        let ttl = clamp(ttl, &self.origin.settings);
+        self.known.insert(target, Known { addresses, learnt, ttl });
+    }
+}
+
+fn clamp(ttl: Duration, settings: &DnsSettings) -> Duration {
+    ttl.min(settings.max_ttl).max(settings.min_ttl)
+}
+
+/// Reads one answer of a server as a list, without requesting addresses that it does not contain.
+pub fn read_list(message: &[u8], origin: &DnsOrigin, is_ipv6: bool) -> Finding {
+    read_answer(message, origin, is_ipv6).unwrap_or_else(Finding::Failed)
+}
+
+fn read_answer(message: &[u8], origin: &DnsOrigin, is_ipv6: bool) -> Result<Finding, Failure> {
+    if let Some(port) = origin.port {
+        return Ok(match message::read(message, &Question::addresses(&origin.name, is_ipv6)?)? {
+            Answer::Empty { why } => Finding::Empty { why },
+            Answer::Records(records) => address_list(&records, port),
+        });
+    }
+    let records = match message::read(message, &Question::srv(&origin.name)?)? {
+        Answer::Empty { why } => return Ok(Finding::Empty { why }),
+        Answer::Records(records) => records,
+    };
+    let used = Used::of(&records.records)?;
+    let added = used.added(&records, is_ipv6);
+    let missing = |target: &&String| !added.contains_key(*target);
+    let why = || Missing::Empty("not in the answer".to_owned());
+    let missing = used.targets.iter().filter(missing).map(|target| (target.clone(), why())).collect();
+    let added = added.iter().map(|(target, addresses)| (target.as_str(), addresses)).collect();
+    Ok(used.list(&added, &missing, records.serial))
+}
+
+fn address_list(records: &Records<IpAddr>, port: u16) -> Finding {
+    let endpoints = records.records.iter().map(|ip| (SocketAddr::new(*ip, port), Listed::default()));
+    list(&endpoints.collect(), records.serial, Vec::new())
+}
+
+fn list(endpoints: &BTreeMap<SocketAddr, Listed>, serial: Option<u32>, notes: Vec<String>) -> Finding {
+    let version = serial.map(|serial| serial.to_string()).unwrap_or_default();
+    Finding::List(Snapshot { text: render(endpoints), endpoints: endpoints.len(), version, notes })
+}
+
+/// The SRV records of an answer that have the lowest priority value.
+struct Used {
+    /// A record that an answer repeats counts once.
+    records: BTreeSet<Srv>,
+    targets: BTreeSet<String>,
+    /// How many records have other priorities, and the priority that is used.
+    unused: (usize, u16),
+}
+
+impl Used {
+    /// # Errors
+    /// If there are too many targets, or a port is 0: the list as a whole is wrong then.
+    fn of(records: &[Srv]) -> Result<Self, Failure> {
+        let lowest = records.iter().map(|srv| srv.priority).min().unwrap_or_default();
+        let (used, unused): (Vec<&Srv>, Vec<&Srv>) = records.iter().partition(|srv| srv.priority == lowest);
+        // `.` as a target means that there is no such service, whatever the port.
+        let records: BTreeSet<Srv> = used.into_iter().filter(|srv| srv.target != ".").cloned().collect();
+        if let Some(Srv { target, .. }) = records.iter().find(|srv| srv.port == 0) {
+            return Err(Failure::Malformed(format!("the record for {target} has port 0")));
+        }
+        let targets: BTreeSet<String> = records.iter().map(|srv| srv.target.clone()).collect();
+        if targets.len() > MAX_TARGETS {
+            let count = targets.len();
+            return Err(Failure::TooLarge(format!("{count} different targets, but at most {MAX_TARGETS}")));
+        }
+        Ok(Self { records, targets, unused: (unused.len(), lowest) })
+    }
+
+    /// The addresses that the answer itself contains, by their targets.
+    fn added(&self, records: &Records<Srv>, is_ipv6: bool) -> BTreeMap<String, BTreeSet<IpAddr>> {
+        let added = self.targets.iter().filter_map(|target| {
+            let all = &records.additional.get(target)?.addresses;
+            let addresses: BTreeSet<IpAddr> =
+                all.iter().filter(|address| address.is_ipv6() == is_ipv6).copied().collect();
+            (!addresses.is_empty()).then(|| (target.clone(), addresses))
+        });
+        added.collect()
+    }
+
+    /// The list, if these are the addresses of the targets. A target may be missing and have
+    /// addresses, which are earlier ones.
+    fn list(
+        &self,
+        addresses: &BTreeMap<&str, &BTreeSet<IpAddr>>,
+        missing: &BTreeMap<String, Missing>,
+        serial: Option<u32>,
+    ) -> Finding {
+        let mut endpoints: BTreeMap<SocketAddr, Listed> = BTreeMap::new();
+        for Srv { weight, port, target, .. } in &self.records {
+            for ip in addresses.get(target.as_str()).into_iter().copied().flatten() {
+                let endpoint = endpoints.entry(SocketAddr::new(*ip, *port));
+                let endpoint = endpoint.or_insert_with(|| Listed { weight: 0, ..Listed::default() });
+                endpoint.weight = endpoint.weight.saturating_add((*weight).max(1));
+            }
+        }
+        let (kept, left_out): (Vec<_>, Vec<_>) =
+            missing.iter().partition(|(target, _)| addresses.contains_key(target.as_str()));
+        let mut notes = Vec::new();
+        if self.unused.0 > 0 {
+            let (count, lowest) = self.unused;
+            notes.push(format!("unused: {count} SRV records with a priority value above {lowest}"));
+        }
+        notes.extend(note("targets without addresses, left out", &left_out));
+        notes.extend(note("targets with their earlier addresses", &kept));
+        match (endpoints.is_empty(), notes.is_empty()) {
+            (false, _) => list(&endpoints, serial, notes),
+            (true, false) => Finding::Empty { why: notes.join("; ") },
+            (true, true) => {
+                Finding::Empty { why: "the SRV record's target is \".\": no such service".to_owned() }
+            }
+        }
+    }
+}
+
+/// A note that names targets, each with the reason.
+fn note(what: &str, targets: &[(&String, &Missing)]) -> Option<String> {
+    let reasons = targets.iter().take(NAMES_IN_NOTE).map(|(target, missing)| match missing {
+        Missing::Empty(why) => format!("{target} ({why})"),
+        Missing::Failed(failure) => format!("{target} ({failure})"),
+    });
+    let reasons = reasons.collect::<Vec<_>>().join(", ");
+    let more = match targets.len().saturating_sub(NAMES_IN_NOTE) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!targets.is_empty()).then(|| format!("{} {what}: {reasons}{more}", targets.len()))
+}

@@ -1,0 +1,478 @@
+//! Queries DNS servers: which server, by TCP or UDP, how many questions at once and per second.
+//! There is one resolver for all names of the host that are queried with the same settings.
+//!
+//! Messages and the transports are those of the crate `domain`, which also matches the ids of
+//! questions and answers. Its TCP transport never ends if a server sends without pause, so each
+//! connection has a limit of bytes, and ends with its [`Link`].
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use domain::net::client::protocol::UdpConnect;
+use domain::net::client::request::{
+    Error, GetResponse as _, RequestMessage, RequestMessageMulti, SendRequest as _,
+};
+use domain::net::client::{dgram, stream};
+use lb_config::discovery::{DnsSettings, DnsTransport};
+use lb_host::regular_file;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::message::{self, Answer, Question, Record, Srv};
+use crate::Failure;
+
+/// The number of questions that a resolver has in flight.
+pub const IN_FLIGHT: usize = 8;
+
+/// The number of servers in resolv.conf that are used, as in the C library.
+const MAX_SERVERS: usize = 3;
+
+/// The longest resolv.conf, in bytes.
+const MAX_FILE_BYTES: u64 = 64 << 10;
+
+/// The number of bytes that a server may send on one connection: a thousand of the longest answers.
+const MAX_CONNECTION_BYTES: u64 = 64 << 20;
+
+const CLOSED: &str = "the server closed the connection";
+
+/// How much the questions of a host may cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The longest time for a question, with all its servers. It begins when the question is in
+    /// flight.
+    pub whole: Duration,
+    /// The number of questions per second, of all resolvers.
+    pub per_second: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { whole: Duration::from_secs(5), per_second: 50 }
+    }
+}
+
+/// The resolvers of a host, one for each different setting.
+pub struct Resolvers {
+    resolv_conf: PathBuf,
+    whole: Duration,
+    pace: Arc<Pace>,
+    known: Mutex<Vec<(DnsSettings, Weak<Resolver>)>>,
+}
+
+impl Default for Resolvers {
+    fn default() -> Self {
+        Self::new(Path::new("/etc/resolv.conf"), Limits::default())
+    }
+}
+
+impl Resolvers {
+    /// The file names the servers if the settings name none.
+    pub fn new(resolv_conf: &Path, limits: Limits) -> Self {
+        let Limits { whole, per_second } = limits;
+        let pace = Arc::new(Pace { per_second, last: Mutex::default() });
+        Self { resolv_conf: resolv_conf.to_owned(), whole, pace, known: Mutex::default() }
+    }
+
+    /// Returns the resolver that all users of equal settings share.
+    pub fn get(&self, settings: &DnsSettings) -> Arc<Resolver> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(_, resolver)| resolver.strong_count() > 0);
+        let same = known.iter().find(|(of, _)| of == settings);
+        if let Some(resolver) = same.and_then(|(_, resolver)| resolver.upgrade()) {
+            return resolver;
+        }
+        let resolver = Arc::new(Resolver {
+            settings: settings.clone(),
+            resolv_conf: self.resolv_conf.clone(),
+            whole: self.whole,
+            pace: Arc::clone(&self.pace),
+            permits: Semaphore::new(IN_FLIGHT),
+            users: AtomicUsize::new(0),
+            answered_last: Mutex::new(None),
+            link: tokio::sync::Mutex::new(None),
+        });
+        known.push((settings.clone(), Arc::downgrade(&resolver)));
+        resolver
+    }
+}
+
+/// Queries the servers of one setting.
+pub struct Resolver {
+    settings: DnsSettings,
+    resolv_conf: PathBuf,
+    whole: Duration,
+    pace: Arc<Pace>,
+    permits: Semaphore,
+    /// The number of questions and of [`Hold`]s.
+    users: AtomicUsize,
+    /// The server that gave the last answer: it is queried first. So questions do not wait for an
+    /// earlier server that does not answer.
+    answered_last: Mutex<Option<SocketAddr>>,
+    /// The connection that all questions use; `None` while there is no question. Servers permit few
+    /// connections: named 150 by default.
+    link: tokio::sync::Mutex<Option<Arc<Link>>>,
+}
+
+/// While this exists, the resolver's connection stays open.
+pub struct Hold<'r>(&'r Resolver);
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // If the lock is taken, a new question has come, and closes the connection later.
+            if let Ok(mut link) = self.0.link.try_lock() {
+                *link = None;
+            }
+        }
+    }
+}
+
+type Connection = stream::Connection<RequestMessage<Vec<u8>>, RequestMessageMulti<Vec<u8>>>;
+
+/// A TCP connection to a server.
+struct Link {
+    server: SocketAddr,
+    connection: Connection,
+    /// The number of bytes that the server has sent.
+    received: Arc<AtomicU64>,
+    /// A question had no answer, so there are no new questions on this connection.
+    is_over: AtomicBool,
+    transport: AbortHandle,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.transport.abort();
+    }
+}
+
+/// The receiving half of a connection. It ends after [`MAX_CONNECTION_BYTES`].
+struct Receiver {
+    socket: OwnedReadHalf,
+    received: Arc<AtomicU64>,
+}
+
+impl AsyncRead for Receiver {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self { socket, received } = self.get_mut();
+        if received.load(Ordering::Relaxed) >= MAX_CONNECTION_BYTES {
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        let result = Pin::new(socket).poll_read(cx, buffer);
+        received.fetch_add((buffer.filled().len() - before) as u64, Ordering::Relaxed);
+        result
+    }
+}
+
+/// A question on a connection. If it is dropped without an answer, because there is a fault or
+/// because it takes too long, later questions get another connection.
+struct Exchange {
+    link: Arc<Link>,
+    is_answered: bool,
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.link.is_over.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Resolver {
+    /// Holds the connection open between questions that follow each other.
+    pub fn hold(&self) -> Hold<'_> {
+        self.users.fetch_add(1, Ordering::AcqRel);
+        Hold(self)
+    }
+
+    /// Requests the SRV records of an absolute name.
+    ///
+    /// # Errors
+    /// If no server gives a usable answer. The text is one line with every server and its fault.
+    pub async fn srv(&self, name: &str) -> Result<Answer<Srv>, Failure> {
+        self.query(&Question::srv(name)?).await
+    }
+
+    /// Requests the A records of an absolute name, or with `is_ipv6` for its AAAA records.
+    ///
+    /// # Errors
+    /// If no server gives a usable answer. The text is one line with every server and its fault.
+    pub async fn addresses(&self, name: &str, is_ipv6: bool) -> Result<Answer<IpAddr>, Failure> {
+        self.query(&Question::addresses(name, is_ipv6)?).await
+    }
+
+    async fn query<T: Record>(&self, question: &Question) -> Result<Answer<T>, Failure> {
+        let _hold = self.hold();
+        let _permit = self.permits.acquire().await.expect("nothing closes it");
+        let start = Instant::now();
+        let servers = self.servers().await.map_err(|failure| of(question, failure))?;
+        // A datagram can be lost, so each server is queried twice by UDP.
+        let rounds = if self.settings.transport == DnsTransport::Udp { 2 } else { 1 };
+        let attempts = servers.len() * rounds;
+        let share = self.whole / u32::try_from(attempts).unwrap_or(u32::MAX);
+        let mut failures = Vec::new();
+        for (server, number) in servers.iter().cycle().zip(1_u32..).take(attempts) {
+            let outcome = timeout_at(start + share * number, self.exchange(*server, question)).await;
+            let outcome = match outcome {
+                Ok(answer) => answer.and_then(|answer| message::read(&answer, question)),
+                Err(_) => {
+                    let within = share.as_secs_f64();
+                    Err(Failure::Unreachable(format!("no answer within {within:.1} s")))
+                }
+            };
+            match outcome {
+                Ok(answer) => {
+                    *self.answered_last.lock().unwrap_or_else(PoisonError::into_inner) = Some(*server);
+                    return Ok(answer);
+                }
+                Err(failure) => failures.push((*server, failure)),
+            }
+        }
+        Err(of(question, joined(failures)))
+    }
+
+    /// The servers, in the order in which they are queried.
+    async fn servers(&self) -> Result<Vec<SocketAddr>, Failure> {
+        let mut servers = self.settings.servers.clone();
+        if servers.is_empty() {
+            servers = read_resolv_conf(&self.resolv_conf).await?;
+        }
+        let last = *self.answered_last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(first) = servers.iter().position(|server| Some(*server) == last) {
+            servers.rotate_left(first);
+        }
+        Ok(servers)
+    }
+
+    async fn exchange(&self, server: SocketAddr, question: &Question) -> Result<Vec<u8>, Failure> {
+        if self.settings.transport == DnsTransport::Tcp {
+            return self.over_tcp(server, question).await;
+        }
+        self.pace.wait().await;
+        let mut config = dgram::Config::new();
+        config.set_max_retries(0);
+        // Longer than the whole question, which decides.
+        config.set_read_timeout(2 * self.whole);
+        let transport = dgram::Connection::with_config(UdpConnect::new(server), config);
+        let answer = transport.send_request(question.request()).get_response().await;
+        let answer = answer.map_err(|error| failure(&error))?;
+        if answer.header().tc() {
+            return self.over_tcp(server, question).await;
+        }
+        Ok(answer.as_slice().to_vec())
+    }
+
+    async fn over_tcp(&self, server: SocketAddr, question: &Question) -> Result<Vec<u8>, Failure> {
+        let mut attempt = 1;
+        loop {
+            self.pace.wait().await;
+            let mut exchange = Exchange { link: self.link(server).await?, is_answered: false };
+            let connection = &exchange.link.connection;
+            let error = match connection.get_request(question.request()).get_response().await {
+                Ok(answer) => {
+                    exchange.is_answered = true;
+                    return Ok(answer.as_slice().to_vec());
+                }
+                Err(error) => error,
+            };
+            // Some servers close a connection after one or more answers, while other questions are
+            // on it. These are queried again: with one answer at a time, the last of them
+            // succeeds in its last attempt.
+            let has_received = exchange.link.received.load(Ordering::Relaxed) > 0;
+            match failure(&error) {
+                Failure::Unreachable(_) if has_received && attempt < IN_FLIGHT => attempt += 1,
+                failure => return Err(failure),
+            }
+        }
+    }
+
+    /// Returns the connection to a server. If there is none, connects.
+    async fn link(&self, server: SocketAddr) -> Result<Arc<Link>, Failure> {
+        let mut slot = self.link.lock().await;
+        if let Some(link) =
+            slot.as_ref().filter(|link| link.server == server && !link.is_over.load(Ordering::Relaxed))
+        {
+            return Ok(Arc::clone(link));
+        }
+        let socket = TcpStream::connect(server).await;
+        let socket = socket.map_err(|error| Failure::Unreachable(format!("cannot connect: {error}")))?;
+        // A question is one small segment, which must not wait for an acknowledgement.
+        let _ = socket.set_nodelay(true);
+        let (read, write) = socket.into_split();
+        let mut config = stream::Config::new();
+        config.set_response_timeout(2 * self.whole);
+        let received = Arc::<AtomicU64>::default();
+        let read = Receiver { socket: read, received: Arc::clone(&received) };
+        let stream = tokio::io::join(read, write);
+        let (connection, transport) = Connection::with_config(stream, config);
+        let transport = tokio::spawn(transport.run()).abort_handle();
+        let link = Link { server, connection, received, is_over: AtomicBool::new(false), transport };
+        Ok(Arc::clone(slot.insert(Arc::new(link))))
+    }
+}
+
+/// At most so many questions in any second.
+struct Pace {
+    per_second: usize,
+    /// When the last questions were due, in their order.
+    last: Mutex<VecDeque<Instant>>,
+}
+
+impl Pace {
+    async fn wait(&self) {
+        let due = self.due(Instant::now());
+        sleep_until(due).await;
+    }
+
+    /// When the next question may be queried. Its place is taken even if it is never queried.
+    fn due(&self, now: Instant) -> Instant {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = if last.len() < self.per_second { None } else { last.pop_front() };
+        let due = first.map_or(now, |first| now.max(first + Duration::from_secs(1)));
+        last.push_back(due);
+        due
+    }
+}
+
+async fn read_resolv_conf(path: &Path) -> Result<Vec<SocketAddr>, Failure> {
+    let file = path.to_owned();
+    let read = move || regular_file::read(&regular_file::open(&file)?.0, MAX_FILE_BYTES);
+    let bytes = tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    let fault = |what: String| Failure::Unreachable(format!("{}: {what}", path.display()));
+    let bytes = bytes.map_err(|error| fault(error.to_string()))?;
+    let bytes = bytes.ok_or_else(|| fault(format!("longer than {MAX_FILE_BYTES} bytes")))?;
+    let servers = parse_resolv_conf(&String::from_utf8_lossy(&bytes));
+    if servers.is_empty() { Err(fault("it names no server (nameserver)".to_owned())) } else { Ok(servers) }
+}
+
+/// The servers in a resolv.conf. Everything else in it is ignored, and also a server with an
+/// address that cannot be read.
+fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
+    let addresses = text.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        let address: IpAddr =
+            words.next().filter(|word| *word == "nameserver").and(words.next())?.parse().ok()?;
+        Some(SocketAddr::new(address, 53))
+    });
+    addresses.take(MAX_SERVERS).collect()
+}
+
+/// A failure of a transport.
+fn failure(error: &Error) -> Failure {
+    let text = match error {
+        Error::WrongReplyForQuery => {
+            return Failure::Malformed("the answer is to another question".to_owned());
+        }
+        Error::ShortMessage => return Failure::Malformed("the answer is shorter than a header".to_owned()),
+        Error::ConnectionClosed | Error::StreamReceiveError | Error::StreamUnexpectedEndOfData => {
+            CLOSED.to_owned()
+        }
+        Error::StreamReadError(error) | Error::StreamWriteError(error) => match error.kind() {
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+                CLOSED.to_owned()
+            }
+            _ => error.to_string(),
+        },
+        error => error.to_string(),
+    };
+    Failure::Unreachable(text)
+}
+
+/// The failures of all servers as one; equal ones of a server once. The last decides the kind.
+fn joined(failures: Vec<(SocketAddr, Failure)>) -> Failure {
+    let mut texts: Vec<String> = Vec::new();
+    let mut last = Failure::Unreachable(String::new());
+    for (server, failure) in failures {
+        let text = format!("{server}: {failure}");
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+        last = failure;
+    }
+    last.map(|_| texts.join("; "))
+}
+
+fn of(question: &Question, failure: Failure) -> Failure {
+    failure.map(|text| format!("dns {question}: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn no_second_has_more_than_50_questions_and_a_pause_permits_as_many_at_once() {
+        let (pace, start) = (Pace { per_second: 50, last: Mutex::default() }, Instant::now());
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut at = Vec::new();
+        for number in 0..500 {
+            let pause = if number % 120 == 0 { 3000 } else { random.u64(0..15) };
+            tokio::time::advance(Duration::from_millis(pause)).await;
+            pace.wait().await;
+            at.push(start.elapsed());
+        }
+        assert!(at.windows(51).all(|some| some[50] - some[0] >= Duration::from_secs(1)));
+        let burst = &at[120..170];
+        assert!(burst[49] - burst[0] < Duration::from_millis(750), "{burst:?}");
+    }
+
+    #[test]
+    fn only_the_first_three_name_servers_of_a_resolv_conf_are_used() {
+        let text = "# 10.0.0.1\nsearch example.com\nnameserver\t10.0.0.2 \n nameserver 10.0.0.3\n\
+                    nameserver\nnameserver ns1\nnameservers 10.0.0.4\nnameserver fe80::1%eth0\n\
+                    nameserver ::1\noptions use-vc\nnameserver 10.0.0.5";
+        let expected = ["10.0.0.2:53", "10.0.0.3:53", "[::1]:53"];
+        assert_eq!(parse_resolv_conf(text), expected.map(|server| server.parse().unwrap()));
+    }
+
+    #[tokio::test]
+    async fn a_changed_resolv_conf_has_effect_with_the_next_question() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("resolv.conf");
+        let (min_ttl, max_ttl, transport) = (Duration::ZERO, Duration::MAX, DnsTransport::Tcp);
+        let settings = DnsSettings { servers: Vec::new(), transport, min_ttl, max_ttl };
+        let resolver = Resolvers::new(&path, Limits::default()).get(&settings);
+        let server = |text: &str| vec![text.parse::<SocketAddr>().unwrap()];
+        std::fs::write(&path, "nameserver 10.0.0.1").unwrap();
+        assert_eq!(resolver.servers().await, Ok(server("10.0.0.1:53")));
+        std::fs::write(&path, "nameserver 10.0.0.2").unwrap();
+        assert_eq!(resolver.servers().await, Ok(server("10.0.0.2:53")));
+        let fault = async || resolver.servers().await.unwrap_err().to_string();
+        std::fs::write(&path, "search example.com").unwrap();
+        assert!(fault().await.ends_with("resolv.conf: it names no server (nameserver)"));
+        std::fs::write(&path, vec![b'\n'; 70_000]).unwrap();
+        assert!(fault().await.ends_with("resolv.conf: longer than 65536 bytes"));
+        std::fs::remove_file(&path).unwrap();
+        assert!(fault().await.contains("No such file"));
+    }
+
+    #[test]
+    fn equal_settings_share_a_resolver_until_nothing_uses_it() {
+        let resolvers = Resolvers::default();
+        let (min_ttl, max_ttl, servers) = (Duration::ZERO, Duration::MAX, Vec::new());
+        let tcp = DnsSettings { servers, transport: DnsTransport::Tcp, min_ttl, max_ttl };
+        let udp = DnsSettings { transport: DnsTransport::Udp, ..tcp.clone() };
+        let (first, second) = (resolvers.get(&tcp), resolvers.get(&udp));
+        assert!(Arc::ptr_eq(&first, &resolvers.get(&tcp)) && !Arc::ptr_eq(&first, &second));
+        drop((first, second));
+        let third = resolvers.get(&udp);
+        assert_eq!((Arc::strong_count(&third), resolvers.known.lock().unwrap().len()), (1, 1));
+    }
+}

@@ -1,0 +1,453 @@
+//! The endpoints of a Kubernetes service: its EndpointSlices, listed once and then watched.
+//!
+//! This file decides when slices are listed and when a watch is opened, and what each of their
+//! failures means. A watch that ends is opened again from the last version, which loses nothing.
+//! Slices are listed again only if the server no longer has the changes since that version (410),
+//! or if an event could not be applied.
+//!
+//! Lists are read from the cache of the API server, because a consistent read of many hosts at the
+//! same time would load etcd: the first with `resourceVersion=0`, later ones with
+//! `resourceVersionMatch=NotOlderThan`, so that no list is older than a list before it. With these
+//! parameters `limit` counts only if the server has no cache; with a version other than 0 it would
+//! even bypass the cache, so later lists have none.
+//!
+//! Sources: Kubernetes API Concepts, "Resource versions"; `shouldDelegateList` in
+//! `k8s.io/apiserver/pkg/storage/cacher`; `reflector.go` in `k8s.io/client-go`.
+
+pub mod slices;
+
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use hyper::StatusCode;
+use hyper::header::{ACCEPT, AUTHORIZATION, HeaderName, HeaderValue};
+use lb_config::discovery::KubernetesOrigin;
+use lb_document::diagnostic::quote;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use tokio::net::lookup_host;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use self::slices::{Event, MAX_SLICE_BYTES, Slices, Status};
+use crate::files::Files;
+use crate::http::{Answer, BODY, Get, HEAD, MOST, connect};
+use crate::lines::Lines;
+use crate::retry::varied;
+use crate::tls::{Stream, Tls};
+use crate::{Again, Failure, Finding, Queried};
+
+/// The number of slices of a page.
+const PAGE: usize = 500;
+
+/// The largest number of pages: with full pages, twice the slices that may be retained.
+const MAX_PAGES: usize = 64;
+
+/// The longest time of a list, with all its pages.
+const LIST: Duration = Duration::from_secs(30);
+
+/// Hosts that have to list the slices again do so within this time, each at a random moment. An API
+/// server that restarts reports 410 to many of them at once.
+const SPREAD: Duration = Duration::from_secs(10);
+
+/// The time after which the server ends a watch. It varies by [`WATCH_SPREAD`], so that hosts whose
+/// watches began at the same time do not open them again at the same time.
+const WATCH: Duration = Duration::from_secs(300);
+const WATCH_SPREAD: f64 = 0.1;
+
+/// A new watch that has not ended after this time confirms the list. One that has is a failure, so
+/// that the delays between retries grow.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// The longest time without a line. Servers send a bookmark every minute, but only while something
+/// changes in the cluster. Without one the watch is opened again, because a server that has stopped
+/// is silent, too.
+const SILENCE: Duration = Duration::from_secs(65);
+
+/// A question applies events until this many bytes, if the server sends them faster than they can
+/// be applied.
+const MAX_DRAINED: usize = 4 << 20;
+
+/// The longest time to resolve the server's name, and the largest number of its addresses that are
+/// tried.
+const RESOLVE: Duration = Duration::from_secs(5);
+const MAX_ADDRESSES: usize = 8;
+
+/// The largest part of a refusal that is read, in bytes.
+const MAX_REFUSAL: usize = 16 << 10;
+
+type Body = Answer<Box<dyn Stream>>;
+
+struct Watch {
+    lines: Lines<Box<dyn Stream>>,
+    /// When the last line arrived, or when the watch was opened.
+    active: Instant,
+    is_new: bool,
+}
+
+pub struct Kubernetes {
+    origin: KubernetesOrigin,
+    is_ipv6: bool,
+    /// The path of the slices of the namespace.
+    path: String,
+    dial: Dial,
+    tls: Option<Tls>,
+    token: Files,
+    random: fastrand::Rng,
+    /// `None`: the slices must be listed.
+    slices: Option<Slices>,
+    /// The version of slices that were dropped. The next list must not be older.
+    dropped: Option<String>,
+    watch: Option<Watch>,
+    /// The result of the slices as they are now; `None` if they have changed since.
+    current: Option<Finding>,
+    /// The last result that was a list or empty.
+    last: Option<Finding>,
+}
+
+impl Kubernetes {
+    pub fn new(origin: &KubernetesOrigin, is_ipv6: bool) -> Self {
+        Self::with(origin, is_ipv6, Dial::Tcp, fastrand::Rng::new())
+    }
+
+    fn with(origin: &KubernetesOrigin, is_ipv6: bool, dial: Dial, random: fastrand::Rng) -> Self {
+        let namespace = encode(&origin.namespace);
+        Self {
+            origin: origin.clone(),
+            is_ipv6,
+            path: format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"),
+            dial,
+            tls: origin.settings.tls.as_ref().map(Tls::new),
+            token: Files::default(),
+            random,
+            slices: None,
+            dropped: None,
+            watch: None,
+            current: None,
+            last: None,
+        }
+    }
+
+    /// When the first of the certificates in the files expires; `None` without TLS, or before the
+    /// first connection.
+    pub fn expires(&self) -> Option<SystemTime> {
+        self.tls.as_ref()?.expires()
+    }
+
+    /// Makes the next question one that the server answers at once.
+    pub fn forget(&mut self) {
+        self.drop_slices();
+    }
+
+    /// Returns the list: the first time at once, later when it has changed, and also unchanged when
+    /// the server has confirmed it: by a bookmark, or by accepting a new watch.
+    pub async fn query(&mut self) -> Queried {
+        match self.question().await {
+            Ok(finding) => Queried { finding, again: Again::AtOnce },
+            Err(failure) => failure.into(),
+        }
+    }
+
+    async fn question(&mut self) -> Result<Finding, Failure> {
+        if self.slices.is_some() && self.changes().await? == Event::Expired {
+            self.drop_slices();
+            sleep(SPREAD.mul_f64(self.random.f64())).await;
+        }
+        if self.slices.is_none() {
+            let Ok(listed) = timeout(LIST, self.list()).await else {
+                let why = format!("the list does not end within {LIST:?}");
+                return Err(Failure::Unreachable(why).at(&self.place()));
+            };
+            self.slices = Some(listed?);
+            self.current = None;
+        }
+        self.finding().await
+    }
+
+    /// The beginning of a failure, as [`Get`] also writes it.
+    fn place(&self) -> String {
+        format!("{}: GET {}", self.origin.settings.server, self.path)
+    }
+
+    /// Drops the slices, so that the next question lists them.
+    fn drop_slices(&mut self) {
+        self.watch = None;
+        self.dropped = self.slices.take().map(|slices| slices.version().to_owned());
+    }
+
+    async fn list(&mut self) -> Result<Slices, Failure> {
+        let mut slices = Slices::new(&self.origin.namespace, &self.origin.service);
+        let mut query = match &self.dropped {
+            Some(version) => {
+                format!("resourceVersion={}&resourceVersionMatch=NotOlderThan", encode(version))
+            }
+            None => format!("limit={PAGE}&resourceVersion=0"),
+        };
+        for _page in 0..MAX_PAGES {
+            let answer = self.get(&query, MOST).await?;
+            if answer.status != StatusCode::OK {
+                // If the server has lost its later versions, the next list may be older.
+                self.dropped = None;
+                return Err(self.refusal(answer, "list").await);
+            }
+            let text = answer.whole(BODY).await?;
+            let (next, after) = beside(move || (slices.add_page(&text), slices)).await;
+            slices = after;
+            match next.map_err(|failure| failure.at(&self.place()))? {
+                Some(token) => query = format!("limit={PAGE}&continue={}", encode(&token)),
+                None => return Ok(slices),
+            }
+        }
+        Err(Failure::TooLarge(format!("the list has more than {MAX_PAGES} pages")).at(&self.place()))
+    }
+
+    /// Waits for changes, and applies those that have arrived. Returns the most important of these
+    /// events.
+    async fn changes(&mut self) -> Result<Event, Failure> {
+        // The loop is bounded: a watch that ends is opened again, but a new one may not end.
+        loop {
+            let mut watch = match self.watch.take() {
+                Some(watch) => watch,
+                None => match self.open().await? {
+                    Some(watch) => watch,
+                    None => return Ok(Event::Expired),
+                },
+            };
+            let patience = if watch.is_new { SETTLED } else { SILENCE };
+            match timeout_at(watch.active + patience, watch.lines.next()).await {
+                Ok(Ok(Some(line))) => return self.apply(watch, line).await,
+                Ok(Err(Failure::TooLarge(why))) => {
+                    self.drop_slices();
+                    return Err(Failure::TooLarge(why));
+                }
+                Ok(Err(failure)) if watch.is_new => return Err(failure),
+                Ok(Ok(None)) if watch.is_new => {
+                    let why = "the watch ends as soon as it begins".to_owned();
+                    return Err(Failure::Unreachable(why).at(&self.place()));
+                }
+                Ok(Ok(None) | Err(_)) => {}
+                Err(_) if watch.is_new => {
+                    watch.is_new = false;
+                    self.watch = Some(watch);
+                    return Ok(Event::Confirmed);
+                }
+                Err(_) if watch.lines.is_within_line() => {
+                    let why = format!("a line of the watch does not end within {SILENCE:?}");
+                    return Err(Failure::Malformed(why).at(&self.place()));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Opens a watch of the changes since the version of the slices. Returns `None` if the server
+    /// no longer has these.
+    async fn open(&mut self) -> Result<Option<Watch>, Failure> {
+        let version = encode(self.slices.as_ref().map_or("", Slices::version));
+        let seconds = varied(WATCH, WATCH_SPREAD, self.random.f64()).as_secs();
+        let query =
+            format!("watch=1&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={seconds}");
+        // The lines of a watch are bounded, and the time of a watch, but not the sum of all lines.
+        let answer = self.get(&query, usize::MAX).await?;
+        match answer.status {
+            StatusCode::OK => {
+                let lines = Lines::new(answer, MAX_SLICE_BYTES);
+                Ok(Some(Watch { lines, active: Instant::now(), is_new: true }))
+            }
+            StatusCode::GONE => Ok(None),
+            _ => Err(self.refusal(answer, "watch").await),
+        }
+    }
+
+    /// Applies a line and the lines that have arrived after it.
+    async fn apply(&mut self, mut watch: Watch, first: Vec<u8>) -> Result<Event, Failure> {
+        let mut event = Event::Confirmed;
+        let mut drained = 0;
+        let mut next = Some(first);
+        while let Some(line) = next.take() {
+            drained += line.len();
+            let slices = self.slices.as_mut().expect("a watch begins after a list");
+            match slices.apply(&line) {
+                Ok(Event::Confirmed) => {}
+                Ok(Event::Changed) => {
+                    self.current = None;
+                    event = Event::Changed;
+                }
+                Ok(Event::Expired) => return Ok(Event::Expired),
+                Err(failure) => {
+                    self.drop_slices();
+                    return Err(failure.at(&self.place()));
+                }
+            }
+            watch.active = Instant::now();
+            watch.is_new = false;
+            if drained >= MAX_DRAINED {
+                break;
+            }
+            match timeout(Duration::ZERO, watch.lines.next()).await {
+                Ok(Ok(Some(line))) => next = Some(line),
+                // The watch has ended. The next question opens it again.
+                Ok(_) => return Ok(event),
+                Err(_) => {}
+            }
+        }
+        self.watch = Some(watch);
+        Ok(event)
+    }
+
+    /// The list that the slices contain.
+    async fn finding(&mut self) -> Result<Finding, Failure> {
+        if let Some(current) = &self.current {
+            return Ok(current.clone());
+        }
+        let slices = self.slices.take().expect("they have been listed");
+        let (port, is_ipv6) = (self.origin.port.clone(), self.is_ipv6);
+        let (finding, slices) = beside(move || (slices.finding(port.as_deref(), is_ipv6), slices)).await;
+        self.slices = Some(slices);
+        let mut finding = finding.map_err(|failure| failure.at(&self.place()))?;
+        // An equal list retains its version, because not every change of a slice changes the list.
+        if let (Finding::List(new), Some(Finding::List(old))) = (&mut finding, &self.last)
+            && new.text == old.text
+            && new.notes == old.notes
+        {
+            new.version.clone_from(&old.version);
+        }
+        self.current = Some(finding.clone());
+        self.last = Some(finding.clone());
+        Ok(finding)
+    }
+
+    async fn get(&mut self, query: &str, most: usize) -> Result<Body, Failure> {
+        let mut headers = vec![(ACCEPT, HeaderValue::from_static("application/json"))];
+        headers.extend(self.authorization().await.map_err(|failure| failure.at(&self.place()))?);
+        let server = &self.origin.settings.server;
+        let mut stream = self.dial.connect(server).await?;
+        if let Some(tls) = &mut self.tls {
+            stream = tls.connect(stream, host(server), server).await?;
+        }
+        let service = encode(&self.origin.service);
+        let path = format!("{}?labelSelector=kubernetes.io%2Fservice-name%3D{service}&{query}", self.path);
+        Get { server, path: &path, headers: &headers, head: HEAD, most }.send(stream).await
+    }
+
+    /// Returns the header with the token. The file is read every time, because tokens are replaced
+    /// before they expire.
+    async fn authorization(&mut self) -> Result<Option<(HeaderName, HeaderValue)>, Failure> {
+        let Some(path) = &self.origin.settings.token else { return Ok(None) };
+        let mut contents = self.token.read(&[path]).await?;
+        let token = contents.pop().and_then(|content| String::from_utf8(content).ok());
+        let token = token.as_deref().map(str::trim).filter(|token| !token.is_empty());
+        let header = token.and_then(|token| HeaderValue::from_str(&format!("Bearer {token}")).ok());
+        let Some(mut header) = header else {
+            return Err(Failure::Refused(format!("{} has no token", path.display())));
+        };
+        header.set_sensitive(true);
+        Ok(Some((AUTHORIZATION, header)))
+    }
+
+    /// The failure that an answer with a status other than 200 means, with what the operator has to
+    /// correct.
+    async fn refusal(&mut self, mut answer: Body, verb: &str) -> Failure {
+        let mut body = Vec::new();
+        let reading = timeout(BODY, async {
+            while body.len() < MAX_REFUSAL
+                && let Ok(Some(chunk)) = answer.chunk().await
+            {
+                body.extend_from_slice(&chunk);
+            }
+        });
+        // A body that does not end in time is used as far as it has arrived.
+        let _ = reading.await;
+        let mut text = format!("{}: {}", answer.question, answer.status);
+        let message = serde_json::from_slice(&body).map_or_else(
+            |_| String::from_utf8_lossy(&body).split_whitespace().collect::<Vec<_>>().join(" "),
+            |Status { message, .. }| message,
+        );
+        if !message.is_empty() {
+            text = format!("{text}: {}", one_line(&message));
+        }
+        let KubernetesOrigin { namespace, settings, .. } = &self.origin;
+        match answer.status {
+            StatusCode::UNAUTHORIZED => Failure::Refused(match &settings.token {
+                Some(path) => format!("{text}; the token in {} is not valid", path.display()),
+                None => format!("{text}; no token is configured"),
+            }),
+            StatusCode::FORBIDDEN => Failure::Refused(format!(
+                "{text}; to {verb}, the role needs the verbs list and watch on endpointslices of discovery.k8s.io in \
+                 namespace {}",
+                quote(namespace)
+            )),
+            _ => Failure::Unreachable(text),
+        }
+    }
+}
+
+/// A server's message without what a terminal would act on, and not longer than a line.
+fn one_line(message: &str) -> String {
+    const LONGEST: usize = 300;
+    let end = message.floor_char_boundary(LONGEST.min(message.len()));
+    message[..end].escape_debug().collect::<String>().replace("\\\"", "\"").replace("\\'", "'")
+}
+
+/// How connections are made.
+enum Dial {
+    Tcp,
+    /// In tests with virtual time: the server's end of a pipe.
+    #[cfg(test)]
+    Memory(tokio::sync::mpsc::UnboundedSender<tokio::io::DuplexStream>),
+}
+
+impl Dial {
+    async fn connect(&self, server: &str) -> Result<Box<dyn Stream>, Failure> {
+        match self {
+            Self::Tcp => dial(server).await,
+            #[cfg(test)]
+            Self::Memory(accept) => {
+                let (client, stream) = tokio::io::duplex(1 << 16);
+                match accept.send(stream) {
+                    Ok(()) => Ok(Box::new(client)),
+                    Err(_) => Err(Failure::Unreachable(format!("{server}: refused"))),
+                }
+            }
+        }
+    }
+}
+
+async fn dial(server: &str) -> Result<Box<dyn Stream>, Failure> {
+    let addresses: Vec<SocketAddr> = match server.parse() {
+        Ok(address) => vec![address],
+        Err(_) => match timeout(RESOLVE, lookup_host(server)).await {
+            Ok(Ok(addresses)) => addresses.take(MAX_ADDRESSES).collect(),
+            Ok(Err(error)) => return Err(Failure::Unreachable(format!("{server}: {error}"))),
+            Err(_) => {
+                let why = format!("the name is not resolved within {RESOLVE:?}");
+                return Err(Failure::Unreachable(format!("{server}: {why}")));
+            }
+        },
+    };
+    let mut failure = Failure::Unreachable(format!("{server}: the name has no address"));
+    for address in addresses {
+        match connect(address).await {
+            Ok(stream) => return Ok(Box::new(stream)),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+/// The host of a server, without its port.
+fn host(server: &str) -> &str {
+    let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+fn encode(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+/// Runs work that may take milliseconds beside the runtime.
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    spawn_blocking(work).await.expect("the work does not panic")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,337 @@
+//! The EndpointSlices of one service as the API server has last reported them. This file applies
+//! the pages of a list and the events of a watch, and decides how much of both is retained. It
+//! performs no I/O.
+//!
+//! The texts of the slices are retained as they arrived. The reader of endpoint files maps them to
+//! endpoints ([`read_slices`]), so a slice means the same in a file and in a watch.
+//!
+//! Sources: Kubernetes API Concepts, "Efficient detection of changes" and "Retrieving large results
+//! sets in chunks"; `WatchEvent` and `Status` in `k8s.io/apimachinery/pkg/apis/meta/v1`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use lb_common::abi::MAX_BACKENDS;
+use lb_config::endpoints::{SlicesError, read_slices};
+use lb_document::diagnostic::quote;
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use crate::{Failure, Finding, Listed, Snapshot, render};
+
+/// The largest size of all slices, in bytes of their text and their names.
+pub const MAX_BYTES: usize = 16 << 20;
+
+/// The largest size of one slice in bytes. The API server accepts at most 1,000 endpoints in a
+/// slice, which are about 0.4 MiB.
+pub const MAX_SLICE_BYTES: usize = 4 << 20;
+
+const MAX_ENDPOINTS: usize = MAX_BACKENDS as usize;
+
+/// The largest number of slices. Without endpoints, a slice is of no use.
+const MAX_SLICES: usize = MAX_ENDPOINTS;
+
+/// The largest size of a resource version, and of a token for the next page, in bytes. The server
+/// receives them back in the URL of a request.
+const MAX_VERSION: usize = 256;
+const MAX_TOKEN: usize = 4 << 10;
+
+/// A slice, as far as it is read here.
+#[derive(Deserialize)]
+#[serde(expecting = "an object")]
+struct Object {
+    metadata: Metadata,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "metadata", rename_all = "camelCase")]
+struct Metadata {
+    name: String,
+    namespace: String,
+    resource_version: String,
+    labels: Option<Labels>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "labels")]
+struct Labels {
+    #[serde(rename = "kubernetes.io/service-name")]
+    service_name: Option<String>,
+}
+
+/// A page of a list.
+#[derive(Deserialize)]
+#[serde(expecting = "a list of slices")]
+struct Page<'t> {
+    kind: Option<String>,
+    metadata: PageMetadata,
+    #[serde(borrow, deserialize_with = "items")]
+    items: Vec<&'t RawValue>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "metadata", rename_all = "camelCase")]
+struct PageMetadata {
+    resource_version: String,
+    #[serde(rename = "continue")]
+    next: Option<String>,
+}
+
+/// Reads a list up to a number of elements, because an element takes more memory than its text.
+/// `null` is an empty list.
+fn items<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<&'de RawValue>, D::Error> {
+    struct Items;
+    impl<'de> Visitor<'de> for Items {
+        type Value = Vec<&'de RawValue>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(Vec::new())
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut items = Vec::new();
+            while let Some(item) = list.next_element()? {
+                if items.len() == MAX_SLICES {
+                    return Err(A::Error::custom(format_args!("more than {MAX_SLICES} slices")));
+                }
+                items.push(item);
+            }
+            Ok(items)
+        }
+    }
+    deserializer.deserialize_any(Items)
+}
+
+/// A line of a watch.
+#[derive(Deserialize)]
+#[serde(expecting = "an event")]
+struct Line<'t> {
+    r#type: String,
+    #[serde(borrow)]
+    object: &'t RawValue,
+}
+
+/// The API's description of an error.
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "a status")]
+pub struct Status {
+    pub message: String,
+    pub code: u16,
+}
+
+/// The meaning of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A slice has been added, changed or deleted.
+    Changed,
+    /// Nothing has changed up to a newer version.
+    Confirmed,
+    /// The server no longer has the changes since the last version, so the slices must be listed
+    /// again.
+    Expired,
+}
+
+/// The slices of one service.
+#[derive(Debug)]
+pub struct Slices {
+    namespace: String,
+    service: String,
+    /// The text of each slice, by name.
+    texts: BTreeMap<String, Box<str>>,
+    /// The bytes of `texts`, with the names.
+    bytes: usize,
+    version: String,
+}
+
+impl Slices {
+    /// Begins without slices.
+    pub fn new(namespace: &str, service: &str) -> Self {
+        let (namespace, service) = (namespace.to_owned(), service.to_owned());
+        Self { namespace, service, texts: BTreeMap::new(), bytes: 0, version: String::new() }
+    }
+
+    /// The resource version up to which all changes are applied. Empty before the first page.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The bytes that the slices take: at most [`MAX_BYTES`].
+    pub fn bytes(&self) -> usize {
+        self.texts.iter().map(|(name, text)| name.len() + text.len()).sum()
+    }
+
+    /// Adds the slices of a page. Returns the token of the next page; `None` if this is the last
+    /// one.
+    ///
+    /// # Errors
+    /// If the text is not a page of slices of this service, or exceeds a limit. Then part of its
+    /// slices may have been added.
+    pub fn add_page(&mut self, text: &[u8]) -> Result<Option<String>, Failure> {
+        let page: Page<'_> = read("the list", utf8("the list", text)?)?;
+        if let kind = page.kind.unwrap_or_default()
+            && kind != "EndpointSliceList"
+        {
+            let why = format!("the answer has the kind {}, not EndpointSliceList", quote(&kind));
+            return Err(Failure::Malformed(why));
+        }
+        for item in page.items {
+            self.put(item.get())?;
+        }
+        self.version = version(page.metadata.resource_version)?;
+        match page.metadata.next.filter(|token| !token.is_empty()) {
+            Some(token) if token.len() > MAX_TOKEN => {
+                Err(Failure::TooLarge(format!("the token of the next page exceeds {MAX_TOKEN} bytes")))
+            }
+            token => Ok(token),
+        }
+    }
+
+    /// Applies an event: one line of a watch.
+    ///
+    /// # Errors
+    /// If the line is not an event about slices of this service, or reports an error other than 410
+    /// (Gone), or exceeds a limit. The slices are unchanged then, but an event is missing, so they
+    /// must be listed again.
+    pub fn apply(&mut self, line: &[u8]) -> Result<Event, Failure> {
+        let Line { r#type, object } = read("a line of the watch", utf8("a line of the watch", line)?)?;
+        let text = object.get();
+        match &*r#type {
+            "ADDED" | "MODIFIED" => {
+                self.version = self.put(text)?;
+                Ok(Event::Changed)
+            }
+            "DELETED" => {
+                let Metadata { name, resource_version, .. } = self.slice(text)?;
+                self.version = version(resource_version)?;
+                if let Some(text) = self.texts.remove(&name) {
+                    self.bytes -= name.len() + text.len();
+                }
+                Ok(Event::Changed)
+            }
+            "BOOKMARK" => {
+                let object: Object = read("a bookmark", text)?;
+                self.version = version(object.metadata.resource_version)?;
+                Ok(Event::Confirmed)
+            }
+            "ERROR" => match read::<Status>("an error", text)? {
+                Status { code: 410, .. } => Ok(Event::Expired),
+                Status { message, code } => {
+                    Err(Failure::Unreachable(format!("the watch reports error {code}: {}", quote(&message))))
+                }
+            },
+            other => Err(Failure::Malformed(format!("an event of the watch has the type {}", quote(other)))),
+        }
+    }
+
+    /// Adds or replaces a slice. Returns its resource version.
+    fn put(&mut self, text: &str) -> Result<String, Failure> {
+        let Metadata { name, resource_version, labels, .. } = self.slice(text)?;
+        let service = labels.and_then(|labels| labels.service_name).unwrap_or_default();
+        if service != self.service {
+            let why = format!("slice {} belongs to service {}", quote(&name), quote(&service));
+            return Err(Failure::Malformed(why));
+        }
+        if text.len() > MAX_SLICE_BYTES {
+            let why = format!("slice {} exceeds {MAX_SLICE_BYTES} bytes", quote(&name));
+            return Err(Failure::TooLarge(why));
+        }
+        let version = version(resource_version)?;
+        let old = self.texts.get(&name).map(|text| name.len() + text.len());
+        let bytes = self.bytes - old.unwrap_or(0) + name.len() + text.len();
+        if bytes > MAX_BYTES {
+            return Err(Failure::TooLarge(format!("the slices exceed {MAX_BYTES} bytes")));
+        }
+        if old.is_none() && self.texts.len() == MAX_SLICES {
+            return Err(Failure::TooLarge(format!("there are more than {MAX_SLICES} slices")));
+        }
+        self.bytes = bytes;
+        self.texts.insert(name, text.into());
+        Ok(version)
+    }
+
+    fn slice(&self, text: &str) -> Result<Metadata, Failure> {
+        let Object { metadata } = read("a slice", text)?;
+        let Metadata { name, namespace, .. } = &metadata;
+        if name.is_empty() {
+            return Err(Failure::Malformed("a slice has no name".to_owned()));
+        }
+        if *namespace != self.namespace {
+            let why = format!("slice {} is in namespace {}", quote(name), quote(namespace));
+            return Err(Failure::Malformed(why));
+        }
+        Ok(metadata)
+    }
+
+    /// Returns the complete list, or [`Finding::Empty`] if no endpoint is usable. `port` is the
+    /// name of the port; `None` if the service has one port.
+    ///
+    /// # Errors
+    /// If a slice has a wrong value, or if there are too many endpoints.
+    pub fn finding(&self, port: Option<&str>, is_ipv6: bool) -> Result<Finding, Failure> {
+        let texts = self.texts.iter().map(|(name, text)| (name.as_str(), &**text));
+        let too_many = || Failure::TooLarge(format!("there are more than {MAX_ENDPOINTS} endpoints"));
+        let (entries, notes) = read_slices(texts, port, is_ipv6).map_err(|error| match error {
+            SlicesError::Faults(faults) => {
+                let faults = faults.to_string();
+                let first = faults.lines().next().unwrap_or_default();
+                Failure::Malformed(format!("slice {first}"))
+            }
+            SlicesError::TooMany => too_many(),
+        })?;
+        if entries.len() > MAX_ENDPOINTS {
+            return Err(too_many());
+        }
+        if entries.is_empty() {
+            return Ok(Finding::Empty { why: self.why_empty(&notes) });
+        }
+        let endpoints: BTreeMap<_, _> = entries.into_iter().filter_map(Listed::of).collect();
+        Ok(Finding::List(Snapshot {
+            text: render(&endpoints),
+            endpoints: endpoints.len(),
+            version: self.version.clone(),
+            notes,
+        }))
+    }
+
+    fn why_empty(&self, notes: &[String]) -> String {
+        let Self { namespace, service, texts, .. } = self;
+        if texts.is_empty() {
+            return format!("service {namespace}/{service} has no EndpointSlice, or does not exist");
+        }
+        if notes.is_empty() {
+            return format!("the EndpointSlices of service {namespace}/{service} have no endpoints");
+        }
+        let why = notes.iter().map(|note| note.trim_start_matches("left out: ")).collect::<Vec<_>>();
+        format!("service {namespace}/{service} has no endpoint left: {}", why.join("; "))
+    }
+}
+
+fn version(version: String) -> Result<String, Failure> {
+    match version.len() {
+        0 => Err(Failure::Malformed("a resourceVersion is missing".to_owned())),
+        1..=MAX_VERSION => Ok(version),
+        _ => Err(Failure::TooLarge(format!("a resourceVersion exceeds {MAX_VERSION} bytes"))),
+    }
+}
+
+fn utf8<'t>(what: &str, bytes: &'t [u8]) -> Result<&'t str, Failure> {
+    let error = |error| Failure::Malformed(format!("{what} is not UTF-8 text: {error}"));
+    str::from_utf8(bytes).map_err(error)
+}
+
+fn read<'t, T: Deserialize<'t>>(what: &str, text: &'t str) -> Result<T, Failure> {
+    serde_json::from_str(text).map_err(|error| {
+        let why = error.to_string();
+        // Some messages repeat a value from the text.
+        let why = if why.contains(char::is_control) { quote(&why) } else { why };
+        Failure::Malformed(format!("{what}: {why}"))
+    })
+}
+
+#[cfg(test)]
+mod tests;

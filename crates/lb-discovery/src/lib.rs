@@ -1,0 +1,84 @@
+//! Remote sources of endpoint lists. For each source a *provider* queries a server, and publishes
+//! what it found out: always the complete list, as text in the format `file_sd`, never a
+//! difference.
+//!
+//! The text is parsed and checked by the reader of endpoint files ([`lb_config::endpoints`]), like
+//! a file. This crate decides when a server is queried, and what an answer means. It does not
+//! decide which list is in force: an empty or failed answer is published as such, and the daemon
+//! retains the earlier list.
+//!
+//! A provider publishes into a watch channel in which the latest finding replaces earlier ones, so
+//! a server that changes its answer often costs no memory, and its reader never has a backlog.
+#![forbid(unsafe_code)]
+
+mod consul;
+
+pub mod dns;
+
+mod files;
+
+mod http;
+
+mod kubernetes;
+
+mod lines;
+
+mod list;
+
+mod retry;
+
+mod running;
+
+mod tls;
+
+pub use self::kubernetes::slices;
+pub use self::list::{Listed, Snapshot, render, render_list};
+pub use self::retry::Retry;
+pub use self::running::{Again, Latest, Queried, Running, Shared, Wanted, spawn};
+
+use thiserror::Error;
+
+/// The result of one question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// The complete list. It has at least one endpoint.
+    List(Snapshot),
+    /// The server answered that there are no endpoints. `why` is its answer, such as NXDOMAIN.
+    Empty { why: String },
+    /// There is no usable answer.
+    Failed(Failure),
+}
+
+/// Why a question has no usable answer. The text names the server.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Failure {
+    /// No server answered in time.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The server refused to answer, for example because of missing rights.
+    #[error("{0}")]
+    Refused(String),
+    /// The answer is truncated, or contradicts the protocol.
+    #[error("{0}")]
+    Malformed(String),
+    /// The answer exceeds a limit.
+    #[error("{0}")]
+    TooLarge(String),
+}
+
+impl Failure {
+    /// The same failure, with a place before its text: the server, the question.
+    fn at(self, place: &str) -> Self {
+        self.map(|why| format!("{place}: {why}"))
+    }
+
+    /// The same failure with another text.
+    fn map(self, text: impl FnOnce(String) -> String) -> Self {
+        match self {
+            Self::Unreachable(before) => Self::Unreachable(text(before)),
+            Self::Refused(before) => Self::Refused(text(before)),
+            Self::Malformed(before) => Self::Malformed(text(before)),
+            Self::TooLarge(before) => Self::TooLarge(text(before)),
+        }
+    }
+}

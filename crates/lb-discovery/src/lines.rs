@@ -1,0 +1,57 @@
+//! The body of an answer as lines, each of which is bounded. A watch sends a line for each event,
+//! and may go on for minutes.
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::Failure;
+use crate::http::Answer;
+
+pub struct Lines<S: AsyncRead + AsyncWrite + Unpin> {
+    answer: Answer<S>,
+    /// The part of the body that has arrived and has not been dropped yet.
+    buffer: Vec<u8>,
+    /// The part of `buffer` before this position has been returned.
+    begin: usize,
+    /// There is no end of a line between `begin` and this position.
+    searched: usize,
+    most: usize,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
+    /// `most` is the largest size of a line in bytes.
+    pub const fn new(answer: Answer<S>, most: usize) -> Self {
+        Self { answer, buffer: Vec::new(), begin: 0, searched: 0, most }
+    }
+
+    /// Returns the next line without its end; `None` at the end of the body. A line without an end
+    /// is not returned. There is no time limit. A call that is cancelled loses nothing.
+    ///
+    /// # Errors
+    /// If the line is too long, or as for [`Answer::chunk`].
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        loop {
+            let rest = &self.buffer[self.searched..];
+            if let Some(length) = rest.iter().position(|byte| *byte == b'\n') {
+                let end = self.searched + length;
+                let line = self.buffer[self.begin..end].to_vec();
+                self.begin = end + 1;
+                self.searched = self.begin;
+                return Ok(Some(line));
+            }
+            self.buffer.drain(..self.begin);
+            self.begin = 0;
+            self.searched = self.buffer.len();
+            if self.buffer.len() > self.most {
+                let why = format!("{}: a line exceeds {} bytes", self.answer.question, self.most);
+                return Err(Failure::TooLarge(why));
+            }
+            let Some(chunk) = self.answer.chunk().await? else { return Ok(None) };
+            self.buffer.extend_from_slice(&chunk);
+        }
+    }
+
+    /// Whether a line has begun and its end has not arrived.
+    pub const fn is_within_line(&self) -> bool {
+        self.begin < self.buffer.len()
+    }
+}

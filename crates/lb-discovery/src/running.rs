@@ -1,0 +1,353 @@
+//! Runs a provider: queries, publishes what was found, waits, and queries again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use lb_config::discovery::Origin;
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+
+use crate::retry::{Retry, varied};
+use crate::{Failure, Finding, consul, dns, kubernetes};
+
+/// The shortest time between two questions to a server. A server that answers at once, or that
+/// announces changes all the time, costs at most this many questions.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// By this part the time until the next question is varied, so that the questions of many hosts
+/// spread out.
+const SPREAD: f64 = 0.1;
+
+/// A list that a service needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub origin: Origin,
+    /// Whether the service has an IPv6 address. Endpoints of the other address family are left
+    /// out.
+    pub is_ipv6: bool,
+}
+
+/// The result of one question, and when to query again after it. After a failure, [`Retry`] decides
+/// when to query again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queried {
+    pub finding: Finding,
+    pub again: Again,
+}
+
+impl From<Failure> for Queried {
+    fn from(failure: Failure) -> Self {
+        Self { finding: Finding::Failed(failure), again: Again::AtOnce }
+    }
+}
+
+/// When to query again after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// After this time.
+    After(Duration),
+    /// At once: the server answers when something has changed.
+    AtOnce,
+}
+
+/// What a provider has found out.
+#[derive(Clone, Debug, Default)]
+pub struct Latest {
+    /// The number of questions with a result so far.
+    pub answers: u64,
+    /// A number that grows whenever the finding changes.
+    pub number: u64,
+    /// The result of the last question; `None` before the first.
+    pub finding: Option<Finding>,
+    /// When the server last confirmed a list: answered with one, changed or not. `None` before.
+    pub confirmed: Option<Instant>,
+    /// Since when the server has answered without a pause that there are no endpoints; `None` if
+    /// its last answer was a list.
+    pub empty_since: Option<Instant>,
+    /// The number of questions that have failed so far.
+    pub failures: u64,
+    /// When the next question is due; `None` while the server has a question.
+    pub next: Option<Instant>,
+    /// When the first certificate expires that connections to the server need: the client's own, or
+    /// a CA's. `None` without TLS, or before the first connection.
+    pub expires: Option<SystemTime>,
+}
+
+impl Latest {
+    /// Notes the result of a question. `next` is when the next question is due.
+    pub fn take(&mut self, finding: Finding, next: Option<Instant>, now: Instant) {
+        self.answers += 1;
+        self.next = next;
+        match &finding {
+            Finding::List(_) => {
+                self.confirmed = Some(now);
+                self.empty_since = None;
+            }
+            Finding::Empty { .. } => {
+                self.empty_since.get_or_insert(now);
+            }
+            Finding::Failed(_) => self.failures += 1,
+        }
+        if self.finding.as_ref() != Some(&finding) {
+            self.number += 1;
+            self.finding = Some(finding);
+        }
+    }
+}
+
+/// What providers share: connections to servers.
+#[derive(Default)]
+pub struct Shared {
+    pub dns: dns::Resolvers,
+}
+
+/// A provider that is running. It stops when this is dropped.
+pub struct Running {
+    pub wanted: Wanted,
+    pub latest: watch::Receiver<Latest>,
+    refresh: Arc<Notify>,
+    task: AbortHandle,
+}
+
+impl Running {
+    /// Queries the server at once. A question that waits for a change is given up.
+    pub fn refresh(&self) {
+        self.refresh.notify_one();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Starts a provider on the present runtime. It notifies `news` after each result.
+pub fn spawn(wanted: Wanted, shared: &Arc<Shared>, news: Arc<Notify>) -> Running {
+    let (publish, latest) = watch::channel(Latest::default());
+    let refresh = Arc::new(Notify::new());
+    let provider = Provider::of(&wanted, shared);
+    let work = run(provider, publish, news, Arc::clone(&refresh), fastrand::Rng::new());
+    Running { wanted, latest, refresh, task: tokio::spawn(work).abort_handle() }
+}
+
+/// The providers: a closed list.
+pub(crate) enum Provider {
+    Dns(dns::Dns),
+    Consul(Box<consul::Consul>),
+    Kubernetes(Box<kubernetes::Kubernetes>),
+    #[cfg(test)]
+    Script(tests::Script),
+}
+
+impl Provider {
+    fn of(Wanted { origin, is_ipv6 }: &Wanted, shared: &Arc<Shared>) -> Self {
+        match origin {
+            Origin::Dns(origin) => Self::Dns(dns::Dns::new(origin, *is_ipv6, shared)),
+            Origin::Consul(origin) => Self::Consul(Box::new(consul::Consul::new(origin, *is_ipv6))),
+            Origin::Kubernetes(origin) => {
+                Self::Kubernetes(Box::new(kubernetes::Kubernetes::new(origin, *is_ipv6)))
+            }
+        }
+    }
+
+    async fn query(&mut self) -> Queried {
+        match self {
+            Self::Dns(dns) => dns.query().await,
+            Self::Consul(consul) => consul.query().await,
+            Self::Kubernetes(kubernetes) => kubernetes.query().await,
+            #[cfg(test)]
+            Self::Script(script) => script.query().await,
+        }
+    }
+
+    /// Makes the next question one that the server answers at once.
+    fn forget(&mut self) {
+        match self {
+            Self::Dns(_) => {}
+            Self::Consul(consul) => consul.forget(),
+            Self::Kubernetes(kubernetes) => kubernetes.forget(),
+            #[cfg(test)]
+            Self::Script(script) => script.forget(),
+        }
+    }
+
+    fn expires(&self) -> Option<SystemTime> {
+        match self {
+            Self::Kubernetes(kubernetes) => kubernetes.expires(),
+            Self::Consul(consul) => consul.expires(),
+            Self::Dns(_) => None,
+            #[cfg(test)]
+            Self::Script(_) => None,
+        }
+    }
+}
+
+async fn run(
+    mut provider: Provider,
+    publish: watch::Sender<Latest>,
+    news: Arc<Notify>,
+    refresh: Arc<Notify>,
+    mut random: fastrand::Rng,
+) {
+    let mut retry = Retry::default();
+    // Whether the server answers only when something has changed.
+    let mut is_waiting = false;
+    loop {
+        let began = tokio::time::Instant::now();
+        let Queried { finding, again } = tokio::select! {
+            queried = provider.query() => queried,
+            () = refresh.notified(), if is_waiting => {
+                provider.forget();
+                is_waiting = false;
+                continue;
+            }
+        };
+        is_waiting = again == Again::AtOnce && matches!(finding, Finding::List(_));
+        let now = tokio::time::Instant::now();
+        let due = if matches!(finding, Finding::Failed(_)) {
+            now + retry.failed(random.f64())
+        } else {
+            retry.answered();
+            match again {
+                Again::After(delay) => now + varied(delay, SPREAD, random.f64()),
+                Again::AtOnce => now,
+            }
+        };
+        let due = due.max(began + PAUSE);
+        publish.send_modify(|latest| {
+            let next = (due > now).then(|| due.into_std());
+            latest.take(finding, next, now.into_std());
+            latest.expires = provider.expires();
+        });
+        news.notify_one();
+        tokio::select! {
+            () = tokio::time::sleep_until(due) => {}
+            () = async {
+                refresh.notified().await;
+                tokio::time::sleep_until(began + PAUSE).await;
+            } => {}
+        }
+        publish.send_modify(|latest| latest.next = None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::Snapshot;
+
+    /// Answers one after the other, then only when it is queried again.
+    pub struct Script(VecDeque<Queried>, Option<Queried>);
+
+    impl Script {
+        pub fn forget(&mut self) {
+            self.0.extend(self.1.clone());
+        }
+
+        pub async fn query(&mut self) -> Queried {
+            match self.0.pop_front() {
+                Some(queried) => queried,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    fn list(text: &str) -> Finding {
+        Finding::List(Snapshot {
+            text: text.as_bytes().into(),
+            endpoints: 1,
+            version: String::new(),
+            notes: Vec::new(),
+        })
+    }
+
+    fn empty() -> Finding {
+        Finding::Empty { why: "NXDOMAIN".to_owned() }
+    }
+
+    fn failed() -> Queried {
+        Failure::Unreachable("no answer".to_owned()).into()
+    }
+
+    fn every_5_s(finding: Finding) -> Queried {
+        Queried { finding, again: Again::After(Duration::from_secs(5)) }
+    }
+
+    /// The result of every question, with the seconds since the start. Time is virtual.
+    async fn results(script: Vec<Queried>) -> Vec<(f64, Latest)> {
+        let start = tokio::time::Instant::now();
+        let count = script.len();
+        let (publish, mut latest) = watch::channel(Latest::default());
+        let provider = Provider::Script(Script(script.into(), None));
+        let random = fastrand::Rng::with_seed(7);
+        let task = tokio::spawn(run(provider, publish, Arc::default(), Arc::default(), random));
+        let mut results: Vec<(f64, Latest)> = Vec::new();
+        while results.len() < count {
+            latest.changed().await.unwrap();
+            let now = latest.borrow_and_update().clone();
+            if results.last().is_none_or(|(_, before)| before.answers != now.answers) {
+                results.push((start.elapsed().as_secs_f64(), now));
+            }
+        }
+        task.abort();
+        results
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_changed_finding_gets_a_new_number() {
+        let script = [list("a"), list("a"), empty(), empty(), list("a"), list("b")].map(every_5_s);
+        let numbers: Vec<u64> =
+            results(script.into()).await.iter().map(|(_, latest)| latest.number).collect();
+        assert_eq!(numbers, [1, 1, 2, 2, 3, 4]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_empty_or_failed_answer_confirms_no_list() {
+        let script = vec![every_5_s(list("a")), every_5_s(empty()), failed(), every_5_s(empty())];
+        let results = results(script).await;
+        let confirmed: Vec<_> = results.iter().map(|(_, latest)| latest.confirmed).collect();
+        assert!(confirmed[0].is_some() && confirmed.iter().all(|at| *at == confirmed[0]));
+        let empty: Vec<_> = results.iter().map(|(_, latest)| latest.empty_since).collect();
+        assert!(empty[0].is_none() && empty[1].is_some());
+        assert_eq!(empty[1..], [empty[1]; 3], "a failure between two empty answers changes nothing");
+        assert_eq!(results[3].1.failures, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn questions_follow_the_servers_time_and_failures_the_retries() {
+        let script = vec![every_5_s(list("a")), failed(), failed(), failed(), every_5_s(list("a"))];
+        let at: Vec<f64> = results(script).await.iter().map(|(at, _)| *at).collect();
+        let gaps: Vec<f64> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let expected = [4.5..=5.5, 0.2..=0.21, 0.2..=0.25, 0.32..=0.48];
+        assert!(gaps.iter().zip(&expected).all(|(gap, range)| range.contains(gap)), "{gaps:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_answers_at_once_gets_five_questions_a_second() {
+        let script =
+            (0..51).map(|n| Queried { finding: list(&n.to_string()), again: Again::AtOnce }).collect();
+        let (last, latest) = results(script).await.pop().unwrap();
+        assert!((10.0..10.2).contains(&last) && latest.number == 51, "{last}");
+    }
+    #[tokio::test(start_paused = true)]
+    async fn a_refresh_gives_up_a_question_that_waits_for_a_change() {
+        let (publish, mut latest) = watch::channel(Latest::default());
+        let at_once = |text: &str| Queried { finding: list(text), again: Again::AtOnce };
+        let script = Script([at_once("a")].into(), Some(at_once("b")));
+        let (refresh, random) = (Arc::new(Notify::new()), fastrand::Rng::with_seed(7));
+        let work = run(Provider::Script(script), publish, Arc::default(), Arc::clone(&refresh), random);
+        let task = tokio::spawn(work);
+        latest.wait_for(|latest| latest.answers == 1).await.unwrap();
+        let silent =
+            tokio::time::timeout(Duration::from_mins(1), latest.wait_for(|latest| latest.answers == 2));
+        assert!(silent.await.is_err());
+        refresh.notify_one();
+        let answered =
+            tokio::time::timeout(Duration::from_secs(1), latest.wait_for(|latest| latest.answers == 2));
+        assert_eq!(answered.await.unwrap().unwrap().finding, Some(list("b")));
+        task.abort();
+    }
+}

@@ -1,0 +1,44 @@
+//! The results of `socklb source refresh` and `socklb source check`.
+
+use serde::{Deserialize, Serialize};
+
+pub const SCHEMA: u32 = 1;
+
+/// The sources of a service that were requested to be read or queried at once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refreshed {
+    pub schema: u32,
+    pub service: String,
+    /// Where its list comes from; `None` if no client dials such a service, or if its list is in
+    /// the configuration.
+    pub origin: Option<String>,
+}
+
+/// What a source of lists has answered to a command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckedSource {
+    pub service: String,
+    pub origin: String,
+    /// The number of endpoints; `None` if the list cannot be used.
+    pub endpoints: Option<u64>,
+    /// Why the list cannot be used; `None` if it can.
+    pub error: Option<String>,
+    /// What may surprise, each with the reason.
+    pub notes: Vec<String>,
+    /// How long the source took to answer.
+    pub took_ms: u64,
+}
+
+impl CheckedSource {
+    /// The result for people: a line, and a line for each note.
+    pub fn describe(&self) -> String {
+        let Self { service, origin, endpoints, error, notes, took_ms } = self;
+        let result = match (error, endpoints) {
+            (Some(error), _) => error.clone(),
+            (None, Some(endpoints)) => format!("ok, {endpoints} endpoints in {took_ms} ms"),
+            (None, None) => "ok".to_owned(),
+        };
+        let notes: String = notes.iter().map(|note| format!("  note: {note}\n")).collect();
+        format!("{service}: {origin}: {result}\n{notes}")
+    }
+}

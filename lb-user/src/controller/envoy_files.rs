@@ -1,0 +1,166 @@
+//! The files that Envoy reads: which of them differ from what was written last, and when they are
+//! written again. [`crate::envoy`] makes their content.
+//!
+//! Files are compared at each tick and written beside the loop, so each is written at most once per
+//! second, and only if it has changed. A file that cannot be written is retried after a growing
+//! pause, and raises a fault; nothing else depends on these files. When the daemon stops, the files
+//! stay: Envoy goes on with the last backends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use lb_view::fault::{Fault, FaultCode};
+use lb_view::text::counted;
+use tracing::{info, warn};
+
+use super::{BackgroundWork, Controller};
+use crate::backoff::Backoff;
+use crate::envoy::{self, EnvoyEndpoint};
+
+/// The most files in one piece of background work. The work must end within the time that the
+/// event loop waits for a file system.
+const BATCH: usize = 64;
+
+/// The place of a file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EnvoyFile {
+    /// The configured directory.
+    pub directory: PathBuf,
+    pub client: String,
+    pub service: String,
+}
+
+impl EnvoyFile {
+    /// The path of the file, below the directory. A directory for each client, because two clients
+    /// may have different backends of one service.
+    pub fn name(&self) -> PathBuf {
+        PathBuf::from(&self.client).join(format!("{}.json", self.service))
+    }
+}
+
+/// Files with their new content; `None` if the file is to be removed.
+pub type EnvoyChanges = BTreeMap<EnvoyFile, Option<Arc<[EnvoyEndpoint]>>>;
+
+/// The result for each file of a piece of work: why the file could not be written or removed.
+pub type EnvoyResults = BTreeMap<EnvoyFile, Option<String>>;
+
+#[derive(Default)]
+pub struct EnvoyFiles {
+    known: BTreeMap<EnvoyFile, KnownFile>,
+    /// Whether files are being written.
+    is_busy: bool,
+}
+
+#[derive(Default)]
+struct KnownFile {
+    /// The content that the file should have; `None` if the file should not exist.
+    wanted: Option<Arc<[EnvoyEndpoint]>>,
+    /// Whether the content was handed to a piece of work that has not failed.
+    is_sent: bool,
+    retry: Backoff,
+}
+
+impl EnvoyFiles {
+    fn set(&mut self, file: EnvoyFile, wanted: Option<Vec<EnvoyEndpoint>>) {
+        let known = self.known.entry(file).or_default();
+        if known.wanted.as_deref() != wanted.as_deref() {
+            known.wanted = wanted.map(Arc::from);
+            known.is_sent = false;
+        }
+    }
+
+    /// The next files to write or remove.
+    fn take_due(&mut self, now: Instant) -> EnvoyChanges {
+        let due = self.known.iter_mut().filter(|(_, known)| !known.is_sent && known.retry.is_due(now));
+        due.take(BATCH)
+            .map(|(file, known)| {
+                known.is_sent = true;
+                (file.clone(), known.wanted.clone())
+            })
+            .collect()
+    }
+
+    pub fn fault(&self) -> Option<Fault> {
+        let mut errors = self.known.values().filter_map(|known| known.retry.error());
+        let first = errors.next()?;
+        let files = counted(1 + errors.count() as u64, "file");
+        let text = format!(
+            "cannot update {files} for Envoy, so Envoy may have earlier backends and weights; retrying: {first}"
+        );
+        Some(Fault::of_host(FaultCode::EnvoyFiles, text))
+    }
+}
+
+impl Controller {
+    /// Compares the wanted files with the written ones, and starts to write those that differ.
+    pub fn follow_envoy_files(&mut self, now: Instant) {
+        let mut configured = BTreeSet::new();
+        if let Some(directory) = &self.config.envoy {
+            for client in &self.config.clients {
+                // A client that could not apply its new configuration has other services.
+                let task = self.clients.task(&client.name).filter(|task| task.client == *client);
+                for (position, service) in client.services.iter().enumerate() {
+                    let file = EnvoyFile {
+                        directory: directory.clone(),
+                        client: client.name.clone(),
+                        service: service.service.name.clone(),
+                    };
+                    let endpoints = task.and_then(|task| envoy::endpoints(task.balancer(), position));
+                    // Until the service has a list, the file of an earlier daemon stays.
+                    if endpoints.is_some() {
+                        self.envoy_files.set(file.clone(), endpoints);
+                    }
+                    configured.insert(file);
+                }
+            }
+        }
+        let gone: Vec<EnvoyFile> =
+            self.envoy_files.known.keys().filter(|file| !configured.contains(file)).cloned().collect();
+        for file in gone {
+            self.envoy_files.set(file, None);
+        }
+        self.write_envoy_files(now);
+    }
+
+    fn write_envoy_files(&mut self, now: Instant) {
+        if self.envoy_files.is_busy {
+            return;
+        }
+        let due = self.envoy_files.take_due(now);
+        if !due.is_empty() {
+            self.envoy_files.is_busy = true;
+            self.effects.push(BackgroundWork::WriteEnvoyFiles(due).into());
+        }
+    }
+
+    /// Handles the end of an attempt to write files.
+    pub fn envoy_files_written(&mut self, results: EnvoyResults, now: Instant) {
+        self.envoy_files.is_busy = false;
+        for (file, error) in results {
+            let Some(known) = self.envoy_files.known.get_mut(&file) else { continue };
+            match error {
+                Some(error) => {
+                    known.is_sent = false;
+                    if known.retry.failed(now, &error) {
+                        warn!(
+                            client = %file.client, service = %file.service, error,
+                            "cannot update the file for Envoy; retrying after a growing pause"
+                        );
+                    }
+                }
+                None => {
+                    if known.retry.error().is_some() {
+                        info!(client = %file.client, service = %file.service, "the file for Envoy was updated");
+                    }
+                    known.retry.succeeded();
+                    if known.wanted.is_none() && known.is_sent {
+                        self.envoy_files.known.remove(&file);
+                    }
+                }
+            }
+        }
+        self.write_envoy_files(now);
+    }
+}

@@ -1,0 +1,231 @@
+//! Lists that servers send: the state of each server, and when its answers take force.
+//!
+//! An answer without endpoints, or none, changes nothing, until the rules of the configuration
+//! require it. An answer that removes most endpoints takes force once the server has repeated it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lb_config::discovery::{OnEmpty, OnStale, RemoteRules};
+use lb_discovery::{Finding, Latest, Wanted};
+use lb_view::status::RemoteStatus;
+use tracing::{info, warn};
+
+use super::sources::WatchedSource;
+use super::{Controller, Effect};
+use crate::source::{Guard, Substitute, Withheld};
+
+/// How long a server must answer that there are no endpoints before `on_empty = "refuse"` acts.
+/// Within a minute, a rolling restart has replaced endpoints.
+pub const EMPTY_FOR: Duration = Duration::from_mins(1);
+
+/// How long the removal of most endpoints waits for the server to repeat it.
+pub const SHRINK_AFTER: Duration = Duration::from_secs(10);
+
+/// The state of a server.
+#[derive(Default)]
+pub struct RemoteState {
+    pub latest: Latest,
+    /// When the server was first queried; the age of a list that no server has confirmed counts
+    /// from here.
+    queried_since: Option<Instant>,
+    /// The list that is in force in place of the server's.
+    pub substitute: Option<Substitute>,
+    /// Removals that wait for a repetition.
+    pub shrink: Option<Shrink>,
+    /// Whether the newest answer must be read even if it was read before.
+    must_read: bool,
+    /// The number of the finding that was read last.
+    pub number_read: u64,
+}
+
+/// Removals that the server has not repeated yet.
+pub struct Shrink {
+    pub withheld: Withheld,
+    pub since: Instant,
+    /// The number of answers when the removals were first seen.
+    answers: u64,
+    /// Whether the server was queried to repeat its answer.
+    is_queried: bool,
+    /// Whether the server has repeated the removals.
+    is_repeated: bool,
+}
+
+impl RemoteState {
+    /// Whether the newest answer must be read even if it was read before; queried once per reading.
+    pub fn take_must_read(&mut self) -> bool {
+        std::mem::take(&mut self.must_read)
+    }
+
+    /// When the server must be queried to repeat its answer.
+    pub fn due(&self) -> Option<Instant> {
+        self.shrink.as_ref().filter(|shrink| !shrink.is_queried).map(|shrink| shrink.since + SHRINK_AFTER)
+    }
+
+    /// Why the server's last answer is no list; `None` if it is one, or if there is no answer yet.
+    pub fn trouble(&self, now: Instant) -> Option<String> {
+        let age = |since: Option<Instant>| {
+            let age = since.map(|since| now.saturating_duration_since(since));
+            let minutes = age.map_or(0, |age| age.as_secs() / 60);
+            if minutes == 0 { String::new() } else { format!(" for {minutes} min") }
+        };
+        let next = match self.substitute {
+            None => "the list in force stays",
+            Some(Substitute::Refuse) => "connects fail",
+            Some(Substitute::Pass) => "connects go to the service's own address",
+        };
+        match self.latest.finding.as_ref()? {
+            Finding::List(_) => None,
+            Finding::Empty { why } => {
+                Some(format!("empty answer ({why}){}; {next}", age(self.latest.empty_since)))
+            }
+            Finding::Failed(failure) => {
+                let confirmed = match self.latest.confirmed {
+                    Some(_) => format!("no list{}", age(self.latest.confirmed)),
+                    None => "no list so far".to_owned(),
+                };
+                Some(format!("{confirmed}: {failure}; {next}"))
+            }
+        }
+    }
+
+    /// The state of the server for people.
+    pub fn status(&self, origin: String, now: Instant) -> RemoteStatus {
+        let list = match &self.latest.finding {
+            Some(Finding::List(list)) => Some(list),
+            Some(Finding::Empty { .. } | Finding::Failed(_)) | None => None,
+        };
+        let seconds = |duration: Duration| duration.as_secs();
+        RemoteStatus {
+            origin,
+            version: list.map(|list| list.version.clone()).unwrap_or_default(),
+            endpoints: list.map(|list| list.endpoints as u64),
+            lists: self.latest.number,
+            next_s: self.latest.next.map(|next| seconds(next.saturating_duration_since(now))),
+            empty_s: self.latest.empty_since.map(|since| seconds(now.saturating_duration_since(since))),
+            withheld: self.shrink.as_ref().map_or(0, |shrink| shrink.withheld.removed.len() as u64),
+            substitute: self.substitute.map(|substitute| substitute.name().to_owned()),
+        }
+    }
+
+    /// The substitute that the rules require at this time.
+    fn required(&self, rules: &RemoteRules, now: Instant) -> Option<Substitute> {
+        let age = |since: Instant| now.saturating_duration_since(since);
+        if rules.on_empty == OnEmpty::Refuse
+            && self.latest.empty_since.is_some_and(|since| age(since) >= EMPTY_FOR)
+        {
+            return Some(Substitute::Refuse);
+        }
+        let confirmed = self.latest.confirmed.or(self.queried_since)?;
+        if age(confirmed) < rules.stale_after? {
+            return None;
+        }
+        match rules.on_stale {
+            OnStale::Keep => None,
+            OnStale::Pass => Some(Substitute::Pass),
+            OnStale::Refuse => Some(Substitute::Refuse),
+        }
+    }
+}
+
+impl WatchedSource {
+    /// The list with which the server's next answer is compared.
+    pub fn guard(&self) -> Option<Guard> {
+        // A substitute is no list of the server's, so its end removes nothing.
+        if !self.source.rules()?.limits_shrink || self.remote.substitute.is_some() {
+            return None;
+        }
+        let Some(shrink) = &self.remote.shrink else {
+            let newest = self.feed.newest()?;
+            return Some(Guard { base: newest.assignments.shared_list(), accepted: None });
+        };
+        let accepted = shrink.is_repeated.then(|| Arc::clone(&shrink.withheld.removed));
+        Some(Guard { base: Arc::clone(&shrink.withheld.base), accepted })
+    }
+
+    /// Notes the removals of an answer that has been read, which do not take force yet.
+    pub fn take_withheld(&mut self, service: &str, withheld: Option<Withheld>, now: Instant) {
+        let Some(withheld) = withheld else {
+            self.remote.shrink = None;
+            return;
+        };
+        // An answer that removes more repeats the earlier removals, but not its own.
+        let before = self.remote.shrink.take().filter(|shrink| shrink.withheld == withheld);
+        self.remote.shrink = Some(before.unwrap_or_else(|| {
+            warn!(
+                service,
+                removed = withheld.removed.len(),
+                of = withheld.base.as_slice().len(),
+                "the server's answer removes most endpoints; they stay in force until the server repeats the answer after 10 s"
+            );
+            let answers = self.remote.latest.answers;
+            Shrink { withheld, since: now, answers, is_queried: false, is_repeated: false }
+        }));
+    }
+}
+
+impl Controller {
+    /// Handles what servers have answered.
+    pub fn answered(&mut self, answers: Vec<(Wanted, Latest)>, now: Instant) {
+        for (wanted, latest) in answers {
+            for watched in self.sources.watched.values_mut() {
+                if watched.source.wanted().as_ref() != Some(&wanted) {
+                    continue;
+                }
+                if latest.number != watched.remote.latest.number {
+                    watched.feed.progress.changed(now);
+                }
+                watched.remote.latest = latest.clone();
+            }
+        }
+        self.follow_servers(now);
+    }
+
+    /// Applies the rules about lists that servers have not confirmed, and about removals.
+    pub fn follow_servers(&mut self, now: Instant) {
+        for (service, watched) in &mut self.sources.watched {
+            let Some(rules) = watched.source.rules() else { continue };
+            let remote = &mut watched.remote;
+            remote.queried_since.get_or_insert(now);
+            let required = remote.required(rules, now);
+            if required != remote.substitute {
+                match required {
+                    Some(Substitute::Refuse) => {
+                        warn!(service, "the list of the server is given up: connects fail");
+                    }
+                    Some(Substitute::Pass) => {
+                        warn!(
+                            service,
+                            "the list of the server is given up: connects go to the service's own address"
+                        );
+                    }
+                    None => info!(service, "the list of the server is in use again"),
+                }
+                remote.substitute = required;
+                remote.shrink = None;
+                remote.must_read = true;
+                watched.feed.progress.changed(now);
+            }
+            let Some(shrink) = &mut remote.shrink else { continue };
+            let is_due = now >= shrink.since + SHRINK_AFTER;
+            if is_due && !shrink.is_queried {
+                shrink.is_queried = true;
+                self.effects.extend(watched.source.wanted().map(Effect::QueryAgain));
+            }
+            // A later answer with other endpoints is read first, and compared again.
+            let is_repeated = remote.latest.answers > shrink.answers
+                && remote.latest.number == remote.number_read
+                && matches!(remote.latest.finding, Some(Finding::List(_)));
+            if is_due && is_repeated && !std::mem::replace(&mut shrink.is_repeated, true) {
+                remote.must_read = true;
+                watched.feed.progress.changed(now);
+            }
+        }
+    }
+
+    /// Queries the servers of all sources from now on, and no others.
+    pub fn query_servers(&mut self) {
+        let wanted = self.sources.watched.values().filter_map(|watched| watched.source.wanted());
+        self.effects.push(Effect::Query(wanted.collect()));
+    }
+}

@@ -1,0 +1,219 @@
+//! Scripts about lists that servers send.
+
+use std::time::Duration;
+
+use lb_view::fault::FaultCode;
+use lb_view::status::RemoteStatus;
+
+use super::stage::{BACKENDS, Stage, script};
+
+const DNS: &str = "backends = { dns = \"users.example.com\", port = 80 }";
+
+/// The lines of a service with these keys of a remote source.
+fn dns(keys: &str) -> String {
+    format!("backends = {{ dns = \"users.example.com\", port = 80, {keys} }}")
+}
+
+const MINUTE: Duration = Duration::from_mins(1);
+
+impl Stage {
+    fn error(&self) -> String {
+        self.controller().sources(self.task(), self.now)["users"].error.clone().unwrap_or_default()
+    }
+
+    fn remote(&self) -> RemoteStatus {
+        self.controller().sources(self.task(), self.now)["users"].remote.clone().expect("a remote source")
+    }
+
+    /// The backends to which 60 connects go.
+    fn used(&mut self) -> Vec<String> {
+        self.dialled(60).iter().map(ToString::to_string).collect()
+    }
+}
+
+#[test]
+fn the_list_of_a_server_takes_force() {
+    script(DNS, |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        assert_eq!(stage.used(), BACKENDS);
+        stage.answer(&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.4:80"]);
+        stage.stop_faults();
+        assert_eq!(stage.used(), ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.4:80"]);
+        assert_eq!((stage.error(), stage.remote().endpoints), (String::new(), Some(3)));
+    });
+}
+
+#[test]
+fn an_empty_or_failed_answer_leaves_the_list_in_force() {
+    script(DNS, |stage| {
+        stage.answer(&BACKENDS);
+        for _ in 0..3 {
+            stage.answer_nothing();
+            stage.pass(2 * MINUTE);
+            assert_eq!(stage.used(), BACKENDS);
+            stage.fail_query();
+            stage.pass(2 * MINUTE);
+            assert_eq!(stage.used(), BACKENDS);
+        }
+        assert_eq!(stage.error(), "no list for 12 min: 10.0.0.53:53: no answer; the list in force stays");
+        stage.answer_nothing();
+        let error = stage.error();
+        assert_eq!(error, "empty answer (NXDOMAIN) for 12 min; the list in force stays");
+        stage.answer(&BACKENDS);
+        assert_eq!(stage.error(), "");
+    });
+}
+
+#[test]
+fn a_list_that_is_faulty_or_not_allowed_leaves_the_list_in_force() {
+    script(&dns("allow = [\"10.0.0.0/24\"]"), |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        for backends in
+            [&["10.0.0.1:80", "10.0.1.1:80"][..], &["10.0.0.1:0"], &["10.96.0.10:80"], &["[::1]:80"]]
+        {
+            stage.answer(backends);
+            assert!(stage.error().contains("dns users.example.com port 80"), "{}", stage.error());
+            assert_eq!(stage.used(), BACKENDS);
+        }
+        stage.answer(&["10.0.0.1:80", "10.0.1.1:80"]);
+        assert_eq!(
+            stage.error(),
+            "dns users.example.com port 80: 10.0.1.1:80 is not allowed: it is outside allow = [\"10.0.0.0/24\"]"
+        );
+    });
+}
+
+#[test]
+fn the_removal_of_most_endpoints_waits_until_the_server_repeats_it() {
+    let four = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"];
+    script(DNS, |stage| {
+        stage.answer(&four);
+        stage.stop_faults();
+        assert_eq!(stage.used(), four);
+        stage.answer(&["10.0.0.4:80", "10.0.0.5:80"]);
+        assert_eq!(stage.used(), ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80", "10.0.0.5:80"]);
+        assert_eq!(stage.remote().withheld, 3);
+        assert!(stage.status().faults.iter().any(|fault| fault.code == FaultCode::ListShrunk));
+        // Without another answer, the removals never take force.
+        stage.pass(2 * MINUTE);
+        assert_eq!((stage.used().len(), stage.queried_again.len()), (5, 1));
+        stage.answer(&["10.0.0.4:80", "10.0.0.5:80"]);
+        stage.pass(MINUTE);
+        assert_eq!(stage.used(), ["10.0.0.4:80", "10.0.0.5:80"]);
+        assert_eq!(stage.remote().withheld, 0);
+    });
+}
+
+#[test]
+fn a_server_that_repeats_a_removal_too_early_has_not_repeated_it() {
+    script(DNS, |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        stage.answer(&["10.0.0.4:80"]);
+        stage.pass(Duration::from_secs(5));
+        stage.answer(&["10.0.0.4:80"]);
+        assert_eq!(stage.used().len(), 4);
+        stage.pass(Duration::from_secs(6));
+        assert_eq!(stage.used(), ["10.0.0.4:80"], "it was repeated, and ten seconds have passed");
+        // The list returns before the removal takes force.
+        stage.answer(&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"]);
+        stage.answer(&["10.0.0.1:80"]);
+        stage.pass(Duration::from_secs(5));
+        stage.answer(&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"]);
+        stage.pass(MINUTE);
+        assert_eq!((stage.used().len(), stage.remote().withheld), (4, 0));
+    });
+}
+
+#[test]
+fn with_max_shrink_off_every_removal_takes_force_at_once() {
+    script(&dns("max_shrink = \"off\""), |stage| {
+        stage.answer(&BACKENDS);
+        stage.answer(&["10.0.0.4:80"]);
+        stage.stop_faults();
+        assert_eq!(stage.used(), ["10.0.0.4:80"]);
+    });
+}
+
+#[test]
+fn connects_fail_while_a_server_says_for_a_minute_that_there_are_no_endpoints() {
+    script(&dns("on_empty = \"refuse\""), |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        stage.answer_nothing();
+        stage.pass(Duration::from_secs(55));
+        assert_eq!(stage.used(), BACKENDS);
+        stage.answer_nothing();
+        stage.pass(Duration::from_secs(70));
+        assert_eq!(stage.dial(10), 10);
+        assert!(stage.error().ends_with("connects fail"), "{}", stage.error());
+        // A failed query does not show whether there are endpoints.
+        stage.fail_query();
+        stage.pass(MINUTE);
+        assert_eq!(stage.dial(10), 10);
+        stage.answer(&BACKENDS);
+        stage.pass(Duration::from_secs(1));
+        assert_eq!(stage.used(), BACKENDS);
+    });
+}
+
+#[test]
+fn a_stale_list_is_kept_passed_by_or_refused_as_configured() {
+    for (on_stale, reached) in [("keep", &BACKENDS[..]), ("pass", &[super::SERVICE]), ("refuse", &[])] {
+        script(&dns(&format!("stale_after = \"10m\", on_stale = \"{on_stale}\"")), |stage| {
+            stage.expect(super::SERVICE);
+            stage.answer(&BACKENDS);
+            stage.stop_faults();
+            stage.answer(&BACKENDS);
+            stage.pass(9 * MINUTE);
+            assert_eq!(stage.used(), BACKENDS);
+            stage.fail_query();
+            stage.pass(2 * MINUTE);
+            if reached.is_empty() {
+                assert_eq!(stage.dial(10), 10);
+            } else {
+                assert_eq!(stage.used(), reached);
+            }
+            // A reload does not bring the stale list back.
+            stage.configure(&dns(&format!("stale_after = \"10m\", on_stale = \"{on_stale}\"")));
+            stage.pass(MINUTE);
+            assert_eq!(stage.dial(10), if reached.is_empty() { 10 } else { 0 });
+            stage.answer(&BACKENDS);
+            stage.pass(Duration::from_secs(1));
+            assert_eq!(stage.used(), BACKENDS);
+        });
+    }
+}
+
+#[test]
+fn a_restart_uses_the_stored_list_while_the_server_is_down() {
+    script(DNS, |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        stage.fail_query();
+        stage.start(&BACKENDS);
+        assert_eq!(stage.used(), BACKENDS);
+        assert_eq!(stage.error(), "no list so far: 10.0.0.53:53: no answer; the list in force stays");
+        // The first answer of a server that has just started itself is withheld as well.
+        stage.answer(&["10.0.0.4:80"]);
+        assert_eq!(stage.used().len(), 4);
+    });
+}
+
+#[test]
+fn a_reload_from_a_file_to_a_server_keeps_the_list_until_the_server_answers() {
+    script("", |stage| {
+        stage.stop_faults();
+        stage.configure(DNS);
+        assert_eq!(stage.used(), BACKENDS);
+        stage.answer(&["10.0.0.4:80"]);
+        stage.pass(MINUTE);
+        stage.answer(&["10.0.0.4:80"]);
+        stage.pass(MINUTE);
+        assert_eq!(stage.used(), ["10.0.0.4:80"]);
+        stage.configure("");
+        assert_eq!(stage.used(), BACKENDS);
+    });
+}

@@ -1,0 +1,72 @@
+//! The servers that are requested lists.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lb_discovery::{Latest, Running, Shared, Wanted, spawn};
+use tokio::sync::{Notify, watch};
+
+/// The servers of a network.
+pub trait Servers: Send + Sync {
+    /// Requests this list from now on, and returns what the server answers.
+    fn query(&self, wanted: Wanted) -> watch::Receiver<Latest>;
+}
+
+/// Waits at most `patience` for the first answer.
+pub async fn first(mut answers: watch::Receiver<Latest>, patience: Duration) -> Latest {
+    let is_there = |latest: &Latest| latest.finding.is_some();
+    match tokio::time::timeout(patience, answers.wait_for(is_there)).await {
+        Ok(Ok(first)) => first.clone(),
+        Ok(Err(_)) | Err(_) => Latest::default(),
+    }
+}
+
+/// Cheap to clone. Services that want the same list share it.
+#[derive(Clone, Default)]
+pub struct Remotes {
+    running: Arc<Mutex<Vec<Running>>>,
+    shared: Arc<Shared>,
+    /// Notified whenever a server has answered.
+    pub news: Arc<Notify>,
+}
+
+impl Remotes {
+    /// Requests these lists from now on, and for no others. Notifies `news`.
+    pub fn query_only(&self, wanted: Vec<Wanted>) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.retain(|running| wanted.contains(&running.wanted));
+        for wanted in wanted {
+            self.start(&mut running, wanted);
+        }
+        self.news.notify_one();
+    }
+
+    /// Requests this list at once.
+    pub fn query_again(&self, wanted: &Wanted) {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.iter().filter(|running| running.wanted == *wanted).for_each(Running::refresh);
+    }
+
+    /// What the servers have answered so far.
+    pub fn answers(&self) -> Vec<(Wanted, Latest)> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.iter().map(|running| (running.wanted.clone(), running.latest.borrow().clone())).collect()
+    }
+
+    fn start(&self, running: &mut Vec<Running>, wanted: Wanted) -> watch::Receiver<Latest> {
+        if let Some(running) = running.iter().find(|running| running.wanted == wanted) {
+            return running.latest.clone();
+        }
+        let started = spawn(wanted, &self.shared, Arc::clone(&self.news));
+        let latest = started.latest.clone();
+        running.push(started);
+        latest
+    }
+}
+
+impl Servers for Remotes {
+    fn query(&self, wanted: Wanted) -> watch::Receiver<Latest> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        self.start(&mut running, wanted)
+    }
+}

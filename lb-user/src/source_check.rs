@@ -1,0 +1,98 @@
+//! Reads every file and queries every server that a configuration names, for commands that run
+//! without the daemon.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use lb_discovery::{Finding, Latest, Shared, Wanted, spawn};
+use lb_view::source::CheckedSource;
+use tokio::task::JoinSet;
+
+use crate::config::Config;
+use crate::controller;
+use crate::error::chain;
+use crate::source::{Contents, ListSource, SourceError};
+
+/// How long a command waits for a server's answer. A provider itself gives up earlier.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Checks the sources of all services, at the same time; in the order of the services' names.
+///
+/// # Errors
+/// If the kernel refuses a thread or a descriptor.
+pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a thread")?;
+    let mut checked = runtime.block_on(async {
+        let shared = Arc::new(Shared::default());
+        let mut checks = JoinSet::new();
+        for (service, source) in controller::sources(config) {
+            checks.spawn(check_one(service, source, Arc::clone(&shared)));
+        }
+        checks.join_all().await
+    });
+    // A file whose file system does not answer must not delay the command.
+    runtime.shutdown_background();
+    checked.sort_by(|a, b| a.service.cmp(&b.service));
+    Ok(checked)
+}
+
+async fn check_one(service: String, source: ListSource, shared: Arc<Shared>) -> CheckedSource {
+    let origin = source.origin.to_string();
+    let began = tokio::time::Instant::now();
+    let (result, mut notes) = match source.wanted() {
+        None => {
+            let read = tokio::task::spawn_blocking(move || source.read().expect("the list is in a file"));
+            let result = match tokio::time::timeout(PATIENCE, read).await {
+                Ok(Ok(result)) => result.map_err(|error| chain(&error)),
+                Ok(Err(_)) | Err(_) => Err("the file system does not answer".to_owned()),
+            };
+            (result, Vec::new())
+        }
+        Some(wanted) => query(&source, wanted, &shared).await,
+    };
+    let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let (endpoints, error) = match result {
+        Ok(contents) => {
+            notes.extend(contents.notes.iter().cloned());
+            (Some(contents.assignments.list().as_slice().len() as u64), None)
+        }
+        Err(error) => (None, Some(error)),
+    };
+    CheckedSource { service, origin, endpoints, error, notes, took_ms }
+}
+
+/// Queries a server twice, because some servers answer with a part of their list.
+async fn query(
+    source: &ListSource,
+    wanted: Wanted,
+    shared: &Arc<Shared>,
+) -> (Result<Contents, String>, Vec<String>) {
+    let running = spawn(wanted, shared, Arc::default());
+    let mut answers = running.latest.clone();
+    let first = answer(&mut answers, 1).await;
+    let (list, mut notes) = match first.as_ref().map(|latest| latest.finding.as_ref()) {
+        Some(Some(Finding::List(list))) => (list.clone(), list.notes.clone()),
+        Some(Some(Finding::Empty { why })) => return (Err(format!("empty answer ({why})")), Vec::new()),
+        Some(Some(Finding::Failed(failure))) => return (Err(failure.to_string()), Vec::new()),
+        Some(None) | None => return (Err("no answer".to_owned()), Vec::new()),
+    };
+    running.refresh();
+    if let Some(second) = answer(&mut answers, 2).await
+        && second.number != first.map_or(0, |first| first.number)
+    {
+        notes.push(
+            "the second answer differed from the first: the list has just changed, or the server sends only a part of it"
+                .to_owned(),
+        );
+    }
+    let parsed: Result<Contents, SourceError> = source.parse(&source.place(), list.text.to_vec());
+    (parsed.map_err(|error| chain(&error)), notes)
+}
+
+/// Waits until the server has answered this number of queries.
+async fn answer(answers: &mut tokio::sync::watch::Receiver<Latest>, count: u64) -> Option<Latest> {
+    let wait = answers.wait_for(|latest| latest.answers >= count);
+    Some(tokio::time::timeout(PATIENCE, wait).await.ok()?.ok()?.clone())
+}
