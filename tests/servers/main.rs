@@ -2,8 +2,13 @@
 //! and send requests without pause: `socklb agent run` must end within ten seconds of SIGTERM, and
 //! no request may fail.
 //!
-//! These are not local tests because the guests do not have the servers. `cargo xtask setup`
-//! installs them.
+//! These are not local tests, because the guests do not have the servers. `cargo xtask setup`
+//! installs them. `dns` has lists from a real DNS server, and `envoy` has an Envoy that reads the
+//! daemon's files.
+
+mod dns;
+
+mod envoy;
 
 use std::fs::File;
 use std::process::{Command, Stdio};

@@ -1,0 +1,290 @@
+//! Lists from a real DNS server: BIND's named, whose records change by dynamic updates (RFC 2136).
+//!
+//! Connects continue while the server is stopped, killed and emptied: none may fail.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+use stage::daemon::{ChildGuard, finish, signal};
+use stage::fixture::{SERVICE, config};
+use stage::probe::die_with_us;
+use stage::protocol::Counts;
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually};
+
+/// The server's port; the test has a network namespace of its own.
+const PORT: u16 = 5300;
+
+const SRV: &str = "{ dns = \"_users._tcp.example.com\", allow = [\"127.0.0.0/8\"] }";
+
+/// A DNS server, and a process in a balanced cgroup.
+struct Scene {
+    // Fields are dropped in this order: users before the things that they use.
+    probe: Probe,
+    daemon: Option<Daemon>,
+    named: Option<ChildGuard>,
+    backends: Vec<Backend>,
+    setup: Setup,
+    _cgroup: Cgroup,
+    _stage: Stage,
+}
+
+impl Scene {
+    /// A server with the SRV records of three backends, and no daemon yet. `backends` is the key of
+    /// the service.
+    fn new(backends: &str) -> Self {
+        let (stage, cgroup) = (Stage::new(), Cgroup::new());
+        let setup = Setup::new(&stage, "a");
+        let dns = format!("[dns]\nservers = [\"127.0.0.1:{PORT}\"]\nmin_ttl = \"1s\"\nmax_ttl = \"1s\"\n");
+        setup.write("socklb.toml", &(config(&cgroup, backends, "") + &dns));
+        setup.write("named.conf", &named_conf(&setup));
+        setup.write("example.com.zone", &zone());
+        let probe = Probe::start(&cgroup);
+        let backend = |n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:800{n}"));
+        let backends = (1..=3).map(backend).collect();
+        let mut scene =
+            Self { probe, daemon: None, named: None, backends, setup, _cgroup: cgroup, _stage: stage };
+        scene.start_named();
+        scene
+    }
+
+    /// Starts the server; its zone is as it was when it ended.
+    fn start_named(&mut self) {
+        let folder = &self.setup.folder;
+        let log =
+            File::options().create(true).append(true).open(folder.join("named.log")).expect("open the log");
+        let mut command = Command::new("/usr/sbin/named");
+        command.args(["-g", "-n", "1", "-c"]).arg(folder.join("named.conf")).current_dir(folder);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        die_with_us(&mut command);
+        self.named =
+            Some(ChildGuard::of(command.spawn().expect("start named: `cargo xtask setup` installs it")));
+        let is_up = || std::net::TcpStream::connect(("127.0.0.1", PORT)).is_ok();
+        eventually("named listens", is_up, |is_up| *is_up);
+    }
+
+    fn start_daemon(&mut self) {
+        self.daemon = Some(Daemon::start_again(&self.setup));
+    }
+
+    fn signal_named(&self, what: Signal) {
+        signal(self.named.as_ref().expect("named runs"), what);
+    }
+
+    /// Changes the server's records.
+    fn update(&self, lines: &str) {
+        let mut command = Command::new("/usr/bin/nsupdate");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        die_with_us(&mut command);
+        let mut child = command.spawn().expect("run nsupdate");
+        let text = format!("server 127.0.0.1 {PORT}\nzone example.com\n{lines}\nsend\n");
+        child.stdin.take().expect("a pipe").write_all(text.as_bytes()).expect("write to nsupdate");
+        let output = child.wait_with_output().expect("nsupdate ends");
+        assert!(output.status.success(), "{lines}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Waits until exactly these backends receive connects.
+    #[track_caller]
+    fn expect(&mut self, names: &[&str]) {
+        let probe = &mut self.probe;
+        let answering = || probe.dial_many(SERVICE, 64).into_keys().collect::<Vec<_>>();
+        eventually("the load moves", answering, |answering| answering == names);
+    }
+
+    /// Waits until the source has a fault that contains this text; without a text, none.
+    #[track_caller]
+    fn expect_fault(&self, text: &str) {
+        let error = || self.setup.source().error.unwrap_or_default();
+        eventually(
+            "the fault",
+            error,
+            |error| {
+                if text.is_empty() { error.is_empty() } else { error.contains(text) }
+            },
+        );
+    }
+
+    /// Runs a command with the configuration of the scene.
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = self.setup.socklb(arguments);
+        let output = finish(command.arg("--config").arg(self.setup.folder.join("socklb.toml")));
+        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.setup.folder.join("named.log")).unwrap_or_default();
+            eprintln!("--- the log of named ---\n{log}");
+        }
+    }
+}
+
+fn named_conf(setup: &Setup) -> String {
+    let folder = setup.folder.display();
+    format!(
+        "options {{ directory \"{folder}\"; listen-on port {PORT} {{ 127.0.0.1; }}; listen-on-v6 {{ none; }}; recursion no;\n\
+         pid-file none; session-keyfile none; max-records-per-type 0; dnssec-validation no; }};\n\
+         controls {{ }};\n\
+         zone \"example.com\" {{ type primary; file \"{folder}/example.com.zone\"; allow-update {{ 127.0.0.1; }}; }};\n"
+    )
+}
+
+fn zone() -> String {
+    let mut zone = "$TTL 1\n@ SOA ns root 1 60 60 60 1\n@ NS ns\nns A 127.0.0.1\nb A 127.0.0.1\n".to_owned();
+    for n in 1..=3 {
+        zone += &format!("_users._tcp SRV 0 1 800{n} b\n");
+    }
+    zone
+}
+
+const DELETE: &str = "update delete _users._tcp.example.com SRV";
+
+fn add(backend: u8) -> String {
+    format!("update add _users._tcp.example.com 1 SRV 0 1 800{backend} b.example.com")
+}
+
+/// The failed connects.
+fn failed(counts: &Counts) -> Vec<&String> {
+    counts.keys().filter(|name| name.starts_with("errno")).collect()
+}
+
+#[test]
+fn srv_records_are_balanced_and_followed() {
+    let mut scene = Scene::new(SRV);
+    scene.start_daemon();
+    scene.expect(&["b1", "b2", "b3"]);
+    scene.backends.push(Backend::start("b4", "127.0.0.1:8004"));
+    scene.update(&add(4));
+    scene.expect(&["b1", "b2", "b3", "b4"]);
+    scene.update(&format!("{DELETE} 0 1 8001 b.example.com"));
+    scene.expect(&["b2", "b3", "b4"]);
+    // More than half of the endpoints go at once: this waits until the server repeats it.
+    scene.update(&format!("{DELETE}\n{}", add(1)));
+    let withheld = || scene.setup.source().remote.map_or(0, |remote| remote.withheld);
+    eventually("the removal is withheld", withheld, |withheld| *withheld == 3);
+    let faults = scene.setup.faults();
+    assert!(faults.iter().any(|fault| fault.contains("removes 3 endpoints, more than half")), "{faults:?}");
+    scene.expect(&["b1"]);
+}
+
+#[test]
+fn no_connect_fails_while_the_server_is_stopped_killed_or_emptied() {
+    let mut scene = Scene::new(SRV);
+    scene.start_daemon();
+    scene.expect(&["b1", "b2", "b3"]);
+    scene.probe.start_dialling(SERVICE);
+    scene.signal_named(Signal::STOP);
+    scene.expect_fault("127.0.0.1:5300");
+    scene.signal_named(Signal::CONT);
+    scene.expect_fault("");
+    // The server is killed.
+    scene.named = None;
+    scene.expect_fault("127.0.0.1:5300");
+    scene.start_named();
+    scene.expect_fault("");
+    // The server has no records, and records of another type.
+    scene.update(DELETE);
+    scene.expect_fault("empty answer (NXDOMAIN)");
+    scene.update("update add _users._tcp.example.com 1 TXT \"no list\"");
+    scene.expect_fault("empty answer (no SRV records)");
+    scene.update(&[add(1), add(2), add(3)].join("\n"));
+    scene.expect_fault("");
+    // An address that the configuration does not allow.
+    scene.update("update add b.example.com 1 A 192.0.2.1\nupdate delete b.example.com A 127.0.0.1");
+    scene.expect_fault("is not allowed");
+    scene.update("update add b.example.com 1 A 127.0.0.1\nupdate delete b.example.com A 192.0.2.1");
+    scene.expect_fault("");
+    let counts = scene.probe.stop_dialling();
+    assert_eq!(failed(&counts), Vec::<&String>::new(), "{counts:?}");
+    assert_eq!(counts.keys().collect::<Vec<_>>(), ["b1", "b2", "b3"]);
+}
+
+#[test]
+fn no_connect_fails_during_hundreds_of_changes() {
+    let mut scene = Scene::new(SRV);
+    scene.start_daemon();
+    scene.expect(&["b1", "b2", "b3"]);
+    scene.probe.start_dialling(SERVICE);
+    // nsupdate sends one update after the other.
+    let change = |n: u32| {
+        let backend = n % 3 + 1;
+        format!("update add _users._tcp.example.com 1 SRV 0 {} 800{backend} b.example.com\nsend", n % 100 + 1)
+    };
+    scene.update(&(0..300).map(change).collect::<Vec<_>>().join("\n"));
+    scene.update(&format!("{DELETE}\n{}\n{}", add(1), add(2)));
+    let endpoints = || scene.setup.source().remote.and_then(|remote| remote.endpoints);
+    eventually("the last list", endpoints, |endpoints| *endpoints == Some(2));
+    let counts = scene.probe.stop_dialling();
+    assert_eq!(failed(&counts), Vec::<&String>::new(), "{counts:?}");
+    let lists = scene.setup.source().remote.map_or(0, |remote| remote.lists);
+    assert!(lists < 100, "the server is queried once a second: {lists}");
+}
+
+#[test]
+fn an_answer_may_have_a_thousand_addresses() {
+    let mut scene = Scene::new("{ dns = \"many.example.com\", port = 8009, allow = [\"127.0.0.0/8\"] }");
+    let _all = Backend::start("all", "0.0.0.0:8009");
+    for block in 0..4 {
+        let add = |n: u32| format!("update add many.example.com 1 A 127.1.{block}.{}", n + 1);
+        scene.update(&(0..250).map(add).collect::<Vec<_>>().join("\n"));
+    }
+    scene.start_daemon();
+    let endpoints = || scene.setup.source().remote.and_then(|remote| remote.endpoints);
+    eventually("the list", endpoints, |endpoints| *endpoints == Some(1000));
+    scene.expect(&["all"]);
+}
+
+#[test]
+fn a_first_start_waits_for_the_server_and_a_later_one_does_not() {
+    let mut scene = Scene::new(SRV);
+    scene.named = None;
+    scene.start_daemon();
+    scene.expect_fault("no list so far");
+    let counts = scene.probe.dial_many(SERVICE, 8);
+    assert_eq!(counts.keys().collect::<Vec<_>>(), ["errno-113"]);
+    scene.start_named();
+    scene.expect(&["b1", "b2", "b3"]);
+    let stored = scene.setup.folder.join("state/last-good/users.json");
+    eventually("the list is stored", || stored.exists(), |exists| *exists);
+    scene.daemon.take().expect("it runs").stop();
+    scene.named = None;
+    scene.start_daemon();
+    assert_eq!(scene.probe.dial_many(SERVICE, 64).into_keys().collect::<Vec<_>>(), ["b1", "b2", "b3"]);
+    scene.expect_fault("no list so far");
+}
+
+#[test]
+fn lists_can_be_checked_printed_and_refreshed() {
+    let mut scene = Scene::new(SRV);
+    let (code, text) = scene.run(&["source", "check"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.starts_with("users: dns _users._tcp.example.com (SRV): ok, 3 endpoints in "), "{text}");
+    scene.start_daemon();
+    scene.expect(&["b1", "b2", "b3"]);
+    let (code, dumped) = scene.run(&["source", "dump", "users"]);
+    assert_eq!(code, Some(0), "{dumped}");
+    // The printed list works as an endpoint file.
+    scene.setup.write("dumped.json", &dumped);
+    let config = scene.setup.folder.join("socklb.toml");
+    let text = std::fs::read_to_string(&config).expect("it was written");
+    std::fs::write(&config, text.replace(SRV, "{ file = \"dumped.json\" }")).expect("write");
+    let (code, text) = scene.run(&["check"]);
+    assert_eq!(code, Some(0), "{text}");
+    let (code, text) = scene.run(&["source", "refresh", "users"]);
+    assert_eq!(code, Some(0), "{text}");
+    let (code, text) = scene.run(&["source", "refresh", "mail"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("no client here dials a service mail"), "{text}");
+    scene.named = None;
+    std::fs::write(
+        &config,
+        std::fs::read_to_string(&config).expect("it was written").replace("{ file = \"dumped.json\" }", SRV),
+    )
+    .expect("write");
+    let (code, text) = scene.run(&["source", "check"]);
+    assert_eq!(code, Some(3), "{text}");
+    assert!(text.contains("127.0.0.1:5300"), "{text}");
+}
