@@ -31,7 +31,8 @@ pub use process::examine as examine_process;
 
 use crate::api::{self, Answer};
 use crate::config::{Config, Paths};
-use crate::descriptors;
+use crate::{descriptors, source_check};
+use lb_view::source::CheckedSource;
 use lb_view::status::StatusDocument;
 use lb_view::text::counted;
 
@@ -57,6 +58,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
     probes::examine(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
     interfaces::examine(&mut diagnosis, paths, config.as_ref().ok().copied(), status.as_ref(), features);
     load::examine(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
+    config.as_ref().ok().into_iter().for_each(|config| servers(&mut diagnosis, config));
     open_files(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
     for client in clients(config.as_ref().ok().copied(), status.as_ref()) {
         one_client(&mut diagnosis, paths, &client, features);
@@ -80,6 +82,27 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
             counted(config.clients.len(), "client")
         ),
     );
+}
+
+/// Queries the servers that the configuration names, with the daemon's own settings.
+fn servers(diagnosis: &mut Diagnosis, config: &Config) {
+    let checked = match source_check::check_servers(config) {
+        Ok(checked) => checked,
+        Err(error) => return diagnosis.add("lists", Severity::Warning, format!("{error:#}"), None),
+    };
+    for CheckedSource { service, origin, endpoints, error, notes, took_ms } in checked {
+        let place = format!("{service}: {origin}");
+        match error {
+            Some(error) => diagnosis.add("lists", Severity::Warning, format!("{place}: {error}"), None),
+            None => {
+                let endpoints = counted(endpoints.unwrap_or_default(), "endpoint");
+                diagnosis.ok("lists", format!("{place}: {endpoints} in {took_ms} ms"));
+            }
+        }
+        for note in notes {
+            diagnosis.add("lists", Severity::Note, format!("{place}: {note}"), None);
+        }
+    }
 }
 
 /// Examines whether the running daemon may open as many files as its clients need.

@@ -2,7 +2,6 @@
 //! kernel. For `check` and `explain`.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use thiserror::Error;
 use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::error::CommandFailure;
-use crate::source::{ListOrigin, ListSource, SourceError};
+use crate::source::{ListOrigin, ListSource};
 
 /// The sources of all services whose lists are not in the configuration itself. Services with the
 /// same address and source appear once.
@@ -49,7 +48,7 @@ pub fn assignments(
             let mut assignments = match source.read() {
                 Some(read) => read?.assignments,
                 // A command queries no server: it uses the list that the daemon stored last.
-                None => stored(source)?.unwrap_or_else(|| Assignments::new(EndpointList::default())),
+                None => stored(source).unwrap_or_else(|| Assignments::new(EndpointList::default())),
             };
             assignments.complete(&assignments::consumers(clients, name));
             by_service.insert(name.clone(), assignments);
@@ -58,16 +57,10 @@ pub fn assignments(
     Ok(by_service)
 }
 
-/// The list of a server that the daemon stored last; `None` if none is stored.
-///
-/// # Errors
-/// If the stored list cannot be used.
-pub fn stored(source: &ListSource) -> Result<Option<Assignments>, SourceError> {
-    match source.stored() {
-        Ok(contents) => Ok(Some(contents.assignments)),
-        Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
+/// The list of a server that the daemon stored last; `None` if none is stored, or if this user may
+/// not read it.
+pub fn stored(source: &ListSource) -> Option<Assignments> {
+    Some(source.stored().ok()?.assignments)
 }
 
 /// The list of each service, by name, that a daemon with this configuration used last. For a

@@ -1,6 +1,7 @@
 //! Reads every file and queries every server that a configuration names, for commands that run
 //! without the daemon.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,12 +23,26 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// # Errors
 /// If the kernel refuses a thread or a descriptor.
 pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
+    check_all(controller::sources(config))
+}
+
+/// As [`check`], but reads no files.
+///
+/// # Errors
+/// As for [`check`].
+pub fn check_servers(config: &Config) -> Result<Vec<CheckedSource>> {
+    let mut sources = controller::sources(config);
+    sources.retain(|_, source| source.file().is_none());
+    check_all(sources)
+}
+
+fn check_all(sources: BTreeMap<String, ListSource>) -> Result<Vec<CheckedSource>> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a thread")?;
     let mut checked = runtime.block_on(async {
         let shared = Arc::new(Shared::default());
         let mut checks = JoinSet::new();
-        for (service, source) in controller::sources(config) {
+        for (service, source) in sources {
             checks.spawn(check_one(service, source, Arc::clone(&shared)));
         }
         checks.join_all().await

@@ -262,6 +262,8 @@ fn lists_can_be_checked_printed_and_refreshed() {
     let (code, text) = scene.run(&["source", "check"]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.starts_with("users: dns _users._tcp.example.com (SRV): ok, 3 endpoints in "), "{text}");
+    let (_, text) = scene.run(&["doctor"]);
+    assert!(text.contains("users: dns _users._tcp.example.com (SRV): 3 endpoints in "), "{text}");
     scene.start_daemon();
     scene.expect(&["b1", "b2", "b3"]);
     let (code, dumped) = scene.run(&["source", "dump", "users"]);

@@ -105,10 +105,10 @@ pub fn run(
     notes.extend(ignored);
     for source in sources.iter().filter(|source| source.file().is_none()) {
         let origin = &source.origin;
-        notes.push(match dry_run::stored(source)? {
+        notes.push(match dry_run::stored(source) {
             Some(_) => format!("{origin}: the list that the daemon stored last is checked, not the server's"),
             None => format!(
-                "{origin}: no list is stored, so none is checked; `socklb source check` queries the server"
+                "{origin}: no stored list can be read, so none is checked; `socklb source check` queries the server"
             ),
         });
     }

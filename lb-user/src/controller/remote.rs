@@ -52,7 +52,7 @@ pub struct Shrink {
 }
 
 impl RemoteState {
-    /// Whether the newest answer must be read even if it was read before; queried once per reading.
+    /// Whether the newest answer must be read even if it was read before. Returns `true` once.
     pub fn take_must_read(&mut self) -> bool {
         std::mem::take(&mut self.must_read)
     }
@@ -111,7 +111,11 @@ impl RemoteState {
     /// The substitute that the rules require at this time.
     fn required(&self, rules: &RemoteRules, now: Instant) -> Option<Substitute> {
         let age = |since: Instant| now.saturating_duration_since(since);
+        // A failed query neither proves that there are still no endpoints, nor that there are some.
+        let is_empty =
+            matches!(self.latest.finding, Some(Finding::Empty { .. })) || self.substitute.is_some();
         if rules.on_empty == OnEmpty::Refuse
+            && is_empty
             && self.latest.empty_since.is_some_and(|since| age(since) >= EMPTY_FOR)
         {
             return Some(Substitute::Refuse);

@@ -145,6 +145,10 @@ fn connects_fail_while_a_server_says_for_a_minute_that_there_are_no_endpoints() 
         stage.answer_nothing();
         stage.pass(Duration::from_secs(55));
         assert_eq!(stage.used(), BACKENDS);
+        // A failed query does not confirm that there are no endpoints.
+        stage.fail_query();
+        stage.pass(MINUTE);
+        assert_eq!(stage.used(), BACKENDS);
         stage.answer_nothing();
         stage.pass(Duration::from_secs(70));
         assert_eq!(stage.dial(10), 10);

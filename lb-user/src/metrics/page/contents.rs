@@ -9,6 +9,7 @@ use lb_core::health::Health;
 use lb_kernel::{BackendSnapshot, ServiceSnapshot, Snapshot};
 use lb_view::backend::BackendHealth;
 use lb_view::load::ServiceLoadStatus;
+use lb_view::status::SourceStatus;
 
 use super::{MetricsPage, SeriesValue, Sheet, seconds_of_ns, unix_time};
 use crate::metrics::collect::{ClientMetrics, MapMetrics};
@@ -174,7 +175,8 @@ impl MetricsPage {
         let remotes = || sources().filter_map(|(labels, s)| Some((labels, s.remote.as_ref()?)));
         let endpoints = remotes().filter_map(|(labels, r)| Some((labels, SeriesValue::Whole(r.endpoints?))));
         sheet.family(&f::SOURCE_ENDPOINTS, endpoints)?;
-        sheet.family(&f::SOURCE_EMPTY, remotes().map(|(labels, r)| (labels, r.empty_s.is_some().into())))?;
+        let is_empty = |s: &SourceStatus| s.remote.as_ref().is_some_and(|r| r.empty_s.is_some());
+        sheet.family(&f::SOURCE_EMPTY, sources().map(|(labels, s)| (labels, is_empty(s).into())))?;
         let withheld = remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.withheld)));
         sheet.family(&f::SOURCE_WITHHELD, withheld)?;
         sheet.family(&f::SOURCE_LISTS, remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.lists))))
