@@ -133,7 +133,7 @@ fn r11_neighbouring_programs_are_listed_and_later_rewrites_are_detected() {
     probe.close(dialled.socket);
     look(|| setup.backends("web", "users")[0].clone()).has(|backend| backend.diverted, 1);
     look(|| setup.faults().join("\n")).matches("the fault is reported", |faults| {
-        faults.contains("another program rewrites destinations after ours")
+        faults.contains("another program rewrites destinations after socklb")
     });
     // A flow that goes to its chosen backend is not counted as diverted.
     drop(_thief);
