@@ -66,7 +66,7 @@ fn every_file_is_at_its_place_and_owned_by_root() {
     .map(str::to_owned)
     .into();
     expected.extend(commands(&machine).iter().map(|name| format!("/usr/share/man/man1/socklb-{name}.1.gz")));
-    for command in ["agent", "load"] {
+    for command in ["agent", "load", "source"] {
         let below = listed(&machine.good(&["socklb", command, "--help"]));
         expected.extend(below.iter().map(|name| format!("/usr/share/man/man1/socklb-{command}-{name}.1.gz")));
     }
