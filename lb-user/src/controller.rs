@@ -343,7 +343,7 @@ impl Controller {
             Event::Wakeup => self.wake_up(now),
             Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
             Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
-            Event::Answered(answers) => self.answered(answers, now),
+            Event::Answered(answers) => self.answered(&answers, now),
             Event::LoadsRead(read) => self.apply_stored_loads(read, now),
             Event::Stored(stored) => self.stored(stored, now),
             Event::EnvoyFilesWritten(results) => self.envoy_files_written(results, now),

@@ -332,6 +332,7 @@ mod tests {
         let (last, latest) = results(script).await.pop().unwrap();
         assert!((10.0..10.2).contains(&last) && latest.number == 51, "{last}");
     }
+
     #[tokio::test(start_paused = true)]
     async fn a_refresh_gives_up_a_question_that_waits_for_a_change() {
         let (publish, mut latest) = watch::channel(Latest::default());

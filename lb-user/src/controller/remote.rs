@@ -170,17 +170,16 @@ impl WatchedSource {
 
 impl Controller {
     /// Handles what servers have answered.
-    pub fn answered(&mut self, answers: Vec<(Wanted, Latest)>, now: Instant) {
-        for (wanted, latest) in answers {
-            for watched in self.sources.watched.values_mut() {
-                if watched.source.wanted().as_ref() != Some(&wanted) {
-                    continue;
-                }
-                if latest.number != watched.remote.latest.number {
-                    watched.feed.progress.changed(now);
-                }
-                watched.remote.latest = latest.clone();
+    pub fn answered(&mut self, answers: &[(Wanted, Latest)], now: Instant) {
+        for watched in self.sources.watched.values_mut() {
+            let Some(wanted) = watched.source.wanted() else { continue };
+            let Some((_, latest)) = answers.iter().find(|(answered, _)| *answered == wanted) else {
+                continue;
+            };
+            if latest.number != watched.remote.latest.number {
+                watched.feed.progress.changed(now);
             }
+            watched.remote.latest = latest.clone();
         }
         self.follow_servers(now);
     }

@@ -81,9 +81,14 @@ impl ListReader {
             (None, wanted) => {
                 let wanted = wanted.expect("a list that is in no file comes from a server");
                 let latest = first(self.servers.query(wanted), patience).await;
-                if wants_last_good && source.rules().is_some_and(|rules| rules.limits_shrink) {
-                    // An answer that removes most endpoints of the earlier run is withheld as well.
-                    let stored = self.list(source, &source.last_good, purpose.clone(), patience).await;
+                let is_compared = wants_last_good
+                    && matches!(latest.finding, Some(Finding::List(_)))
+                    && source.rules().is_some_and(|rules| rules.limits_shrink);
+                if is_compared {
+                    // An answer is also compared with the list of the earlier run, which needs no
+                    // assignments for that.
+                    let bare = ListPurpose { consumers: Vec::new(), ..purpose.clone() };
+                    let stored = self.list(source, &source.last_good, bare, patience).await;
                     let base = stored.ok().map(|contents| contents.assignments.shared_list());
                     purpose.guard = base.map(|base| Guard { base, accepted: None });
                 }
