@@ -30,7 +30,7 @@ use lb_host::regular_file;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
-pub use self::shrink::{Guard, Withheld};
+pub use self::shrink::{Guard, PendingRemovals};
 use crate::assignments::Assignments;
 use lb_document::diagnostic::Diagnostics;
 
@@ -200,16 +200,16 @@ impl fmt::Display for ListOrigin {
     }
 }
 
-/// A list in place of a server's list.
+/// What connects do while a server's list is suspended, because the list is stale or empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Substitute {
+pub enum Suspension {
     /// No endpoints: connects fail.
     Refuse,
     /// The service's own address: connects go there unbalanced.
     Pass,
 }
 
-impl Substitute {
+impl Suspension {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Refuse => "refuse",
@@ -325,15 +325,15 @@ impl ListSource {
             assignments: Assignments::new(list),
             notes: notes.into(),
             text: text.into(),
-            withheld: None,
+            pending: None,
         })
     }
 
-    /// The list in place of the server's list. It is not stored.
-    pub fn substitute(&self, substitute: Substitute) -> Contents {
-        let list = match substitute {
-            Substitute::Refuse => EndpointList::default(),
-            Substitute::Pass => {
+    /// The list that is in force while the server's list is suspended. It is not stored.
+    pub fn suspended(&self, suspension: Suspension) -> Contents {
+        let list = match suspension {
+            Suspension::Refuse => EndpointList::default(),
+            Suspension::Pass => {
                 let endpoint = Endpoint {
                     address: self.service,
                     index: 0,
@@ -345,7 +345,7 @@ impl ListSource {
                 EndpointList::new(vec![endpoint], self.service, &[]).expect("a service's address is valid")
             }
         };
-        Contents { assignments: Assignments::new(list), notes: [].into(), text: [].into(), withheld: None }
+        Contents { assignments: Assignments::new(list), notes: [].into(), text: [].into(), pending: None }
     }
 
     /// Refuses the list of a server that has an address that the configuration does not allow.
@@ -368,17 +368,17 @@ pub struct Contents {
     /// The text of the list; empty once it is stored.
     pub text: Arc<[u8]>,
     /// What the server's answer would remove, and does not yet; `None` if the list is the answer.
-    pub withheld: Option<Withheld>,
+    pub pending: Option<PendingRemovals>,
 }
 
 impl Contents {
-    /// Withholds the removal of most endpoints. The list is not stored then, because it is no
+    /// Defers the removal of most endpoints. The list is not stored then, because it is no
     /// answer of the server.
-    pub fn withhold(&mut self, guard: &Guard) {
-        let Some((withheld, joined)) = guard.withhold(self.assignments.list()) else { return };
+    pub fn defer_removals(&mut self, guard: &Guard) {
+        let Some((pending, joined)) = guard.defer_removals(self.assignments.list()) else { return };
         self.assignments = Assignments::new(joined);
         self.text = [].into();
-        self.withheld = Some(withheld);
+        self.pending = Some(pending);
     }
 }
 

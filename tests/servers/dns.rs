@@ -163,8 +163,8 @@ fn srv_records_are_balanced_and_followed() {
     scene.expect(&["b2", "b3", "b4"]);
     // More than half of the endpoints go at once: this waits until the server repeats it.
     scene.update(&format!("{DELETE}\n{}", add(1)));
-    let withheld = || scene.setup.source().remote.map_or(0, |remote| remote.withheld);
-    eventually("the removal is withheld", withheld, |withheld| *withheld == 3);
+    let pending = || scene.setup.source().remote.map_or(0, |remote| remote.pending_removals);
+    eventually("the removal is pending", pending, |pending| *pending == 3);
     let faults = scene.setup.faults();
     assert!(faults.iter().any(|fault| fault.contains("removes 3 endpoints, more than half")), "{faults:?}");
     scene.expect(&["b1"]);

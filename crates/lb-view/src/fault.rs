@@ -231,10 +231,10 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
         faults.push(fault(FaultCode::Source, error.clone()));
     }
     let remote = service.source.as_ref().and_then(|source| source.remote.as_ref());
-    if let Some(RemoteStatus { withheld: withheld @ 1.., origin, .. }) = remote {
+    if let Some(RemoteStatus { pending_removals: pending @ 1.., origin, .. }) = remote {
         let text = format!(
             "the newest list from {origin} removes {}, more than half: they stay in force until the server repeats it after 10 s",
-            counted(*withheld, "endpoint")
+            counted(*pending, "endpoint")
         );
         faults.push(fault(FaultCode::ListShrunk, text));
     }

@@ -436,10 +436,10 @@ pub struct RemoteStatus {
     pub empty_s: Option<u64>,
     /// The number of endpoints that the server's newest list removes, and that stay in force until
     /// the server repeats it.
-    pub withheld: u64,
-    /// What is in force in place of the server's list: `refuse` or `pass`; `None` if it is the
-    /// list.
-    pub substitute: Option<String>,
+    pub pending_removals: u64,
+    /// What connects do while the server's list is suspended: `refuse` or `pass`; `None` if it is
+    /// not suspended.
+    pub suspension: Option<String>,
 }
 
 impl RemoteStatus {

@@ -348,7 +348,7 @@ impl Controller {
                 source: watched.source.clone(),
                 assignments: watched.feed.newest()?.assignments.clone(),
                 guard: watched.guard(),
-                substitute: watched.remote.substitute,
+                suspension: watched.remote.suspension,
             };
             Some((service.clone(), in_force))
         };

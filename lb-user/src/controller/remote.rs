@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::sources::WatchedSource;
 use super::{Controller, Effect};
-use crate::source::{Guard, Substitute, Withheld};
+use crate::source::{Guard, PendingRemovals, Suspension};
 
 /// How long a server must answer that there are no endpoints before `on_empty = "refuse"` acts.
 /// Within a minute, a rolling restart has replaced endpoints.
@@ -26,11 +26,11 @@ pub const SHRINK_AFTER: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub struct RemoteState {
     pub latest: Latest,
-    /// When the server was first queried; the age of a list that no server has confirmed counts
-    /// from here.
+    /// When the source came into use. Until the server confirms a list, the list's age counts from
+    /// this time.
     queried_since: Option<Instant>,
-    /// The list that is in force in place of the server's.
-    pub substitute: Option<Substitute>,
+    /// What connects do while the server's list is suspended; `None` if it is not.
+    pub suspension: Option<Suspension>,
     /// Removals that wait for a repetition.
     pub shrink: Option<Shrink>,
     /// Whether the newest answer must be read even if it was read before.
@@ -41,11 +41,11 @@ pub struct RemoteState {
 
 /// Removals that the server has not repeated yet.
 pub struct Shrink {
-    pub withheld: Withheld,
+    pub pending: PendingRemovals,
     pub since: Instant,
     /// The number of answers when the removals were first seen.
     answers: u64,
-    /// Whether the server was queried to repeat its answer.
+    /// Whether another query was requested, so that the server can repeat the removals.
     is_queried: bool,
     /// Whether the server has repeated the removals.
     is_repeated: bool,
@@ -57,7 +57,7 @@ impl RemoteState {
         std::mem::take(&mut self.must_read)
     }
 
-    /// When the server must be queried to repeat its answer.
+    /// When another query must be requested, so that the server can repeat the removals.
     pub fn due(&self) -> Option<Instant> {
         self.shrink.as_ref().filter(|shrink| !shrink.is_queried).map(|shrink| shrink.since + SHRINK_AFTER)
     }
@@ -69,10 +69,10 @@ impl RemoteState {
             let minutes = age.map_or(0, |age| age.as_secs() / 60);
             if minutes == 0 { String::new() } else { format!(" for {minutes} min") }
         };
-        let next = match self.substitute {
+        let next = match self.suspension {
             None => "the list in force stays",
-            Some(Substitute::Refuse) => "connects fail",
-            Some(Substitute::Pass) => "connects go to the service's own address",
+            Some(Suspension::Refuse) => "connects fail",
+            Some(Suspension::Pass) => "connects go to the service's own address",
         };
         match self.latest.finding.as_ref()? {
             Finding::List(_) => None,
@@ -103,22 +103,22 @@ impl RemoteState {
             lists: self.latest.number,
             next_s: self.latest.next.map(|next| seconds(next.saturating_duration_since(now))),
             empty_s: self.latest.empty_since.map(|since| seconds(now.saturating_duration_since(since))),
-            withheld: self.shrink.as_ref().map_or(0, |shrink| shrink.withheld.removed.len() as u64),
-            substitute: self.substitute.map(|substitute| substitute.name().to_owned()),
+            pending_removals: self.shrink.as_ref().map_or(0, |shrink| shrink.pending.removed.len() as u64),
+            suspension: self.suspension.map(|suspension| suspension.name().to_owned()),
         }
     }
 
-    /// The substitute that the rules require at this time.
-    fn required(&self, rules: &RemoteRules, now: Instant) -> Option<Substitute> {
+    /// The suspension that the rules require at this time.
+    fn required(&self, rules: &RemoteRules, now: Instant) -> Option<Suspension> {
         let age = |since: Instant| now.saturating_duration_since(since);
         // A failed query neither proves that there are still no endpoints, nor that there are some.
         let is_empty =
-            matches!(self.latest.finding, Some(Finding::Empty { .. })) || self.substitute.is_some();
+            matches!(self.latest.finding, Some(Finding::Empty { .. })) || self.suspension.is_some();
         if rules.on_empty == OnEmpty::Refuse
             && is_empty
             && self.latest.empty_since.is_some_and(|since| age(since) >= EMPTY_FOR)
         {
-            return Some(Substitute::Refuse);
+            return Some(Suspension::Refuse);
         }
         let confirmed = self.latest.confirmed.or(self.queried_since)?;
         if age(confirmed) < rules.stale_after? {
@@ -126,8 +126,8 @@ impl RemoteState {
         }
         match rules.on_stale {
             OnStale::Keep => None,
-            OnStale::Pass => Some(Substitute::Pass),
-            OnStale::Refuse => Some(Substitute::Refuse),
+            OnStale::Pass => Some(Suspension::Pass),
+            OnStale::Refuse => Some(Suspension::Refuse),
         }
     }
 }
@@ -135,35 +135,35 @@ impl RemoteState {
 impl WatchedSource {
     /// The list with which the server's next answer is compared.
     pub fn guard(&self) -> Option<Guard> {
-        // A substitute is no list of the server's, so its end removes nothing.
-        if !self.source.rules()?.limits_shrink || self.remote.substitute.is_some() {
+        // The list of a suspension is not the server's, so the end of the suspension removes nothing.
+        if !self.source.rules()?.limits_shrink || self.remote.suspension.is_some() {
             return None;
         }
         let Some(shrink) = &self.remote.shrink else {
             let newest = self.feed.newest()?;
             return Some(Guard { base: newest.assignments.shared_list(), accepted: None });
         };
-        let accepted = shrink.is_repeated.then(|| Arc::clone(&shrink.withheld.removed));
-        Some(Guard { base: Arc::clone(&shrink.withheld.base), accepted })
+        let accepted = shrink.is_repeated.then(|| Arc::clone(&shrink.pending.removed));
+        Some(Guard { base: Arc::clone(&shrink.pending.base), accepted })
     }
 
     /// Notes the removals of an answer that has been read, which do not take force yet.
-    pub fn take_withheld(&mut self, service: &str, withheld: Option<Withheld>, now: Instant) {
-        let Some(withheld) = withheld else {
+    pub fn take_pending(&mut self, service: &str, pending: Option<PendingRemovals>, now: Instant) {
+        let Some(pending) = pending else {
             self.remote.shrink = None;
             return;
         };
         // An answer that removes more repeats the earlier removals, but not its own.
-        let before = self.remote.shrink.take().filter(|shrink| shrink.withheld == withheld);
+        let before = self.remote.shrink.take().filter(|shrink| shrink.pending == pending);
         self.remote.shrink = Some(before.unwrap_or_else(|| {
             warn!(
                 service,
-                removed = withheld.removed.len(),
-                of = withheld.base.as_slice().len(),
+                removed = pending.removed.len(),
+                of = pending.base.as_slice().len(),
                 "the server's answer removes most endpoints; they stay in force until the server repeats the answer after 10 s"
             );
             let answers = self.remote.latest.answers;
-            Shrink { withheld, since: now, answers, is_queried: false, is_repeated: false }
+            Shrink { pending, since: now, answers, is_queried: false, is_repeated: false }
         }));
     }
 }
@@ -191,20 +191,20 @@ impl Controller {
             let remote = &mut watched.remote;
             remote.queried_since.get_or_insert(now);
             let required = remote.required(rules, now);
-            if required != remote.substitute {
+            if required != remote.suspension {
                 match required {
-                    Some(Substitute::Refuse) => {
-                        warn!(service, "the list of the server is given up: connects fail");
+                    Some(Suspension::Refuse) => {
+                        warn!(service, "the server's list is suspended: connects fail");
                     }
-                    Some(Substitute::Pass) => {
+                    Some(Suspension::Pass) => {
                         warn!(
                             service,
-                            "the list of the server is given up: connects go to the service's own address"
+                            "the server's list is suspended: connects go to the service's own address"
                         );
                     }
-                    None => info!(service, "the list of the server is in use again"),
+                    None => info!(service, "the server's list is no longer suspended"),
                 }
-                remote.substitute = required;
+                remote.suspension = required;
                 remote.shrink = None;
                 remote.must_read = true;
                 watched.feed.progress.changed(now);

@@ -21,7 +21,7 @@ use super::{BackgroundWork, Controller};
 use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
 use crate::config::{ClientConfig, Config};
 use crate::source::{
-    Contents, Guard, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, Substitute, directory_of,
+    Contents, Guard, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, Suspension, directory_of,
 };
 
 /// Where the endpoints of all services come from.
@@ -31,7 +31,7 @@ pub struct Sources {
     pub statics: AssignmentsByService,
     /// The files and servers from which lists come, by service name.
     pub watched: BTreeMap<String, WatchedSource>,
-    /// The number of reads of files that have begun.
+    /// The number of reads of lists that have begun.
     pub readings: u64,
     /// Lists and other files that are stored for later starts.
     pub files_to_store: FilesToStore,
@@ -46,18 +46,18 @@ pub struct ListPurpose {
     pub before: Option<Assignments>,
     /// The list with which a server's answer is compared; `None` if every answer takes force.
     pub guard: Option<Guard>,
-    /// The list to use in place of the source's, if there is one.
-    pub substitute: Option<Substitute>,
+    /// What connects do if the server's list is suspended.
+    pub suspension: Option<Suspension>,
 }
 
 /// The result of the first read of a list.
 pub struct FirstRead {
     /// The version that was read.
     pub version: Version<Stamp>,
-    /// The content of the file.
+    /// The content of the list.
     pub result: Result<Contents, SourceError>,
-    /// The last good list that an earlier daemon stored, if the file cannot be used and there is
-    /// one.
+    /// The last good list that an earlier daemon stored, if the source's list cannot be used and
+    /// there is one.
     pub instead: Option<Result<Contents, SourceError>>,
 }
 
@@ -138,13 +138,13 @@ pub fn sources(config: &Config) -> BTreeMap<String, ListSource> {
 }
 
 impl Controller {
-    /// Applies the first read of a file that a configuration names, with complete assignments. At a
-    /// start this happens before anything is attached. If the file cannot be used, the list in
+    /// Applies the first read of a list that a configuration names, with complete assignments. At a
+    /// start this happens before anything is attached. If the list cannot be used, the list in
     /// force stays. If no list is in force, the stored last good list is used. If there is no
     /// stored list either, the kernel's state stays; if the kernel has none, because this is the
     /// first start, connects fail with the service's errno.
     ///
-    /// If the service had a file before, that file's failures and times are retained.
+    /// If the service had a file or a server before, the failures and times are retained.
     pub fn take_reloaded(
         &mut self,
         reading: Reading,
@@ -162,13 +162,13 @@ impl Controller {
         };
         let remote = if is_same_source { remote } else { RemoteState::default() };
         let read =
-            result.as_ref().ok().map(|contents| (Arc::clone(&contents.notes), contents.withheld.clone()));
+            result.as_ref().ok().map(|contents| (Arc::clone(&contents.notes), contents.pending.clone()));
         let (feed, reloaded) = Feed::reload(before, is_same_source, now, begun, version, result);
         let mut watched = WatchedSource { source, feed, notes, remote };
         watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
-        if let Some((notes, withheld)) = read {
+        if let Some((notes, pending)) = read {
             watched.take_notes(&service, &notes);
-            watched.take_withheld(&service, withheld, now);
+            watched.take_pending(&service, pending, now);
         }
         self.sources.watched.insert(service.clone(), watched);
         self.carry_out(&service, reloaded.effect, now);
@@ -271,14 +271,14 @@ impl Controller {
                 // The earlier assignments are passed so that an equal list costs nothing.
                 before: watched.feed.newest().map(|contents| contents.assignments.clone()),
                 guard: watched.guard(),
-                substitute: watched.remote.substitute,
+                suspension: watched.remote.suspension,
             };
             let (service, source) = (service.clone(), watched.source.clone());
             self.effects.push(BackgroundWork::Read { service, source, begun, known, purpose }.into());
         }
     }
 
-    /// Handles the end of a read. `result` is `None` if the file is still the known version.
+    /// Handles the end of a read. `result` is `None` if the list is still the known version.
     pub fn read(
         &mut self,
         service: &str,
@@ -291,7 +291,7 @@ impl Controller {
             self.sources.watched.get_mut(service).expect("the caller checks that the service has a source");
         if let Some(Ok(contents)) = &result {
             watched.take_notes(service, &contents.notes);
-            watched.take_withheld(service, contents.withheld.clone(), now);
+            watched.take_pending(service, contents.pending.clone(), now);
         }
         watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
         let result = result.map(|result| result.map_err(SourceError::into_failure));
@@ -330,8 +330,8 @@ pub struct InForce {
     pub assignments: Assignments,
     /// See [`ListPurpose::guard`].
     pub guard: Option<Guard>,
-    /// See [`ListPurpose::substitute`].
-    pub substitute: Option<Substitute>,
+    /// See [`ListPurpose::suspension`].
+    pub suspension: Option<Suspension>,
 }
 
 /// Completes assignments for these client tasks, reusing results of the earlier assignments if

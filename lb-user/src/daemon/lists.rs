@@ -111,7 +111,7 @@ impl ListReader {
     ) -> Result<Contents, SourceError> {
         let place = source.place();
         let answer = match latest.finding {
-            _ if purpose.substitute.is_some() => None,
+            _ if purpose.suspension.is_some() => None,
             Some(Finding::List(snapshot)) => Some(snapshot),
             Some(Finding::Empty { why }) => return Err(SourceError::Empty { place, why }),
             Some(Finding::Failed(failure)) => return Err(SourceError::Failed { place, failure }),
@@ -120,13 +120,13 @@ impl ListReader {
         let source = source.clone();
         let parse = move |purpose: &ListPurpose| {
             let Some(snapshot) = answer else {
-                let substitute = purpose.substitute.expect("there is an answer or a substitute");
-                return Ok(source.substitute(substitute));
+                let suspension = purpose.suspension.expect("there is an answer or a suspension");
+                return Ok(source.suspended(suspension));
             };
             let mut contents = source.parse(&place, snapshot.text.to_vec())?;
             contents.notes = snapshot.notes.iter().chain(contents.notes.iter()).cloned().collect();
             if let Some(guard) = &purpose.guard {
-                contents.withhold(guard);
+                contents.defer_removals(guard);
             }
             Ok(contents)
         };

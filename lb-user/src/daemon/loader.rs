@@ -104,7 +104,7 @@ impl Loader {
                 consumers,
                 before: before.map(|before| before.assignments.clone()),
                 guard: same.and_then(|same| same.guard.clone()),
-                substitute: same.and_then(|same| same.substitute),
+                suspension: same.and_then(|same| same.suspension),
             };
             readings.spawn(read(self.lists.clone(), service, source, purpose, patience));
         }

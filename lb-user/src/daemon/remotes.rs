@@ -1,4 +1,4 @@
-//! The servers that are requested lists.
+//! The servers that send lists: one provider for each list, however many services use it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub struct Remotes {
 }
 
 impl Remotes {
-    /// Requests these lists from now on, and for no others. Notifies `news`.
+    /// Requests these lists from now on, and no others. Notifies `news`.
     pub fn query_only(&self, wanted: Vec<Wanted>) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|running| wanted.contains(&running.wanted));

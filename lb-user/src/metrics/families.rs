@@ -140,7 +140,7 @@ families! {
         "Endpoints of the newest list that the server has sent; missing for a file, and while the server sends no list.");
     SOURCE_EMPTY = gauge("socklb_source_empty", SERVICE,
         "1 if the server answers that there are no endpoints, else 0; always 0 for a file.");
-    SOURCE_WITHHELD = gauge("socklb_source_withheld_endpoints", SERVICE,
+    SOURCE_PENDING = gauge("socklb_source_pending_removals", SERVICE,
         "Endpoints that the server's newest list removes, and that stay in force until the server repeats it; missing for a file.");
     SOURCE_LISTS = counter("socklb_source_lists", SERVICE,
         "Different answers of the server since the daemon started; missing for a file.");

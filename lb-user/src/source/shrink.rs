@@ -16,7 +16,7 @@ const LEAST: usize = 3;
 /// The list that an answer is compared with.
 #[derive(Clone, Debug)]
 pub struct Guard {
-    /// The list in force, without the additions of answers whose removals are withheld.
+    /// The list in force, without the additions of answers whose removals are pending.
     pub base: Arc<EndpointList>,
     /// The removals that the server has repeated.
     pub accepted: Option<Arc<BTreeSet<SocketAddr>>>,
@@ -24,7 +24,7 @@ pub struct Guard {
 
 /// The removals of an answer that have not taken force yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Withheld {
+pub struct PendingRemovals {
     pub removed: Arc<BTreeSet<SocketAddr>>,
     /// The list from which they would be removed.
     pub base: Arc<EndpointList>,
@@ -33,7 +33,7 @@ pub struct Withheld {
 impl Guard {
     /// What of an answer does not take force yet, and the list that takes force instead: the base
     /// with the answer's changes and additions. `None` if the answer takes force as it is.
-    pub fn withhold(&self, answer: &EndpointList) -> Option<(Withheld, EndpointList)> {
+    pub fn defer_removals(&self, answer: &EndpointList) -> Option<(PendingRemovals, EndpointList)> {
         let gone = self.base.difference(answer).removed;
         if gone.len() < LEAST || gone.len() * 2 <= self.base.as_slice().len() {
             return None;
@@ -45,7 +45,7 @@ impl Guard {
         // If both together are no list, because two endpoints have the same index, or because they
         // are too many, the additions wait as well.
         let joined = answer.joined(gone).unwrap_or_else(|| (*self.base).clone());
-        Some((Withheld { removed: Arc::new(removed), base: Arc::clone(&self.base) }, joined))
+        Some((PendingRemovals { removed: Arc::new(removed), base: Arc::clone(&self.base) }, joined))
     }
 }
 
@@ -74,18 +74,22 @@ mod tests {
     }
 
     #[test]
-    fn only_the_loss_of_more_than_half_and_of_three_endpoints_is_withheld() {
+    fn only_the_loss_of_more_than_half_and_of_three_endpoints_is_deferred() {
         for (base, answer) in [(1..=2, 2..=2), (1..=10, 6..=10), (1..=10, 1..=20), (1..=3, 2..=3)] {
-            assert_eq!(guard(base.clone()).withhold(&list(answer.clone())), None, "{base:?} to {answer:?}");
+            assert_eq!(
+                guard(base.clone()).defer_removals(&list(answer.clone())),
+                None,
+                "{base:?} to {answer:?}"
+            );
         }
         let empty = Guard { base: Arc::default(), accepted: None };
-        assert_eq!(empty.withhold(&list(1..=9)), None);
+        assert_eq!(empty.defer_removals(&list(1..=9)), None);
         for (base, answer) in [(1..=10, 7..=10), (1..=4, 4..=4), (1..=3, 4..=4), (1..=100, 101..=200)] {
-            let (withheld, joined) = guard(base.clone()).withhold(&list(answer.clone())).unwrap();
+            let (pending, joined) = guard(base.clone()).defer_removals(&list(answer.clone())).unwrap();
             let gone: Vec<u8> = base.clone().filter(|last| !answer.contains(last)).collect();
             let removed: BTreeSet<SocketAddr> =
                 gone.iter().map(|last| SocketAddr::from(([10, 0, 0, *last], 80))).collect();
-            assert_eq!((&*withheld.base, &*withheld.removed), (&list(base), &removed));
+            assert_eq!((&*pending.base, &*pending.removed), (&list(base), &removed));
             assert_eq!(joined, list(answer.chain(gone)), "additions take force at once");
         }
     }
@@ -93,11 +97,11 @@ mod tests {
     #[test]
     fn repeated_removals_take_force_and_further_ones_do_not() {
         let mut guard = guard(1..=10);
-        let (withheld, _) = guard.withhold(&list(7..=10)).unwrap();
-        guard.accepted = Some(withheld.removed);
-        assert_eq!(guard.withhold(&list(7..=10)), None);
-        assert_eq!(guard.withhold(&list(7..=20)), None);
-        assert!(guard.withhold(&list(8..=10)).is_some());
+        let (pending, _) = guard.defer_removals(&list(7..=10)).unwrap();
+        guard.accepted = Some(pending.removed);
+        assert_eq!(guard.defer_removals(&list(7..=10)), None);
+        assert_eq!(guard.defer_removals(&list(7..=20)), None);
+        assert!(guard.defer_removals(&list(8..=10)).is_some());
     }
 
     #[test]
@@ -105,7 +109,7 @@ mod tests {
         let moved = list([4]).as_slice()[0].clone();
         let moved = Endpoint { index: 1, ..moved };
         let answer = EndpointList::new(vec![moved], "10.96.0.10:80".parse().unwrap(), &[]).unwrap();
-        let (_, joined) = guard(1..=3).withhold(&answer).unwrap();
+        let (_, joined) = guard(1..=3).defer_removals(&answer).unwrap();
         assert_eq!(joined, list(1..=3));
     }
 }

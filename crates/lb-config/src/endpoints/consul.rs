@@ -133,7 +133,7 @@ pub fn read_instances(
 
 #[derive(Default)]
 struct InstanceReader<'a> {
-    /// The service whose instances Consul was requested, and whether it has an IPv6 address.
+    /// The service whose instances were requested from Consul, and whether it has an IPv6 address.
     /// `None`: the answer is in a file.
     wanted: Option<(&'a str, bool)>,
     /// The service of the instances in a file.

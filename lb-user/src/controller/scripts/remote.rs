@@ -94,7 +94,7 @@ fn the_removal_of_most_endpoints_waits_until_the_server_repeats_it() {
         assert_eq!(stage.used(), four);
         stage.answer(&["10.0.0.4:80", "10.0.0.5:80"]);
         assert_eq!(stage.used(), ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80", "10.0.0.5:80"]);
-        assert_eq!(stage.remote().withheld, 3);
+        assert_eq!(stage.remote().pending_removals, 3);
         assert!(stage.status().faults.iter().any(|fault| fault.code == FaultCode::ListShrunk));
         // Without another answer, the removals never take force.
         stage.pass(2 * MINUTE);
@@ -102,7 +102,7 @@ fn the_removal_of_most_endpoints_waits_until_the_server_repeats_it() {
         stage.answer(&["10.0.0.4:80", "10.0.0.5:80"]);
         stage.pass(MINUTE);
         assert_eq!(stage.used(), ["10.0.0.4:80", "10.0.0.5:80"]);
-        assert_eq!(stage.remote().withheld, 0);
+        assert_eq!(stage.remote().pending_removals, 0);
     });
 }
 
@@ -123,7 +123,7 @@ fn a_server_that_repeats_a_removal_too_early_has_not_repeated_it() {
         stage.pass(Duration::from_secs(5));
         stage.answer(&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"]);
         stage.pass(MINUTE);
-        assert_eq!((stage.used().len(), stage.remote().withheld), (4, 0));
+        assert_eq!((stage.used().len(), stage.remote().pending_removals), (4, 0));
     });
 }
 

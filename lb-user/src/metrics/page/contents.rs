@@ -177,8 +177,8 @@ impl MetricsPage {
         sheet.family(&f::SOURCE_ENDPOINTS, endpoints)?;
         let is_empty = |s: &SourceStatus| s.remote.as_ref().is_some_and(|r| r.empty_s.is_some());
         sheet.family(&f::SOURCE_EMPTY, sources().map(|(labels, s)| (labels, is_empty(s).into())))?;
-        let withheld = remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.withheld)));
-        sheet.family(&f::SOURCE_WITHHELD, withheld)?;
+        let pending = remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.pending_removals)));
+        sheet.family(&f::SOURCE_PENDING, pending)?;
         sheet.family(&f::SOURCE_LISTS, remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.lists))))
     }
 

@@ -130,8 +130,8 @@ fn client() -> ClientMetrics {
             lists: 1,
             next_s: Some(3),
             empty_s: None,
-            withheld: 0,
-            substitute: None,
+            pending_removals: 0,
+            suspension: None,
         }),
     };
     let service = ServiceSnapshot {
