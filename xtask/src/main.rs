@@ -29,6 +29,8 @@ mod kernels;
 
 mod prometheus;
 
+mod optional;
+
 mod consul;
 
 mod envoy;
@@ -119,8 +121,8 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Kernels(options) => kernels::run(&options),
         Command::Prometheus => prometheus::run(),
-        Command::Consul => consul::run(),
-        Command::Envoy => envoy::run(),
+        Command::Consul => consul::CONSUL.run(),
+        Command::Envoy => envoy::ENVOY.run(),
         Command::Bench(options) => bench::run(&options),
         Command::Soak(options) => soak::run(&options),
         Command::Inject(options) => inject::run(&options),

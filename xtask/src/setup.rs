@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, describe, output, target};
+use crate::consul::CONSUL;
+use crate::envoy::ENVOY;
+use crate::prometheus;
 use crate::toolchain::{self, LINKER_VERSION, LLVM, tool, tools};
-use crate::{consul, envoy, prometheus};
 
 /// `cargo xtask setup`
 #[derive(Debug, clap::Args)]
@@ -174,13 +176,13 @@ fn missing(licences: bool) -> Vec<Missing> {
         let what = "prometheus (scrapes the daemon in tests; unpacked, not installed)".to_owned();
         missing.push(Missing { what, commands: vec![fetch] });
     }
-    if !consul::is_settled() {
+    if !CONSUL.is_settled() {
         let mut fetch = cargo();
         fetch.args(["xtask", "consul"]);
         let what = "consul (endpoint lists come from it in tests; unpacked, not installed)".to_owned();
         missing.push(Missing { what, commands: vec![fetch] });
     }
-    if !envoy::is_settled() {
+    if !ENVOY.is_settled() {
         let mut fetch = cargo();
         fetch.args(["xtask", "envoy"]);
         let what = "envoy (reads the daemon's files in a test; unpacked, not installed)".to_owned();

@@ -46,7 +46,10 @@ const EDGES: [(&str, Allowed); 23] = [
     // Reads the files that both the planner and the daemon read.
     ("lb-config", Allowed::Ours(&["lb-common", "lb-core", "lb-document", "lb-report"])),
     // Requests lists from servers. The lists are text, which `lb-config` reads.
-    ("lb-discovery", Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-document", "lb-host"])),
+    (
+        "lb-discovery",
+        Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-document", "lb-host", "lb-http"]),
+    ),
     // The agent runs beside backends. It makes a kernel program answer in its place (`lb-kernel`),
     // and prints its status as a table like the daemon's (`lb-view`).
     (
