@@ -10,7 +10,6 @@ use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http_body_util::Empty;
@@ -20,7 +19,8 @@ use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, USER_A
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use lb_document::diagnostic::{chain, quote};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use lb_http::Limited;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -221,41 +221,6 @@ fn failure(question: &str, error: &AnyError, most: usize) -> Failure {
 
 fn too_large(question: &str, most: usize) -> Failure {
     Failure::TooLarge(format!("{question}: the answer exceeds {most} bytes"))
-}
-
-/// A stream that fails when more than `left` bytes have been read. So nothing that a server sends
-/// is without an end: heads, informational answers, the framing of a body, trailers.
-struct Limited<S> {
-    stream: S,
-    left: usize,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Limited<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = into.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
-        let read = into.filled().len() - before;
-        self.left = self.left.checked_sub(read).ok_or(io::ErrorKind::FileTooLarge)?;
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }
 
 #[cfg(test)]

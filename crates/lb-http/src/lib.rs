@@ -11,6 +11,8 @@ mod connection;
 
 mod document;
 
+mod limited;
+
 pub mod peer;
 
 pub mod probe;
@@ -29,6 +31,8 @@ use tracing::{info, warn};
 
 pub use connection::answer;
 pub use document::{CompressedDocument, ContentCoding, DocumentWriter, accepts_gzip, pending, respond};
+
+pub use self::limited::Limited;
 
 use self::connection::ConnectionActivity;
 use self::peer::PeerCredentials;

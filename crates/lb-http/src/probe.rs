@@ -5,10 +5,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
 
 use axum::http::header::{CONNECTION, HOST, LOCATION, USER_AGENT};
 use axum::http::{Request, StatusCode};
@@ -16,9 +14,10 @@ use http_body_util::Empty;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
+
+use crate::Limited;
 
 /// Maximum number of bytes that are read until the head of the answer is complete. Informational
 /// answers before the answer are included.
@@ -56,40 +55,6 @@ impl From<hyper::Error> for ProbeError {
         let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<io::Error>());
         let is_over = source.is_some_and(|source| source.kind() == io::ErrorKind::FileTooLarge);
         if is_over || error.is_parse_too_large() { Self::LongHead } else { Self::NoAnswer(error) }
-    }
-}
-
-/// A connection that fails when more than `left` bytes have been read.
-struct Limited {
-    stream: TcpStream,
-    left: usize,
-}
-
-impl AsyncRead for Limited {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = into.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
-        let read = into.filled().len() - before;
-        self.left = self.left.checked_sub(read).ok_or(io::ErrorKind::FileTooLarge)?;
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Limited {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
