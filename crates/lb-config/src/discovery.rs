@@ -294,13 +294,13 @@ pub fn read_consul(
     report: &mut DiagnosticCollector<'_>,
 ) -> ConsulSettings {
     let table = root.table(&consul::SECTION, report);
-    let file = |key: &ConfigKey<PathText>, report: &mut DiagnosticCollector<'_>| {
-        key.take_written(&table, report).flatten().map(|path| directory.join(&*path))
-    };
     let address = consul::ADDRESS.take_or_default(&table, report);
-    let token = file(&consul::TOKEN, report);
-    let ca = file(&consul::CA, report);
-    let pair = (file(&consul::CERTIFICATE, report), file(&consul::KEY, report));
+    let token = file(&consul::TOKEN, &table, directory, report);
+    let ca = file(&consul::CA, &table, directory, report);
+    let pair = (
+        file(&consul::CERTIFICATE, &table, directory, report),
+        file(&consul::KEY, &table, directory, report),
+    );
     let server_name = consul::SERVER_NAME.take_written(&table, report).flatten();
     let tls = read_tls(&table, ca, pair, server_name, report);
     ConsulSettings { address, token, tls }
@@ -318,14 +318,14 @@ pub fn read_kubernetes(
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<KubernetesSettings> {
     let table = root.table(&kubernetes::SECTION, report);
-    let file = |key: &ConfigKey<PathText>, report: &mut DiagnosticCollector<'_>| {
-        key.take_written(&table, report).flatten().map(|path| directory.join(&*path))
-    };
     // A faulty value is reported, and must not also count as missing.
     let written = kubernetes::SERVER.take_written(&table, report).unwrap_or_else(|| Some(HTTP.to_owned()));
-    let token = file(&kubernetes::TOKEN, report);
-    let ca = file(&kubernetes::CA, report);
-    let pair = (file(&kubernetes::CERTIFICATE, report), file(&kubernetes::KEY, report));
+    let token = file(&kubernetes::TOKEN, &table, directory, report);
+    let ca = file(&kubernetes::CA, &table, directory, report);
+    let pair = (
+        file(&kubernetes::CERTIFICATE, &table, directory, report),
+        file(&kubernetes::KEY, &table, directory, report),
+    );
     let server_name = kubernetes::SERVER_NAME.take_written(&table, report).flatten();
     let Some(server) = written else {
         let host = env.variable("KUBERNETES_SERVICE_HOST")?;
@@ -334,11 +334,8 @@ pub fn read_kubernetes(
         let server = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let token = Some(token.unwrap_or_else(|| POD_TOKEN.into()));
         let ca = Some(ca.unwrap_or_else(|| POD_CA.into()));
-        return Some(KubernetesSettings {
-            server,
-            token,
-            tls: read_tls(&table, ca, pair, server_name, report),
-        });
+        let tls = read_tls(&table, ca, pair, server_name, report);
+        return Some(KubernetesSettings { server, token, tls });
     };
     let host = server.strip_prefix(HTTPS);
     if host.is_some() && ca.is_none() {
@@ -356,6 +353,16 @@ const HTTP: &str = "http://";
 
 /// A key whose value is a path.
 type PathText = Text<Cow<'static, str>>;
+
+/// The file that a key names, relative to the directory of the configuration.
+fn file(
+    key: &ConfigKey<PathText>,
+    table: &Table<'_>,
+    directory: &Path,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<PathBuf> {
+    key.take_written(table, report).flatten().map(|path| directory.join(&*path))
+}
 
 /// Reads the keys of TLS. Without `ca` there is no TLS, and the other keys have no effect.
 fn read_tls(
