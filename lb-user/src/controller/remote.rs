@@ -135,7 +135,8 @@ impl RemoteState {
 impl WatchedSource {
     /// The list with which the server's next answer is compared.
     pub fn guard(&self) -> Option<Guard> {
-        // The list of a suspension is not the server's, so the end of the suspension removes nothing.
+        // The list of a suspension is not the server's, so the end of the suspension removes
+        // nothing.
         if !self.source.rules()?.limits_shrink || self.remote.suspension.is_some() {
             return None;
         }
