@@ -37,9 +37,6 @@ impl Options {
 /// Version of the checker of licences and bans (cargo-deny).
 const DENY_VERSION: &str = "0.20.2";
 
-/// Version of the program that writes the Debian package (cargo-deb).
-const DEB_VERSION: &str = "3.8.0";
-
 /// Debian packages, each with one of its files that socklb needs, and the purpose.
 const PACKAGES: [(&str, &str, &str); 22] = [
     ("gcc", "/usr/bin/gcc", "compiles the cryptography of TLS, in the crate ring"),
@@ -52,7 +49,7 @@ const PACKAGES: [(&str, &str, &str); 22] = [
     ("libpolly-22-dev", "/usr/lib/llvm-22/lib/libPolly.a", "likewise"),
     ("bpftool", "/usr/sbin/bpftool", "reads maps in tests"),
     ("iproute2", "/usr/bin/ip", "connects network namespaces in tests"),
-    ("dpkg-dev", "/usr/bin/dpkg-shlibdeps", "tells which libraries the package depends on"),
+    ("dpkg-dev", "/usr/bin/dpkg-shlibdeps", "describes the Debian package and the libraries that it needs"),
     (
         "systemd",
         "/usr/bin/systemd-analyze",
@@ -166,10 +163,6 @@ fn missing(licences: bool) -> Vec<Missing> {
         let what = format!("cargo-deny {DENY_VERSION} (checks licences; about a minute)");
         missing.push(Missing { what, commands: vec![cargo_install("cargo-deny", DENY_VERSION)] });
     }
-    if !has_version("cargo-deb", DEB_VERSION) {
-        let what = format!("cargo-deb {DEB_VERSION} (writes the Debian package; about a minute)");
-        missing.push(Missing { what, commands: vec![cargo_install("cargo-deb", DEB_VERSION)] });
-    }
     if !prometheus::is_there() {
         let mut fetch = cargo();
         fetch.args(["xtask", "prometheus"]);
@@ -241,8 +234,8 @@ fn has_version(name: &str, version: &str) -> bool {
     output(Command::new(tool(name)).arg("--version")).is_ok_and(|text| text.contains(version))
 }
 
-/// The command that installs a tool. The build is not optimized: each tool runs only for seconds,
-/// and an optimized build of all three takes six minutes instead of three.
+/// The command that installs a tool. The build is not optimized, because each tool runs only for
+/// seconds.
 fn cargo_install(name: &str, version: &str) -> Command {
     let mut install = Command::new("cargo");
     install.args(["install", name, "--version", version, "--locked", "--debug", "--root"]).arg(tools());
