@@ -13,8 +13,8 @@ use lb_core::cursor::start;
 use lb_core::reports::ReportedLoad;
 use lb_core::schedule::apportion;
 
-use crate::host::{Host, NOW, cpu_at, rules};
-use crate::weighted;
+use super::host::{Host, NOW, cpu_at, rules};
+use super::weighted;
 
 /// R16: each client used only its own knowledge for balancing, and began with the first backend
 /// (kubernetes#79213: all nodes' round robin and least-connection schedulers pick the same backend

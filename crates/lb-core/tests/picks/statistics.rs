@@ -4,8 +4,8 @@
 use lb_common::abi::Policy;
 use lb_common::pick::pick;
 
-use crate::host::{Cpu, Host, NOW, cpu_at, rules};
-use crate::weighted;
+use super::host::{Cpu, Host, NOW, cpu_at, rules};
+use super::weighted;
 
 /// How often each slot is picked among `picks` picks, if no flow remains open.
 fn counts(host: &Host, policy: Policy, cpu: &Cpu, picks: u32) -> Vec<u32> {
@@ -140,7 +140,7 @@ fn open_flows_are_spread_within_each_policys_bound() {
             assert!(host.connect(&cpu, rules(policy)).slot < 100);
         }
         let length = f64::from(u32::try_from(host.entries.len()).expect("small"));
-        let above = |(backend, share): (&crate::host::Backend, &u32)| {
+        let above = |(backend, share): (&super::host::Backend, &u32)| {
             f64::from(backend.flows) - f64::from(flows) * f64::from(*share) / length
         };
         host.backends.iter().zip(&host.shares).map(above).fold(0.0, f64::max)
