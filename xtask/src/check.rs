@@ -4,24 +4,31 @@
 use anyhow::Result;
 
 use crate::command::{cargo, root, run as run_command};
+use crate::test::suite_cargo;
 use crate::toolchain::{ebpf_cargo, tool};
 
 /// `cargo xtask check`.
 pub fn run() -> Result<()> {
-    code()?;
+    host()?;
     docs()?;
+    kernel()?;
     licences()?;
     println!("check: good");
     Ok(())
 }
 
-/// Checks format and lints.
-pub fn code() -> Result<()> {
+/// Checks the format of all code, and the lints of the host's. Needs only the stable toolchain.
+pub fn host() -> Result<()> {
     run_command(cargo().args(["fmt", "--all", "--check"]))?;
     run_command(cargo().args(["fmt", "--manifest-path", "lb-ebpf/Cargo.toml", "--check"]))?;
     // The feature adds the benchmarks of decisions, which no other command compiles.
     let scope = ["--workspace", "--all-targets", "--features", "lb-bench/decisions"];
-    run_command(cargo().args(["clippy", "--locked"]).args(scope).args(["--", "--deny", "warnings"]))?;
+    // The profile is that of the tests, so that both compile macros and build scripts only once.
+    run_command(suite_cargo("clippy")?.args(scope).args(["--", "--deny", "warnings"]))
+}
+
+/// Checks the lints of the kernel programs.
+pub fn kernel() -> Result<()> {
     // Clippy has a target folder of its own, because its artefacts differ from the compiler's.
     run_command(ebpf_cargo("clippy").args(["--release", "--bins", "--", "--deny", "warnings"]))
 }
@@ -29,8 +36,8 @@ pub fn code() -> Result<()> {
 /// Builds the documentation of the code, and fails if there are warnings.
 pub fn docs() -> Result<()> {
     run_command(
-        cargo()
-            .args(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"])
+        suite_cargo("doc")?
+            .args(["--workspace", "--no-deps", "--document-private-items"])
             .env("RUSTDOCFLAGS", "--deny warnings"),
     )
 }

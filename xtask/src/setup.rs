@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, describe, output, target};
+use crate::command::{self, describe, output, target};
 use crate::consul::CONSUL;
 use crate::envoy::ENVOY;
 use crate::prometheus;
@@ -126,8 +126,20 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Installs the components of the stable toolchain with which a run checks the host's code while
+/// [`run`] installs the rest.
+pub fn install_components() -> Result<()> {
+    for mut one in missing_components() {
+        println!("missing: {}", one.what);
+        for command in &mut one.commands {
+            command::run(command).with_context(|| format!("cannot install {}", one.what))?;
+        }
+    }
+    Ok(())
+}
+
 fn missing(licences: bool) -> Vec<Missing> {
-    let mut missing = Vec::new();
+    let mut missing = missing_components();
     let packages: Vec<_> = PACKAGES.iter().filter(|(name, file, _)| !is_installed(name, file)).collect();
     if !packages.is_empty() {
         let mut update = apt_get();
@@ -140,15 +152,6 @@ fn missing(licences: bool) -> Vec<Missing> {
         let what: Vec<String> = packages.iter().map(|(name, _, what)| format!("{name} ({what})")).collect();
         missing
             .push(Missing { what: format!("packages {}", what.join(", ")), commands: vec![update, install] });
-    }
-    for component in ["rustfmt", "clippy"] {
-        let name = if component == "clippy" { "cargo-clippy" } else { component };
-        if output(Command::new(name).arg("--version")).is_err() {
-            let mut add = Command::new("rustup");
-            add.args(["component", "add", component]);
-            missing
-                .push(Missing { what: format!("{component} of the stable toolchain"), commands: vec![add] });
-        }
     }
     if !has_version("bpf-linker", LINKER_VERSION) {
         let mut install = cargo_install("bpf-linker", LINKER_VERSION);
@@ -163,23 +166,33 @@ fn missing(licences: bool) -> Vec<Missing> {
         let what = format!("cargo-deny {DENY_VERSION} (checks licences; about a minute)");
         missing.push(Missing { what, commands: vec![cargo_install("cargo-deny", DENY_VERSION)] });
     }
-    if !prometheus::is_there() {
-        let mut fetch = cargo();
-        fetch.args(["xtask", "prometheus"]);
-        let what = "prometheus (scrapes the daemon in tests; unpacked, not installed)".to_owned();
-        missing.push(Missing { what, commands: vec![fetch] });
+    let programs = [
+        (prometheus::is_there(), "prometheus", "scrapes the daemon in tests"),
+        (CONSUL.is_settled(), "consul", "endpoint lists come from it in tests"),
+        (ENVOY.is_settled(), "envoy", "reads the daemon's files in a test"),
+    ];
+    for (_, name, purpose) in programs.into_iter().filter(|(is_there, ..)| !is_there) {
+        // Not `cargo xtask`, which would wait for the check that runs at the same time.
+        let mut fetch = Command::new(std::env::current_exe().expect("the path of the running program"));
+        fetch.arg(name);
+        missing.push(Missing {
+            what: format!("{name} ({purpose}; unpacked, not installed)"),
+            commands: vec![fetch],
+        });
     }
-    if !CONSUL.is_settled() {
-        let mut fetch = cargo();
-        fetch.args(["xtask", "consul"]);
-        let what = "consul (endpoint lists come from it in tests; unpacked, not installed)".to_owned();
-        missing.push(Missing { what, commands: vec![fetch] });
-    }
-    if !ENVOY.is_settled() {
-        let mut fetch = cargo();
-        fetch.args(["xtask", "envoy"]);
-        let what = "envoy (reads the daemon's files in a test; unpacked, not installed)".to_owned();
-        missing.push(Missing { what, commands: vec![fetch] });
+    missing
+}
+
+fn missing_components() -> Vec<Missing> {
+    let mut missing = Vec::new();
+    for component in ["rustfmt", "clippy"] {
+        let name = if component == "clippy" { "cargo-clippy" } else { component };
+        if output(Command::new(name).arg("--version")).is_err() {
+            let mut add = Command::new("rustup");
+            add.args(["component", "add", component]);
+            missing
+                .push(Missing { what: format!("{component} of the stable toolchain"), commands: vec![add] });
+        }
     }
     missing
 }

@@ -131,40 +131,52 @@ impl<'o> Suite<'o> {
     }
 
     fn every_tier(&mut self) -> Result<()> {
-        self.step("set-up", Self::set_up)?;
-        self.step("check", Self::check)?;
-        self.step("tidy", |_| tidy::run())?;
-        let built = self.step("build", |_| build::build(What::Everything))?;
+        let built = self.prepare()?;
         for tier in Tier::ALL {
             self.tier(tier, &built, &[])?;
         }
         Ok(())
     }
 
-    /// Installs tools, and downloads the crates and kernels that the run needs. The steps after
-    /// this one need no network.
-    fn set_up(&mut self) -> Result<()> {
-        setup::run(&setup::Options::install(!self.skips(Part::Licences)?))?;
-        for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {
-            run_command(cargo().args(["fetch", "--locked", "--manifest-path", manifest]))?;
-        }
-        if self.skips(Part::Guests)? { kernels::oldest().map(drop) } else { kernels::all(None).map(drop) }
+    /// Sets up, and at the same time checks and builds what needs only the stable toolchain. On a
+    /// new machine, set-up takes minutes, and mostly waits for disks and the network.
+    fn prepare(&mut self) -> Result<Built> {
+        setup::install_components()?;
+        let (licences, guests) = (!self.skips(Part::Licences)?, !self.skips(Part::Guests)?);
+        let built = std::thread::scope(|scope| {
+            let set_up = scope.spawn(move || {
+                let began = Instant::now();
+                set_up(licences, guests)
+                    .and_then(|()| check::kernel())
+                    .inspect_err(|error| eprintln!("set-up: {error:#}; the run fails after the build"))?;
+                anyhow::Ok(began.elapsed().as_secs_f64())
+            });
+            let built = self.check_and_build()?;
+            let seconds = set_up.join().expect("set-up does not panic")?;
+            self.steps.push(("beside these set-up and check of kernel programs", seconds));
+            anyhow::Ok(built)
+        })?;
+        self.unless_passed(Part::Licences, check::licences)?;
+        Ok(built)
     }
 
-    /// Runs the lints. Runs the checks of documentation and licences only if their inputs have
-    /// changed.
-    fn check(&mut self) -> Result<()> {
-        check::code()?;
-        for (part, check) in
-            [(Part::Docs, check::docs as fn() -> Result<()>), (Part::Licences, check::licences)]
-        {
-            if self.relies_on(part)? {
-                continue;
-            }
-            check()?;
-            self.passed.note(part)?;
+    fn check_and_build(&mut self) -> Result<Built> {
+        self.step("check", |suite| {
+            check::host()?;
+            suite.unless_passed(Part::Docs, check::docs)
+        })?;
+        self.step("tidy", |_| tidy::run())?;
+        self.step("build", |_| build::build(What::Everything))
+    }
+
+    /// Runs a check, and records that it has passed. If it has passed with the same inputs, skips
+    /// it.
+    fn unless_passed(&mut self, part: Part, check: fn() -> Result<()>) -> Result<()> {
+        if self.relies_on(part)? {
+            return Ok(());
         }
-        Ok(())
+        check()?;
+        self.passed.note(part)
     }
 
     /// Whether the run may skip a part, because the part has passed with its current inputs.
@@ -410,6 +422,16 @@ impl<'o> Suite<'o> {
         println!("{passed} passed, {failed} failed, {} skipped", sum(|summary| summary.skipped.len()));
         Ok(())
     }
+}
+
+/// Installs tools, and downloads the crates and kernels that the run needs. The tiers need no
+/// network.
+fn set_up(licences: bool, guests: bool) -> Result<()> {
+    setup::run(&setup::Options::install(licences))?;
+    for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {
+        run_command(cargo().args(["fetch", "--locked", "--manifest-path", manifest]))?;
+    }
+    if guests { kernels::all(None).map(drop) } else { kernels::oldest().map(drop) }
 }
 
 #[cfg(test)]
