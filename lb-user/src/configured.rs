@@ -132,10 +132,12 @@ fn load_keys(ControlRules { law, mode, .. }: ControlRules) -> Keys {
 
 fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
     // The other fields follow from the probe, which has its own keys.
-    let HealthRules { panic_threshold, replace_after, first_look: _, heeds_reports: _ } = health;
+    let HealthRules { panic_threshold, replace_after, drain_fallback, first_look: _, heeds_reports: _ } =
+        health;
     let mut all = keys([
         ("health.panic_threshold", panic_threshold.to_string()),
         ("health.replace_after", in_units(replace_after)),
+        ("health.drain_fallback", drain_fallback.to_string()),
         ("health.probe", or_none(probe.map(ProbeConfig::name))),
     ]);
     let Some(ProbeConfig { kind, port, interval }) = probe else { return all };
@@ -400,6 +402,7 @@ mod tests {
                 "ejection.hangs = true",
                 "ejection.max = 5m",
                 "error_decay = 5s",
+                "health.drain_fallback = false",
                 "health.panic_threshold = 50",
                 "health.probe = none",
                 "health.replace_after = 10s",

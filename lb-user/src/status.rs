@@ -300,6 +300,7 @@ pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
         HealthReason::ReportDown => Some("report: down"),
         HealthReason::ListDown => Some("list: down"),
         HealthReason::ListWeight => Some("list: weight 0"),
+        HealthReason::Operator => Some("operator: drain"),
     };
     let who = by.map(|(who, _)| who).or((reason == HealthReason::Unproven).then_some(Who::Probe));
     let stated = (health, who, text.map(str::to_owned));

@@ -5,7 +5,7 @@ use lb_core::service::{HealthRules, Protocol};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 
-use super::keys::health::{PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
+use super::keys::health::{DRAIN_FALLBACK, PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
 use super::keys::service::HEALTH;
 use super::probe::{self, Around, ProbeConfig, ProbeKind};
 
@@ -21,6 +21,7 @@ pub fn read(
     let keys = item.table(&SECTION, report)?;
     let panic_threshold = PANIC_THRESHOLD.take(&keys, report);
     let replace_after = REPLACE_AFTER.take(&keys, report);
+    let drain_fallback = DRAIN_FALLBACK.take(&keys, report);
     let probe = probe::read(&keys, protocol, around, report);
     // The key's row limits the value to a byte.
     let panic_threshold = u8::try_from(panic_threshold?).unwrap_or(u8::MAX);
@@ -30,7 +31,8 @@ pub fn read(
         ProbeKind::Report { .. } => None,
     });
     let heeds_reports = probe.as_ref().is_some_and(ProbeConfig::is_by_report);
-    let rules = HealthRules { panic_threshold, replace_after: replace_after?, first_look, heeds_reports };
+    let (replace_after, drain_fallback) = (replace_after?, drain_fallback?);
+    let rules = HealthRules { panic_threshold, replace_after, first_look, heeds_reports, drain_fallback };
     Some((rules, probe))
 }
 
@@ -57,6 +59,7 @@ mod tests {
             health("health = { panic_threshold = 100 }"),
             HealthRules { panic_threshold: 100, ..default }
         );
+        assert!(health("health = { drain_fallback = true }").drain_fallback);
         assert_eq!(health("protocol = 'udp'\nhealth = { panic_threshold = 30 }").panic_threshold, 30);
     }
 
@@ -71,7 +74,7 @@ mod tests {
             ),
             (
                 "health = { panic = 5 }",
-                "8:12: unknown key \"panic\" in health (known keys: panic_threshold, replace_after, probe, port, path, interval, \
+                "8:12: unknown key \"panic\" in health (known keys: panic_threshold, replace_after, drain_fallback, probe, port, path, interval, \
                  idle_interval, timeout, rise, fall, key)",
             ),
         ];

@@ -181,6 +181,8 @@ section! {
     REPLACE_AFTER "replace_after": Time(Duration::from_secs(1)..=Duration::from_hours(24)),
         Is(Duration::from_secs(10)),
         "if a member is unavailable for this time, the next endpoint in the task's order replaces it";
+    DRAIN_FALLBACK "drain_fallback": Boolean(), Is(false),
+        "whether connects choose backends that an operator has drained (`socklb drain`) if a task has no others. `false`: such connects fail";
     PROBE "probe": Keyword<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
         "how the daemon checks backends. `report`: it requests reports from their agents ([reports.md](reports.md)). `tcp`: it connects. \
          `http`: it requests `path`. [health.md](../design/health.md) has the effects of failed probes. Without probes, only the connects of \
@@ -417,8 +419,8 @@ section! {
      may read the status";
 
     GROUP "group": Text<String>(&["socklb-admin", "4711"], group), Means("none"),
-        "a group whose members, like root and the daemon's user, may end ejections (`socklb readmit`) and control weights that follow load \
-         (`socklb load freeze`). A daemon that runs as root gives its socket to this group. Fixed while the daemon runs";
+        "a group whose members, like root and the daemon's user, may end ejections (`socklb readmit`), control weights that follow load \
+         (`socklb load freeze`), and drain or weigh backends (`socklb drain`, `socklb weight`). A daemon that runs as root gives its socket to this group. Fixed while the daemon runs";
 }
 
 /// The number of flows that may be open for each backend of a subset whose size follows load, in

@@ -66,6 +66,9 @@ pub enum Fact {
     /// The factors by which the structural weights of the members of the service at this position
     /// are multiplied. Replaces the earlier factors.
     Factors(usize, Factors),
+    /// The factors that operators have set for members of the service at this position. They
+    /// multiply the others, and replace the earlier factors of operators.
+    OperatorWeights(usize, Factors),
     /// Services with recently established connections to a backend that is not ejected. Replaces
     /// the earlier set. If this host reaches one backend, the host is not the reason why other
     /// backends are unreachable.
@@ -126,6 +129,7 @@ struct ServiceState<T> {
     /// `None` until the first [`Fact::Reports`].
     reports: Option<ReportIdMap>,
     factors: Factors,
+    operator_weights: Factors,
 }
 
 #[derive(Clone, Debug)]
@@ -191,6 +195,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 fresh_until: None,
                 reports: None,
                 factors: Factors::default(),
+                operator_weights: Factors::default(),
             });
         }
         let standings = adopted_standings(&states, &adopted, now);
@@ -240,7 +245,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 // contain the reason of a verdict.
                 Ok(is_news)
             }
-            Fact::Factors(position, factors) => Ok(self.weigh(position, factors)),
+            Fact::Factors(position, factors) => {
+                self.services[position].factors = factors;
+                Ok(self.weigh(position))
+            }
+            Fact::OperatorWeights(position, factors) => {
+                self.services[position].operator_weights = factors;
+                Ok(self.weigh(position))
+            }
             Fact::Serving(services) => {
                 let before = std::mem::replace(&mut self.serving, services);
                 let changed: BTreeSet<ServiceIndex> =
@@ -331,7 +343,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             if endpoints.get(known.address).is_none() {
                 // Another backend may have this address later.
                 standing.unprove();
-                forgotten.extend(slots.get(*known).is_none().then_some(*known));
+                // A drain by an operator also applies to a backend that the list names again.
+                let is_needed = slots.get(*known).is_some() || standing.is_drained_by_operator();
+                forgotten.extend((!is_needed).then_some(*known));
             }
         }
         for known in forgotten {
@@ -402,7 +416,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             held => held?,
         };
         let slots: Vec<Slot> = held.into_iter().map(|backend| backend.slot).collect();
-        let weights = weights_of(row, &self.services[position].factors);
+        let weights = weights_of(row, &self.services[position]);
         let slot = |address| self.slots.get(Identity { service: index, address }).map(|backend| backend.slot);
         let fallback = row.fallback().and_then(slot);
         Ok(Built { fallback, schedule: table(&weights, &slots[..row.members.len()], length) })
@@ -466,30 +480,40 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     /// Rebuilds the table of a service with other factors. Returns whether the table has changed.
-    fn weigh(&mut self, position: usize, factors: Factors) -> bool {
-        let state = &mut self.services[position];
-        state.factors = factors;
-        let Some(in_use) = &mut state.list else { return false };
+    fn weigh(&mut self, position: usize) -> bool {
+        let state = &self.services[position];
+        let Some(in_use) = &state.list else { return false };
         // The row has not changed, so its backends have slots, and the table retains its length.
         let index = state.index;
         let slot = |address| self.slots.get(Identity { service: index, address }).map(|at| at.slot);
         let members: Option<Vec<Slot>> =
             in_use.row.members.iter().map(|(address, _)| slot(*address)).collect();
-        let weights = weights_of(&in_use.row, &state.factors);
+        let weights = weights_of(&in_use.row, state);
         let length = u32::try_from(in_use.schedule.len()).unwrap_or(u32::MAX);
         let schedule = members.map(|members| table(&weights, &members, length));
-        match schedule {
-            Some(schedule) if schedule != in_use.schedule => {
+        match (schedule, &mut self.services[position].list) {
+            (Some(schedule), Some(in_use)) if schedule != in_use.schedule => {
                 in_use.schedule = schedule;
                 true
             }
-            Some(_) | None => false,
+            _ => false,
         }
     }
 
     /// The backends in the table of the service at a position, with their structural weights.
     pub fn weights(&self, position: usize) -> &[(SocketAddr, u64)] {
         self.services[position].list.as_ref().map_or(&[], |in_use| &in_use.row.members)
+    }
+
+    /// The backends of the service at a position that operators have drained.
+    pub fn drained_by_operator(&self, position: usize) -> impl Iterator<Item = SocketAddr> + '_ {
+        let known = self.standings.range(Identity::all_of(self.services[position].index));
+        known.filter(|(_, standing)| standing.is_drained_by_operator()).map(|(known, _)| known.address)
+    }
+
+    /// The factors that operators have set for members of the service at a position.
+    pub fn operator_weights(&self, position: usize) -> &Factors {
+        &self.services[position].operator_weights
     }
 
     /// The table of the service at a position, and the service's index; `None` before the service
@@ -1017,6 +1041,10 @@ fn adopted_standings<T: Copy + Ord>(
                 (_, (health, Some((who @ Who::Report, why)))) if heeds_reports => {
                     standing.set_verdict(who, Some(ReportedVerdict { health, why, until: None }), now);
                 }
+                // Until the operators' overrides are read, the drain remains in force.
+                (_, (health, Some((who @ Who::Operator, why)))) => {
+                    standing.set_verdict(who, Some(ReportedVerdict { health, why, until: None }), now);
+                }
                 (HealthReason::Healthy, _) if is_probed => standing.take_over(),
                 _ => continue,
             }
@@ -1032,9 +1060,11 @@ fn free_index(taken: &BTreeSet<ServiceIndex>) -> Option<ServiceIndex> {
 }
 
 /// The weights of a row's members in the table: structural weights times factors.
-fn weights_of<T>(row: &Row<T>, factors: &Factors) -> Vec<u64> {
+fn weights_of<T>(row: &Row<T>, state: &ServiceState<T>) -> Vec<u64> {
     let mut next = Next::default();
-    row.members.iter().map(|(address, weight)| factors.of_next(&mut next, *address).times(*weight)).collect()
+    let mut factor =
+        |address| state.factors.of_next(&mut next, address).and(state.operator_weights.of(address));
+    row.members.iter().map(|(address, weight)| factor(*address).times(*weight)).collect()
 }
 
 fn table(weights: &[u64], slots: &[Slot], length: u32) -> Arc<[Slot]> {

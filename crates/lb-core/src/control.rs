@@ -200,6 +200,8 @@ pub struct MemberObservation {
     pub is_available: bool,
     /// Whether its open flows have reached `active_limit`.
     pub is_at_limit: bool,
+    /// Whether an operator has set its weight. Its factor then stays as it is.
+    pub is_overridden: bool,
 }
 
 /// The members of a row by their addresses.
@@ -224,7 +226,7 @@ pub struct Look {
 /// Why a member's factor does not change, or may not rise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hold {
-    /// An operator has frozen the factors.
+    /// An operator has frozen the factors, or has set the member's weight.
     Operator,
     /// The service is in panic.
     Panic,
@@ -461,7 +463,13 @@ impl Control {
             (LawState::A58(_), Switch::Frozen) => self.wanted.clone(),
             (LawState::A58(a58), Switch::On) => {
                 let ready_since = |address| self.readiness.since(address).unwrap_or(now);
-                a58.factors(now, &look.row, ready_since)
+                let factors = a58.factors(now, &look.row, ready_since);
+                let is_overridden =
+                    |address: SocketAddr| look.row.get(&address).is_some_and(|seen| seen.is_overridden);
+                let held = |(address, factor)| {
+                    (address, if is_overridden(address) { self.wanted.of(address) } else { factor })
+                };
+                factors.iter().map(held).collect()
             }
             (LawState::Feedback(feedback), Switch::Frozen) => feedback.freeze(look, acts),
             (LawState::Feedback(feedback), Switch::On) => feedback.tick(now, look, &holds, acts),
@@ -555,7 +563,7 @@ impl Control {
         };
         let hold = |(&address, seen): (&SocketAddr, &MemberObservation)| {
             let hold = match seen {
-                _ if self.switch == Switch::Frozen => Hold::Operator,
+                _ if self.switch == Switch::Frozen || seen.is_overridden => Hold::Operator,
                 _ if look.is_panic => Hold::Panic,
                 MemberObservation { is_available: false, .. } => Hold::Unavailable,
                 _ if slow(address) => Hold::SlowStart,

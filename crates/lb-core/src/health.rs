@@ -64,6 +64,8 @@ pub enum Who {
     Probe,
     /// The backend, through the reports of its agent.
     Report,
+    /// An operator, by a command.
+    Operator,
 }
 
 impl Who {
@@ -74,6 +76,7 @@ impl Who {
             Self::Kernel => "kernel",
             Self::Probe => "probe",
             Self::Report => "report",
+            Self::Operator => "operator",
         }
     }
 }
@@ -93,6 +96,8 @@ pub enum Why {
     Answer,
     /// The backend's own report.
     Report,
+    /// An operator has drained the backend.
+    Drain,
 }
 
 /// A stored verdict. `T` is a time of any clock.
@@ -145,6 +150,7 @@ pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
         HealthReason::ReportDown => (Health::Refusing, Some((Who::Report, Why::Report))),
         HealthReason::ListDown => (Health::Refusing, Some((Who::Source, Why::State))),
         HealthReason::ListWeight => (Health::Drained, Some((Who::Source, Why::Weight))),
+        HealthReason::Operator => (Health::Drained, Some((Who::Operator, Why::Drain))),
     }
 }
 
@@ -157,6 +163,7 @@ const fn reason(health: Health, who: Who, why: Why) -> Option<HealthReason> {
         (Health::Refusing, Who::Probe, _) => HealthReason::ProbeConnect,
         (Health::Refusing, Who::Report, _) => HealthReason::ReportDown,
         (Health::Refusing, Who::Source, _) => HealthReason::ListDown,
+        (Health::Drained, Who::Operator, _) => HealthReason::Operator,
         (Health::Drained, _, _) => HealthReason::ListWeight,
         _ => return None,
     })
@@ -308,6 +315,11 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.verdicts.iter().any(|verdict| verdict.who == Who::Kernel && verdict.health == Health::Ejected)
     }
 
+    /// Whether an operator has drained it.
+    pub fn is_drained_by_operator(&self) -> bool {
+        self.verdicts.iter().any(|verdict| verdict.who == Who::Operator)
+    }
+
     /// Whether any verdict, not only the worst, declares it a lame duck.
     pub fn is_lame_duck(&self) -> bool {
         self.verdicts.iter().any(|verdict| verdict.health == Health::LameDuck)
@@ -323,10 +335,10 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         (others.max().unwrap_or(Health::Healthy), is_lame_duck)
     }
 
-    /// Removes all verdicts except those of probes and of the backend's own reports, because the
-    /// backend has no slot. Returns whether it [is known](Self::is_known) after that.
+    /// Removes all verdicts except those of probes, of the backend's own reports and of operators,
+    /// because the backend has no slot. Returns whether it [is known](Self::is_known) after that.
     pub fn drop_slot_verdicts(&mut self) -> bool {
-        self.verdicts.retain(|verdict| matches!(verdict.who, Who::Probe | Who::Report));
+        self.verdicts.retain(|verdict| matches!(verdict.who, Who::Probe | Who::Report | Who::Operator));
         self.is_known()
     }
 

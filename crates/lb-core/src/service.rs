@@ -188,6 +188,8 @@ pub struct HealthRules {
     pub first_look: Option<Duration>,
     /// Whether reports of backends count as evidence of their health.
     pub heeds_reports: bool,
+    /// Whether connects may choose backends that an operator has drained, if there are no others.
+    pub drain_fallback: bool,
 }
 
 impl Default for HealthRules {
@@ -197,6 +199,7 @@ impl Default for HealthRules {
             replace_after: Duration::from_secs(10),
             first_look: None,
             heeds_reports: false,
+            drain_fallback: false,
         }
     }
 }

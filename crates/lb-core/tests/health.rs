@@ -38,7 +38,10 @@ fn the_first_tier_that_is_not_empty_serves() {
     ];
     for (candidates, normal, in_panic) in cases {
         for turned in [candidates.to_vec(), candidates.iter().rev().copied().collect()] {
-            assert_eq!([false, true].map(|is_panic| tier(turned.clone(), is_panic)), [normal, in_panic]);
+            assert_eq!(
+                [false, true].map(|is_panic| tier(turned.clone(), is_panic, false)),
+                [normal, in_panic]
+            );
         }
     }
 }
@@ -80,7 +83,7 @@ fn a_backend_that_cannot_accept_is_chosen_last() {
         let candidates: Vec<TierCandidate> =
             ALL.iter().enumerate().filter(|(at, _)| set >> at & 1 != 0).map(|(_, one)| *one).collect();
         for is_panic in [false, true] {
-            let serves = tier(candidates.clone(), is_panic);
+            let serves = tier(candidates.clone(), is_panic, false);
             // Connects do not choose an ejected backend, unless its state word overrides this.
             let is_chosen = |one: &&TierCandidate| match usable(**one, serves) {
                 Usable::No => false,
@@ -114,8 +117,17 @@ fn a_failed_probe_only_raises_suspicion_in_another_network_namespace() {
         assert_eq!(seen_from(found, is_elsewhere, has_established), expected, "{found:?}");
     }
     let guessed = candidate(seen_from(Health::Refusing, true, false));
-    assert_eq!(tier([guessed, REFUSING, UNWELL], false), Tier::Ejected);
+    assert_eq!(tier([guessed, REFUSING, UNWELL], false, false), Tier::Ejected);
     assert_eq!(usable(guessed, Tier::Panic), Usable::EvenEjected, "panic overrules guesses");
+}
+
+#[test]
+fn drained_backends_serve_only_if_the_service_allows_it_and_has_no_others() {
+    for is_panic in [false, true] {
+        assert_eq!(tier([DRAINED, DRAINED], is_panic, true), Tier::Drained);
+        assert_eq!(tier([DRAINED, REFUSING], is_panic, true), Tier::Refusing);
+    }
+    assert_eq!(usable(DRAINED, Tier::Drained), Usable::EvenEjected, "there is no better backend");
 }
 
 #[test]

@@ -106,11 +106,13 @@ pub enum HealthReason {
     ListDown = 8,
     /// Drained: weight 0 according to its list.
     ListWeight = 9,
+    /// Drained by an operator.
+    Operator = 10,
 }
 
 impl HealthReason {
     /// All reasons, by number.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Unstated,
         Self::Healthy,
         Self::Unproven,
@@ -121,6 +123,7 @@ impl HealthReason {
         Self::ReportDown,
         Self::ListDown,
         Self::ListWeight,
+        Self::Operator,
     ];
 }
 

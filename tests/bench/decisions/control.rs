@@ -33,6 +33,7 @@ fn look(service: u32, second: u64) -> Look {
                 life: Some(Life { usual: 0.1, now: 0.1 }),
                 is_available: true,
                 is_at_limit: false,
+                is_overridden: false,
             },
         )
     };

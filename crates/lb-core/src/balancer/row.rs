@@ -32,7 +32,8 @@ pub struct Row<T = Instant> {
     /// The tier that serves.
     pub tier: Tier,
     /// The number of available backends and the number of all backends, among those that are in the
-    /// table or replaced. Lame ducks that serve are not counted.
+    /// table or replaced. Lame ducks that serve and drained backends are not counted: a drain is no
+    /// failure, so it must not lead to panic.
     pub available: (usize, usize),
     /// Whether the available part is below `panic_threshold`.
     pub is_below_threshold: bool,
@@ -90,7 +91,8 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     used.extend(changed.substitutes.iter().map(|at| &membership.next[at - members.len()]));
     let mut out: Vec<&Member> = changed.replaced.iter().map(|at| &members[*at]).collect();
     out.extend(changed.failed.iter().map(|at| &membership.next[at - members.len()]));
-    let tried = used.len() + out.len();
+    let is_drained = |member: &&&Member| candidate(member).health == Health::Drained;
+    let tried = used.iter().chain(&out).filter(|member| !is_drained(member)).count();
     let is_available = |member: &&&Member| candidate(member).health <= Health::Unproven;
     let available = used.iter().chain(&out).filter(is_available).count();
     let is_below_threshold = tiers::is_below_threshold(available, tried, rules.panic_threshold);
@@ -99,7 +101,7 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
         let room = (MAX_SUBSET as usize).saturating_sub(used.len());
         used.extend(membership.lame_ducks.iter().take(room));
     }
-    let tier = tiers::tier(used.iter().map(|member| candidate(member)), is_panic);
+    let tier = tiers::tier(used.iter().map(|member| candidate(member)), is_panic, rules.drain_fallback);
     let is_backup = |member: &&Member| candidate(member).health == Health::LameDuck;
     let backup = membership.lame_ducks.iter().find(is_backup).filter(|_| tier < Tier::LameDucks);
     let usable = used.iter().chain(&out).copied().chain(backup).map(|member| {
@@ -171,7 +173,12 @@ impl<T> Row<T> {
     /// first probes are still running.
     pub fn is_unsettled(&self) -> bool {
         let (available, tried) = self.available;
-        available < tried || !self.replaced.is_empty() || self.is_fresh
+        available < tried || self.drained() > 0 || !self.replaced.is_empty() || self.is_fresh
+    }
+
+    /// The number of drained backends that are in the table or replaced.
+    pub fn drained(&self) -> usize {
+        self.usable.values().filter(|(_, health)| *health == Health::Drained).count()
     }
 
     /// Removes the backup.

@@ -42,6 +42,13 @@ impl Factor {
         f64::from(self.0) / f64::from(Self::ONE.0)
     }
 
+    /// The product of two factors, or the nearest possible factor.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let product = u64::from(self.0) * u64::from(other.0) >> 16;
+        Self::of_units(u32::try_from(product).unwrap_or(u32::MAX))
+    }
+
     /// A weight times this factor, in units of 1/65,536. The result is at least 1 if the weight is
     /// positive.
     pub fn times(self, weight: u64) -> u64 {
@@ -57,6 +64,11 @@ impl Factors {
     /// The factor of a member.
     pub fn of(&self, address: SocketAddr) -> Factor {
         self.0.get(&address).copied().unwrap_or(Factor::ONE)
+    }
+
+    /// Whether a member has an entry.
+    pub fn contains(&self, address: SocketAddr) -> bool {
+        self.0.contains_key(&address)
     }
 
     /// Like [`Self::of`], but fast if the member is the one after the last look-up.

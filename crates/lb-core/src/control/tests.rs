@@ -30,6 +30,7 @@ fn seen(weight: u64, load: ReportedLoad, at: Duration) -> MemberObservation {
         life: None,
         is_available: true,
         is_at_limit: false,
+        is_overridden: false,
     }
 }
 
@@ -491,6 +492,28 @@ fn an_operator_freezes_a_law_turns_it_off_and_on() {
         assert_eq!(after(Switch::Off, 90..91), (vec![1.0; 2], None), "{law:?}");
         let (on, hold) = after(Switch::On, 91..120);
         assert!(on[0] < 0.9 && hold.is_none(), "{law:?} {on:?}");
+    }
+}
+
+#[test]
+fn a_member_with_a_weight_by_an_operator_retains_its_factor() {
+    for law in Law::ALL {
+        let mut control = fed(rules(law), [0.4, 0.6]);
+        let learned = numbers(control.in_force(), 2)[0];
+        for second in 60..90 {
+            let mut row = row(&[load(0.9, 1.0), load(0.3, 1.0)], s(second));
+            row.get_mut(&address(0)).unwrap().is_overridden = true;
+            publish(&mut control, s(second), &look(row, Flows::default()));
+        }
+        assert_eq!(numbers(control.in_force(), 2)[0], learned, "{law:?}");
+        assert_eq!(
+            (control.hold(address(0)), control.hold(address(1))),
+            (Some(Hold::Operator), None),
+            "{law:?}"
+        );
+        let row = row(&[load(0.9, 1.0), load(0.3, 1.0)], s(90));
+        publish(&mut control, s(90), &look(row, Flows::default()));
+        assert!(numbers(control.in_force(), 2)[0] < learned, "{law:?}");
     }
 }
 

@@ -34,6 +34,8 @@ pub enum Tier {
     Answering,
     /// Refusing backends that do not accept connections.
     Refusing,
+    /// Backends that an operator has drained, if the service allows this (`drain_fallback`).
+    Drained,
     /// No backend: connects fail.
     NoBackend,
 }
@@ -49,6 +51,7 @@ impl Tier {
             Self::Ejected => "ejected",
             Self::Answering => "answering",
             Self::Refusing => "refusing",
+            Self::Drained => "drained",
             Self::NoBackend => "nobody",
         }
     }
@@ -62,7 +65,12 @@ pub fn is_below_threshold(available: usize, tried: usize, panic_threshold: u8) -
 }
 
 /// The tier that serves among these candidates. `is_panic`: whether the service is in panic.
-pub fn tier(candidates: impl IntoIterator<Item = TierCandidate>, is_panic: bool) -> Tier {
+/// `drain_fallback`: whether connects may choose drained backends if there are no others.
+pub fn tier(
+    candidates: impl IntoIterator<Item = TierCandidate>,
+    is_panic: bool,
+    drain_fallback: bool,
+) -> Tier {
     let tier = |TierCandidate { health, accepts, .. }| match health {
         Health::Healthy if is_panic => Tier::Panic,
         Health::Healthy => Tier::Healthy,
@@ -71,6 +79,7 @@ pub fn tier(candidates: impl IntoIterator<Item = TierCandidate>, is_panic: bool)
         Health::Ejected => Tier::Ejected,
         Health::Refusing if accepts => Tier::Answering,
         Health::Refusing => Tier::Refusing,
+        Health::Drained if drain_fallback => Tier::Drained,
         Health::Drained => Tier::NoBackend,
     };
     candidates.into_iter().map(tier).min().unwrap_or(Tier::NoBackend)
@@ -83,6 +92,7 @@ pub fn tier(candidates: impl IntoIterator<Item = TierCandidate>, is_panic: bool)
 /// reported it as refusing will also report its recovery.
 pub fn usable(TierCandidate { health, is_lame_duck, accepts }: TierCandidate, tier: Tier) -> Usable {
     match (health, tier) {
+        (Health::Drained, Tier::Drained) => Usable::EvenEjected,
         (Health::Drained, _) | (_, Tier::NoBackend) => Usable::No,
         // A connect may choose ejected backends now, so it may also choose this one if the kernel
         // ejects it.

@@ -167,6 +167,7 @@ fn r28_rare_connects_move_no_weight_and_reports_move_it_slowly() {
                         life: None,
                         is_available: true,
                         is_at_limit: false,
+                        is_overridden: false,
                     },
                 )
             };

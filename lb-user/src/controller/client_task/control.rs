@@ -228,6 +228,7 @@ impl ClientTask {
         let row = self.balancer.row(position)?;
         let limit = self.client.services[position].service.active_limit;
         let tables = self.datapath.tables();
+        let overridden = self.balancer.operator_weights(position);
         let mut next = Next::default();
         let seen = |(member, &(address, weight)): (usize, &(SocketAddr, u64))| {
             let open = || self.balancer.slot(position, address).map_or(0, |at| tables.active(at.slot));
@@ -240,6 +241,7 @@ impl ClientTask {
                 life: of_late.and_then(OfLate::life),
                 is_available: is_available(row, address),
                 is_at_limit: limit.is_some_and(|limit| open() >= limit.into()),
+                is_overridden: overridden.contains(address),
             };
             (address, seen)
         };

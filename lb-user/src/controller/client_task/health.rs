@@ -100,6 +100,7 @@ const fn recovery(before: Option<Who>) -> &'static str {
         Some(Who::Probe) => "probes succeed",
         Some(Who::Report) => "no bad report",
         Some(Who::Source) => "list: healthy",
+        Some(Who::Operator) => "undrained",
         None => "no evidence against it",
     }
 }

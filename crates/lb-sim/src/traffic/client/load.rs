@@ -160,6 +160,7 @@ impl SimulatedClient {
                 life: following.of_late.get(slot as usize).and_then(OfLate::life),
                 is_available: !self.lame[slot as usize] && !is_ejected,
                 is_at_limit: limit != 0 && self.flows(slot) >= limit,
+                is_overridden: false,
             };
             (address, seen)
         };
