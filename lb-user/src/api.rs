@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tracing::warn;
 
-pub use client::{Answer, fetch, not_responding, post_to_daemon, query_daemon, quoted};
+pub use client::{Answer, fetch, not_responding, post_and_store, post_to_daemon, query_daemon, quoted};
 pub use lb_host::socket::Bound;
 pub use rounds::Rounds;
 
@@ -40,6 +40,7 @@ use lb_view::configured::Configured;
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
 use lb_view::load::Switched;
+use lb_view::overrides::{Overridden, OverridesDocument};
 use lb_view::readmission::Readmission;
 use lb_view::source::Refreshed;
 
@@ -94,6 +95,10 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Switched>,
     },
+    /// Drains backends or changes their weights, or ends this. The peer's permission has been checked.
+    Override { service: String, request: OverrideRequest, who: PeerCredentials, answer: Reply<Overridden> },
+    /// All overrides of operators.
+    Overrides(Reply<OverridesDocument>),
     /// The list of a service; `None` if the service has none. With `newest`, what the server has
     /// answered last, even if it is not in force.
     Source { service: String, newest: bool, answer: Reply<Option<SourceText>> },
@@ -102,6 +107,46 @@ pub enum ControllerQuery {
     Refresh { service: String, who: PeerCredentials, answer: Reply<Refreshed> },
     /// Wait until a client's programs are attached to one of these cgroups, and then answer.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
+}
+
+/// What an operator requests for backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OverrideAction {
+    Drain,
+    Undrain,
+    Weight,
+}
+
+impl OverrideAction {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Drain => "drain",
+            Self::Undrain => "undrain",
+            Self::Weight => "weight",
+        }
+    }
+}
+
+/// The parameters of a request that overrides backends.
+#[derive(Debug, Deserialize)]
+pub struct OverrideRequest {
+    pub action: OverrideAction,
+    /// Addresses or indexes, separated by commas.
+    pub backends: String,
+    pub client: Option<String>,
+    /// The number of seconds after which the override ends by itself.
+    #[serde(rename = "for")]
+    pub for_s: Option<u64>,
+    pub reason: Option<String>,
+    /// The new weight of the backends, in percent of their own.
+    pub percent: Option<u16>,
+    /// Whether a drain may leave a client without an available backend.
+    #[serde(default)]
+    pub force: bool,
+    /// Whether to answer only what would change.
+    #[serde(default)]
+    pub dry_run: bool,
 }
 
 /// The list of a service.
@@ -174,6 +219,8 @@ pub fn router(queries: &mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> R
         .route("/v1/refresh/{service}", post(refresh))
         .route("/v1/readmit/{service}", post(readmit))
         .route("/v1/load/{service}", post(switch_load))
+        .route("/v1/overrides", get(overrides))
+        .route("/v1/overrides/{service}", post(override_backends))
         .with_state(desk)
 }
 
@@ -337,6 +384,31 @@ async fn switch_load(
         .await
     {
         Some(switched) => Json(switched).into_response(),
+        None => stopping(),
+    }
+}
+
+async fn overrides(State(desk): State<Queries>) -> Response {
+    match query(&desk.queries, ControllerQuery::Overrides).await {
+        Some(overrides) => Json(overrides).into_response(),
+        None => stopping(),
+    }
+}
+
+/// Drains backends or changes their weights, or ends this.
+async fn override_backends(
+    State(desk): State<Queries>,
+    peer: Option<Extension<PeerCredentials>>,
+    UrlPath(service): UrlPath<String>,
+    UrlQuery(request): UrlQuery<OverrideRequest>,
+) -> Response {
+    let what = format!("{} {}", request.action.name(), request.backends);
+    let who = match who_may_write(peer, &desk, &service, &what) {
+        Ok(who) => who,
+        Err(refused) => return refused.into_response(),
+    };
+    match query(&desk.queries, |answer| ControllerQuery::Override { service, request, who, answer }).await {
+        Some(overridden) => Json(overridden).into_response(),
         None => stopping(),
     }
 }

@@ -35,6 +35,8 @@ mod source;
 
 mod load;
 
+mod overrides;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -70,6 +72,10 @@ pub fn run(cli: Cli) -> Result<ExitCode, CommandFailure> {
         Command::Readmit { service, backend, client, json } => {
             readmit::run(&service, backend, client.as_deref(), json, &files)
         }
+        Command::Drain(options) => overrides::drain(&options, &files),
+        Command::Undrain(options) => overrides::undrain(&options, &files),
+        Command::Weight(options) => overrides::weigh(&options, &files),
+        Command::Overrides { service, json } => overrides::list(service.as_deref(), json, &files),
         Command::Load { command: Some(command), .. } => load::switch(&command, &files),
         Command::Load { command: None, client, service, json } => {
             load::show(&Filter { client, service, backend: None }, json, &files)

@@ -21,8 +21,8 @@
 //! passes over the flow records (`flow_records`) and the network namespaces of clients
 //! (`namespaces`); the backends that are probed (`probing`, through `network`) and the backends
 //! that report (`register`), weights that follow load (`control`) and the file that stores the
-//! learnt weights (`load_store`); queries (`queries`) and the facts that answers are built from
-//! (`facts`).
+//! learnt weights (`load_store`), the overrides of operators (`overrides`); queries (`queries`) and
+//! the facts that answers are built from (`facts`).
 
 mod start;
 
@@ -51,6 +51,8 @@ mod clock;
 mod control;
 
 mod load_store;
+
+mod overrides;
 
 mod clients;
 
@@ -96,11 +98,11 @@ pub use self::envoy_files::{EnvoyChanges, EnvoyFile, EnvoyResults};
 use self::flow_records::ReclaimPasses;
 pub use self::leaving::{Leaving, lock_other_versions};
 use self::load_store::LoadStore;
-pub use self::load_store::{
-    MAX_BYTES as MAX_STORED_LOADS_BYTES, StoredLoads, StoredLoadsRead, path as stored_loads_path,
-};
+pub use self::load_store::StoredLoads;
 pub use self::namespaces::NamespaceSearch as NamespaceFound;
 pub use self::network::{LookAtReports, Network, ReceiveAt, ReportListener};
+use self::overrides::Overrides;
+pub use self::overrides::StoredOverrides;
 use self::probing::Probing;
 use self::queries::Waiter;
 pub use self::register::Stores;
@@ -108,7 +110,7 @@ use self::reload::Reload;
 pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
 use self::sources::Sources;
 pub use self::sources::{FirstRead, InForce, ListPurpose, Reading, complete, sources};
-pub use self::state_files::{StateFiles, StoreFailures};
+pub use self::state_files::{StateFiles, StoreFailures, StoredFile, StoredRead, StoredState};
 pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
 use crate::api::ControllerQuery;
 use crate::assignments::Consumer;
@@ -145,9 +147,8 @@ pub enum Event {
     },
     /// What servers have answered so far; sent whenever one of them has answered.
     Answered(Vec<(Wanted, Latest)>),
-    /// A retry has read the loads that an earlier daemon had learnt. The read at the start had
-    /// failed.
-    LoadsRead(StoredLoadsRead),
+    /// A retry has read the files that an earlier daemon stored. A read at the start had failed.
+    StoredRead(Box<StoredState>),
     /// An attempt to store files for later starts has ended.
     Stored(StoreFailures),
     /// An attempt to write files for Envoy has ended.
@@ -207,8 +208,8 @@ pub enum BackgroundWork {
         known: Option<Option<Stamp>>,
         purpose: ListPurpose,
     },
-    /// Read the loads that an earlier daemon had learnt.
-    ReadStoredLoads,
+    /// Read the files that an earlier daemon stored: learnt weights, and the overrides of operators.
+    ReadStored,
     /// Store files for later starts.
     Store(StateFiles),
     /// Write or remove files that Envoy reads.
@@ -278,6 +279,8 @@ pub struct Controller {
     environment: Environment,
     /// The wall-clock time of the last event.
     wall: SystemTime,
+    /// The time of the last event by CLOCK_BOOTTIME.
+    boot: Duration,
     started: SystemTime,
     /// Whether the first configuration is in force. Until then the controller has no clients and
     /// answers no queries.
@@ -290,6 +293,7 @@ pub struct Controller {
     passes: ReclaimPasses,
     probing: Probing,
     load_store: LoadStore,
+    overrides: Overrides,
     envoy_files: EnvoyFiles,
     waiters: Vec<Waiter>,
     ticks: u32,
@@ -312,6 +316,7 @@ impl Controller {
         Self {
             environment,
             wall,
+            boot: Duration::ZERO,
             started: wall,
             is_ready: false,
             config: Config { clients: Vec::new(), ..config.clone() },
@@ -321,6 +326,7 @@ impl Controller {
             passes: ReclaimPasses::new(),
             probing: Probing::new(network),
             load_store: LoadStore::default(),
+            overrides: Overrides::default(),
             envoy_files: EnvoyFiles::default(),
             waiters: Vec::new(),
             ticks: 0,
@@ -334,8 +340,14 @@ impl Controller {
     ///
     /// # Errors
     /// If the daemon cannot start. Once the daemon is ready, this never fails.
-    pub fn handle(&mut self, event: Event, now: Instant, wall: SystemTime) -> Result<Vec<Effect>> {
-        self.wall = wall;
+    pub fn handle(
+        &mut self,
+        event: Event,
+        now: Instant,
+        wall: SystemTime,
+        boot: Duration,
+    ) -> Result<Vec<Effect>> {
+        (self.wall, self.boot) = (wall, boot);
         self.clients.has_settled = false;
         match event {
             Event::Changed(changes) => self.changed(&changes, now),
@@ -344,7 +356,7 @@ impl Controller {
             Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
             Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
             Event::Answered(answers) => self.answered(&answers, now),
-            Event::LoadsRead(read) => self.apply_stored_loads(read, now),
+            Event::StoredRead(stored) => self.apply_stored(*stored, now),
             Event::Stored(stored) => self.stored(stored, now),
             Event::EnvoyFilesWritten(results) => self.envoy_files_written(results, now),
             Event::Read { service, source, begun, version, result } => {
@@ -391,6 +403,7 @@ impl Controller {
             Event::Hangup => self.reload_now(now),
         }
         self.start_storing(now);
+        self.answer_overrides(now);
         self.search_namespaces(now);
         Ok(std::mem::take(&mut self.effects))
     }
@@ -477,6 +490,7 @@ impl Controller {
         if self.ticks.is_multiple_of(RETRY_TICKS) {
             self.start_unstarted(now);
         }
+        self.lapse_overrides(now);
         self.follow_cgroups(now);
         let mut freed = false;
         let mut unsettled = false;

@@ -20,6 +20,7 @@ use lb_report::receive::Reception;
 use lb_view::backend::BackendHealth;
 use lb_view::fault::Fault;
 use lb_view::load::ServiceLoadStatus;
+use lb_view::overrides::Override;
 use lb_view::status::{DaemonStatus, InterfaceStatus, Reclaim, SourceStatus, UnusedEndpoints};
 
 use crate::window::Lately;
@@ -107,6 +108,8 @@ pub struct ClientFacts {
     pub unavailable: BTreeMap<(String, SocketAddr), Duration>,
     /// The results of probes and reports of each backend, by service name and address.
     pub probes: BTreeMap<(String, SocketAddr), BackendHealth>,
+    /// The operators' overrides that are in force for it.
+    pub overrides: Vec<Override>,
     /// The state of weights that change although the list does not, for each service, by name.
     pub loads: BTreeMap<String, ServiceLoadStatus>,
     /// The runs of the programs of each hook; empty if the kernel has not counted them.

@@ -24,6 +24,7 @@ use lb_kernel::{
 };
 use lb_view::backend::{BackendStatus, ConnectLatency, ConnectionRates, EjectionStatus};
 use lb_view::fault::{self, Fault, FaultCode};
+use lb_view::overrides::{Override, OverrideKind};
 use lb_view::status::{
     AnomalyCounts, ClientStatus, EjectionMode, InterfaceStatus, LeavingClient, NeighbourProgram, NotChosen,
     SCHEMA, ServiceStatus, StatusDocument,
@@ -84,6 +85,7 @@ pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
                 let key = (service.name.clone(), backend.address);
                 backend.unavailable_s = facts.unavailable.get(&key).map(Duration::as_secs_f64);
                 backend.probe = facts.probes.get(&key).cloned();
+                backend.weight_percent = facts.weight_percent(&service.name, backend.address);
             }
         }
         clients.push(client);
@@ -118,6 +120,16 @@ fn not_chosen(all: Option<&Arc<EndpointList>>, backends: &[BackendStatus]) -> Ve
 }
 
 impl ClientFacts {
+    /// The percentage that operators have set for a backend's weight.
+    fn weight_percent(&self, service: &str, backend: SocketAddr) -> Option<u16> {
+        let of_backend = |of: &&Override| of.scope.service == service && of.scope.backend == backend;
+        let percent = |of: &Override| match of.kind {
+            OverrideKind::Weight { percent } => Some(percent),
+            OverrideKind::Drain => None,
+        };
+        self.overrides.iter().filter(of_backend).find_map(percent)
+    }
+
     /// The other programs that run for the sockets of this client.
     fn neighbours(&self, pinned: &Pinned<'_>) -> Result<Vec<NeighbourProgram>, DatapathError> {
         self.cgroup
@@ -244,6 +256,7 @@ fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Optio
         probe: None,
         usable: slot.may_be_chosen(),
         weight: slot.weight,
+        weight_percent: None,
         share_wanted: 0.0,
         share_60s: None,
         share: None,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use lb_common::abi::{self, FIRST_BUCKET_LOG2, TIME_BUCKETS};
-use lb_core::health::Health;
+use lb_core::health::{Health, Who};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,8 +15,8 @@ pub struct BackendStatus {
     pub generation: u32,
     /// Its health, as [`Health::name`](lb_core::health::Health::name) names it.
     pub state: String,
-    /// The source of this state: `list`, `report`, `probe` or `kernel`; `None` for a healthy
-    /// backend.
+    /// The source of this state: `list`, `report`, `probe`, `kernel` or `operator`; `None` for a
+    /// healthy backend.
     #[serde(default)]
     pub witness: Option<String>,
     /// Why it is in that state; `None` for a healthy backend.
@@ -42,6 +42,10 @@ pub struct BackendStatus {
     pub usable: bool,
     /// Its capacity relative to the other backends.
     pub weight: u32,
+    /// The percentage by which an operator multiplies the weight; `None` if no operator does, or
+    /// without a daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_percent: Option<u16>,
     /// Its share of the table's entries.
     pub share_wanted: f64,
     /// Its share of the flows of the last minute; `None` without a daemon or without flows.
@@ -114,7 +118,29 @@ impl BackendStatus {
 
     /// Its health, or its membership if it is healthy and leaving.
     pub fn state_in_words(&self) -> &str {
-        if self.is_leaving() && self.state == Health::Healthy.name() { &self.membership } else { &self.state }
+        match &self.state {
+            state if state == Health::Healthy.name() && self.is_leaving() => &self.membership,
+            _ if self.is_drained_by_operator() => "drained (operator)",
+            state => state,
+        }
+    }
+
+    /// Whether an operator has drained it.
+    pub fn is_drained_by_operator(&self) -> bool {
+        self.state == Health::Drained.name() && self.witness.as_deref() == Some(Who::Operator.name())
+    }
+
+    /// Whether it is healthy or unproven.
+    pub fn is_available(&self) -> bool {
+        [Health::Healthy, Health::Unproven].iter().any(|good| self.state == good.name())
+    }
+
+    /// Its weight, with the percentage that an operator has set.
+    pub fn weight_in_words(&self) -> String {
+        match self.weight_percent {
+            Some(percent) => format!("{} ({percent} %)", self.weight),
+            None => self.weight.to_string(),
+        }
     }
 
     /// Whether it has left the table and still has flows.
@@ -254,6 +280,7 @@ impl BackendStatus {
             probe: None,
             usable: true,
             weight: 1,
+            weight_percent: None,
             share_wanted: 0.0,
             share_60s: None,
             share: None,

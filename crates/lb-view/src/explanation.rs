@@ -159,7 +159,7 @@ pub struct Unhealthy {
     pub address: SocketAddr,
     /// Its health: `lame-duck`, `unproven`, `refusing`, `ejected` or `drained`.
     pub health: String,
-    /// The source of this health: `list`, `report`, `probe` or `kernel`.
+    /// The source of this health: `list`, `report`, `probe`, `kernel` or `operator`.
     pub who: String,
     /// Whether another backend takes its place in the table.
     pub is_replaced: bool,

@@ -64,6 +64,8 @@ pub enum FaultCode {
     EnvoyFiles,
     /// No backend of a service is usable.
     NoUsableBackend,
+    /// No backend of a service is available, and an operator has drained at least one.
+    OnlyDrained,
     /// Connects were refused because all backends were at their limit.
     AllAtLimit,
     /// Every connect to a backend failed.
@@ -161,7 +163,9 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
         text,
     };
     let mut faults = Vec::new();
-    if service.fallback.is_none() {
+    if let Some(text) = only_drained(service) {
+        faults.push(fault(FaultCode::OnlyDrained, text));
+    } else if service.fallback.is_none() {
         let text = "no usable backend, connects are refused".to_owned();
         faults.push(fault(FaultCode::NoUsableBackend, text));
     }
@@ -239,6 +243,28 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
         faults.push(fault(FaultCode::ListShrunk, text));
     }
     faults
+}
+
+/// The text of the fault if no backend is available because operators have drained the others.
+fn only_drained(service: &ServiceStatus) -> Option<String> {
+    let mut present = service.backends.iter().filter(|backend| !backend.is_leaving());
+    let drained = present.clone().filter(|backend| backend.is_drained_by_operator()).count();
+    if drained == 0 || present.any(BackendStatus::is_available) {
+        return None;
+    }
+    let serves =
+        service.fallback.and_then(|address| service.backends.iter().find(|one| one.address == address));
+    let effect = match serves {
+        None => "connects are refused".to_owned(),
+        Some(backend) if backend.is_drained_by_operator() => {
+            "connects go to drained backends, because `drain_fallback` is on".to_owned()
+        }
+        Some(backend) => format!("connects go to a backend that is {}", backend.state),
+    };
+    Some(format!(
+        "{drained} drained by an operator, and no other backend is available: {effect}; `socklb overrides` lists the \
+         drains, `socklb undrain` ends them"
+    ))
 }
 
 /// The faults of weights that follow load.
@@ -342,6 +368,40 @@ mod tests {
         assert!(slow.starts_with(expected), "{slow}");
         service.unanswered_after_ms = None;
         assert_eq!(of_service(&service), [], "a UDP service has no handshakes");
+    }
+
+    #[test]
+    fn drained_backends_are_the_fault_if_no_other_backend_is_available() {
+        let backend = |host: u8, state: &str, witness: &str| BackendStatus {
+            state: state.to_owned(),
+            witness: Some(witness.to_owned()),
+            ..BackendStatus::unused(([10, 0, 0, host], 80).into(), host.into())
+        };
+        let faults = |states: &[(&str, &str)], fallback: Option<u8>| -> Vec<(FaultCode, String)> {
+            let backends = (1..).zip(states).map(|(host, (state, witness))| backend(host, state, witness));
+            let service = ServiceStatus {
+                fallback: fallback.map(|host| ([10, 0, 0, host], 80).into()),
+                ..ServiceStatus::with_backends(backends.collect())
+            };
+            of_service("web", &service).into_iter().map(|fault| (fault.code, fault.text)).collect()
+        };
+        let drained = ("drained", "operator");
+        let text = |count: u32, effect: &str| {
+            let text = format!(
+                "{count} drained by an operator, and no other backend is available: {effect}; `socklb overrides` lists the \
+                 drains, `socklb undrain` ends them"
+            );
+            vec![(FaultCode::OnlyDrained, text)]
+        };
+        assert_eq!(faults(&[drained, drained], None), text(2, "connects are refused"));
+        let fallback = "connects go to drained backends, because `drain_fallback` is on";
+        assert_eq!(faults(&[drained, ("drained", "list")], Some(1)), text(1, fallback));
+        let ejected = "connects go to a backend that is ejected";
+        assert_eq!(faults(&[drained, ("ejected", "kernel")], Some(2)), text(1, ejected));
+        assert_eq!(faults(&[drained, ("unproven", "probe")], Some(2)), []);
+        let codes: Vec<FaultCode> =
+            faults(&[("drained", "list")], None).into_iter().map(|(code, _)| code).collect();
+        assert_eq!(codes, [FaultCode::NoUsableBackend], "no operator has drained it");
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub mod fault;
 
 pub mod load;
 
+pub mod overrides;
+
 pub mod readmission;
 
 pub mod source;

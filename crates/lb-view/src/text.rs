@@ -13,6 +13,8 @@ mod flows;
 
 mod load;
 
+mod overrides;
+
 mod explanation;
 
 mod comparison;
@@ -23,6 +25,7 @@ pub use comparison::{changes_in_a_line, comparison, names};
 pub use explanation::explanation;
 pub use flows::{Listing, flows};
 pub use load::{describe as load_in_words, loads};
+pub use overrides::overrides;
 pub use screen::{Screen, TerminalSize};
 pub use status::status;
 pub use style::Style;
@@ -40,7 +43,17 @@ pub fn counted(number: impl TryInto<u64>, thing: &str) -> String {
     format!("{number} {thing}{plural}")
 }
 
-fn percent(share: Option<f64>) -> String {
+/// A number of seconds in its two largest units.
+pub fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+pub(crate) fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
 

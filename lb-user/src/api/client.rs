@@ -41,7 +41,7 @@ pub enum Answer<T> {
 /// # Errors
 /// If the daemon is not trusted, or its answer cannot be parsed.
 pub fn query_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
-    request(paths, Method::GET, path)
+    request(paths, Method::GET, path, TO_BEGIN)
 }
 
 /// Like [`query_daemon`], for requests that change state.
@@ -50,13 +50,29 @@ pub fn query_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<An
 /// If the daemon is not trusted, or refuses the request. The kind is `PermissionDenied` if this
 /// user has no permission.
 pub fn post_to_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
-    request(paths, Method::POST, path)
+    request(paths, Method::POST, path, TO_BEGIN)
 }
 
-fn request<T: DeserializeOwned>(paths: &Paths, method: Method, path: &str) -> Result<Answer<T>> {
-    /// The limit for the beginning of an answer. A status begins between two events of the daemon's
-    /// loop, each of which takes milliseconds. An explanation begins when it is complete.
-    const TO_BEGIN: Duration = Duration::from_secs(2);
+/// Like [`post_to_daemon`], for changes that the daemon stores before it answers.
+///
+/// # Errors
+/// As for [`post_to_daemon`].
+pub fn post_and_store<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
+    /// The daemon answers after 5 s at the latest, even if its file system does not.
+    const TO_STORE: Duration = Duration::from_secs(10);
+    request(paths, Method::POST, path, TO_STORE)
+}
+
+/// The usual limit for the beginning of an answer. A status begins between two events of the
+/// daemon's loop, each of which takes milliseconds. An explanation begins when it is complete.
+const TO_BEGIN: Duration = Duration::from_secs(2);
+
+fn request<T: DeserializeOwned>(
+    paths: &Paths,
+    method: Method,
+    path: &str,
+    to_begin: Duration,
+) -> Result<Answer<T>> {
     /// The limit for a complete answer. If clients and services are at their limits, it takes a
     /// second or two.
     const TO_END: Duration = Duration::from_secs(30);
@@ -65,7 +81,7 @@ fn request<T: DeserializeOwned>(paths: &Paths, method: Method, path: &str) -> Re
     // change was made. This is an error, not `NotRunning`.
     let may_have_ended = method == Method::GET;
     runtime.block_on(async {
-        let response = match tokio::time::timeout(TO_BEGIN, begin(paths, method, path)).await {
+        let response = match tokio::time::timeout(to_begin, begin(paths, method, path)).await {
             Ok(Ok(Some(response))) => response,
             Ok(Ok(None)) => return Ok(Answer::NotRunning),
             Ok(Err(error)) if is_full(&error) => return Ok(Answer::NotResponding),
@@ -171,7 +187,7 @@ mod tests {
             assert!(stream.read(&mut request).unwrap() > 0);
             stream.write_all(answer).unwrap();
         });
-        let answer = request(&paths, method, "/v1/status");
+        let answer = request(&paths, method, "/v1/status", TO_BEGIN);
         daemon.join().unwrap();
         answer
     }

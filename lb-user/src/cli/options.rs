@@ -12,7 +12,7 @@ use clap::parser::ValueSource;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use lb_view::status::SortBy;
 
-use super::{load, source};
+use super::{load, overrides, source};
 use crate::config::{DEFAULT_PATH, Paths};
 
 /// socklb balances connections at the socket, in the kernel.
@@ -80,10 +80,16 @@ fn hint_of_file(error: &clap::Error) -> Option<String> {
 fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     Some(match word.as_str() {
-        "drain" | "undrain" | "disable" | "enable" | "maint" | "ready" | "lame-duck" => {
-            "write `state = \"lame-duck\"` or `weight = 0` at the endpoint in its file, or use `socklb agent lame-duck` on the backend's host"
+        "disable" | "maint" | "maintenance" | "quarantine" => {
+            "use `socklb drain SERVICE BACKEND`, which acts on this host; on the backend's host, use `socklb agent lame-duck`"
         }
-        "weight" | "set" | "edit-server" | "edit" => "change the endpoint in its file: the daemon follows it",
+        "lame-duck" => {
+            "use `socklb agent lame-duck` on the backend's host, or `socklb drain SERVICE BACKEND` for this host only"
+        }
+        "enable" | "ready" => "use `socklb undrain SERVICE BACKEND`",
+        "set" | "edit-server" | "edit" => {
+            "use `socklb weight SERVICE BACKEND 50%`, or change the endpoint in its file: the daemon follows it"
+        }
         "show" | "list" | "stats" | "info" | "server" | "servers" | "backends" | "get" => {
             "use `socklb status`"
         }
@@ -286,6 +292,46 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Drain backends on this host: they get no new connections, and open ones continue
+    ///
+    /// The daemon stores the drain across restarts and upgrades, until `socklb undrain` or the end
+    /// of --for. It refuses a drain after which a client would have no available backend, unless
+    /// --force is given. The daemon permits this for root, its own user, and members of the group
+    /// that `[admin]` names. Other hosts are not affected.
+    ///
+    /// Exit codes: 0 the backends are drained (with --wait: and have no open flows); 1 refused or
+    /// not found; 3 drained, but a restart of the daemon would lose this, or flows are still open
+    /// after --timeout; 4 a permission is missing; 130 ^C ended the waiting, and the backends stay
+    /// drained.
+    Drain(overrides::DrainOptions),
+    /// End the drain of backends on this host
+    ///
+    /// Exit codes: 0 the backends are not drained; 1 refused or not found; 3 done, but a restart of
+    /// the daemon would lose this; 4 a permission is missing.
+    Undrain(overrides::UndrainOptions),
+    /// Multiply the weight of a backend on this host, from 1% to 1000%; 100% ends this
+    ///
+    /// The weight is multiplied after weights that follow load, which leave this backend's factor
+    /// as it is in the meantime. The shares of the other backends change so that they add up to
+    /// 100 %. The daemon stores the weight across restarts and upgrades.
+    ///
+    /// Exit codes: as for undrain.
+    Weight(overrides::WeightOptions),
+    /// List the drains and weights that operators have set on this host
+    ///
+    /// If no daemon runs, the command reads the overrides from the daemon's file, which needs the
+    /// permission to read it.
+    ///
+    /// Exit codes: 0 ok; 1 failed; 3 no daemon runs, or the overrides are not stored; 4 a
+    /// permission is missing.
+    Overrides {
+        /// Only this service
+        #[arg(short, long)]
+        service: Option<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Show how weights follow the load that backends report, or switch this behaviour off and on
     ///
     /// Needs the daemon, which switches only for root, its own user, and members of the group that
@@ -371,7 +417,17 @@ mod tests {
             let error = Cli::command().try_get_matches_from(["socklb", word]).unwrap_err();
             hint_of_another(&error)
         };
-        assert!(hint("drain").is_some_and(|hint| hint.contains("lame-duck")));
+        for (word, command) in [
+            ("maint", "socklb drain"),
+            ("disable", "socklb drain"),
+            ("enable", "socklb undrain"),
+            ("ready", "socklb undrain"),
+            ("set", "socklb weight"),
+            ("edit-server", "socklb weight"),
+            ("lame-duck", "socklb agent lame-duck"),
+        ] {
+            assert!(hint(word).is_some_and(|hint| hint.contains(command)), "{word}");
+        }
         assert_eq!((hint("show"), hint("conns")), (Some("use `socklb status`"), Some("use `socklb flows`")));
         assert_eq!(hint("frobnicate"), None);
     }

@@ -8,8 +8,8 @@
 //! In reading order: the plan and the maps (this file), the lists that change the plan (`lists`),
 //! the cgroup (`attachment`), the network namespace (`namespace`), the verdicts of the programs on
 //! backends (`health`), guesses from probes (`guesses`), the counters (`counts`), weights that
-//! change although the lists do not (`control`), errors that count as load (`errors`), and subsets
-//! whose size follows load (`size`).
+//! change although the lists do not (`control`), errors that count as load (`errors`), subsets
+//! whose size follows load (`size`), and the overrides of operators (`overrides`).
 
 mod lists;
 
@@ -28,6 +28,8 @@ mod health;
 mod guesses;
 
 mod size;
+
+mod overrides;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -140,6 +142,7 @@ pub struct ClientTask {
     /// For each service, by position: the size of the subset, if it follows load, and the service's
     /// name. Empty until the sizes are created.
     sizes: Vec<Option<(String, size::FollowedSize)>>,
+    override_grace: overrides::OverrideGrace,
 }
 
 impl ClientTask {
@@ -203,6 +206,7 @@ impl ClientTask {
             errors_seen: errors::ErrorLook::default(),
             reported_errors: BTreeMap::new(),
             sizes: Vec::new(),
+            override_grace: overrides::OverrideGrace::default(),
         })
     }
 
@@ -284,12 +288,15 @@ impl ClientTask {
 
     /// Whether any step has to wait for the end of running programs.
     pub fn wants_wait(&self) -> bool {
-        self.datapath.is_waiting_for_readers() || self.grace_periods.wants_wait(&self.unneeded())
+        self.datapath.is_waiting_for_readers()
+            || self.overrides_want_wait()
+            || self.grace_periods.wants_wait(&self.unneeded())
     }
 
     /// Call this before a wait for readers starts.
     pub fn before_wait(&mut self) {
         self.datapath.before_wait();
+        self.before_override_wait();
         let unneeded = self.unneeded().into_owned();
         self.grace_periods.before_wait(&unneeded);
     }
@@ -297,6 +304,7 @@ impl ClientTask {
     /// Call this when the wait for readers that followed [`ClientTask::before_wait`] has ended.
     pub fn after_wait(&mut self) {
         self.datapath.readers_are_gone();
+        self.after_override_wait();
         self.grace_periods.after_wait();
     }
 

@@ -83,6 +83,7 @@ impl Controller {
             unavailable: client_task.unavailable(now),
             probes: self.probe_views(client_task),
             loads: client_task.loads(),
+            overrides: self.overrides_of(client_task),
             // If the run times of programs cannot be read, the facts lack only these.
             runs: client_task.datapath().kernel().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),

@@ -15,7 +15,8 @@ use lb_core::control::{ControlSnapshot, Mode, Switch};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::{BackgroundWork, Controller};
+use super::Controller;
+use super::state_files::{StoredFile, StoredRead};
 
 /// The interval at which learnt weights are stored while they change.
 const STORE_INTERVAL: Duration = Duration::from_secs(10);
@@ -27,23 +28,8 @@ const MAX_STORE_INTERVAL: Duration = Duration::from_mins(5);
 /// A factor counts as changed if it has changed by more than this fraction of its value.
 const MOVED: f64 = 0.02;
 
-/// The largest size of a file that is read. 64 client tasks with ten services of 256 members each
-/// need 6 MB; 64 client tasks with one service of 16,384 members, the most that a table has, need
-/// 40 MB. For some minutes the file may also contain members that have left, at most the same
-/// number.
-pub const MAX_BYTES: u64 = 128 << 20;
-
 /// By service name.
 type Services = BTreeMap<String, StoredService>;
-
-/// The result of reading the file.
-pub enum StoredLoadsRead {
-    Read(StoredLoads),
-    /// There is no file, or it cannot be parsed.
-    Nothing,
-    /// The file cannot be read now; the text is the reason.
-    Unread(String),
-}
 
 /// The content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -51,12 +37,6 @@ pub struct StoredLoads {
     /// The version of the format.
     schema: u32,
     clients: BTreeMap<String, StoredClient>,
-}
-
-/// The field that a file of any version has.
-#[derive(Deserialize)]
-struct FileVersion {
-    schema: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -98,21 +78,17 @@ pub struct LoadStore {
     is_urgent: bool,
 }
 
-/// The path of the file, below the state directory.
-pub fn path(state: &Path) -> PathBuf {
-    state.join("load").join("factors.json")
-}
+impl StoredFile for StoredLoads {
+    /// 64 client tasks with ten services of 256 members each need 6 MB; 64 client tasks with one
+    /// service of 16,384 members, the most that a table has, need 40 MB. For some minutes the file
+    /// may also contain members that have left, at most the same number.
+    const MAX_BYTES: u64 = 128 << 20;
+    const SCHEMA: u32 = SCHEMA;
+    const LOST: &'static str = "the file of learnt weights and operators' switches cannot be parsed; it was renamed; services start with \
+                                their structural weights, and follow load as configured";
 
-impl StoredLoads {
-    /// # Errors
-    /// Why the text cannot be parsed.
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
-        // The fields depend on the version, so it is checked first.
-        let version: FileVersion = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        if version.schema != SCHEMA {
-            return Err(format!("its schema is {}, but this socklb supports only {SCHEMA}", version.schema));
-        }
-        serde_json::from_slice(text).map_err(|error| error.to_string())
+    fn path(state: &Path) -> PathBuf {
+        state.join("load").join("factors.json")
     }
 }
 
@@ -168,11 +144,11 @@ fn differ(before: &Services, now: &Services) -> bool {
 
 impl LoadStore {
     /// Applies the result of reading the file.
-    pub fn take(&mut self, file: StoredLoadsRead) {
+    pub fn take(&mut self, file: StoredRead<StoredLoads>) {
         match file {
-            StoredLoadsRead::Read(stored) => self.known = stored.clients,
-            StoredLoadsRead::Nothing => {}
-            StoredLoadsRead::Unread(error) => {
+            StoredRead::Read(stored) => self.known = stored.clients,
+            StoredRead::Nothing => {}
+            StoredRead::Unread(error) => {
                 if self.unread.is_none() {
                     warn!(
                         error,
@@ -203,6 +179,15 @@ impl LoadStore {
         Some((client.services.get(service)?.snapshot(now), age))
     }
 
+    /// Whether the file could not be read yet.
+    pub const fn is_unread(&self) -> bool {
+        self.unread.is_some()
+    }
+
+    pub const fn start_reading(&mut self) {
+        self.is_reading = true;
+    }
+
     /// Requests that the switch that an operator has set is stored at once.
     pub fn hurry(&mut self) {
         self.is_urgent = true;
@@ -224,7 +209,9 @@ impl Controller {
         }
         self.load_store.looked = Some(now);
         if self.load_store.unread.is_some() {
-            self.read_stored_loads();
+            if !self.load_store.is_reading {
+                self.read_stored();
+            }
             return;
         }
         let at = seconds(self.wall);
@@ -254,7 +241,7 @@ impl Controller {
         }
         let file = StoredLoads { schema: SCHEMA, clients };
         if let Ok(text) = serde_json::to_vec(&file) {
-            self.sources.files_to_store.add(path(&self.config.paths.state), text.into());
+            self.sources.files_to_store.add(StoredLoads::path(&self.config.paths.state), text.into());
         }
         self.load_store.known = file.clients;
         self.load_store.written = Some(now);
@@ -265,19 +252,11 @@ impl Controller {
     pub fn loads_store_error(&self) -> Option<String> {
         let unread = self.load_store.unread.as_deref();
         let files = &self.sources.files_to_store;
-        unread.or_else(|| files.error_of(&path(&self.config.paths.state))).map(str::to_owned)
-    }
-
-    /// Starts to read the file again, unless a read is under way.
-    fn read_stored_loads(&mut self) {
-        if std::mem::replace(&mut self.load_store.is_reading, true) {
-            return;
-        }
-        self.effects.push(BackgroundWork::ReadStoredLoads.into());
+        unread.or_else(|| files.error_of(&StoredLoads::path(&self.config.paths.state))).map(str::to_owned)
     }
 
     /// A retry of reading the file has ended.
-    pub fn apply_stored_loads(&mut self, file: StoredLoadsRead, now: Instant) {
+    pub fn apply_stored_loads(&mut self, file: StoredRead<StoredLoads>, now: Instant) {
         self.load_store.is_reading = false;
         self.load_store.take(file);
         if self.load_store.unread.is_some() {
@@ -310,6 +289,7 @@ impl Controller {
                 known.services.retain(|name, _| !lost_it(name));
             }
         }
+        self.apply_overrides(client, now);
     }
 }
 
@@ -336,7 +316,7 @@ mod tests {
     /// The state after a file with this text was read.
     fn known(text: &[u8]) -> LoadStore {
         let mut load_store = LoadStore::default();
-        load_store.take(StoredLoadsRead::Read(StoredLoads::parse(text).unwrap()));
+        load_store.take(StoredRead::Read(StoredLoads::parse(text).unwrap()));
         load_store
     }
 
@@ -406,9 +386,9 @@ mod tests {
     #[test]
     fn an_unreadable_file_does_not_count_as_missing() {
         let mut load_store = LoadStore::default();
-        load_store.take(StoredLoadsRead::Unread("input/output error".to_owned()));
+        load_store.take(StoredRead::Unread("input/output error".to_owned()));
         assert!(load_store.unread.is_some());
-        load_store.take(StoredLoadsRead::Read(stored(1_000, &snapshot(Switch::Off, 1.25))));
+        load_store.take(StoredRead::Read(stored(1_000, &snapshot(Switch::Off, 1.25))));
         assert!(load_store.unread.is_none() && load_store.snapshot("web", "users", at(1_000)).is_some());
     }
 }

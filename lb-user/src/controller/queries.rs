@@ -78,6 +78,14 @@ impl Controller {
                     answer.send(self.switch_load(&service, switch, client.as_deref(), &who, now));
                 }
             }
+            ControllerQuery::Override { service, request, who, answer } => {
+                if !answer.is_closed() {
+                    self.override_backends(service, &request, &who, answer, now);
+                }
+            }
+            ControllerQuery::Overrides(answer) => {
+                answer.send(self.overrides_document());
+            }
             ControllerQuery::Source { service, newest, answer } => {
                 answer.send(self.source_text(&service, newest));
             }
@@ -129,11 +137,7 @@ impl Controller {
                 Finding::Empty { .. } | Finding::Failed(_) => None,
             };
         }
-        let assignments = match watched {
-            Some(watched) => &watched.feed.newest()?.assignments,
-            None => self.sources.statics.get(service)?,
-        };
-        Some(SourceText::List(assignments.shared_list()))
+        self.list_of(service).map(SourceText::List)
     }
 
     /// Reads or queries the source of a service's list at once.

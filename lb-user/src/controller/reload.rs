@@ -12,9 +12,8 @@ use lb_core::feed::{Progress, ReadFailure, ReadTurn, Version};
 use tracing::{info, warn};
 
 use super::changes::changes;
-use super::load_store::StoredLoadsRead;
 use super::sources::{InForce, Reading, WatchedSource};
-use super::{BackgroundWork, ClientOpener, Controller, Effect, Notice, Opened, fixed};
+use super::{BackgroundWork, ClientOpener, Controller, Effect, Notice, Opened, StoredState, fixed};
 use crate::assignments::AssignmentsByService;
 use crate::config::Config;
 use crate::configured::configured;
@@ -56,8 +55,8 @@ pub struct Loaded {
     pub statics: AssignmentsByService,
     /// The clients that did not run yet, with the results of opening them.
     pub opened: Vec<Opened>,
-    /// The stored state of the control laws; read only at a start.
-    pub stored_loads: Option<StoredLoadsRead>,
+    /// The files that an earlier daemon stored; read only at a start.
+    pub stored: Option<StoredState>,
 }
 
 /// The state of the configuration file, and of reloads.
@@ -210,7 +209,10 @@ impl Controller {
             }
             Ok(config) => {
                 self.sources.statics = loaded.statics;
-                loaded.stored_loads.into_iter().for_each(|file| self.load_store.take(file));
+                if let Some(stored) = loaded.stored {
+                    self.load_store.take(stored.loads);
+                    self.overrides.take(stored.overrides, self.boot, self.wall);
+                }
                 let changed = (!is_first).then(|| changes(&configured(&self.config), &configured(&config)));
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, is_first, now);
                 if let Some(changed) = changed {

@@ -44,6 +44,8 @@ mod contract;
 
 mod envoy;
 
+mod overrides;
+
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -9,10 +9,62 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use tracing::{info, warn};
 
+use super::load_store::StoredLoads;
+use super::overrides::{self, StoredOverrides};
 use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
+
+/// A file that the daemon reads at its start, and writes later. It is JSON with a `schema`.
+pub trait StoredFile: DeserializeOwned {
+    /// The largest size of a file that is read.
+    const MAX_BYTES: u64;
+    /// The version of the format.
+    const SCHEMA: u32;
+    /// What to log if the file cannot be parsed.
+    const LOST: &'static str;
+
+    /// The path of the file, below the state directory.
+    fn path(state: &Path) -> PathBuf;
+
+    /// # Errors
+    /// Why the text cannot be parsed.
+    fn parse(text: &[u8]) -> Result<Self, String> {
+        /// The field that a file of any version has.
+        #[derive(Deserialize)]
+        struct FileVersion {
+            schema: u32,
+        }
+        // The other fields depend on the version, so it is checked first.
+        let version: FileVersion = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        if version.schema != Self::SCHEMA {
+            return Err(format!(
+                "its schema is {}, but this socklb supports only {}",
+                version.schema,
+                Self::SCHEMA
+            ));
+        }
+        serde_json::from_slice(text).map_err(|error| error.to_string())
+    }
+}
+
+/// The result of reading a stored file.
+pub enum StoredRead<S> {
+    Read(S),
+    /// There is no file, or it cannot be parsed.
+    Nothing,
+    /// The file cannot be read now; the text is the reason.
+    Unread(String),
+}
+
+/// The results of reading all stored files except lists.
+pub struct StoredState {
+    pub loads: StoredRead<StoredLoads>,
+    pub overrides: StoredRead<StoredOverrides>,
+}
 
 /// Files by path, each with its complete content.
 pub type StateFiles = BTreeMap<PathBuf, Arc<[u8]>>;
@@ -55,6 +107,9 @@ impl Controller {
         let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
         if !*is_busy && !files.is_empty() && retry.is_due(now) {
             *is_busy = true;
+            if files.contains_key(&overrides::path(&self.config.paths.state)) {
+                self.overrides.start_storing();
+            }
             self.effects.push(BackgroundWork::Store(std::mem::take(files)).into());
         }
     }
@@ -63,6 +118,7 @@ impl Controller {
     pub fn stored(&mut self, StoreFailures { mut left, error }: StoreFailures, now: Instant) {
         let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
         *is_busy = false;
+        self.overrides.end_storing(!left.contains_key(&overrides::path(&self.config.paths.state)));
         left.append(files);
         *files = left;
         match error {
@@ -79,6 +135,23 @@ impl Controller {
                 }
                 retry.succeeded();
             }
+        }
+    }
+
+    /// Reads the stored files again, because one of them could not be read.
+    pub fn read_stored(&mut self) {
+        self.overrides.start_reading();
+        self.load_store.start_reading();
+        self.effects.push(BackgroundWork::ReadStored.into());
+    }
+
+    /// A retry of reading the stored files has ended.
+    pub fn apply_stored(&mut self, StoredState { loads, overrides }: StoredState, now: Instant) {
+        if self.overrides.is_unread() {
+            self.apply_stored_overrides(overrides, now);
+        }
+        if self.load_store.is_unread() {
+            self.apply_stored_loads(loads, now);
         }
     }
 }

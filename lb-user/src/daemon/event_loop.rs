@@ -136,7 +136,9 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
             Event::Watched => shell.is_watched = false,
             _ => {}
         }
-        match controller.handle(event, now, SystemTime::now()) {
+        let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let boot = Duration::try_from(boot).unwrap_or_default();
+        match controller.handle(event, now, SystemTime::now(), boot) {
             Ok(effects) => shell.carry_out(effects),
             Err(error) => break Err(error),
         }

@@ -9,8 +9,7 @@ use lb_host::store::{StateDirectory, StoreError};
 use tracing::warn;
 
 use crate::controller::{
-    EnvoyChanges, EnvoyFile, EnvoyResults, MAX_STORED_LOADS_BYTES, StateFiles, StoreFailures, StoredLoads,
-    StoredLoadsRead,
+    EnvoyChanges, EnvoyFile, EnvoyResults, StateFiles, StoreFailures, StoredFile, StoredRead,
 };
 use crate::envoy::{self, EnvoyEndpoint};
 use crate::source::{self, SourceError, Stamp, last_good};
@@ -128,34 +127,29 @@ pub fn write_envoy_files(disk: &dyn Files, changes: EnvoyChanges) -> EnvoyResult
     changes.into_iter().map(result).collect()
 }
 
-/// Reads the learnt weights that an earlier daemon stored. A file that cannot be parsed is renamed.
-pub fn read_stored_loads(disk: &dyn Files, path: &Path) -> StoredLoadsRead {
-    let parsed = match disk.read_stored(path, MAX_STORED_LOADS_BYTES) {
-        Ok(text) => StoredLoads::parse(&text),
+/// Reads a file that an earlier daemon stored. A file that cannot be parsed is renamed.
+pub fn read_stored<S: StoredFile>(disk: &dyn Files, path: &Path) -> StoredRead<S> {
+    let parsed = match disk.read_stored(path, S::MAX_BYTES) {
+        Ok(text) => S::parse(&text),
         Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return StoredLoadsRead::Nothing;
+            return StoredRead::Nothing;
         }
         Err(error @ SourceError::TooLarge(..)) => Err(error.to_string()),
-        Err(error) => return StoredLoadsRead::Unread(crate::error::chain(&error)),
+        Err(error) => return StoredRead::Unread(crate::error::chain(&error)),
     };
     match parsed {
-        Ok(loads) => StoredLoadsRead::Read(loads),
+        Ok(stored) => StoredRead::Read(stored),
         Err(why) => {
             let aside = path.with_extension("json.not-understood");
             if let Err(error) = disk.rename_stored(path, &aside) {
-                return StoredLoadsRead::Unread(format!(
+                return StoredRead::Unread(format!(
                     "{why}; the file cannot be renamed to {}: {}",
                     aside.display(),
                     crate::error::chain(&error)
                 ));
             }
-            warn!(
-                aside = %aside.display(),
-                why,
-                "the file of learnt weights and operators' switches cannot be parsed; it was renamed; services start with their \
-                 structural weights, and follow load as configured"
-            );
-            StoredLoadsRead::Nothing
+            warn!(aside = %aside.display(), why, "{}", S::LOST);
+            StoredRead::Nothing
         }
     }
 }
@@ -163,31 +157,33 @@ pub fn read_stored_loads(disk: &dyn Files, path: &Path) -> StoredLoadsRead {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::stored_loads_path;
+    use crate::controller::StoredLoads;
+
+    fn read_stored_loads(file: &Path) -> StoredRead<StoredLoads> {
+        read_stored(&HostFiles, file)
+    }
 
     #[test]
     fn a_file_that_cannot_be_parsed_is_renamed() {
         let folder = tempfile::tempdir().unwrap();
-        let file = stored_loads_path(folder.path());
+        let file = StoredLoads::path(folder.path());
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        assert!(matches!(read_stored_loads(&HostFiles, &file), StoredLoadsRead::Nothing));
+        assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
         std::fs::write(&file, "{\"schema\":1,").unwrap();
-        assert!(matches!(read_stored_loads(&HostFiles, &file), StoredLoadsRead::Nothing));
+        assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
         let aside = file.with_file_name("factors.json.not-understood");
         assert!(!file.exists() && std::fs::read(aside).unwrap() == b"{\"schema\":1,");
         // A file that cannot be renamed must not be overwritten.
         std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::write(&file, "{\"schema\":2}").unwrap();
-        let StoredLoadsRead::Unread(why) = read_stored_loads(&HostFiles, &file) else {
-            panic!("it is there")
-        };
+        let StoredRead::Unread(why) = read_stored_loads(&file) else { panic!("it is there") };
         assert!(why.contains("its schema is 2") && why.contains("cannot be renamed"), "{why}");
         std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         // A file that is too long is renamed as well, so that later files can be stored.
-        std::fs::File::create(&file).unwrap().set_len(MAX_STORED_LOADS_BYTES + 1).unwrap();
-        assert!(matches!(read_stored_loads(&HostFiles, &file), StoredLoadsRead::Nothing) && !file.exists());
+        std::fs::File::create(&file).unwrap().set_len(StoredLoads::MAX_BYTES + 1).unwrap();
+        assert!(matches!(read_stored_loads(&file), StoredRead::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();
-        assert!(matches!(read_stored_loads(&HostFiles, &file), StoredLoadsRead::Read(_)) && file.exists());
+        assert!(matches!(read_stored_loads(&file), StoredRead::Read(_)) && file.exists());
     }
 }

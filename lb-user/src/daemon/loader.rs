@@ -44,8 +44,8 @@ impl Loader {
             begun,
             statics: AssignmentsByService::new(),
             opened: Vec::new(),
-            stored_loads: if is_start {
-                Some(work::read_stored_loads(&self.lists, &running.paths.state).await)
+            stored: if is_start {
+                Some(work::read_stored(&self.lists, &running.paths.state).await)
             } else {
                 None
             },

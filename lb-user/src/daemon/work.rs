@@ -15,7 +15,7 @@ use super::watches::Watches;
 use super::{Reread, files, opener};
 use crate::controller::{
     BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, Event, NamespaceFound, Search, StateFiles,
-    StoreFailures, StoredLoadsRead, stored_loads_path,
+    StoreFailures, StoredFile, StoredRead, StoredState,
 };
 use crate::source::{NoAnswer, Stamp, directory_of};
 
@@ -69,8 +69,8 @@ impl Worker {
                 let (version, result) = self.lists.read(&source, known, purpose).await;
                 Event::Read { service, source, begun, version, result }
             }
-            BackgroundWork::ReadStoredLoads => {
-                Event::LoadsRead(read_stored_loads(&self.lists, &self.state).await)
+            BackgroundWork::ReadStored => {
+                Event::StoredRead(Box::new(read_stored(&self.lists, &self.state).await))
             }
             BackgroundWork::Store(files) => Event::Stored(self.store(files).await),
             BackgroundWork::WriteEnvoyFiles(changes) => {
@@ -153,15 +153,19 @@ impl Worker {
     }
 }
 
-/// Reads the learnt weights that an earlier daemon stored.
-pub async fn read_stored_loads(lists: &ListReader, state: &Path) -> StoredLoadsRead {
-    let path = stored_loads_path(state);
+/// Reads the files that an earlier daemon stored.
+pub async fn read_stored(lists: &ListReader, state: &Path) -> StoredState {
+    StoredState { loads: read_one(lists, state).await, overrides: read_one(lists, state).await }
+}
+
+async fn read_one<S: StoredFile + Send + 'static>(lists: &ListReader, state: &Path) -> StoredRead<S> {
+    let path = S::path(state);
     let (disk, file) = (Arc::clone(&lists.files), path.clone());
     lists
         .io
-        .run(&path, PATIENCE, move || files::read_stored_loads(&*disk, &file))
+        .run(&path, PATIENCE, move || files::read_stored(&*disk, &file))
         .await
-        .unwrap_or_else(|no_answer| StoredLoadsRead::Unread(no_answer.to_string()))
+        .unwrap_or_else(|no_answer| StoredRead::Unread(no_answer.to_string()))
 }
 
 /// Runs, on a thread of its own, work that may block.

@@ -109,6 +109,9 @@ families! {
     PROGRAM_RUNS = counter("socklb_program_runs", &["client", "program"],
         "Runs of a kernel program since it was loaded; only while kernel.bpf_stats_enabled is 1.");
 
+    OVERRIDES = gauge("socklb_overrides", &["service", "kind"],
+        "Operators' overrides of the service's backends on this host, by kind: drained backends (drain), changed weights (weight).");
+
     // ---- a service of a client task -------------------------------------------------------------
     SERVICE_OPEN = gauge("socklb_service_open", SERVICE,
         "1 if connects to the service are balanced, 0 if it was removed and waits for its last flow to end.");

@@ -182,6 +182,7 @@ impl Collector for MetricsPage {
         self.daemon(&mut sheet)?;
         self.each_client(&mut sheet)?;
         self.each_map(&mut sheet)?;
+        self.each_override(&mut sheet)?;
         self.each_service(&mut sheet)?;
         self.each_source(&mut sheet)?;
         self.each_backend(&mut sheet)?;

@@ -113,17 +113,11 @@ fn why(flow: &ActiveFlow<'_>) -> String {
     format!("{}{reason}, {entries} of table {}", flow.policy, flow.table_generation)
 }
 
-/// A duration in its two largest units.
+/// An age, with tenths of a second if it is short.
 fn age(seconds: f64) -> String {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an age for people")]
     let whole = seconds.max(0.0) as u64;
-    match whole {
-        0..10 => format!("{seconds:.1}s"),
-        10..60 => format!("{whole}s"),
-        60..3600 => format!("{}m{:02}s", whole / 60, whole % 60),
-        3600..86_400 => format!("{}h{:02}m", whole / 3600, whole / 60 % 60),
-        _ => format!("{}d{:02}h", whole / 86_400, whole / 3600 % 24),
-    }
+    if whole < 10 { format!("{seconds:.1}s") } else { super::age(whole) }
 }
 
 #[cfg(test)]

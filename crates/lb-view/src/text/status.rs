@@ -175,7 +175,7 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     let cells = vec![
         backend.address.to_string(),
         backend.state_in_words().to_owned(),
-        backend.weight.to_string(),
+        backend.weight_in_words(),
         percent(Some(backend.share_wanted)),
         percent(share),
         backend.active.to_string(),
@@ -186,9 +186,11 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     ];
     let ejection = backend.ejection_in_words();
     let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
-    // The text of an ejection contains the reason, so it is not repeated. The notes are the same
-    // with and without a daemon, except for details of probes, which only a daemon knows.
-    let is_shown = ejection.is_some() && backend.state == Health::Ejected.name();
+    // The text of an ejection contains the reason, and so does the state of a backend that an
+    // operator has drained, so it is not repeated. The notes are the same with and without a
+    // daemon, except for details of probes, which only a daemon knows.
+    let is_shown =
+        ejection.is_some() && backend.state == Health::Ejected.name() || backend.is_drained_by_operator();
     let reason = backend.reason.clone().filter(|_| !is_shown);
     let is_replaced = backend.membership == BackendState::Replaced.name();
     let place = is_replaced.then(|| "replaced: another backend takes its place".to_owned());
@@ -348,6 +350,26 @@ mod tests {
                255.255.255.250:65535  lame-duck   65535  75.0 %  75.1 %  131072    12346  1.3ms  773us  197ms\n    \
                  refused 12.0/s, gave-up 0.05/s\n  \
                255.255.255.251:65535    healthy       1   0.0 %       -       0        0      -      -      -\n",
+        );
+    }
+
+    #[test]
+    fn overrides_are_shown_as_such() {
+        let mut service = service();
+        for backend in &mut service.backends {
+            backend.rates_60s = None;
+            backend.endings.clear();
+        }
+        let [drained, weighted] = &mut service.backends[..] else { panic!("two backends") };
+        "drained".clone_into(&mut drained.state);
+        (drained.witness, drained.reason) = (Some("operator".to_owned()), Some("operator: drain".to_owned()));
+        (weighted.weight, weighted.weight_percent, weighted.share_wanted) = (4, Some(50), 1.0);
+        check_table(
+            &service,
+            "service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
+               backend                             state    weight   wanted   share  active    started   mean    p50    p99\n  \
+               255.255.255.250:65535  drained (operator)     65535   75.0 %  75.0 %  131072  123456789  1.3ms  773us  197ms\n  \
+               255.255.255.251:65535             healthy  4 (50 %)  100.0 %       -       0          0      -      -      -\n",
         );
     }
 

@@ -130,7 +130,7 @@ impl ClientTask {
         self.datapath.eject(&self.balancer.replaced_without_ejection());
     }
 
-    fn take_in(&mut self, fact: Fact, now: Instant) {
+    pub(super) fn take_in(&mut self, fact: Fact, now: Instant) {
         if self.balancer.handle(now, fact).expect("only a list can be refused") {
             self.settled = None;
         }

@@ -543,6 +543,9 @@ pub struct Stage {
     clients: Vec<(String, String)>,
     start: Instant,
     pub now: Instant,
+    /// For how long the host has been suspended, and by how much its wall clock was set ahead.
+    pub suspended: Duration,
+    pub wall_ahead: Duration,
     clock: Clock,
     worker: Worker,
     runtime: tokio::runtime::Runtime,
@@ -623,6 +626,8 @@ impl Stage {
             start: now,
             now,
             clock: Clock::new(now, SECOND),
+            suspended: Duration::ZERO,
+            wall_ahead: Duration::ZERO,
             worker,
             runtime,
             inbox: VecDeque::new(),
@@ -750,7 +755,8 @@ impl Stage {
     }
 
     fn wall(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000) + self.clock.monotonic(self.now)
+        let running = self.clock.monotonic(self.now) + self.suspended + self.wall_ahead;
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000) + running
     }
 
     /// Passes an event to the controller, and carries out its effects.
@@ -763,8 +769,9 @@ impl Stage {
     fn run(&mut self) {
         while let Some(event) = self.inbox.pop_front() {
             let (now, wall) = (self.now, self.wall());
+            let boot = self.clock.monotonic(now) + self.suspended;
             let Some(controller) = &mut self.controller else { return };
-            match controller.handle(event, now, wall) {
+            match controller.handle(event, now, wall, boot) {
                 Ok(effects) => self.carry_out(effects),
                 Err(error) => {
                     self.refused = format!("{error:#}");

@@ -1,5 +1,6 @@
 //! The contents of a page, metric by metric.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcome};
@@ -102,6 +103,22 @@ impl MetricsPage {
             runs().map(|(labels, r)| (labels, SeriesValue::Real(seconds_of_ns(r.time_ns)))),
         )?;
         sheet.family(&f::PROGRAM_RUNS, runs().map(|(labels, r)| (labels, SeriesValue::Whole(r.count))))
+    }
+
+    /// The number of overrides of each service. An override for all clients is in the facts of each
+    /// client, and counts once.
+    pub fn each_override(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        let services: BTreeSet<&str> =
+            self.services().map(|(_, service)| service.view.name.as_str()).collect();
+        let all = self.clients.iter().flat_map(|client| &client.facts.overrides);
+        let all: BTreeSet<_> = all.map(|of| (&of.scope, of.kind.is_drain())).collect();
+        let series = services.iter().flat_map(|service| {
+            [("drain", true), ("weight", false)].map(|(kind, is_drain)| {
+                let of_kind = all.iter().filter(|(scope, is)| scope.service == *service && *is == is_drain);
+                ([*service, kind], SeriesValue::Whole(of_kind.count() as u64))
+            })
+        });
+        sheet.family(&f::OVERRIDES, series)
     }
 
     pub fn each_service(&self, sheet: &mut Sheet<'_>) -> fmt::Result {

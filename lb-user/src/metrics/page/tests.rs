@@ -21,6 +21,7 @@ use super::*;
 use crate::facts::{ClientFacts, Reloads, ReportCounts};
 use lb_view::backend::BackendHealth;
 use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
+use lb_view::overrides::{Override, OverrideKind, OverrideScope};
 use lb_view::status::{DaemonStatus, InterfaceStatus, Reclaim, RemoteStatus, SourceStatus};
 
 fn facts() -> Facts {
@@ -170,6 +171,7 @@ fn client() -> ClientMetrics {
             probes: BTreeMap::from([(("users".to_owned(), "[2001:db8::1]:80".parse().unwrap()), probe())]),
             sources: BTreeMap::from([("users".to_owned(), source)]),
             loads: BTreeMap::from([("users".to_owned(), load())]),
+            overrides: Vec::new(),
             runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
             lately: None,
         },
@@ -346,6 +348,35 @@ fn a_page_shows_weights_that_follow_load() {
         "weights with only slow start do not follow load"
     );
     assert!(!lines(&page, "socklb_backend_load_factor{").is_empty());
+}
+
+#[test]
+fn an_override_for_all_clients_counts_once() {
+    let scope = |host: u8| OverrideScope {
+        service: "users".to_owned(),
+        backend: ([10, 0, 0, host], 80).into(),
+        client: None,
+    };
+    let of = |host: u8, kind| {
+        let (user, process, since) = (0, 1, 1_700_000_000);
+        Override { scope: scope(host), kind, reason: None, user, process, since, until: None }
+    };
+    let weight = OverrideKind::Weight { percent: 50 };
+    let overrides = vec![of(1, OverrideKind::Drain), of(2, OverrideKind::Drain), of(2, weight)];
+    let clients = ["web", "batch"].map(|name| {
+        let mut client = client();
+        client.facts.pins = Pins::of(Path::new("/pins"), name);
+        client.facts.overrides.clone_from(&overrides);
+        client
+    });
+    let page = page(ExpositionFormat::Text, clients.into());
+    assert_eq!(
+        lines(&page, "socklb_overrides{"),
+        [
+            r#"socklb_overrides{service="users",kind="drain"} 2"#,
+            r#"socklb_overrides{service="users",kind="weight"} 1"#
+        ]
+    );
 }
 
 #[test]

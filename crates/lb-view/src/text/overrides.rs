@@ -1,0 +1,96 @@
+//! The text form of operators' overrides: one override per line, and its effect below.
+
+use std::fmt::Write as _;
+
+use super::table::{ALWAYS, Column, TableRow, left_out, table};
+use super::{Style, age, wrap};
+use crate::overrides::{OverrideStatus, OverridesDocument};
+
+/// The overrides as text. `now` is in seconds since 1970.
+pub fn overrides(document: &OverridesDocument, now: u64, style: Style) -> String {
+    let mut text = String::new();
+    let all = &document.overrides;
+    if all.is_empty() {
+        text.push_str("no overrides on this host\n");
+    } else {
+        let table = table(&COLUMNS, all.len(), |number| row(&all[number], now), style);
+        text = table.text;
+        text.extend(left_out(&table.left_out));
+    }
+    if let Some(why) = &document.not_kept {
+        let _ = writeln!(
+            text,
+            "{} the overrides are not stored, and lost at a restart of the daemon; retrying: {why}",
+            style.paint("33", "degraded:")
+        );
+    }
+    wrap(text, style.width)
+}
+
+const COLUMNS: [Column<'static>; 7] = [
+    Column::left("service", ALWAYS),
+    Column::left("backend", ALWAYS),
+    Column::left("override", ALWAYS),
+    Column::left("client", 4),
+    Column::right("since", 2),
+    Column::right("ends in", 3),
+    Column::left("by", 1),
+];
+
+fn row(OverrideStatus { of, is_listed, clients }: &OverrideStatus, now: u64) -> TableRow {
+    let end = of.until.map_or_else(|| "-".to_owned(), |until| age(until.saturating_sub(now)));
+    let cells = vec![
+        of.scope.service.clone(),
+        of.scope.backend.to_string(),
+        of.kind.in_words(),
+        of.scope.client.clone().unwrap_or_else(|| "all".to_owned()),
+        age(now.saturating_sub(of.since)),
+        end,
+        format!("user {} (pid {})", of.user, of.process),
+    ];
+    let reason = of.reason.as_ref().map(|reason| format!("reason: {reason}"));
+    let unlisted = (!is_listed).then(|| "no effect: not in the list".to_owned());
+    let effects = clients.iter().map(|effect| effect.describe(of.kind));
+    let notes: Vec<String> = reason.into_iter().chain(unlisted).chain(effects).collect();
+    TableRow { cells, is_bad: false, note: (!notes.is_empty()).then(|| notes.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::overrides::tests::{effect, status};
+    use crate::overrides::{OverrideKind, SCHEMA};
+
+    fn document() -> OverridesDocument {
+        let mut drain = status(1, OverrideKind::Drain, vec![effect("web", 3, 0.0), effect("batch", 0, 0.0)]);
+        (drain.of.reason, drain.of.until) = (Some("new kernel".to_owned()), Some(4_700));
+        let mut weight = status(2, OverrideKind::Weight { percent: 50 }, Vec::new());
+        (weight.of.scope.client, weight.is_listed) = (Some("web".to_owned()), false);
+        let not_kept = Some("No space left on device (os error 28)".to_owned());
+        OverridesDocument { schema: SCHEMA, overrides: vec![drain, weight], not_kept }
+    }
+
+    #[test]
+    fn each_override_shows_author_times_reason_and_effect() {
+        assert_eq!(
+            overrides(&document(), 1_100, Style::default()),
+            "  service  backend      override     client  since  ends in  by\n  \
+               users    10.0.0.1:80  drain        all     1m40s    1h00m  user 1000 (pid 4711)\n    \
+                 reason: new kernel; client web: 3 open flows; client batch: 0 open flows\n  \
+               users    10.0.0.2:80  weight 50 %  web     1m40s        -  user 1000 (pid 4711)\n    \
+                 no effect: not in the list\n\
+             degraded: the overrides are not stored, and lost at a restart of the daemon; retrying: \
+             No space left on device (os error 28)\n"
+        );
+        let none = OverridesDocument { overrides: Vec::new(), not_kept: None, ..document() };
+        assert_eq!(overrides(&none, 0, Style::default()), "no overrides on this host\n");
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_what_and_where() {
+        let style = Style { colour: false, width: Some(50) };
+        let text = overrides(&OverridesDocument { not_kept: None, ..document() }, 1_100, style);
+        assert!(text.lines().all(|line| line.chars().count() <= 50), "{text}");
+        assert!(text.contains("weight 50 %") && text.contains("since, ends in, by left out"), "{text}");
+    }
+}

@@ -1,0 +1,396 @@
+//! `socklb drain`, `undrain`, `weight` and `overrides`: what operators change on this host.
+
+mod stored;
+
+mod waiting;
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use anyhow::anyhow;
+use clap::Args;
+use lb_document::parse_duration;
+use lb_view::overrides::{
+    Overridden, OverrideScope, OverridesDocument, check_duration, check_percent, check_reason,
+};
+use lb_view::text::{self, Style};
+
+use super::{DEGRADED, PathOptions, paths_of};
+use crate::api::{self, Answer, OverrideAction, quoted};
+use crate::config::Paths;
+use crate::error::CommandFailure;
+use crate::print;
+
+/// Backends to drain, and for how long
+#[derive(Clone, Debug, Args)]
+pub struct DrainOptions {
+    /// Service
+    pub service: String,
+    /// Backends: addresses with ports, or indexes
+    #[arg(value_name = "BACKEND", required = true, value_parser = backend)]
+    pub backends: Vec<String>,
+    /// Only for this client, instead of all that have the service
+    #[arg(long)]
+    pub client: Option<String>,
+    /// End the drain after this time, for example 10m or 2h; at most a year
+    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    pub duration: Option<Duration>,
+    /// Reason, which `socklb overrides` shows
+    #[arg(long, value_name = "TEXT", value_parser = reason)]
+    pub reason: Option<String>,
+    /// Wait until no backend has an open flow; ^C ends only the waiting
+    #[arg(long, conflicts_with = "dry_run")]
+    pub wait: bool,
+    /// With --wait: stop waiting after this time
+    #[arg(long, value_name = "TIME", value_parser = time, requires = "wait", default_value = "5m")]
+    pub timeout: Duration,
+    /// Print what would change, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Drain even the last available backends
+    #[arg(long)]
+    pub force: bool,
+    /// Print JSON; with --wait at the end, and the progress on standard error
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Backends that are no longer drained
+#[derive(Clone, Debug, Args)]
+pub struct UndrainOptions {
+    /// Service
+    pub service: String,
+    /// Backends: addresses with ports, or indexes
+    #[arg(value_name = "BACKEND", required = true, value_parser = backend)]
+    pub backends: Vec<String>,
+    /// Only the drain for this client, instead of all drains
+    #[arg(long)]
+    pub client: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Backend and percentage of its weight
+#[derive(Clone, Debug, Args)]
+pub struct WeightOptions {
+    /// Service
+    pub service: String,
+    /// Backend: address with port, or index
+    #[arg(value_parser = backend)]
+    pub backend: String,
+    /// Percentage of the weight, from 1% to 1000%; 100% ends the override
+    #[arg(value_name = "PERCENT%", value_parser = percent)]
+    pub percent: u16,
+    /// Only for this client, instead of all that have the service
+    #[arg(long)]
+    pub client: Option<String>,
+    /// End the override after this time, for example 10m or 2h; at most a year
+    #[arg(long = "for", value_name = "TIME", value_parser = time)]
+    pub duration: Option<Duration>,
+    /// Reason, which `socklb overrides` shows
+    #[arg(long, value_name = "TEXT", value_parser = reason)]
+    pub reason: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn backend(text: &str) -> Result<String, String> {
+    // The daemon resolves an address without a port if only one backend has it.
+    let is_backend =
+        text.parse::<SocketAddr>().is_ok() || text.parse::<IpAddr>().is_ok() || text.parse::<u32>().is_ok();
+    if is_backend {
+        Ok(text.to_owned())
+    } else {
+        Err("write an address such as 10.0.0.1:80, or an index".to_owned())
+    }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text).ok_or("write a time such as 90s, 10m or 2h")?;
+    check_duration(time).map(|()| time)
+}
+
+fn reason(text: &str) -> Result<String, String> {
+    check_reason(text).map(|()| text.to_owned())
+}
+
+/// Other load balancers read a number without `%` as an absolute weight, so it is rejected.
+fn percent(text: &str) -> Result<u16, String> {
+    let number = text.strip_suffix('%').ok_or("write a percentage of the weight in the list, such as 50%")?;
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    let percent = number.parse().ok().filter(|_| is_number).ok_or("write a whole number from 1% to 1000%")?;
+    check_percent(percent).map(|()| percent)
+}
+
+/// A change that the daemon is to make.
+struct Change<'o> {
+    action: OverrideAction,
+    service: &'o str,
+    backends: &'o [String],
+    client: Option<&'o str>,
+    duration: Option<Duration>,
+    reason: Option<&'o str>,
+    percent: Option<u16>,
+    force: bool,
+    dry_run: bool,
+}
+
+impl Change<'_> {
+    fn path(&self) -> String {
+        let mut path = format!(
+            "/v1/overrides/{}?action={}&backends={}",
+            quoted(self.service),
+            self.action.name(),
+            quoted(&self.backends.join(","))
+        );
+        let seconds = self.duration.map(|time| time.as_secs().to_string());
+        let percent = self.percent.map(|percent| percent.to_string());
+        let values = [
+            ("client", self.client),
+            ("for", seconds.as_deref()),
+            ("reason", self.reason),
+            ("percent", percent.as_deref()),
+            ("force", self.force.then_some("true")),
+            ("dry_run", self.dry_run.then_some("true")),
+        ];
+        for (key, value) in values {
+            if let Some(value) = value {
+                path += &format!("&{key}={}", quoted(value));
+            }
+        }
+        path
+    }
+
+    /// Requests the change. The answer may be a refusal.
+    ///
+    /// # Errors
+    /// If no daemon answers, or this user has no permission.
+    fn request(&self, paths: &Paths) -> Result<Overridden, CommandFailure> {
+        match api::post_and_store(paths, &self.path())? {
+            Answer::Given(overridden) => Ok(overridden),
+            Answer::NotRunning => {
+                Err(anyhow!("the daemon is not running: nothing is changed (`socklb overrides`)").into())
+            }
+            Answer::NotResponding => {
+                let text = "it may still make the change when it continues (check with `socklb overrides`)";
+                Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into())
+            }
+        }
+    }
+}
+
+/// Drains backends, and waits for the end of their flows if requested.
+///
+/// # Errors
+/// If no daemon answers, or the daemon refuses the drain.
+pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
+    let DrainOptions { service, backends, client, duration, reason, wait, timeout, dry_run, force, json } =
+        options;
+    let change = Change {
+        action: OverrideAction::Drain,
+        service,
+        backends,
+        client: client.as_deref(),
+        duration: *duration,
+        reason: reason.as_deref(),
+        percent: None,
+        force: *force,
+        dry_run: *dry_run,
+    };
+    let paths = paths_of(files)?;
+    let mut overridden = change.request(&paths)?;
+    if !*wait || overridden.refused.is_some() {
+        return show(&overridden, change.action, *json);
+    }
+    let text = overridden.describe(change.action.name(), now());
+    if *json {
+        print::message(text.trim_end());
+    } else {
+        print::text(&text)?;
+    }
+    let drains = overridden.overrides.iter().map(|one| &one.of);
+    let scopes: Vec<OverrideScope> = drains
+        .filter(|of| of.kind.is_drain() && of.scope.client == *client)
+        .map(|of| of.scope.clone())
+        .collect();
+    let waited = waiting::wait(&paths, scopes, *timeout, *json)?;
+    if let Some(last) = waited.last {
+        overridden.overrides = last.overrides;
+        overridden.overrides.retain(|one| waited.scopes.contains(&one.of.scope));
+        overridden.not_kept = last.not_kept;
+    }
+    if *json {
+        print::json(&overridden)?;
+    }
+    let is_lost = overridden.not_kept.is_some() && waited.code == 0;
+    Ok(ExitCode::from(if is_lost { DEGRADED } else { waited.code }))
+}
+
+/// Ends the drain of backends.
+///
+/// # Errors
+/// If no daemon answers, or the daemon refuses this.
+pub fn undrain(options: &UndrainOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
+    let change = Change {
+        action: OverrideAction::Undrain,
+        service: &options.service,
+        backends: &options.backends,
+        client: options.client.as_deref(),
+        duration: None,
+        reason: None,
+        percent: None,
+        force: false,
+        dry_run: false,
+    };
+    show(&change.request(&paths_of(files)?)?, change.action, options.json)
+}
+
+/// Multiplies the weight of a backend.
+///
+/// # Errors
+/// If no daemon answers, or the daemon refuses this.
+pub fn weigh(options: &WeightOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
+    let change = Change {
+        action: OverrideAction::Weight,
+        service: &options.service,
+        backends: std::slice::from_ref(&options.backend),
+        client: options.client.as_deref(),
+        duration: options.duration,
+        reason: options.reason.as_deref(),
+        percent: Some(options.percent),
+        force: false,
+        dry_run: false,
+    };
+    show(&change.request(&paths_of(files)?)?, change.action, options.json)
+}
+
+fn show(overridden: &Overridden, action: OverrideAction, json: bool) -> Result<ExitCode, CommandFailure> {
+    if json {
+        print::json(overridden)?;
+    }
+    match &overridden.refused {
+        Some(_) if json => return Ok(ExitCode::FAILURE),
+        Some(why) => return Err(anyhow!("{why}").into()),
+        None if !json => drop(print::text(&overridden.describe(action.name(), now()))?),
+        None => {}
+    }
+    Ok(if overridden.not_kept.is_some() { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS })
+}
+
+/// Prints the overrides of this host, or those of one service.
+///
+/// # Errors
+/// If no daemon runs, and its file cannot be read.
+pub fn list(service: Option<&str>, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
+    let paths = paths_of(files)?;
+    let why = match api::query_daemon::<OverridesDocument>(&paths, "/v1/overrides")? {
+        Answer::Given(document) => return print_list(document, service, json, true),
+        Answer::NotRunning => "the daemon is not running".to_owned(),
+        Answer::NotResponding => api::not_responding(&paths.run),
+    };
+    print::message(format_args!(
+        "{why}; showing the stored overrides: drained backends stay drained, and no override ends before the daemon runs again"
+    ));
+    print_list(stored::read(&paths)?, service, json, false)
+}
+
+fn print_list(
+    mut document: OverridesDocument,
+    service: Option<&str>,
+    json: bool,
+    is_running: bool,
+) -> Result<ExitCode, CommandFailure> {
+    document.overrides.retain(|one| service.is_none_or(|service| one.of.scope.service == service));
+    if json {
+        print::json(&document)?;
+    } else {
+        print::text(&text::overrides(&document, now(), Style::for_stdout()))?;
+    }
+    let is_well = is_running && document.not_kept.is_none();
+    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
+}
+
+/// The time in seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::{Cli, Command};
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, String> {
+        let words = line.split_whitespace();
+        Cli::try_parse_from(words).map(|cli| cli.command).map_err(|error| error.to_string())
+    }
+
+    fn drained(line: &str) -> DrainOptions {
+        match parsed(line) {
+            Ok(Command::Drain(options)) => options,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_drain_has_a_request_with_all_its_options() {
+        let options = drained(
+            "socklb drain users 10.0.0.1:80 3 [2001:db8::1]:80 --client a/b --for 10m --reason new&kernel --force --dry-run",
+        );
+        let DrainOptions { service, backends, client, duration, reason, force, dry_run, .. } = &options;
+        let change = Change {
+            action: OverrideAction::Drain,
+            service,
+            backends,
+            client: client.as_deref(),
+            duration: *duration,
+            reason: reason.as_deref(),
+            percent: None,
+            force: *force,
+            dry_run: *dry_run,
+        };
+        assert_eq!(
+            change.path(),
+            "/v1/overrides/users?action=drain&backends=10%2E0%2E0%2E1%3A80%2C3%2C%5B2001%3Adb8%3A%3A1%5D%3A80\
+             &client=a%2Fb&for=600&reason=new%26kernel&force=true&dry_run=true"
+        );
+        let waiting = drained("socklb drain users 0 --wait");
+        assert_eq!((waiting.wait, waiting.timeout), (true, Duration::from_mins(5)));
+        assert_eq!(drained("socklb drain users 0 --wait --timeout 90s").timeout, Duration::from_secs(90));
+    }
+
+    #[test]
+    fn impossible_values_are_refused_with_what_would_be_right() {
+        let long = format!("socklb drain users 0 --reason {}", "x".repeat(10_000));
+        for (line, expected) in [
+            ("socklb drain users", "<BACKEND>"),
+            ("socklb drain users web1", "write an address such as 10.0.0.1:80, or an index"),
+            ("socklb drain users 0 --for 0s", "write a time from 1s to one year (8760h)"),
+            ("socklb drain users 0 --for 500ms", "write a time from 1s to one year (8760h)"),
+            ("socklb drain users 0 --for 8761h", "write a time from 1s to one year (8760h)"),
+            ("socklb drain users 0 --for 1000y", "write a time such as 90s, 10m or 2h"),
+            ("socklb drain users 0 --for 10", "write a time such as 90s, 10m or 2h"),
+            ("socklb drain users 0 --reason a\u{7}b", "the reason contains a control character"),
+            (&long, "the reason has 10000 characters; at most 200 are allowed"),
+            ("socklb drain users 0 --timeout 10s", "--wait"),
+            ("socklb drain users 0 --wait --dry-run", "cannot be used with"),
+            ("socklb weight users 0 0%", "use `socklb drain`"),
+            ("socklb weight users 0 1001%", "write 1% to 1000%"),
+            ("socklb weight users 0 99999%", "write a whole number from 1% to 1000%"),
+            ("socklb weight users 0 12.5%", "write a whole number from 1% to 1000%"),
+            ("socklb weight users 0 %", "write a whole number from 1% to 1000%"),
+            ("socklb weight users 0 50", "such as 50%"),
+        ] {
+            let error = parsed(line).map(|_| ()).unwrap_err();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+        assert!(
+            matches!(parsed("socklb weight users 10.0.0.1 50%"), Ok(Command::Weight(options)) if options.percent == 50)
+        );
+    }
+}

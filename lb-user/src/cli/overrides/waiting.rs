@@ -1,0 +1,325 @@
+//! Waits until drained backends have no open flows. The drain does not depend on this: if the daemon
+//! ends meanwhile, the backends stay drained, and the waiting continues.
+
+use std::collections::VecDeque;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use anyhow::Result;
+use lb_kernel::trust::Untrusted;
+use lb_view::overrides::{DrainProgress, OverrideScope, OverridesDocument};
+use lb_view::text::{Style, age, counted};
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::api;
+use crate::cli::DEGRADED;
+use crate::config::Paths;
+use crate::error::is_permission;
+use crate::print;
+
+/// The pause between two queries.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How long to wait for one answer.
+const TO_ANSWER: Duration = Duration::from_secs(2);
+/// If standard output is no terminal, the least time between two lines.
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
+/// The rate of ended flows is the mean over this time.
+const RATE_OVER: Duration = Duration::from_secs(10);
+
+/// The result of waiting.
+pub struct Waited {
+    /// The exit code: 0 if no flow is open.
+    pub code: u8,
+    /// The last state that the daemon reported.
+    pub last: Option<OverridesDocument>,
+    /// The drains that were waited for.
+    pub scopes: Vec<OverrideScope>,
+}
+
+/// Waits for at most `timeout` until these drains have no open flows. Prints the progress to
+/// standard output, or to standard error if standard output is for JSON.
+///
+/// # Errors
+/// If the daemon is not trusted or refuses this user, or the output cannot be written.
+pub fn wait(paths: &Paths, scopes: Vec<OverrideScope>, timeout: Duration, json: bool) -> Result<Waited> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let of = |signal_: Signal| signal(SignalKind::from_raw(signal_.as_raw()));
+        let (mut interrupt, mut terminate) = (of(Signal::INT)?, of(Signal::TERM)?);
+        let mut shown = Shown { is_terminal: !json && std::io::stdout().is_terminal(), json, last: None };
+        let mut waiting = Waiting::new(timeout);
+        let mut last = None;
+        let mut pause = tokio::time::interval(PAUSE);
+        pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let began = pause.tick().await;
+        let mut now = began;
+        let (code, text) = loop {
+            let query =
+                tokio::time::timeout(TO_ANSWER, api::fetch::<OverridesDocument>(paths, "/v1/overrides"));
+            let seen = tokio::select! {
+                seen = query => seen,
+                code = interrupted(&mut interrupt, &mut terminate) => break (code, INTERRUPTED.to_owned()),
+            };
+            let seen = match seen {
+                Ok(Ok(Some(document))) => {
+                    let progress = document.progress(&scopes);
+                    // A daemon that cannot read its file yet does not know all drains.
+                    let is_known = progress.ended.is_empty() || document.not_kept.is_none();
+                    last = Some(document);
+                    is_known.then_some(progress)
+                }
+                Ok(Err(error)) if is_permission(&error) || error.is::<Untrusted>() => return Err(error),
+                // The daemon does not run, is starting or stopping, or hangs.
+                Ok(Ok(None) | Err(_)) | Err(_) => None,
+            };
+            let at = now - began;
+            match waiting.step(at, seen) {
+                Step::Waits(line) => shown.progress(at, &line)?,
+                Step::Ends(code, text) => break (code, text),
+            }
+            tokio::select! {
+                tick = pause.tick() => now = tick,
+                code = interrupted(&mut interrupt, &mut terminate) => break (code, INTERRUPTED.to_owned()),
+            }
+        };
+        shown.end(&text)?;
+        Ok(Waited { code, last, scopes })
+    })
+}
+
+const INTERRUPTED: &str = "waiting ended; the backends stay drained (`socklb undrain` ends this)";
+
+/// The exit code for the signal that ends the waiting, as shells report such an end.
+async fn interrupted(
+    interrupt: &mut tokio::signal::unix::Signal,
+    terminate: &mut tokio::signal::unix::Signal,
+) -> u8 {
+    let number = tokio::select! {
+        _ = interrupt.recv() => Signal::INT,
+        _ = terminate.recv() => Signal::TERM,
+    };
+    128 + u8::try_from(number.as_raw()).unwrap_or(0)
+}
+
+/// The progress that has been printed.
+struct Shown {
+    /// Whether each line replaces the previous one.
+    is_terminal: bool,
+    json: bool,
+    last: Option<(Duration, String)>,
+}
+
+impl Shown {
+    fn progress(&mut self, at: Duration, line: &str) -> Result<()> {
+        if self.is_terminal {
+            let width = Style::for_stdout().width.unwrap_or(usize::MAX);
+            let line: String = line.chars().take(width.saturating_sub(1)).collect();
+            self.last = Some((at, line.clone()));
+            print::text(&format!("\r\x1b[K{line}"))?;
+        } else if is_due(self.last.as_ref(), at, line) {
+            self.last = Some((at, line.to_owned()));
+            self.line(line)?;
+        }
+        Ok(())
+    }
+
+    fn end(&self, text: &str) -> Result<()> {
+        if self.is_terminal && self.last.is_some() {
+            print::text("\r\x1b[K")?;
+        }
+        self.line(text)
+    }
+
+    fn line(&self, line: &str) -> Result<()> {
+        if self.json {
+            print::message(line);
+        } else {
+            print::text(&format!("{line}\n"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether to print a line, given the last one and its time.
+fn is_due(last: Option<&(Duration, String)>, at: Duration, line: &str) -> bool {
+    last.is_none_or(|(time, text)| text != line && at.saturating_sub(*time) >= BETWEEN_LINES)
+}
+
+/// What to do after an observation.
+#[derive(Debug, PartialEq)]
+enum Step {
+    /// Continue; the text is the progress.
+    Waits(String),
+    /// End with this exit code and text.
+    Ends(u8, String),
+}
+
+/// What has been observed so far. Times count from the beginning of the waiting.
+struct Waiting {
+    timeout: Duration,
+    /// The number of open flows at earlier times, within [`RATE_OVER`].
+    counts: VecDeque<(Duration, u64)>,
+    last: Option<DrainProgress>,
+}
+
+impl Waiting {
+    fn new(timeout: Duration) -> Self {
+        Self { timeout, counts: VecDeque::new(), last: None }
+    }
+
+    /// Evaluates an observation; `None` if the daemon has not answered.
+    fn step(&mut self, at: Duration, seen: Option<DrainProgress>) -> Step {
+        let is_late = at >= self.timeout;
+        let Some(progress) = seen else {
+            let known = self
+                .last
+                .as_ref()
+                .map_or_else(String::new, |last| format!("; last seen: {}", last.open_in_words()));
+            let text = format!("the daemon does not answer; the backends stay drained{known}");
+            let late = || format!("{text}; not waiting any longer after {}", in_seconds(at));
+            return if is_late { Step::Ends(DEGRADED, late()) } else { Step::Waits(text) };
+        };
+        if let Some(backend) = progress.ended.first() {
+            return Step::Ends(
+                1,
+                format!(
+                    "{backend} is no longer drained: another command or the end of its time has ended this"
+                ),
+            );
+        }
+        let (open, untracked) = (progress.open(), progress.untracked);
+        let not_counted = if untracked > 0 {
+            format!("; {} have an unknown end and are not counted", counted(untracked, "untracked flow"))
+        } else {
+            String::new()
+        };
+        let what = progress.open_in_words();
+        let text = if !progress.is_settled {
+            self.counts.clear();
+            format!("{what}; connects that began before the drain may still add flows")
+        } else if open == 0 {
+            return Step::Ends(0, format!("{what} after {}{not_counted}", in_seconds(at)));
+        } else {
+            format!("{what}{}", self.rate(at, open))
+        };
+        self.last = Some(progress);
+        if is_late {
+            let text = format!("{what} after {}; the backends stay drained{not_counted}", in_seconds(at));
+            return Step::Ends(DEGRADED, text);
+        }
+        Step::Waits(text + &not_counted)
+    }
+
+    /// The rate at which flows end, and an estimate of the time until no flow is open; empty if
+    /// none has ended of late.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "an estimate for people"
+    )]
+    fn rate(&mut self, at: Duration, open: u64) -> String {
+        self.counts.push_back((at, open));
+        while self.counts.get(1).is_some_and(|(time, _)| *time + RATE_OVER <= at) {
+            self.counts.pop_front();
+        }
+        let (since, before) = self.counts[0];
+        let (seconds, ended) = ((at - since).as_secs_f64(), before.saturating_sub(open));
+        if ended == 0 || seconds <= 0.0 {
+            return String::new();
+        }
+        let rate = ended as f64 / seconds;
+        let left = (open as f64 / rate).ceil() as u64;
+        format!(", {rate:.1}/s end, about {} left", age(left))
+    }
+}
+
+fn in_seconds(time: Duration) -> String {
+    age(time.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(open: u64) -> DrainProgress {
+        DrainProgress {
+            open: [(([10, 0, 0, 1], 80).into(), open)].into(),
+            untracked: 0,
+            is_settled: true,
+            ended: Vec::new(),
+        }
+    }
+
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn waits(text: &str) -> Step {
+        Step::Waits(text.to_owned())
+    }
+
+    #[test]
+    fn waiting_ends_when_no_flow_is_open_and_none_can_begin() {
+        let mut waiting = Waiting::new(at(300));
+        let unsettled = DrainProgress { is_settled: false, ..seen(0) };
+        assert_eq!(
+            waiting.step(at(0), Some(unsettled)),
+            waits("10.0.0.1:80: 0 open flows; connects that began before the drain may still add flows")
+        );
+        assert_eq!(waiting.step(at(1), Some(seen(40))), waits("10.0.0.1:80: 40 open flows"));
+        assert_eq!(
+            waiting.step(at(5), Some(seen(30))),
+            waits("10.0.0.1:80: 30 open flows, 2.5/s end, about 12s left")
+        );
+        let untracked = DrainProgress { untracked: 2, ..seen(30) };
+        assert_eq!(
+            waiting.step(at(20), Some(untracked.clone())),
+            waits("10.0.0.1:80: 30 open flows; 2 untracked flows have an unknown end and are not counted"),
+            "no flow has ended in the last ten seconds"
+        );
+        let end = "10.0.0.1:80: 0 open flows after 1m01s";
+        assert_eq!(waiting.step(at(61), Some(seen(0))), Step::Ends(0, end.to_owned()));
+        let end = format!("{end}; 2 untracked flows have an unknown end and are not counted");
+        let untracked = DrainProgress { untracked: 2, ..seen(0) };
+        assert_eq!(waiting.step(at(61), Some(untracked)), Step::Ends(0, end));
+    }
+
+    #[test]
+    fn the_timeout_states_how_many_flows_are_left() {
+        let mut waiting = Waiting::new(at(10));
+        let text = "10.0.0.1:80: 3 open flows after 10s; the backends stay drained";
+        assert_eq!(waiting.step(at(10), Some(seen(3))), Step::Ends(DEGRADED, text.to_owned()));
+    }
+
+    #[test]
+    fn waiting_continues_while_no_daemon_answers() {
+        let mut waiting = Waiting::new(at(10));
+        let text = "the daemon does not answer; the backends stay drained";
+        assert_eq!(waiting.step(at(0), None), waits(text));
+        assert!(matches!(waiting.step(at(1), Some(seen(3))), Step::Waits(_)));
+        let text = format!("{text}; last seen: 10.0.0.1:80: 3 open flows");
+        assert_eq!(waiting.step(at(2), None), waits(&text));
+        let late = format!("{text}; not waiting any longer after 10s");
+        assert_eq!(waiting.step(at(10), None), Step::Ends(DEGRADED, late));
+        assert!(matches!(waiting.step(at(11), Some(seen(0))), Step::Ends(0, _)), "a last look counts");
+    }
+
+    #[test]
+    fn waiting_ends_when_another_command_ends_the_drain() {
+        let mut waiting = Waiting::new(at(10));
+        let ended = DrainProgress { ended: vec![([10, 0, 0, 1], 80).into()], ..seen(3) };
+        assert!(
+            matches!(waiting.step(at(1), Some(ended)), Step::Ends(1, text) if text.contains("no longer drained"))
+        );
+    }
+
+    #[test]
+    fn a_log_gets_a_line_only_after_a_change_and_at_most_every_ten_seconds() {
+        assert!(is_due(None, at(0), "a"));
+        let last = (at(0), "a".to_owned());
+        assert!(!is_due(Some(&last), at(9), "b") && is_due(Some(&last), at(10), "b"));
+        assert!(!is_due(Some(&last), at(60), "a"));
+    }
+}

@@ -1,0 +1,598 @@
+//! The operators' overrides: which backends are drained, and which weights are multiplied, on this
+//! host.
+//!
+//! An override is in force from the turn of the loop in which it is requested. It is also stored,
+//! so that it holds after a restart, and the operator is answered only after that. If it cannot be
+//! stored, it holds until this process ends, and the answer says so.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use lb_core::control::factor::{Factor, Factors};
+use lb_core::endpoint::{Endpoint, EndpointList};
+use lb_http::peer::PeerCredentials;
+use lb_view::overrides::{
+    Overridden, Override, OverrideKind, OverrideScope, OverrideStatus, OverridesDocument, SCHEMA,
+    check_duration, check_percent, check_reason,
+};
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use super::Controller;
+use super::client_task::ClientTask;
+use super::state_files::{StoredFile, StoredRead};
+use crate::api::{OverrideAction, OverrideRequest, Reply};
+
+/// The most overrides of a host. Operators take out single backends; whole racks leave by the list.
+const MAX_OVERRIDES: usize = 4_096;
+
+/// How long an operator waits for the file system.
+const TO_ANSWER: Duration = Duration::from_secs(5);
+
+/// The most backends that an error message names.
+const MOST_NAMED: usize = 8;
+
+/// The path of the file, below the state directory.
+pub fn path(state: &Path) -> PathBuf {
+    state.join("overrides").join("overrides.json")
+}
+
+/// The content of the file.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct StoredOverrides {
+    /// The version of the format.
+    schema: u32,
+    pub overrides: Vec<Override>,
+}
+
+impl StoredFile for StoredOverrides {
+    const MAX_BYTES: u64 = 8 << 20;
+    const SCHEMA: u32 = SCHEMA;
+    const LOST: &'static str =
+        "the file of operators' overrides cannot be parsed; it was renamed; no backend is drained";
+
+    fn path(state: &Path) -> PathBuf {
+        path(state)
+    }
+}
+
+/// An override that is in force.
+struct InForce {
+    of: Override,
+    /// When it ends, by CLOCK_BOOTTIME, which continues while the host is suspended and ignores
+    /// changes of the wall clock.
+    ends: Option<Duration>,
+}
+
+/// A scope, and whether the override is a weight: a backend can have both.
+type Key = (OverrideScope, bool);
+
+/// An answer that waits until a change is stored and in the maps.
+struct Pending {
+    /// The change that must be stored.
+    version: u64,
+    since: Instant,
+    named: Vec<SocketAddr>,
+    overridden: Overridden,
+    answer: Reply<Overridden>,
+}
+
+#[derive(Default)]
+pub struct Overrides {
+    in_force: BTreeMap<Key, InForce>,
+    /// The number of changes, and the last change that is stored.
+    version: u64,
+    stored: u64,
+    /// The last change in the attempt to store that is under way.
+    storing: Option<u64>,
+    pending: Vec<Pending>,
+    /// Why the file could not be read; `None` once a read has succeeded.
+    unread: Option<String>,
+    is_reading: bool,
+}
+
+impl Overrides {
+    /// The overrides of a service of a client that are in force. If a weight is set both for the
+    /// client and for all clients, the client's counts.
+    fn of<'o>(&'o self, client: &'o str, service: &'o str) -> impl Iterator<Item = &'o Override> {
+        let is_hidden = move |of: &Override| {
+            let own = OverrideScope { client: Some(client.to_owned()), ..of.scope.clone() };
+            of.scope.client.is_none() && self.in_force.contains_key(&(own, is_weight(of.kind)))
+        };
+        let concerned = self
+            .of_service(service)
+            .filter(move |of| of.scope.client.as_deref().is_none_or(|only| only == client));
+        concerned.filter(move |of| !is_hidden(of))
+    }
+
+    fn of_service<'o>(&'o self, service: &'o str) -> impl Iterator<Item = &'o Override> {
+        let backend = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+        let first = OverrideScope { service: service.to_owned(), backend, client: None };
+        let from_here = self.in_force.range((first, false)..).map(|(_, one)| &one.of);
+        from_here.take_while(move |of| of.scope.service == service)
+    }
+
+    fn drained(&self, client: &str, service: &str) -> BTreeSet<SocketAddr> {
+        let drains = self.of(client, service).filter(|of| of.kind == OverrideKind::Drain);
+        drains.map(|of| of.scope.backend).collect()
+    }
+
+    fn weights(&self, client: &str, service: &str) -> Factors {
+        let weight = |of: &Override| match of.kind {
+            OverrideKind::Weight { percent } => {
+                Some((of.scope.backend, Factor::of(f64::from(percent) / 100.0)))
+            }
+            OverrideKind::Drain => None,
+        };
+        self.of(client, service).filter_map(weight).collect()
+    }
+
+    fn insert(&mut self, of: Override, boot: Duration, wall: u64) {
+        let ends = of.until.map(|until| boot + Duration::from_secs(until.saturating_sub(wall)));
+        self.in_force.insert((of.scope.clone(), is_weight(of.kind)), InForce { of, ends });
+    }
+
+    /// Applies the result of reading the file. Overrides that were set in the meantime have
+    /// precedence.
+    pub fn take(&mut self, file: StoredRead<StoredOverrides>, boot: Duration, wall: SystemTime) {
+        self.is_reading = false;
+        match file {
+            StoredRead::Read(stored) => {
+                let valid = stored.overrides.into_iter().filter(|of| is_valid(of.kind));
+                for of in valid.take(MAX_OVERRIDES) {
+                    if !self.in_force.contains_key(&(of.scope.clone(), is_weight(of.kind))) {
+                        self.insert(of, boot, seconds(wall));
+                    }
+                }
+            }
+            StoredRead::Nothing => {}
+            StoredRead::Unread(error) => {
+                if self.unread.is_none() {
+                    warn!(
+                        error,
+                        "cannot read the operators' overrides; drained backends stay drained; retrying, and not overwriting the file"
+                    );
+                }
+                self.unread = Some(error);
+                return;
+            }
+        }
+        if self.unread.take().is_some() {
+            info!("the operators' overrides were read");
+        }
+    }
+
+    /// Applies the overrides of a service to a client task.
+    fn apply(&self, client_task: &mut ClientTask, service: &str, now: Instant) {
+        let Some(position) = client_task.position(service) else { return };
+        let client = &client_task.client.name;
+        let (mut drained, weights) = (self.drained(client, service), self.weights(client, service));
+        if self.unread.is_some() {
+            // The maps show which backends an earlier daemon had drained.
+            drained.extend(client_task.drained(position));
+        }
+        client_task.set_overrides(position, &drained, weights, now);
+    }
+
+    /// Whether the file could not be read yet, and is not being read.
+    pub fn wants_read(&self) -> bool {
+        self.unread.is_some() && !self.is_reading
+    }
+
+    /// Whether the file could not be read yet.
+    pub const fn is_unread(&self) -> bool {
+        self.unread.is_some()
+    }
+
+    pub const fn start_reading(&mut self) {
+        self.is_reading = true;
+    }
+
+    /// Notes that an attempt to store the file begins.
+    pub fn start_storing(&mut self) {
+        self.storing = Some(self.version);
+    }
+
+    /// Notes that the attempt to store the file has ended.
+    pub fn end_storing(&mut self, is_stored: bool) {
+        if let Some(version) = self.storing.take()
+            && is_stored
+        {
+            self.stored = version;
+        }
+    }
+
+    fn is_tried(&self, version: u64) -> bool {
+        self.stored >= version || self.unread.is_some()
+    }
+}
+
+const fn is_weight(kind: OverrideKind) -> bool {
+    matches!(kind, OverrideKind::Weight { .. })
+}
+
+fn is_valid(kind: OverrideKind) -> bool {
+    match kind {
+        OverrideKind::Drain => true,
+        OverrideKind::Weight { percent } => check_percent(percent).is_ok(),
+    }
+}
+
+/// The time in seconds since 1970.
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Controller {
+    /// Drains backends, multiplies their weights, or ends this. The answer is sent when the change
+    /// is stored and in the maps.
+    pub fn override_backends(
+        &mut self,
+        service: String,
+        request: &OverrideRequest,
+        who: &PeerCredentials,
+        answer: Reply<Overridden>,
+        now: Instant,
+    ) {
+        let (user, process) = (who.user, who.process);
+        let mut overridden = Overridden {
+            schema: SCHEMA,
+            service,
+            refused: None,
+            is_dry_run: request.dry_run,
+            changed: Vec::new(),
+            overrides: Vec::new(),
+            not_kept: None,
+        };
+        let wanted = match self.wanted(&overridden.service, request, who) {
+            Ok(wanted) => wanted,
+            Err(why) => {
+                info!(service = ?overridden.service, action = request.action.name(), user, process, why, "refused an override");
+                overridden.refused = Some(why);
+                answer.send(overridden);
+                return;
+            }
+        };
+        overridden.changed = wanted.changes.iter().map(|(key, _)| key.0.backend).collect();
+        overridden.changed.dedup();
+        if request.dry_run {
+            overridden.overrides = self.override_statuses(&overridden.service, Some(&wanted.named));
+            answer.send(overridden);
+            return;
+        }
+        for ((scope, is_weight), new) in wanted.changes {
+            let OverrideScope { service, backend, client } = &scope;
+            let client = client.as_deref().unwrap_or("all");
+            let (reason, until) = (&request.reason, new.as_ref().and_then(|new| new.until));
+            info!(%service, %backend, client, action = request.action.name(), percent = request.percent, reason, until, user, process, "an operator overrides a backend");
+            match new {
+                Some(new) => self.overrides.insert(new, self.boot, seconds(self.wall)),
+                None => drop(self.overrides.in_force.remove(&(scope, is_weight))),
+            }
+        }
+        if !overridden.changed.is_empty() {
+            self.overrides_changed(&BTreeSet::from([overridden.service.clone()]), now);
+        }
+        let version = self.overrides.version;
+        self.overrides.pending.push(Pending { version, since: now, named: wanted.named, overridden, answer });
+    }
+
+    /// Ends the overrides whose time has come, and answers operators who have waited too long.
+    pub fn lapse_overrides(&mut self, now: Instant) {
+        let boot = self.boot;
+        let mut over = BTreeSet::new();
+        self.overrides.in_force.retain(|(OverrideScope { service, backend, client }, _), one| {
+            let is_over = one.ends.is_some_and(|ends| ends <= boot);
+            if is_over {
+                let client = client.as_deref().unwrap_or("all");
+                info!(%service, %backend, client, kind = ?one.of.kind, "the time of an operator's override is over");
+                over.insert(service.clone());
+            }
+            !is_over
+        });
+        if !over.is_empty() {
+            self.overrides_changed(&over, now);
+        }
+        if self.overrides.wants_read() {
+            self.read_stored();
+        }
+    }
+
+    /// Applies and stores the changed overrides of these services.
+    fn overrides_changed(&mut self, services: &BTreeSet<String>, now: Instant) {
+        self.overrides.version += 1;
+        let Self { clients, overrides, .. } = self;
+        for client_task in &mut clients.tasks {
+            for service in services {
+                overrides.apply(client_task, service, now);
+            }
+        }
+        self.settle(now);
+        if self.overrides.unread.is_some() {
+            return;
+        }
+        let overrides = self.overrides.in_force.values().map(|one| one.of.clone()).collect();
+        if let Ok(text) = serde_json::to_vec(&StoredOverrides { schema: SCHEMA, overrides }) {
+            let path = path(&self.config.paths.state);
+            self.sources.files_to_store.add(path, text.into());
+            self.sources.files_to_store.hurry();
+        }
+    }
+
+    /// A retry of reading the file has ended.
+    pub fn apply_stored_overrides(&mut self, file: StoredRead<StoredOverrides>, now: Instant) {
+        self.overrides.take(file, self.boot, self.wall);
+        if !self.overrides.is_unread() {
+            let services = self.clients.tasks.iter().flat_map(|task| &task.client.services);
+            let services = services.map(|configured| configured.service.name.clone()).collect();
+            self.overrides_changed(&services, now);
+        }
+    }
+
+    /// Applies the overrides to a client task that is new or was reconfigured.
+    pub fn apply_overrides(&mut self, client: &str, now: Instant) {
+        let Self { clients, overrides, .. } = self;
+        if let Some(client_task) = clients.task_mut(client) {
+            let services = client_task.client.services.iter();
+            let services: Vec<String> = services.map(|configured| configured.service.name.clone()).collect();
+            services.iter().for_each(|service| overrides.apply(client_task, service, now));
+        }
+    }
+
+    /// Answers the operators whose changes are stored and in the maps.
+    pub fn answer_overrides(&mut self, now: Instant) {
+        if self.overrides.pending.is_empty() {
+            return;
+        }
+        let state = path(&self.config.paths.state);
+        let error = self.sources.files_to_store.error_of(&state).map(str::to_owned);
+        for mut waiting in std::mem::take(&mut self.overrides.pending) {
+            let service = &waiting.overridden.service;
+            let mut concerned = self.clients.tasks.iter().filter(|task| task.position(service).is_some());
+            let is_settled = concerned.all(ClientTask::is_settled);
+            let is_stored = self.overrides.stored >= waiting.version && !self.overrides.is_unread();
+            let is_tried = self.overrides.is_tried(waiting.version) || error.is_some();
+            let is_late = now.saturating_duration_since(waiting.since) >= TO_ANSWER;
+            if !(is_settled && is_tried || is_late) {
+                self.overrides.pending.push(waiting);
+                continue;
+            }
+            let why = || match (&self.overrides.unread, &error) {
+                (Some(unread), _) => unread.clone(),
+                (None, Some(error)) => error.clone(),
+                (None, None) => format!("{} does not answer", state.display()),
+            };
+            let overrides = self.override_statuses(service, Some(&waiting.named));
+            (waiting.overridden.overrides, waiting.overridden.not_kept) = (overrides, (!is_stored).then(why));
+            waiting.answer.send(waiting.overridden);
+        }
+    }
+
+    /// All overrides and their effects.
+    pub fn overrides_document(&self) -> OverridesDocument {
+        let services: BTreeSet<&str> =
+            self.overrides.in_force.keys().map(|(scope, _)| scope.service.as_str()).collect();
+        let overrides = services.iter().flat_map(|service| self.override_statuses(service, None)).collect();
+        let error = self.sources.files_to_store.error_of(&path(&self.config.paths.state));
+        let not_kept = self.overrides.unread.as_deref().or(error).map(str::to_owned);
+        OverridesDocument { schema: SCHEMA, overrides, not_kept }
+    }
+
+    /// The overrides that are in force for a client task.
+    pub fn overrides_of(&self, client_task: &ClientTask) -> Vec<Override> {
+        let client = client_task.client.name.as_str();
+        let services = client_task.client.services.iter().map(|configured| configured.service.name.as_str());
+        services.flat_map(|service| self.overrides.of(client, service).cloned()).collect()
+    }
+
+    fn override_statuses(&self, service: &str, only: Option<&[SocketAddr]>) -> Vec<OverrideStatus> {
+        let list = self.list_of(service);
+        let all = self.overrides.of_service(service);
+        let wanted = all.filter(|of| only.is_none_or(|only| only.contains(&of.scope.backend)));
+        let status = |of: &Override| {
+            let backend = of.scope.backend;
+            let tasks = self
+                .clients
+                .tasks
+                .iter()
+                .filter(|task| of.scope.client.as_ref().is_none_or(|only| *only == task.client.name));
+            let effects = tasks.filter_map(|task| task.effect(service, backend)).collect();
+            let is_listed = list.as_ref().is_some_and(|list| list.get(backend).is_some());
+            OverrideStatus { of: of.clone(), is_listed, clients: effects }
+        };
+        wanted.map(status).collect()
+    }
+
+    /// The list of a service that was delivered last; `None` if there is none.
+    pub fn list_of(&self, service: &str) -> Option<Arc<EndpointList>> {
+        let assignments = match self.sources.watched.get(service) {
+            Some(watched) => &watched.feed.newest()?.assignments,
+            None => self.sources.statics.get(service)?,
+        };
+        Some(assignments.shared_list())
+    }
+}
+
+/// The changes that a request makes.
+struct Wanted {
+    named: Vec<SocketAddr>,
+    /// The new override of each key; `None` removes it.
+    changes: Vec<(Key, Option<Override>)>,
+}
+
+impl Controller {
+    /// The changes that a request makes, or why it is refused. Changes nothing.
+    fn wanted(
+        &self,
+        service: &str,
+        request: &OverrideRequest,
+        who: &PeerCredentials,
+    ) -> Result<Wanted, String> {
+        let client = request.client.as_deref();
+        let ends_it = request.action == OverrideAction::Undrain || request.percent == Some(100);
+        let has_service = |task: &&ClientTask| task.position(service).is_some();
+        let tasks: Vec<&ClientTask> = self.clients.tasks.iter().filter(has_service).collect();
+        // An override can be ended even if its service is no longer configured.
+        let is_overridden = self.overrides.of_service(service).next().is_some();
+        if tasks.is_empty() && !(ends_it && is_overridden) {
+            return Err(format!("no client here has a service {service}: see `socklb status`"));
+        }
+        if let Some(client) = client
+            && !ends_it
+            && !tasks.iter().any(|task| task.client.name == client)
+        {
+            let names: Vec<&str> = tasks.iter().map(|task| task.client.name.as_str()).collect();
+            return Err(format!(
+                "no client {client} here has a service {service}: {} has it",
+                names.join(", ")
+            ));
+        }
+        check_request(request)?;
+        let mut named: Vec<SocketAddr> = Vec::new();
+        for word in request.backends.split(',') {
+            named.push(self.backend_of(service, word, request.action)?);
+        }
+        named.sort_unstable();
+        named.dedup();
+        let is_weight = request.action == OverrideAction::Weight;
+        if self.overrides.unread.is_some() && ends_it {
+            let why = self.overrides.unread.as_deref().unwrap_or_default();
+            return Err(format!(
+                "the overrides of an earlier daemon cannot be read yet, so none can be ended: {why}"
+            ));
+        }
+        let scope = |backend: SocketAddr, client: Option<&str>| OverrideScope {
+            service: service.to_owned(),
+            backend,
+            client: client.map(str::to_owned),
+        };
+        let mut changes = Vec::new();
+        for backend in &named {
+            let key: Key = (scope(*backend, client), is_weight);
+            if ends_it {
+                let all: Key = (scope(*backend, None), is_weight);
+                if client.is_some() && self.overrides.in_force.contains_key(&all) {
+                    return Err(format!(
+                        "the override of {backend} is in force for all clients, so it cannot be ended for one: leave --client out"
+                    ));
+                }
+                // Without a client, the overrides for single clients end as well.
+                let known = self.overrides.in_force.keys().filter(|(known, known_is_weight)| {
+                    *known_is_weight == is_weight
+                        && known.service == service
+                        && known.backend == *backend
+                        && (client.is_none() || known.client.as_deref() == client)
+                });
+                changes.extend(known.map(|known| (known.clone(), None)));
+                continue;
+            }
+            let wall = seconds(self.wall);
+            let kind = match request.percent {
+                Some(percent) => OverrideKind::Weight { percent },
+                None => OverrideKind::Drain,
+            };
+            let until = request.for_s.map(|time| wall + time);
+            let new = Override {
+                scope: key.0.clone(),
+                kind,
+                reason: request.reason.clone(),
+                user: who.user,
+                process: who.process,
+                since: wall,
+                until,
+            };
+            let known = self.overrides.in_force.get(&key).map(|known| &known.of);
+            let is_known = known.is_some_and(|known| {
+                known.kind == kind
+                    && known.until == until
+                    && (new.reason.is_none() || known.reason == new.reason)
+            });
+            if !is_known {
+                changes.push((key, Some(new)));
+            }
+        }
+        let new =
+            changes.iter().filter(|(key, new)| new.is_some() && !self.overrides.in_force.contains_key(key));
+        if self.overrides.in_force.len() + new.count() > MAX_OVERRIDES {
+            return Err(format!(
+                "a host has at most {MAX_OVERRIDES} overrides: end some first (`socklb overrides`)"
+            ));
+        }
+        if request.action == OverrideAction::Drain && !request.force {
+            let drained: BTreeSet<SocketAddr> = named.iter().copied().collect();
+            let tasks = tasks.iter().filter(|task| client.is_none_or(|only| only == task.client.name));
+            let left_without: Vec<&str> = tasks
+                .filter(|task| task.would_be_left_without(service, &drained))
+                .map(|task| task.client.name.as_str())
+                .collect();
+            if !left_without.is_empty() {
+                return Err(format!(
+                    "no available backend of {service} would be left for {}: use --force to drain nevertheless",
+                    left_without.join(", ")
+                ));
+            }
+        }
+        Ok(Wanted { named, changes })
+    }
+
+    /// The backend that an operator means by an address or an index.
+    fn backend_of(&self, service: &str, word: &str, action: OverrideAction) -> Result<SocketAddr, String> {
+        let list = self.list_of(service);
+        let endpoints: &[Endpoint] = list.as_ref().map_or(&[], |list| list.as_slice());
+        let matching: Vec<&Endpoint> = if let Ok(address) = word.parse::<SocketAddr>() {
+            // An override can be ended even if the backend has left the list.
+            let is_overridden = |(scope, _): &Key| scope.service == service && scope.backend == address;
+            let ends_it = action != OverrideAction::Drain;
+            if ends_it && self.overrides.in_force.keys().any(is_overridden) {
+                return Ok(address);
+            }
+            endpoints.iter().filter(|endpoint| endpoint.address == address).collect()
+        } else if let Ok(index) = word.parse::<u32>() {
+            endpoints.iter().filter(|endpoint| endpoint.index == index).collect()
+        } else if let Ok(ip) = word.parse::<IpAddr>() {
+            endpoints.iter().filter(|endpoint| endpoint.address.ip() == ip).collect()
+        } else {
+            return Err(format!("{word:?} is neither an address (10.0.0.1:80) nor an index (3)"));
+        };
+        let shown = |endpoints: &[&Endpoint]| {
+            let names = endpoints.iter().take(MOST_NAMED);
+            let names: Vec<String> =
+                names.map(|endpoint| format!("{} (index {})", endpoint.address, endpoint.index)).collect();
+            let rest = endpoints.len().saturating_sub(MOST_NAMED);
+            let and = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+            format!("{}{and}", names.join(", "))
+        };
+        match &matching[..] {
+            [one] => Ok(one.address),
+            [] if endpoints.is_empty() => {
+                Err(format!("service {service} has no backend {word}: its list is empty or unknown"))
+            }
+            [] => {
+                let all: Vec<&Endpoint> = endpoints.iter().collect();
+                Err(format!("service {service} has no backend {word}: it has {}", shown(&all)))
+            }
+            several => Err(format!("{word} is ambiguous: service {service} has {}", shown(several))),
+        }
+    }
+}
+
+/// Checks the values of a request that concern no backend.
+fn check_request(
+    OverrideRequest { action, for_s, reason, percent, .. }: &OverrideRequest,
+) -> Result<(), String> {
+    match (action, percent) {
+        (OverrideAction::Weight, None) => return Err("percent: write 1 to 1000".to_owned()),
+        (OverrideAction::Weight, Some(percent)) => check_percent(*percent)?,
+        (OverrideAction::Drain | OverrideAction::Undrain, Some(_)) => {
+            return Err("percent belongs to the action weight".to_owned());
+        }
+        (OverrideAction::Drain | OverrideAction::Undrain, None) => {}
+    }
+    if let Some(time) = for_s {
+        check_duration(Duration::from_secs(*time)).map_err(|what| format!("for is {time} s: {what}"))?;
+    }
+    reason.as_deref().map_or(Ok(()), check_reason)
+}

@@ -1,0 +1,419 @@
+//! Scripts of operators' overrides: backends are drained, and weights are multiplied.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_http::peer::PeerCredentials;
+use lb_view::overrides::{ClientEffect, Overridden, OverrideKind};
+use tokio::sync::oneshot;
+
+use super::FOR_LONG;
+use super::stage::{BACKENDS, Stage, address, cgroup_path, list_of, script};
+use crate::api::{ControllerQuery, OverrideAction, OverrideRequest, Reply};
+use crate::controller::{BackgroundWork, Event};
+
+const FILE: &str = "/var/lib/socklb/overrides/overrides.json";
+
+const SECOND: Duration = Duration::from_secs(1);
+
+const FIRST: &str = BACKENDS[0];
+const MIDDLE: &str = BACKENDS[1];
+const THIRD: &str = BACKENDS[2];
+
+fn drain(backends: &[&str]) -> OverrideRequest {
+    OverrideRequest {
+        action: OverrideAction::Drain,
+        backends: backends.join(","),
+        client: None,
+        for_s: None,
+        reason: None,
+        percent: None,
+        force: false,
+        dry_run: false,
+    }
+}
+
+fn undrain(backend: &str) -> OverrideRequest {
+    OverrideRequest { action: OverrideAction::Undrain, ..drain(&[backend]) }
+}
+
+fn weight(backend: &str, percent: u16) -> OverrideRequest {
+    OverrideRequest { action: OverrideAction::Weight, percent: Some(percent), ..drain(&[backend]) }
+}
+
+impl Stage {
+    fn request(&mut self, request: OverrideRequest) -> oneshot::Receiver<Overridden> {
+        let (answer, reply) = Reply::new();
+        let (service, who) = ("users".to_owned(), PeerCredentials { user: 7, groups: vec![7], process: 77 });
+        self.dispatch(Event::Query(ControllerQuery::Override { service, request, who, answer }));
+        reply
+    }
+
+    /// Requests an override, and lets time pass until the answer arrives.
+    fn overridden(&mut self, request: OverrideRequest) -> Overridden {
+        let mut reply = self.request(request);
+        for _ in 0..6 {
+            if let Ok(overridden) = reply.try_recv() {
+                return overridden;
+            }
+            self.pass(SECOND);
+        }
+        panic!("an operator waits at most five seconds");
+    }
+
+    /// Requests an override that must be accepted.
+    fn accepted(&mut self, request: OverrideRequest) -> Overridden {
+        let overridden = self.overridden(request);
+        assert_eq!((&overridden.refused, &overridden.not_kept), (&None, &None));
+        overridden
+    }
+
+    fn refused(&mut self, request: OverrideRequest) -> String {
+        let before = self.overrides();
+        let overridden = self.overridden(request);
+        assert_eq!(self.overrides(), before, "a refused request changes nothing");
+        overridden.refused.expect("it is refused")
+    }
+
+    /// The overrides in force, each with its backend.
+    fn overrides(&self) -> Vec<(SocketAddr, OverrideKind)> {
+        let document = self.controller().overrides_document();
+        document.overrides.into_iter().map(|one| (one.of.scope.backend, one.of.kind)).collect()
+    }
+
+    /// The effect on each backend that is overridden, at the client `web`.
+    fn effects(&self) -> BTreeMap<SocketAddr, ClientEffect> {
+        let document = self.controller().overrides_document();
+        let effect = |one: lb_view::overrides::OverrideStatus| {
+            Some((one.of.scope.backend, one.clients.into_iter().find(|effect| effect.client == "web")?))
+        };
+        document.overrides.into_iter().filter_map(effect).collect()
+    }
+
+    /// Dials, and returns the backends that were reached. No connect may fail.
+    fn reached_backends(&mut self) -> Vec<SocketAddr> {
+        let before = self.sent.clone();
+        assert_eq!(self.dial(60), 0);
+        let grown = self.sent.iter().filter(|(backend, sent)| before.get(backend) != Some(sent));
+        grown.map(|(backend, _)| *backend).collect()
+    }
+}
+
+fn addresses(backends: &[&str]) -> Vec<SocketAddr> {
+    backends.iter().map(|backend| address(backend)).collect()
+}
+
+#[test]
+fn a_drained_backend_gets_no_connects_until_it_is_undrained() {
+    script("", |stage| {
+        let accepted = stage.accepted(drain(&[FIRST]));
+        assert_eq!(accepted.changed, [address(FIRST)]);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        stage.stop_faults();
+        let shown = stage.backend(FIRST);
+        assert_eq!((shown.state.as_str(), shown.witness.as_deref()), ("drained", Some("operator")));
+        assert_eq!(shown.reason.as_deref(), Some("operator: drain"));
+        let mut again = drain(&["12823"]);
+        again.reason = Some("new disk".to_owned());
+        assert_eq!(stage.accepted(again).changed, [address(FIRST)], "the index means the same backend");
+        let shown = stage.controller().overrides_document().overrides.remove(0).of;
+        assert_eq!((shown.reason.as_deref(), shown.user, shown.process), (Some("new disk"), 7, 77));
+        assert_eq!(stage.accepted(drain(&[FIRST])).changed, [], "it is drained already");
+        assert_eq!(stage.accepted(undrain(FIRST)).changed, [address(FIRST)]);
+        assert_eq!(stage.accepted(undrain(FIRST)).changed, []);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
+    });
+}
+
+/// An answered drain is in the maps and in the file. Without an answer the drain may be lost, but
+/// nothing else is.
+#[test]
+fn what_was_answered_holds_after_a_kill() {
+    script("", |stage| {
+        stage.accepted(drain(&[FIRST]));
+        stage.accepted(weight(THIRD, 50));
+        let before = stage.overrides();
+        stage.kill();
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "no daemon runs");
+        stage.start(&BACKENDS);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        assert_eq!(stage.overrides(), before);
+        // The daemon is killed before the drain is stored.
+        stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
+        let mut reply = stage.request(drain(&[MIDDLE]));
+        assert!(reply.try_recv().is_err(), "it is not stored yet");
+        stage.hangs = |_| false;
+        stage.start(&BACKENDS);
+        assert_eq!(stage.overrides(), before);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        // The end of a drain holds as well.
+        stage.accepted(undrain(FIRST));
+        stage.start(&BACKENDS);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
+    });
+}
+
+#[test]
+fn an_operator_learns_that_an_override_cannot_be_stored() {
+    script("", |stage| {
+        stage.disk.set_broken(FILE, true);
+        let overridden = stage.overridden(drain(&[FIRST]));
+        assert!(overridden.not_kept.is_some_and(|why| why.contains("os error 5")));
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "it is in force all the same");
+        stage.disk.set_broken(FILE, false);
+        stage.pass(60 * SECOND);
+        assert_eq!(stage.controller().overrides_document().not_kept, None);
+        stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
+        let overridden = stage.overridden(drain(&[MIDDLE]));
+        assert_eq!(overridden.not_kept, Some(format!("{FILE} does not answer")));
+        stage.finish_hung();
+        stage.start(&BACKENDS);
+        assert_eq!(stage.reached_backends(), addresses(&[THIRD]), "both were stored later");
+    });
+}
+
+/// The state words show which backends are drained.
+#[test]
+fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
+    script("", |stage| {
+        stage.accepted(drain(&[FIRST]));
+        stage.stop_faults();
+        let stored = stage.disk.content(FILE).expect("it is stored");
+        stage.disk.set_broken(FILE, true);
+        stage.start(&BACKENDS);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        let why = stage.refused(undrain(FIRST));
+        assert!(why.starts_with("the overrides of an earlier daemon cannot be read yet"), "{why}");
+        let overridden = stage.overridden(drain(&[MIDDLE]));
+        assert!(overridden.not_kept.is_some());
+        assert_eq!(stage.reached_backends(), addresses(&[THIRD]));
+        stage.disk.set_broken(FILE, false);
+        assert_eq!(stage.disk.content(FILE).expect("it exists"), stored, "it was not overwritten");
+        stage.pass(30 * SECOND);
+        assert_eq!(stage.reached_backends(), addresses(&[THIRD]));
+        stage.start(&BACKENDS);
+        assert_eq!(stage.reached_backends(), addresses(&[THIRD]), "both are stored");
+    });
+}
+
+#[test]
+fn a_file_that_cannot_be_parsed_drains_nothing_and_is_kept() {
+    for text in ["{\"schema\":1,\"overrides\":[{\"serv", "{\"schema\":2}"] {
+        script("", |stage| {
+            stage.accepted(drain(&[FIRST]));
+            stage.disk.write(FILE, text);
+            stage.start(&BACKENDS);
+            assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
+            let aside = stage.disk.content(format!("{FILE}.not-understood")).expect("it is renamed");
+            assert_eq!(aside, text.as_bytes());
+        });
+    }
+}
+
+#[test]
+fn the_last_available_backend_is_drained_only_by_force() {
+    script("", |stage| {
+        stage.accepted(drain(&[FIRST]));
+        let why = stage.refused(drain(&[MIDDLE, THIRD]));
+        assert_eq!(
+            why,
+            "no available backend of users would be left for web: use --force to drain nevertheless"
+        );
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "several backends are one decision");
+        stage.accepted(OverrideRequest { force: true, ..drain(&[MIDDLE, THIRD]) });
+        assert_eq!(stage.dial(10), 10);
+        stage.configure("health = { drain_fallback = true }");
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
+        stage.accepted(undrain(THIRD));
+        assert_eq!(stage.reached_backends(), addresses(&[THIRD]));
+    });
+}
+
+/// A drain is no failure: two of three backends are drained, but there is no panic.
+#[test]
+fn drained_backends_do_not_lead_to_panic() {
+    script("health = { panic_threshold = 100 }", |stage| {
+        stage.accepted(drain(&[FIRST, MIDDLE]));
+        stage.pass(20 * SECOND);
+        assert!(!stage.status().clients[0].services[0].is_panic);
+        assert_eq!(stage.reached_backends(), addresses(&[THIRD]));
+    });
+}
+
+#[test]
+fn an_override_ends_at_its_time() {
+    script("", |stage| {
+        let for_a_minute = || OverrideRequest { for_s: Some(60), ..drain(&[FIRST]) };
+        stage.accepted(for_a_minute());
+        stage.pass(58 * SECOND);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        stage.pass(3 * SECOND);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
+        assert_eq!(stage.overrides(), []);
+        // The time also passes while the host is suspended.
+        stage.accepted(for_a_minute());
+        stage.suspended += 60 * SECOND;
+        stage.pass(2 * SECOND);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
+        // It does not depend on the wall clock while the daemon runs.
+        stage.accepted(for_a_minute());
+        stage.wall_ahead += 3_600 * SECOND;
+        stage.pass(2 * SECOND);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        stage.accepted(undrain(FIRST));
+        // It passes while no daemon runs.
+        stage.accepted(for_a_minute());
+        stage.kill();
+        stage.pass(61 * SECOND);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "nobody ends it");
+        stage.start(&BACKENDS);
+        stage.pass(2 * SECOND);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
+    });
+}
+
+#[test]
+fn a_weight_override_multiplies_a_share() {
+    script("", |stage| {
+        let share = |overridden: &Overridden| overridden.overrides[0].clients[0].share;
+        let halved = stage.accepted(weight(FIRST, 50));
+        assert!((share(&halved) - 0.2).abs() < 0.001, "{halved:?}");
+        stage.stop_faults();
+        let before = stage.sent.get(&address(FIRST)).copied().unwrap_or(0);
+        assert_eq!(stage.dial(1_024), 0);
+        let got = stage.sent[&address(FIRST)] - before;
+        assert!((204..=206).contains(&got), "{got}");
+        let least = stage.accepted(weight(FIRST, 1));
+        assert!((share(&least) - 0.005).abs() < 0.001, "{least:?}");
+        let most = stage.accepted(weight(FIRST, 1_000));
+        assert!((share(&most) - 10.0 / 12.0).abs() < 0.001, "{most:?}");
+        // A new list retains it, and 100 % ends it.
+        stage.list_text(
+            &format!("{}weight = 2\n", list_of(&[FIRST]))
+                .chars()
+                .chain(list_of(&[THIRD]).chars())
+                .collect::<String>(),
+        );
+        assert_eq!(stage.overrides(), [(address(FIRST), OverrideKind::Weight { percent: 1_000 })]);
+        stage.accepted(weight(FIRST, 100));
+        assert_eq!(stage.overrides(), []);
+    });
+}
+
+#[test]
+fn a_drain_outlasts_the_absence_of_its_backend() {
+    script("", |stage| {
+        stage.accepted(drain(&[FIRST]));
+        stage.list(&BACKENDS[1..]);
+        stage.pass(60 * SECOND);
+        assert!(!stage.controller().overrides_document().overrides[0].is_listed);
+        stage.list(&BACKENDS);
+        stage.stop_faults();
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+    });
+}
+
+/// The rest of the subset does not take the whole load of a drained member.
+#[test]
+fn a_drained_member_is_replaced() {
+    let lines = "subset = { size = 2 }\nhealth = { replace_after = \"10s\" }";
+    script(lines, |stage| {
+        stage.stop_faults();
+        let members = stage.reached_backends();
+        let drained = members[0].to_string();
+        stage.accepted(drain(&[&drained]));
+        assert_eq!(stage.reached_backends(), members[1..]);
+        stage.pass(12 * SECOND);
+        let others: Vec<_> =
+            addresses(&BACKENDS).into_iter().filter(|backend| *backend != members[0]).collect();
+        assert_eq!(stage.reached_backends(), others);
+        stage.accepted(undrain(&drained));
+        stage.pass(45 * SECOND);
+        assert_eq!(stage.reached_backends(), members);
+    });
+}
+
+#[test]
+fn connects_that_began_before_a_drain_are_waited_for() {
+    script("", |stage| {
+        stage.stop_faults();
+        stage.hangs = |work| matches!(work, BackgroundWork::WaitForReaders);
+        stage.accepted(drain(&[FIRST]));
+        assert!(!stage.effects()[&address(FIRST)].is_settled);
+        stage.finish_hung();
+        stage.pass(2 * SECOND);
+        assert!(stage.effects()[&address(FIRST)].is_settled);
+    });
+}
+
+#[test]
+fn an_override_of_one_client_concerns_no_other() {
+    script(FOR_LONG, |stage| {
+        stage.stop_faults();
+        let batch = stage.kernel.make_cgroup(&cgroup_path("batch"));
+        stage.write_clients(&[("web", "web"), ("batch", "batch")]);
+        stage.dispatch(Event::Hangup);
+        stage.settle();
+        let only = |client: &str, request| OverrideRequest { client: Some(client.to_owned()), ..request };
+        stage.accepted(only("batch", drain(&[FIRST])));
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
+        let reached: Vec<_> = (0..60).filter_map(|_| stage.reached(batch, super::stage::SERVICE)).collect();
+        assert!(reached.len() == 60 && !reached.contains(&address(FIRST)));
+        stage.accepted(drain(&[MIDDLE]));
+        let why = stage.refused(only("web", undrain(MIDDLE)));
+        assert!(why.contains("in force for all clients"), "{why}");
+        let why = stage.refused(only("mail", drain(&[FIRST])));
+        assert_eq!(why, "no client mail here has a service users: web, batch has it");
+        // Without a client, every drain of the backend ends.
+        stage.accepted(undrain(FIRST));
+        assert_eq!(stage.overrides(), [(address(MIDDLE), OverrideKind::Drain)]);
+    });
+}
+
+#[test]
+fn two_operators_at_once_are_both_answered() {
+    script("", |stage| {
+        stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
+        let mut first = stage.request(drain(&[FIRST]));
+        let mut second = stage.request(undrain(FIRST));
+        stage.finish_hung();
+        stage.pass(2 * SECOND);
+        for reply in [&mut first, &mut second] {
+            assert_eq!(reply.try_recv().expect("an answer").changed, [address(FIRST)]);
+        }
+        stage.start(&BACKENDS);
+        assert_eq!((stage.overrides(), stage.reached_backends()), (vec![], addresses(&BACKENDS)));
+    });
+}
+
+#[test]
+fn a_faulty_request_is_refused_with_what_would_be_right() {
+    script("", |stage| {
+        let reason = |reason: &str| OverrideRequest { reason: Some(reason.to_owned()), ..drain(&[FIRST]) };
+        let for_s = |time| OverrideRequest { for_s: Some(time), ..drain(&[FIRST]) };
+        let cases = [
+            (
+                drain(&["10.0.0.9:80"]),
+                "service users has no backend 10.0.0.9:80: it has 10.0.0.3:80 (index 1550), 10.0.0.2:80 (index 7446), 10.0.0.1:80 (index 12823)",
+            ),
+            (
+                drain(&["7"]),
+                "service users has no backend 7: it has 10.0.0.3:80 (index 1550), 10.0.0.2:80 (index 7446), 10.0.0.1:80 (index 12823)",
+            ),
+            (drain(&["first"]), "\"first\" is neither an address (10.0.0.1:80) nor an index (3)"),
+            (drain(&[""]), "\"\" is neither an address (10.0.0.1:80) nor an index (3)"),
+            (for_s(0), "for is 0 s: write a time from 1s to one year (8760h)"),
+            (for_s(1_000 * 365 * 86_400), "for is 31536000000 s: write a time from 1s to one year (8760h)"),
+            (reason(&"x".repeat(10_000)), "the reason has 10000 characters; at most 200 are allowed"),
+            (reason("new\ndisk"), "the reason contains a control character"),
+            (weight(FIRST, 0), "a weight of 0 % is a drain: use `socklb drain`"),
+            (weight(FIRST, 1_001), "write 1% to 1000%"),
+        ];
+        for (request, why) in cases {
+            assert_eq!(stage.refused(request), why);
+        }
+        let dry = stage.overridden(OverrideRequest { dry_run: true, ..drain(&[FIRST]) });
+        assert_eq!((dry.changed, stage.overrides()), (addresses(&[FIRST]), vec![]));
+    });
+}
