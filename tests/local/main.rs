@@ -25,6 +25,8 @@ mod endings;
 
 mod ejection;
 
+mod drain;
+
 mod evidence;
 
 mod slow_paths;

@@ -184,7 +184,13 @@ fn members_of_the_sockets_group_may_read_and_change_nothing() {
         assert!(answer.starts_with("HTTP/1.1 405"), "{method}: {answer}");
     }
     // Commands that change something are refused.
-    for verb in [&["readmit", "users", "127.0.0.1:8001"][..], &["load", "freeze", "users"]] {
+    for verb in [
+        &["readmit", "users", "127.0.0.1:8001"][..],
+        &["load", "freeze", "users"],
+        &["drain", "users", "127.0.0.1:8001"],
+        &["undrain", "users", "127.0.0.1:8001"],
+        &["weight", "users", "127.0.0.1:8001", "50%"],
+    ] {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, verb));
         let expected =
             "user 65533 has no permission: only root, user 0 (the daemon's), and the members of a group";
