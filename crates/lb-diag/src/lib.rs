@@ -4,25 +4,32 @@
 //!
 //! This is a crate of its own because two crates use it: the kernel side finds open sockets with
 //! it, and the agent finds a backend's connections without kernel programs.
+//!
+//! With the same requests the kernel can also destroy a socket ([`SocketLists::destroy`]).
+
+mod connection;
 
 use std::cell::Cell;
 use std::io;
 use std::mem::offset_of;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use netlink_packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader,
-    NetlinkMessage, NlaBuffer, NlasIterator, Parseable, parse_u64,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable, NlaBuffer, NlasIterator, Parseable,
+    parse_u64,
 };
 use netlink_packet_sock_diag::inet::{
     ExtensionFlags, InetRequest, InetResponseBuffer, InetResponseHeader, SocketId, StateFlags,
 };
 use netlink_packet_sock_diag::{
-    AF_INET, AF_INET6, INET_DIAG_INFO, IPPROTO_TCP, IPPROTO_UDP, SockDiagMessage, TCP_LISTEN,
+    AF_INET, AF_INET6, INET_DIAG_INFO, IPPROTO_TCP, IPPROTO_UDP, SockDiagDestroy, SockDiagMessage, TCP_LISTEN,
 };
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
+
+pub use connection::Connection;
 
 /// A socket in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +54,8 @@ pub struct SocketEntry {
     pub peer: SocketAddr,
     /// Whether it is a subflow of an MPTCP socket. The kernel reports this only to CAP_NET_ADMIN.
     pub is_mptcp: bool,
+    /// The socket as a request can name it; `None` if it has no peer.
+    pub connection: Option<Connection>,
 }
 
 // The netlink library has no names for these, and does not parse them.
@@ -59,9 +68,9 @@ const TCP_NEW_SYN_RECV: u8 = 12;
 /// The states listening, established, SYN sent and SYN received, and every state of a connection
 /// that is closing. Excludes the states of incomplete sockets: time wait (6) and requests (12).
 const STATES: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << TCP_LISTEN | 1 << 11;
-/// The states of a connection that this host has ended: both FIN wait states, last ACK, and
-/// closing. A connection that has no inode and is in another state waits to be accepted.
-const CLOSING: u32 = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11;
+/// The states of a connection that this host has ended: both FIN wait states, time wait, last ACK,
+/// and closing. A connection that has no inode and is in another state waits to be accepted.
+const CLOSING: u32 = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 9 | 1 << 11;
 /// The positions in `struct tcp_info` of the time since data was last sent, and of the time since
 /// data was last received, both in milliseconds.
 const LAST_DATA_SENT: usize = offset_of!(libc::tcp_info, tcpi_last_data_sent);
@@ -153,37 +162,106 @@ impl SocketLists {
         self.dump(&request(IPPROTO_UDP, ANY), &mut each)
     }
 
+    /// Reads a TCP connection again, in a few microseconds however many sockets there are; `None`
+    /// if it no longer exists.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn read_tcp(&self, connection: &Connection) -> io::Result<Option<SocketEntry>> {
+        let mut found = None;
+        let request = SockDiagMessage::InetRequest(connection.request(ExtensionFlags::INFO));
+        let result = self.exchange(request, NLM_F_ACK, IPPROTO_TCP, &mut |socket| found = Some(socket));
+        match result {
+            Err(error) if is_gone(&error) => Ok(None),
+            result => result.map(|()| found),
+        }
+    }
+
+    /// Closes a connection as the kernel does after a fatal error: a process that waits for the
+    /// socket receives ECONNABORTED, and the peer of a TCP connection a reset. A UDP socket loses
+    /// its peer and its port, and can connect again. Returns `false` if the connection no longer
+    /// exists.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN in the user namespace that owns the network namespace, EOPNOTSUPP
+    /// if the kernel was built without `CONFIG_INET_DIAG_DESTROY`.
+    pub fn destroy(&self, connection: &Connection) -> io::Result<bool> {
+        let request = SockDiagMessage::InetRequest(connection.request(ExtensionFlags::empty()));
+        match self.exchange(SockDiagDestroy::new(request), NLM_F_ACK, connection.protocol(), &mut |_| {}) {
+            Err(error) if is_gone(&error) => Ok(false),
+            result => result.map(|()| true),
+        }
+    }
+
+    /// Tries [`SocketLists::destroy`] with a UDP socket of this process. A request with a wrong
+    /// cookie would not do: the kernel compares the cookie before it checks the privilege.
+    ///
+    /// # Errors
+    /// Those of [`SocketLists::destroy`], or if the socket cannot be made.
+    pub fn try_destroy(&self) -> io::Result<()> {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let local = socket.local_addr()?;
+        // Connected to itself: this sends nothing, and needs no other socket.
+        socket.connect(local)?;
+        let id = SocketId {
+            source_port: local.port(),
+            destination_port: local.port(),
+            source_address: local.ip(),
+            destination_address: local.ip(),
+            interface_id: 0,
+            cookie: rustix::net::sockopt::socket_cookie(&socket)?.to_ne_bytes(),
+        };
+        match Connection::of(AF_INET, IPPROTO_UDP, &id) {
+            Some(connection) => self.destroy(&connection).map(|_| ()),
+            None => Err(io::ErrorKind::AddrNotAvailable.into()),
+        }
+    }
+
     /// Makes the kernel list the sockets of both families.
     fn dump(&self, request: &InetRequest, each: &mut impl FnMut(SocketEntry)) -> io::Result<()> {
         for family in [AF_INET, AF_INET6] {
-            self.dump_family(InetRequest { family, ..request.clone() }, each)?;
+            let of_family = SockDiagMessage::InetRequest(InetRequest { family, ..request.clone() });
+            self.exchange(of_family, NLM_F_DUMP, request.protocol, each)?;
         }
         Ok(())
     }
 
-    fn dump_family(&self, request: InetRequest, each: &mut impl FnMut(SocketEntry)) -> io::Result<()> {
+    /// Sends a request, and reads the answers up to the one that ends them: the end of a list
+    /// (`NLM_F_DUMP`), an acknowledgement (`NLM_F_ACK`), or an error.
+    fn exchange<M: NetlinkSerializable + Into<NetlinkPayload<M>>>(
+        &self,
+        request: M,
+        flags: u16,
+        protocol: u8,
+        each: &mut impl FnMut(SocketEntry),
+    ) -> io::Result<()> {
         /// The maximum number of bytes that the kernel sends at once (NLMSG_GOODSIZE is 8 KiB; it
         /// is larger for readers with larger buffers).
         const BUFFER: usize = 32 << 10;
         let sequence = self.requests.get().wrapping_add(1);
         self.requests.set(sequence);
         let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+        header.flags = NLM_F_REQUEST | flags;
         header.sequence_number = sequence;
-        let mut message = NetlinkMessage::new(header, SockDiagMessage::InetRequest(request).into());
+        let mut message = NetlinkMessage::new(header, request.into());
         message.finalize();
         let mut bytes = vec![0; message.buffer_len()];
         message.serialize(&mut bytes);
         rustix::net::send(&self.socket, &bytes, SendFlags::empty())?;
         let mut buffer = vec![0; BUFFER];
-        // Bound: the kernel ends the list with a message that marks the end, or with an error.
+        // Bound: the kernel ends its answer with a message that marks the end, or with an error.
         loop {
             let (length, _) = rustix::net::recv(&self.socket, buffer.as_mut_slice(), RecvFlags::empty())?;
-            if read_datagram(&buffer[..length], sequence, each)? {
+            if read_datagram(&buffer[..length], sequence, protocol, each)? {
                 return Ok(());
             }
         }
     }
+}
+
+/// Whether the error says that the kernel has found no such socket.
+fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOENT)
 }
 
 /// A request for those sockets of a protocol that are in one of these states.
@@ -207,7 +285,12 @@ fn tcp_request(states: u32) -> InetRequest {
 ///
 /// Parses the datagram in place. The library's own message type would copy each attribute, and
 /// fails for an attribute that no caller needs.
-fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEntry)) -> io::Result<bool> {
+fn read_datagram(
+    datagram: &[u8],
+    sequence: u32,
+    protocol: u8,
+    each: &mut impl FnMut(SocketEntry),
+) -> io::Result<bool> {
     let cut = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of sockets is cut off");
     let mut rest = datagram;
     // Bound: each message is at least as long as its header.
@@ -232,13 +315,13 @@ fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEnt
                 let error = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
                 return if error == 0 { Ok(true) } else { Err(io::Error::from_raw_os_error(-error)) };
             }
-            _ => each(read_socket(body).ok_or_else(cut)?),
+            _ => each(read_socket(body, protocol).ok_or_else(cut)?),
         }
     }
     Ok(false)
 }
 
-fn read_socket(body: &[u8]) -> Option<SocketEntry> {
+fn read_socket(body: &[u8], protocol: u8) -> Option<SocketEntry> {
     let header = InetResponseHeader::parse(body).ok()?;
     let id = &header.socket_id;
     let mut socket = SocketEntry {
@@ -253,6 +336,7 @@ fn read_socket(body: &[u8]) -> Option<SocketEntry> {
         cgroup: None,
         peer: SocketAddr::new(id.destination_address.to_canonical(), id.destination_port),
         is_mptcp: false,
+        connection: Connection::of(header.family, protocol, id),
     };
     for attribute in attributes(body.get(size_of::<InetResponseBuffer>()..)?) {
         match attribute.kind() {
@@ -351,7 +435,7 @@ mod tests {
 
     #[test]
     fn the_kernel_lists_datagram_sockets_with_a_port() {
-        let open = || std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let open = || UdpSocket::bind("127.0.0.1:0").unwrap();
         let (bound, connected, stream) = (open(), open(), TcpListener::bind("127.0.0.1:0").unwrap());
         connected.connect(bound.local_addr().unwrap()).unwrap();
         let idle = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
@@ -360,6 +444,60 @@ mod tests {
         let is_seen = |cookie: u64| sockets.iter().any(|socket| socket.cookie == cookie);
         assert!(is_seen(cookie(&bound)) && is_seen(cookie(&connected)));
         assert!(!is_seen(cookie(&idle)) && !is_seen(cookie(&stream)));
+    }
+
+    /// The connection of a socket of this process, as a list shows it.
+    fn listed(lists: &SocketLists, socket: impl AsFd, is_udp: bool) -> Connection {
+        let (wanted, mut found) = (cookie(socket), None);
+        let each = |socket: SocketEntry| {
+            if socket.cookie == wanted {
+                found = Some(socket);
+            }
+        };
+        if is_udp { lists.each_udp(each) } else { lists.each_tcp(each) }.expect("a list");
+        found.expect("in the list").connection.expect("connected")
+    }
+
+    #[test]
+    fn the_kernel_destroys_the_named_connection_and_no_other() {
+        use std::io::{ErrorKind, Read};
+
+        let lists = SocketLists::open().unwrap();
+        lists.try_destroy().expect("tests of this crate need CAP_NET_ADMIN");
+        for at in ["127.0.0.1:0", "[::1]:0", "[::ffff:127.0.0.1]:0"] {
+            let listener = TcpListener::bind(at).unwrap();
+            let to = listener.local_addr().unwrap();
+            let (mut stream, mut other) = (TcpStream::connect(to).unwrap(), TcpStream::connect(to).unwrap());
+            let connection = listed(&lists, &stream, false);
+            let is_read = |connection| lists.read_tcp(connection).unwrap().map(|socket| socket.cookie);
+            assert_eq!(is_read(&connection), Some(cookie(&stream)), "{at}");
+            // The addresses of one socket with the cookie of another.
+            let mixed = listed(&lists, &other, false).with_cookie_of(&connection);
+            assert_eq!((lists.destroy(&mixed).unwrap(), lists.destroy(&connection).unwrap()), (false, true));
+            assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionAborted, "{at}");
+            assert_eq!((is_read(&connection), lists.destroy(&connection).unwrap()), (None, false), "{at}");
+            other.set_nonblocking(true).unwrap();
+            assert_eq!(other.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "{at}");
+        }
+    }
+
+    #[test]
+    fn a_destroyed_datagram_socket_can_connect_again() {
+        use std::io::ErrorKind;
+
+        let lists = SocketLists::open().unwrap();
+        for at in ["127.0.0.1:0", "[::1]:0", "[::ffff:127.0.0.1]:0"] {
+            let server = UdpSocket::bind(at).unwrap();
+            let to = server.local_addr().unwrap();
+            let socket = UdpSocket::bind(at).unwrap();
+            socket.connect(to).unwrap();
+            let connection = listed(&lists, &socket, true);
+            assert!(connection.is_udp() && lists.destroy(&connection).unwrap(), "{at}");
+            assert_eq!(socket.recv(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionAborted, "{at}");
+            assert!(!lists.destroy(&connection).unwrap(), "{at}");
+            socket.connect(to).unwrap();
+            assert_eq!(socket.send(b"x").unwrap(), 1, "{at}");
+        }
     }
 
     #[test]
@@ -383,7 +521,7 @@ mod tests {
             let response = InetResponse { header, nlas: nlas.into_iter().collect() };
             let mut body = vec![0; response.buffer_len()];
             response.emit(&mut body);
-            let socket = read_socket(&body).expect("whole");
+            let socket = read_socket(&body, IPPROTO_TCP).expect("whole");
             assert_eq!((socket.cookie, socket.inode, socket.cgroup), (7 << 32 | 5, 3, Some(9)));
             socket.is_mptcp
         };
@@ -401,8 +539,9 @@ mod tests {
             header.emit(&mut bytes);
             [bytes.as_slice(), body].concat()
         };
-        let read =
-            |datagram: &[u8]| read_datagram(datagram, 2, &mut |_| {}).map_err(|error| error.raw_os_error());
+        let read = |datagram: &[u8]| {
+            read_datagram(datagram, 2, IPPROTO_TCP, &mut |_| {}).map_err(|error| error.raw_os_error())
+        };
         assert_eq!(read(&message(NLMSG_DONE, 2, 0, &0i32.to_ne_bytes())), Ok(true));
         assert_eq!(read(&message(NLMSG_ERROR, 2, 0, &(-2i32).to_ne_bytes())), Err(Some(2)));
         assert_eq!(read(&message(SOCK_DIAG_BY_FAMILY, 2, 0, &[0; 8])), Err(None));
