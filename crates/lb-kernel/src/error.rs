@@ -169,6 +169,12 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot open the kernel's lists of sockets (sock_diag)")]
+    SocketLists(#[source] io::Error),
+    #[error("this kernel cannot close connections: it was built without CONFIG_INET_DIAG_DESTROY")]
+    NoSocketDestroy,
+    #[error("the kernel does not let socklb close connections: that needs CAP_NET_ADMIN")]
+    MayNotDestroySockets(#[source] io::Error),
     #[error("client {client}: cannot compare its flow records with the kernel's lists of sockets")]
     Reclaim {
         client: String,

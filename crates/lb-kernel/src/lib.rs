@@ -7,7 +7,7 @@
 //! it:
 //!
 //! - `read`: observations of clients ([`Snapshot`], [`FlowSnapshot`], [`flows`](flows()),
-//!   [`reclaim`](reclaim()), [`ClientNamespace`], [`neighbours`](neighbours()));
+//!   [`reclaim`](reclaim()), [`close`](close()), [`ClientNamespace`], [`neighbours`](neighbours()));
 //! - `client`: the maps ([`Tables`]), programs ([`Purpose`]) and links ([`is_balanced`]) of one
 //!   client task ([`Datapath`]), and its removal ([`detach`](detach()));
 //! - `host`: the host's kernel features and this process's permissions ([`Features`],
@@ -59,6 +59,7 @@ pub use host::{process, receiver, responder, xdp};
 pub use kernel::{Kernel, Linux};
 pub use lb_host::trust;
 pub use read::client_namespace::{ClientNamespace, RecordedProcesses};
+pub use read::close::{CloseRequest, Fate, Fates, close, try_close};
 pub use read::flows::{OpenFlow, flows};
 pub use read::holders::can_look as try_holders;
 pub use read::neighbours::{Neighbour, Pinned, neighbours};

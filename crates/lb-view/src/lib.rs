@@ -36,4 +36,6 @@ pub mod configured;
 
 pub mod comparison;
 
+pub mod closing;
+
 pub mod text;

@@ -15,6 +15,9 @@ use crate::sys::{self, elements};
 pub struct OpenFlow {
     pub cookie: u64,
     pub flow: Flow,
+    /// Whether the flow began with connect(). Otherwise its socket names the service in each
+    /// datagram, and may have other flows.
+    pub is_connected: bool,
 }
 
 /// A client's open flows, in no order.
@@ -26,7 +29,7 @@ pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     visit(pins, map::FLOW_OVERFLOW, |cookie: &u64, flow: &Flow| {
         // As in the flow table, a record may exist before its flow is written (phase 0).
         if flow.phase != 0 {
-            found.push(OpenFlow { cookie: *cookie, flow: *flow });
+            found.push(OpenFlow { cookie: *cookie, flow: *flow, is_connected: true });
         }
     })?;
     // If a socket has dialled again during the reading, it may have been found in both tables. Its
@@ -34,7 +37,8 @@ pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     found.sort_unstable_by_key(|open| (open.cookie, std::cmp::Reverse(open.flow.start_ns)));
     found.dedup_by_key(|open| open.cookie);
     visit(pins, map::DATAGRAMS, |cookie: &u64, datagrams: &Datagrams| {
-        let flows = datagrams.flows.iter().map(|flow| OpenFlow { cookie: *cookie, flow: *flow });
+        let of_entry = |flow: &Flow| OpenFlow { cookie: *cookie, flow: *flow, is_connected: false };
+        let flows = datagrams.flows.iter().map(of_entry);
         found.extend(flows.filter(|open| open.flow.phase != 0));
     })?;
     Ok(found)
@@ -56,7 +60,7 @@ fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
             // If the bucket was claimed just now, its flow may not be written yet: it is then empty
             // (phase 0), or still that of the previous socket.
             if flow.phase != 0 {
-                found.push(OpenFlow { cookie, flow });
+                found.push(OpenFlow { cookie, flow, is_connected: true });
             }
             break;
         }

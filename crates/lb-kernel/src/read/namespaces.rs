@@ -8,6 +8,7 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use lb_diag::{SocketEntry, SocketLists};
@@ -118,33 +119,48 @@ impl Namespaces {
     /// seconds.
     pub fn look(&self, wanted: &SocketsByList) -> SocketSnapshot {
         let mut look = Look::new(wanted);
-        match SocketLists::open() {
-            Ok(lists) => look.read(&lists),
-            Err(_) => return SocketSnapshot::default(),
+        let read = |lists: &SocketLists| {
+            look.read(lists);
+            if look.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        match self.visit(read) {
+            Ok(is_whole) => {
+                look.is_whole &= is_whole;
+                look.end()
+            }
+            // No list counts as complete then.
+            Err(_) => SocketSnapshot::default(),
         }
-        if look.is_over() || self.others().is_empty() {
-            return look.end();
+    }
+
+    /// Calls `visit` with the lists of this process's namespace, and then with those of the other
+    /// namespaces that can be entered, until it returns `Break`. Returns whether it was called for
+    /// every namespace up to that one.
+    ///
+    /// # Errors
+    /// If the lists of this process's namespace cannot be opened, or no thread can be started for
+    /// the others.
+    pub fn visit(&self, mut visit: impl FnMut(&SocketLists) -> ControlFlow<()> + Send) -> io::Result<bool> {
+        if visit(&SocketLists::open()?).is_break() || self.others().is_empty() {
+            return Ok(true);
         }
         let others = self.others();
-        // A thread stays in the namespace that it has entered, so a new thread enters it. If that
-        // fails, the result is empty, so that no list counts as complete.
-        let visit = || {
+        // A thread stays in the namespace that it has entered, so a new thread enters it.
+        let enter_all = || {
+            let mut is_whole = others.len() < MOST;
             for ways in others {
                 match ways.iter().find_map(|pid| lists_of(&open(*pid).ok()?).ok()) {
-                    Some(lists) => look.read(&lists),
-                    None => look.is_whole = false,
-                }
-                if look.is_over() {
-                    break;
+                    Some(lists) if visit(&lists).is_break() => break,
+                    Some(_) => {}
+                    None => is_whole = false,
                 }
             }
-            look.is_whole &= others.len() < MOST;
-            look.end()
+            is_whole
         };
         let thread = std::thread::Builder::new().name("namespaces".to_owned());
         std::thread::scope(|scope| {
-            let thread = thread.spawn_scoped(scope, visit);
-            thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_default()
+            let thread = thread.spawn_scoped(scope, enter_all)?;
+            thread.join().map_err(|_| io::Error::other("the thread that enters network namespaces panicked"))
         })
     }
 

@@ -53,6 +53,15 @@ pub struct ReclaimTarget {
     pub cgroup: Option<PathBuf>,
 }
 
+impl ReclaimTarget {
+    /// The network namespaces in which the client's sockets are searched.
+    pub(super) fn namespaces(&self, turn: usize) -> Namespaces {
+        // For a leaving client, the cgroup is known only from its links.
+        let linked = || links::linked_to(&self.pins).ok()?.into_iter().find_map(cgroup::path_of);
+        Namespaces::of(self.cgroup.clone().or_else(linked), turn)
+    }
+}
+
 /// The state that is retained from one pass to the next.
 #[derive(Debug, Default)]
 pub struct Suspects {
@@ -161,9 +170,7 @@ impl<'p> Case<'p> {
     fn examine(target: &'p ReclaimTarget, turn: usize, remembered: &mut Remembered) -> Result<Self, Failed> {
         let records = Records::open(&target.pins)?;
         let reclaim = ReclaimCounts { removed: records.finish_claimed()?, ..ReclaimCounts::default() };
-        // For a leaving client, the cgroup is known only from its links.
-        let linked = || links::linked_to(&target.pins).ok()?.into_iter().find_map(cgroup::path_of);
-        let namespaces = Namespaces::of(target.cgroup.clone().or_else(linked), turn);
+        let namespaces = target.namespaces(turn);
         let (mut suspects, mut missed, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
         let all = records.read()?;
         let sockets = namespaces.look(&wanted(&all));

@@ -78,7 +78,7 @@ mod tests {
 
     fn open(cookie: u64, start_ns: u64, slot: u32, generation: u32) -> OpenFlow {
         let flow = Flow { start_ns, slot, generation, ..bytemuck::Zeroable::zeroed() };
-        OpenFlow { cookie, flow }
+        OpenFlow { cookie, flow, is_connected: true }
     }
 
     #[test]
