@@ -33,9 +33,12 @@ pub use client::{Answer, fetch, not_responding, post_and_store, post_to_daemon, 
 pub use lb_host::socket::Bound;
 pub use rounds::Rounds;
 
+use crate::closing::{CloseOrder, DEFAULT_RATE, IDLE_TIMES, RATES};
 use crate::facts::Facts;
 use crate::status;
+use lb_document::in_units;
 use lb_http::{CompressedDocument, DocumentWriter, accepts_gzip, pending, respond};
+use lb_view::closing::CloseAnswer;
 use lb_view::configured::Configured;
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
@@ -63,6 +66,11 @@ impl<T> Reply<T> {
     /// Whether the requester has given up.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
+    }
+
+    /// Waits until the requester has given up.
+    pub async fn closed(&mut self) {
+        self.0.closed().await;
     }
 }
 
@@ -107,6 +115,8 @@ pub enum ControllerQuery {
     Refresh { service: String, who: PeerCredentials, answer: Reply<Refreshed> },
     /// Wait until a client's programs are attached to one of these cgroups, and then answer.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
+    /// Close the connections of flows to a backend. The peer's permission has been checked.
+    Close { order: CloseOrder, answer: Reply<CloseAnswer> },
 }
 
 /// What an operator requests for backends.
@@ -221,6 +231,7 @@ pub fn router(queries: &mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> R
         .route("/v1/load/{service}", post(switch_load))
         .route("/v1/overrides", get(overrides))
         .route("/v1/overrides/{service}", post(override_backends))
+        .route("/v1/close/{service}", post(close))
         .with_state(desk)
 }
 
@@ -411,6 +422,59 @@ async fn override_backends(
         Some(overridden) => Json(overridden).into_response(),
         None => stopping(),
     }
+}
+
+#[derive(Deserialize)]
+struct ToClose {
+    backend: SocketAddr,
+    client: Option<String>,
+    idle_ms: Option<u64>,
+    rate: Option<u32>,
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// Closes the connections of flows to a backend, for at most ten seconds. The answer begins at
+/// once. When the requester disconnects, the rest is left.
+async fn close(
+    State(desk): State<Queries>,
+    peer: Option<Extension<PeerCredentials>>,
+    UrlPath(service): UrlPath<String>,
+    UrlQuery(ToClose { backend, client, idle_ms, rate, dry_run }): UrlQuery<ToClose>,
+    headers: HeaderMap,
+) -> Response {
+    let who = match who_may_write(peer, &desk, &service, &format!("close the connections to {backend}")) {
+        Ok(who) => who,
+        Err(refused) => return refused.into_response(),
+    };
+    let (idle, rate) = (idle_ms.map(Duration::from_millis), rate.unwrap_or(DEFAULT_RATE));
+    if !RATES.contains(&rate) {
+        let text = format!("rate: must be from {} to {} per second, not {rate}", RATES.start(), RATES.end());
+        return (StatusCode::BAD_REQUEST, text).into_response();
+    }
+    if let Some(idle) = idle.filter(|idle| !IDLE_TIMES.contains(idle)) {
+        let [least, most, idle] = [*IDLE_TIMES.start(), *IDLE_TIMES.end(), idle].map(in_units);
+        let text = format!("idle_ms: must be from {least} to {most}, not {idle}");
+        return (StatusCode::BAD_REQUEST, text).into_response();
+    }
+    // If the event loop hangs, this does not return, and the answer does not begin.
+    if query(&desk.queries, ControllerQuery::Clients).await.is_none() {
+        return stopping();
+    }
+    let order = CloseOrder { service, backend, client, idle, rate, is_dry_run: dry_run, who };
+    let (mut document, awaited) = oneshot::channel();
+    tokio::spawn(async move {
+        let answer = tokio::select! {
+            // The requester has disconnected. This drops the query, which cancels the job.
+            () = document.closed() => return,
+            answer = query(&desk.queries, |answer| ControllerQuery::Close { order, answer }) => answer,
+        };
+        // If the daemon is stopping, the answer is cut off.
+        if let Some(Ok(answer)) = answer.map(|answer| json(&answer)) {
+            let _ = document.send(Arc::new(answer));
+        }
+    });
+    pending(awaited, accepts_gzip(&headers), JSON)
 }
 
 /// Returns the credentials of the peer if it may send requests that change state. If it may not,

@@ -35,6 +35,7 @@ mod source;
 
 mod load;
 
+mod close;
 mod overrides;
 
 use std::process::ExitCode;
@@ -82,6 +83,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, CommandFailure> {
         }
         Command::Source(command) => source::run(command, &files),
         Command::Agent(agent) => agent::run(agent, files),
+        Command::Close(options) => close::run(&options, &files),
         Command::Detach { client, all: _ } => detach::run(client.as_deref(), &files),
     }
 }

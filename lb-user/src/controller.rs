@@ -18,8 +18,8 @@
 //! configuration (`reload`), the changes in it (`changes`) and the settings that it cannot change
 //! (`fixed`); one client (`client_task`), all clients (`clients`), clients that cannot be
 //! started (`unstarted`) and clients that leave (`leaving`); the start (`start`, `first_look`);
-//! passes over the flow records (`flow_records`) and the network namespaces of clients
-//! (`namespaces`); the backends that are probed (`probing`, through `network`) and the backends
+//! passes over the flow records (`flow_records`), connections that an operator closes (`closing`)
+//! and the network namespaces of clients (`namespaces`); the backends that are probed (`probing`, through `network`) and the backends
 //! that report (`register`), weights that follow load (`control`) and the file that stores the
 //! learnt weights (`load_store`), the overrides of operators (`overrides`); queries (`queries`) and
 //! the facts that answers are built from (`facts`).
@@ -62,6 +62,8 @@ mod leaving;
 
 mod flow_records;
 
+mod closing;
+
 mod namespaces;
 
 mod network;
@@ -87,12 +89,14 @@ use anyhow::Result;
 use lb_core::feed::{Progress, Version};
 use lb_discovery::{Latest, Wanted};
 use lb_kernel::{DatapathError, Features, Kernel, Pass, ReclaimTarget, Suspects};
+use lb_view::closing::CloseAnswer;
 use tracing::warn;
 
 pub use self::client_task::namespace::Search;
 pub use self::client_task::{ClientTask, ClientTaskError};
 use self::clients::Clients;
 pub use self::clock::Clock;
+use self::closing::ClosingJobs;
 use self::envoy_files::EnvoyFiles;
 pub use self::envoy_files::{EnvoyChanges, EnvoyFile, EnvoyResults};
 use self::flow_records::ReclaimPasses;
@@ -112,8 +116,9 @@ use self::sources::Sources;
 pub use self::sources::{FirstRead, InForce, ListPurpose, Reading, complete, sources};
 pub use self::state_files::{StateFiles, StoreFailures, StoredFile, StoredRead, StoredState};
 pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
-use crate::api::ControllerQuery;
+use crate::api::{ControllerQuery, Reply};
 use crate::assignments::Consumer;
+use crate::closing::{CloseJob, CloseOrder};
 use crate::config::Config;
 use crate::source::{Contents, ListSource, NoAnswer, SourceError, Stamp};
 
@@ -166,6 +171,8 @@ pub enum Event {
     Reclaimed(Pass, Suspects),
     /// A search for the network namespaces of clients has ended.
     NamespacesFound(Vec<NamespaceFound>),
+    /// A job that closes connections has ended.
+    FlowsClosed(CloseOrder, CloseAnswer, Reply<CloseAnswer>),
     /// A process has sent a query, through the socket or the metrics port.
     Query(ControllerQuery),
     /// Probes or reports have changed the health of a backend.
@@ -234,6 +241,8 @@ pub enum BackgroundWork {
     },
     /// Search for the network namespaces of these clients, which are given by name.
     SearchNamespaces(Vec<(String, Search)>),
+    /// Close connections. The work ends early when the requester gives up.
+    Close(CloseJob, Reply<CloseAnswer>),
 }
 
 impl From<BackgroundWork> for Effect {
@@ -291,6 +300,7 @@ pub struct Controller {
     sources: Sources,
     reload: Reload,
     passes: ReclaimPasses,
+    closing: ClosingJobs,
     probing: Probing,
     load_store: LoadStore,
     overrides: Overrides,
@@ -324,6 +334,7 @@ impl Controller {
             sources: Sources::default(),
             reload: Reload::new(&config.path, version, wall),
             passes: ReclaimPasses::new(),
+            closing: ClosingJobs::default(),
             probing: Probing::new(network),
             load_store: LoadStore::default(),
             overrides: Overrides::default(),
@@ -391,6 +402,7 @@ impl Controller {
                 self.namespaces_found(found, now);
                 self.apply_probes(now);
             }
+            Event::FlowsClosed(order, result, answer) => self.flows_closed(order, result, answer, now),
             Event::Query(query) => self.answer(query, now),
             Event::HealthChanged => {
                 // If a backend becomes healthy while it is ejected, the next connect is its trial.

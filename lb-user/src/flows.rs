@@ -70,14 +70,15 @@ pub fn find(directory: &Path, filter: &Filter) -> Result<FlowReport, FlowsError>
             Err(error) => unreadable.push(format!("client {}: {}", pins.client, crate::error::chain(&error))),
         }
     }
-    names::check(filter, || backends_by_service(&clients)).map_err(FlowsError::Unknown)?;
+    names::check(filter, || backends_by_service(clients.iter())).map_err(FlowsError::Unknown)?;
     for client in &mut clients {
         apply_filter(client, filter);
     }
     Ok(FlowReport { leaving, unreadable, ..FlowReport::of(clients, lb_kernel::monotonic_ns()) })
 }
 
-fn backends_by_service(clients: &[FlowSnapshot]) -> BackendsByService<'_> {
+/// The backends of each service of these clients, including removed backends with open flows.
+pub fn backends_by_service<'a>(clients: impl Iterator<Item = &'a FlowSnapshot>) -> BackendsByService<'a> {
     let mut backends = BackendsByService::new();
     for client in clients {
         for (index, service) in &client.services {
@@ -231,7 +232,7 @@ mod tests {
             phase: Phase::Connecting as u8,
             ..bytemuck::Zeroable::zeroed()
         };
-        OpenFlow { cookie, flow }
+        OpenFlow { cookie, flow, is_connected: true }
     }
 
     fn of(name: &str, flows: Vec<OpenFlow>) -> FlowSnapshot {

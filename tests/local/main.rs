@@ -99,3 +99,5 @@ mod peers_backends;
 mod unanswered;
 
 mod callbacks;
+
+mod close;

@@ -217,6 +217,9 @@ fn members_of_the_admin_group_may_lift_ejections() {
         let expected = "client web, service users: 127.0.0.1:8001 was not ejected\n";
         assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
     }
+    let close = ["close", "users", "127.0.0.1:8001"];
+    let output = as_user(&["--regid", &nobody, "--clear-groups"], &fixture, &close);
+    assert!(output.status.success(), "{output:?}");
     let calls =
         || fixture.daemon().log().lines().filter(|line| line.contains("requested a readmission")).count();
     assert_eq!(calls(), 2, "{}", fixture.daemon().log());
@@ -233,9 +236,12 @@ fn members_of_the_admin_group_may_lift_ejections() {
             && text.contains("user 65533 has no permission: only root, user 0 (the daemon's), and"),
         "{text}"
     );
+    let (code, text) = failure(&as_user(&others, &fixture, &close));
+    assert!(code == Some(4) && text.contains("user 65533 has no permission"), "{code:?} {text}");
     let log = fixture.daemon().log();
     assert!(
         log.contains("refused a change: the user has no permission")
+            && log.contains("close the connections to 127.0.0.1:8001")
             && log.contains("end the ejection of 127.0.0.1:8001")
             && log.contains("user=65533"),
         "{log}"

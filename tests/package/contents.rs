@@ -50,6 +50,7 @@ fn every_file_is_at_its_place_and_owned_by_root() {
         "/usr/share/doc/socklb/examples/backend-service.conf",
         "/usr/share/doc/socklb/examples/balanced-service.conf",
         "/usr/share/doc/socklb/examples/grafana/socklb.json",
+        "/usr/share/doc/socklb/examples/other-namespaces.conf",
         "/usr/share/doc/socklb/examples/prometheus/alertmanager.yml",
         "/usr/share/doc/socklb/examples/prometheus/socklb.rules.yml",
         "/usr/share/doc/socklb/examples/socklb.toml",
@@ -158,6 +159,9 @@ fn units_and_drop_ins_pass_systemd_analyze() {
         machine.good(&["cp", &drop_in, &format!("{unit}.d/socklb.conf")]);
         unit
     });
+    machine.good(&["mkdir", "-p", "/etc/systemd/system/socklb.service.d"]);
+    let drop_in = "/usr/share/doc/socklb/examples/other-namespaces.conf";
+    machine.good(&["cp", drop_in, "/etc/systemd/system/socklb.service.d/"]);
     for unit in units
         .iter()
         .map(String::as_str)
@@ -169,6 +173,7 @@ fn units_and_drop_ins_pass_systemd_analyze() {
         let message = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && message.is_empty(), "{unit}: {}: {message}", output.status);
     }
+    machine.good(&["rm", "-r", "/etc/systemd/system/socklb.service.d"]);
     // The threshold is in tenths of the scale from 0 to 10, and the unit scores 2.0. The end of the
     // unit lists each open item with its reason.
     let unit = "/usr/lib/systemd/system/socklb.service";

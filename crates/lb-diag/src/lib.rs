@@ -259,7 +259,7 @@ impl SocketLists {
     }
 }
 
-/// Whether the error says that the kernel has found no such socket.
+/// Whether the kernel has found no such socket.
 fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOENT)
 }

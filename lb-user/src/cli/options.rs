@@ -12,7 +12,7 @@ use clap::parser::ValueSource;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use lb_view::status::SortBy;
 
-use super::{load, overrides, source};
+use super::{close, load, overrides, source};
 use crate::config::{DEFAULT_PATH, Paths};
 
 /// socklb balances connections at the socket, in the kernel.
@@ -25,7 +25,7 @@ use crate::config::{DEFAULT_PATH, Paths};
 /// Every command reads the directories from `[paths]` of the configuration; --config or
 /// SOCKLB_CONFIG names that file.
 ///
-/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor), 4 permission; exec
+/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor, close), 4 permission; exec
 /// returns the exit code of its command.
 #[derive(Debug, Parser)]
 #[command(name = "socklb", version)]
@@ -93,7 +93,8 @@ fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
         "show" | "list" | "stats" | "info" | "server" | "servers" | "backends" | "get" => {
             "use `socklb status`"
         }
-        "sessions" | "conns" | "connections" | "sess" | "kill" => "use `socklb flows`",
+        "sessions" | "conns" | "connections" | "sess" => "use `socklb flows`",
+        "kill" | "shutdown-sessions" | "disconnect" => "use `socklb close SERVICE BACKEND`",
         "reload" | "restart" => "send SIGHUP to the daemon (`systemctl reload socklb`)",
         "stop" | "start" | "shutdown" => "use `socklb run`, or the service manager (`systemctl stop socklb`)",
         "validate" | "test" | "lint" => "use `socklb check`",
@@ -358,6 +359,22 @@ pub enum Command {
     /// /etc/socklb/agent.toml, or the one given to `serve`. --run and --state name its directories;
     /// --config and --pins are only for the daemon.
     Agent(lb_agent::cli::AgentOptions),
+    /// Close the connections of a backend's flows, and no others
+    ///
+    /// The processes that hold them receive ECONNABORTED, and dial again if they are written to do
+    /// so. The command closes only connections of flows that began before it. Drain the backend
+    /// first (for example by `state = "lame-duck"` in the endpoint file): otherwise new connections
+    /// may go to it again.
+    ///
+    /// UDP sockets are closed if they are connected and --idle is not given. The command shows what
+    /// it has closed, and why other flows stay. Ctrl-C ends the closing within a second; the
+    /// daemon's log has the numbers. The daemon does this for root, its own user, and members of
+    /// the group that `[admin]` names.
+    ///
+    /// Exit codes: 0 all selected flows are closed or have ended; 1 nothing was done (the message
+    /// has the reason); 3 some stay: they are in network namespaces that the daemon cannot enter, the
+    /// kernel did not close them, or the time was over; 4 a permission is missing.
+    Close(close::CloseOptions),
     /// Remove one client, or all, from the kernel: programs, maps, pins
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]
     Detach {

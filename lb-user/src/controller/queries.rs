@@ -94,6 +94,11 @@ impl Controller {
                     answer.send(self.refresh(service, &who, now));
                 }
             }
+            ControllerQuery::Close { order, answer } => {
+                if !answer.is_closed() {
+                    self.close_flows(order, answer, now);
+                }
+            }
             ControllerQuery::Cover { client, cgroups, answer } => {
                 // Requests of processes that have given up are dropped.
                 self.waiters.retain(|waiter| !waiter.answer.is_closed());

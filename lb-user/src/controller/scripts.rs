@@ -44,6 +44,7 @@ mod contract;
 
 mod envoy;
 
+mod closing;
 mod overrides;
 
 use std::io;

@@ -32,7 +32,7 @@ use lb_kernel::{Features, Kernel as _, Linux};
 /// kinds of work, so that no kind waits for another. There are [`MAX_THREADS`] threads for calls on
 /// files that may not answer, and one thread for each of 256 services to compute assignments. 64
 /// threads are for a wait for readers, a pass over flow records, a search for network namespaces,
-/// opening clients, and writing pages and answers.
+/// closing connections, opening clients, and writing pages and answers.
 const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 
 /// Runs the daemon until SIGTERM or SIGINT. `stamp` is the stamp of the configuration file at the

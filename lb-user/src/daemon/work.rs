@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lb_kernel::{ClientNamespace, Kernel, RecordedProcesses};
+use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use super::file_io::PATIENCE;
 use super::lists::ListReader;
 use super::loader::Loader;
 use super::watches::Watches;
 use super::{Reread, files, opener};
+use crate::closing;
 use crate::controller::{
     BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, Event, NamespaceFound, Search, StateFiles,
     StoreFailures, StoredFile, StoredRead, StoredState,
@@ -107,6 +110,16 @@ impl Worker {
                     NamespaceFound { client, path, result, recorded }
                 };
                 beside(move || Event::NamespacesFound(wanted.into_iter().map(find).collect())).await
+            }
+            BackgroundWork::Close(job, mut answer) => {
+                let runtime = Handle::current();
+                let close = move || {
+                    let mut wait =
+                        |time| runtime.block_on(async { timeout(time, answer.closed()).await.is_err() });
+                    let result = closing::run(&job, &mut wait);
+                    Event::FlowsClosed(job.order, result, answer)
+                };
+                beside(close).await
             }
         }
     }

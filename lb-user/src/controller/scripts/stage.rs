@@ -25,11 +25,13 @@ use lb_report::client::senders::Target;
 use lb_report::keys::{Keys, Numbered, ServiceKey};
 use lb_report::wire::{Datagram, Kind, Readiness, UNKNOWN};
 use lb_view::backend::BackendStatus;
+use lb_view::closing::CloseAnswer;
 use lb_view::explanation::Explanation;
 use lb_view::status::{ClientStatus, ServiceStatus, StatusDocument};
 use lb_view::text::Style;
 use tokio::sync::watch;
 
+use crate::closing::CloseJob;
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
@@ -554,7 +556,9 @@ pub struct Stage {
     /// Selects the work that hangs for now. `hung` contains the work that was selected and is not
     /// done yet.
     pub hangs: fn(&BackgroundWork) -> bool,
-    hung: Vec<BackgroundWork>,
+    /// Answers in place of the kernel, which has no sockets.
+    pub closes: fn(&CloseJob) -> CloseAnswer,
+    pub hung: Vec<BackgroundWork>,
     /// The notifications to the service manager without status lines; `state_line` is the last
     /// status line.
     pub notices: Vec<Notice>,
@@ -632,6 +636,7 @@ impl Stage {
             runtime,
             inbox: VecDeque::new(),
             hangs: |_| false,
+            closes: |job| panic!("no script has closed connections: {job:?}"),
             hung: Vec::new(),
             notices: Vec::new(),
             state_line: String::new(),
@@ -818,6 +823,10 @@ impl Stage {
                     })
                     .collect(),
             ),
+            BackgroundWork::Close(job, answer) => {
+                let result = (self.closes)(&job);
+                Event::FlowsClosed(job.order, result, answer)
+            }
             // This is done without a thread, because there are two such pieces of work per second.
             BackgroundWork::Look { service, source, path } => {
                 let result = self.disk.look(&path);

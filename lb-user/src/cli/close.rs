@@ -1,0 +1,156 @@
+//! `socklb close`: closes the connections of a backend's flows.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use lb_document::{in_units, parse_duration};
+use lb_view::closing::{CloseAnswer, Closed};
+
+use super::{DEGRADED, PathOptions, paths_of};
+use crate::api::{self, Answer, quoted};
+use crate::closing::{DEFAULT_RATE, IDLE_TIMES, RATES};
+use crate::config::Paths;
+use crate::error::CommandFailure;
+use crate::print;
+
+/// Flows to close
+#[derive(Clone, Debug, clap::Args)]
+pub struct CloseOptions {
+    /// Service
+    pub service: String,
+    /// Backend (address and port)
+    #[arg(value_name = "BACKEND")]
+    pub backend: SocketAddr,
+    /// Only flows of this client, instead of all that have the backend
+    #[arg(long)]
+    pub client: Option<String>,
+    /// Only TCP connections without data in either direction for this time, and without unread,
+    /// unsent or unacknowledged data
+    ///
+    /// A request that begins between the check and the closing, within tens of microseconds, fails
+    /// all the same.
+    #[arg(long, value_name = "TIME", value_parser = idle_time)]
+    pub idle: Option<Duration>,
+    /// Close at most this many connections per second on this host
+    #[arg(long, value_name = "N/s", value_parser = rate, default_value_t = Rate(DEFAULT_RATE))]
+    pub rate: Rate,
+    /// Only count the flows; close none
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A number per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate(u32);
+
+impl std::fmt::Display for Rate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/s", self.0)
+    }
+}
+
+fn rate(text: &str) -> Result<Rate, String> {
+    let number = text.strip_suffix("/s").and_then(|number| number.parse().ok());
+    let rate = number.filter(|number| RATES.contains(number)).map(Rate);
+    rate.ok_or_else(|| {
+        format!("write a number per second from {}/s to {}/s, such as 100/s", RATES.start(), RATES.end())
+    })
+}
+
+fn idle_time(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text).filter(|time| IDLE_TIMES.contains(time));
+    time.ok_or_else(|| {
+        let [least, most] = [*IDLE_TIMES.start(), *IDLE_TIMES.end()].map(in_units);
+        format!("write a time from {least} to {most}, such as 30s")
+    })
+}
+
+/// The most requests of one command, each of which takes ten seconds: an hour.
+const REQUESTS: u32 = 360;
+
+/// Closes the connections, by one request to the daemon after the other.
+///
+/// # Errors
+/// If no daemon answers, the daemon refuses this user, no client has the backend, another job
+/// closes its connections, or the daemon or its kernel cannot close connections.
+pub fn run(options: &CloseOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
+    let paths = paths_of(files)?;
+    let path = path(options);
+    let mut all = request(&paths, &path)?;
+    for _ in 1..REQUESTS {
+        let left = all.sum(|counts| counts.left);
+        if left == 0 {
+            break;
+        }
+        if !options.json {
+            print::message(format_args!("{} closed, {left} left", all.sum(|counts| counts.closed)));
+        }
+        all.followed_by(request(&paths, &path)?);
+    }
+    if options.json {
+        print::json(&all)?;
+    } else {
+        print::text(&all.describe())?;
+    }
+    Ok(if all.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
+}
+
+fn path(options: &CloseOptions) -> String {
+    let CloseOptions { service, backend, client, idle, rate, dry_run, json: _ } = options;
+    let mut path = format!(
+        "/v1/close/{}?backend={}&rate={}&dry_run={dry_run}",
+        quoted(service),
+        quoted(&backend.to_string()),
+        rate.0
+    );
+    if let Some(client) = client {
+        path += &format!("&client={}", quoted(client));
+    }
+    if let Some(idle) = idle {
+        path += &format!("&idle_ms={}", idle.as_millis());
+    }
+    path
+}
+
+fn request(paths: &Paths, path: &str) -> Result<Closed, CommandFailure> {
+    match api::post_to_daemon::<CloseAnswer>(paths, path)? {
+        Answer::Given(CloseAnswer::Counted(closed)) => Ok(closed),
+        Answer::Given(CloseAnswer::Refused(refusal)) if refusal.is_permission => {
+            Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, refusal.text).into())
+        }
+        Answer::Given(CloseAnswer::Refused(refusal)) => Err(anyhow!(refusal.text).into()),
+        Answer::NotRunning => {
+            let text = "the daemon is not running, so nothing was closed: only the daemon closes connections";
+            Err(anyhow!(text).into())
+        }
+        Answer::NotResponding => {
+            let text = "it may have closed some connections (its log has the numbers); it ends the job when it \
+                        notices that this command has ended";
+            Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_and_idle_times_have_limits() {
+        for text in ["1/s", "100/s", "10000/s"] {
+            assert_eq!(rate(text).expect(text).to_string(), text);
+        }
+        for text in ["100", "0/s", "10001/s", "-1/s", "1/m", "/s", ""] {
+            assert!(rate(text).is_err_and(|text| text.contains("1/s to 10000/s")), "{text}");
+        }
+        assert_eq!(idle_time("30s"), Ok(Duration::from_secs(30)));
+        for text in ["30", "99ms", "25h", "0s", "-1s", ""] {
+            assert!(idle_time(text).is_err_and(|text| text.contains("100ms to 24h")), "{text}");
+        }
+    }
+}

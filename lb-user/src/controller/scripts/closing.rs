@@ -1,0 +1,124 @@
+//! Scripts of jobs that close connections. What a job closes is tested on real sockets.
+
+use lb_http::peer::PeerCredentials;
+use lb_view::closing::{ClientClosed, CloseAnswer, CloseCounts, Closed, SCHEMA};
+use tokio::sync::oneshot::Receiver;
+
+use super::stage::{BACKENDS, SECOND, Stage, address, script};
+use crate::api::{ControllerQuery, Reply};
+use crate::closing::{CloseJob, CloseOrder};
+use crate::controller::{BackgroundWork, Event};
+
+/// What a job answers that has closed one connection and left as many.
+fn closed(job: &CloseJob, left: u64) -> CloseAnswer {
+    let tcp = CloseCounts { closed: 1, left, ..CloseCounts::default() };
+    CloseAnswer::Counted(Closed {
+        schema: SCHEMA,
+        service: job.order.service.clone(),
+        backend: job.order.backend,
+        dry_run: false,
+        clients: vec![ClientClosed { client: "web".to_owned(), tcp, ..ClientClosed::default() }],
+    })
+}
+
+fn ask(stage: &mut Stage, process: u32, backend: &str) -> Receiver<CloseAnswer> {
+    let (answer, reply) = Reply::new();
+    let order = CloseOrder {
+        service: "users".to_owned(),
+        backend: address(backend),
+        client: None,
+        idle: None,
+        rate: 100,
+        is_dry_run: false,
+        who: PeerCredentials { user: 0, groups: vec![0], process },
+    };
+    stage.dispatch(Event::Query(ControllerQuery::Close { order, answer }));
+    reply
+}
+
+/// The text of a refusal, or an empty text if the job has closed something.
+fn refusal(mut reply: Receiver<CloseAnswer>) -> String {
+    match reply.try_recv().expect("an answer") {
+        CloseAnswer::Refused(refusal) => refusal.text,
+        CloseAnswer::Counted(closed) => {
+            assert_eq!(closed.sum(|counts| counts.closed), 1);
+            String::new()
+        }
+    }
+}
+
+/// The jobs that have begun and not ended, with the number of their clients, and the time up to
+/// which the job applies to flows.
+fn running(stage: &Stage) -> Vec<(usize, u64)> {
+    let jobs = stage.hung.iter().filter_map(|work| match work {
+        BackgroundWork::Close(job, _) => Some((job.targets.len(), job.begun_until_ns)),
+        _ => None,
+    });
+    jobs.collect()
+}
+
+#[test]
+fn one_job_at_a_time_closes_the_connections_of_a_backend() {
+    script("", |stage| {
+        stage.closes = |job| closed(job, 0);
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        let first = ask(stage, 11, BACKENDS[0]);
+        let text = refusal(ask(stage, 12, BACKENDS[0]));
+        assert!(text.contains("user 0 (process 11) is closing the connections of service users"), "{text}");
+        // A second request of the same command would be another job, too.
+        assert!(refusal(ask(stage, 11, BACKENDS[0])).contains("process 11"));
+        let other = ask(stage, 12, BACKENDS[1]);
+        assert_eq!(running(stage).iter().map(|(clients, _)| *clients).collect::<Vec<_>>(), [1, 1]);
+        stage.finish_hung();
+        assert_eq!([refusal(first), refusal(other)], ["", ""]);
+        assert_eq!(refusal(ask(stage, 12, BACKENDS[0])), "", "the first job has ended");
+    });
+}
+
+#[test]
+fn a_command_continues_its_job_before_others_and_with_the_same_flows() {
+    script("", |stage| {
+        stage.closes = |job| closed(job, 7);
+        assert_eq!(refusal(ask(stage, 11, BACKENDS[0])), "");
+        stage.pass(SECOND);
+        assert!(refusal(ask(stage, 12, BACKENDS[0])).contains("process 11"));
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        let again = ask(stage, 11, BACKENDS[0]);
+        let began = running(stage)[0].1;
+        stage.finish_hung();
+        assert_eq!(refusal(again), "");
+        // The command has ended without continuing.
+        stage.pass(2 * SECOND);
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        let other = ask(stage, 12, BACKENDS[0]);
+        let now = running(stage)[0].1;
+        assert!(now - began >= 3_000_000_000, "from {began} to {now}");
+        stage.finish_hung();
+        assert_eq!(refusal(other), "");
+    });
+}
+
+#[test]
+fn a_job_without_its_requester_is_not_continued() {
+    script("", |stage| {
+        stage.closes = |job| closed(job, 7);
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        drop(ask(stage, 11, BACKENDS[0]));
+        assert_eq!(running(stage).len(), 1);
+        stage.finish_hung();
+        assert_eq!(refusal(ask(stage, 12, BACKENDS[0])), "");
+    });
+}
+
+#[test]
+fn a_fifth_job_is_refused() {
+    script("", |stage| {
+        stage.closes = |job| closed(job, 0);
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        let jobs: Vec<_> = (1..=4).map(|n| ask(stage, n, &format!("10.0.0.{n}:80"))).collect();
+        assert!(refusal(ask(stage, 5, "10.0.0.5:80")).contains("4 other jobs are closing connections"));
+        stage.finish_hung();
+        assert!(jobs.into_iter().map(refusal).all(|text| text.is_empty()));
+        assert_eq!(refusal(ask(stage, 5, "10.0.0.5:80")), "");
+    });
+}

@@ -1,0 +1,322 @@
+//! `socklb close` on real sockets: the connections of a backend's flows are closed, and no others.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+
+use lb_view::closing::{CloseCounts, Closed};
+use rustix::process::Signal;
+use rustix::thread::CapabilitySet;
+use stage::daemon::{ChildGuard, failure};
+use stage::fixture::{Fixture, SERVICE, config, endpoints};
+use stage::namespace::another_network;
+use stage::probe::without;
+use stage::udp::{SERVICE as DATAGRAM_SERVICE, Scene, backend_of};
+use stage::{Backend, Cgroup, Daemon, Family, Probe, Setup, SocketId, Stage, eventually, look};
+
+const BACKENDS: [&str; 2] = ["127.0.0.1:8001", "127.0.0.1:8002"];
+
+/// A listener that accepts nothing: the kernel completes the handshakes of up to 4,096 connections.
+fn listen(address: &str) -> TcpListener {
+    let listener = TcpListener::bind(address).expect("listen");
+    rustix::net::listen(listener.as_fd(), 4096).expect("make the queue long");
+    listener
+}
+
+/// The local ports of the connections to an address, as the kernel shows them to every process.
+fn connected_to(address: &str) -> BTreeSet<u16> {
+    const ESTABLISHED: &str = "01";
+    let port = |field: &str| u16::from_str_radix(field.split_once(':')?.1, 16).ok();
+    let wanted = stage::address(address).port();
+    let table = std::fs::read_to_string("/proc/thread-self/net/tcp").expect("read the table");
+    let of_line = |line: &str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, peer, state) = (fields.next()?, fields.next()?, fields.next()?);
+        (state == ESTABLISHED && port(peer)? == wanted).then(|| port(local)).flatten()
+    };
+    table.lines().filter_map(of_line).collect()
+}
+
+/// Runs `close`, which must exit with this code. Returns what it has counted.
+#[track_caller]
+fn close(setup: &Setup, code: i32, arguments: &[&str]) -> Closed {
+    let output = setup.run(&[&["close"], arguments, &["--json"]].concat());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+}
+
+/// The counts of one client, TCP and UDP.
+fn of_client<'c>(closed: &'c Closed, name: &str) -> (&'c CloseCounts, &'c CloseCounts) {
+    let client = closed.clients.iter().find(|client| client.client == name).expect("the client");
+    (&client.tcp, &client.udp)
+}
+
+fn only(closed: u64) -> CloseCounts {
+    CloseCounts { closed, ..CloseCounts::default() }
+}
+
+/// The active flows of a client to each backend.
+fn active(setup: &Setup, client: &str) -> [u64; 2] {
+    let backends = setup.backends(client, "users");
+    BACKENDS.map(|address| {
+        let of_address =
+            |backend: &&lb_view::backend::BackendStatus| backend.address == stage::address(address);
+        backends.iter().find(of_address).map_or(0, |backend| backend.active)
+    })
+}
+
+#[test]
+fn a_thousand_connections_of_one_backend_are_closed_and_no_others() {
+    let stage = Stage::new();
+    let (cgroup, other) = (Cgroup::new(), Cgroup::new());
+    let setup = Setup::new(&stage, "a");
+    let _listeners = BACKENDS.map(listen);
+    setup.write("users.toml", &endpoints(&[(BACKENDS[0], "weight = 9"), (BACKENDS[1], "")]));
+    let second = format!("[[client]]\njob = \"mail\"\ncgroup = \"{}\"\n", other.relative().display());
+    let daemon = Daemon::start(&setup, &(second + &config(&cgroup, r#"{ file = "users.toml" }"#, "")));
+    let (mut web, mut mail) = (Probe::start(&cgroup), Probe::start(&other));
+    let sockets: Vec<SocketId> = (0..1112).map(|_| web.start_connect(SERVICE)).collect();
+    let _of_mail: Vec<SocketId> = (0..40).map(|_| mail.start_connect(SERVICE)).collect();
+    // These connections have the backend's own address as their destination, and no flow.
+    let direct: BTreeSet<u16> = (0..10)
+        .map(|_| {
+            let socket = web.start_connect(BACKENDS[0]);
+            web.local_address(socket).port()
+        })
+        .collect();
+    let before = look(|| (active(&setup, "web"), active(&setup, "mail")))
+        .matches("every connect is a flow", |(web, mail)| {
+            web.iter().sum::<u64>() == 1112 && mail.iter().sum::<u64>() == 40
+        });
+    let [flows, of_other_backend] = before.0;
+    assert!(flows >= 1000 && of_other_backend > 0 && before.1[0] > 0, "{before:?}");
+    let web_ports: BTreeSet<u16> = sockets.iter().map(|socket| web.local_address(*socket).port()).collect();
+    let shown = BACKENDS.map(connected_to);
+    let expected: BTreeSet<u16> = shown[0].difference(&web_ports).copied().collect();
+    assert_eq!((shown[0].len() - expected.len()) as u64, flows);
+
+    let arguments = ["users", BACKENDS[0], "--client", "web"];
+    let dry = close(&setup, 0, &[&arguments[..], &["--dry-run"]].concat());
+    assert_eq!((of_client(&dry, "web"), dry.dry_run), ((&only(flows), &only(0)), true));
+    assert_eq!(BACKENDS.map(connected_to), shown, "a dry run closes nothing");
+
+    let closed = close(&setup, 0, &[&arguments[..], &["--rate", "2000/s"]].concat());
+    assert_eq!((of_client(&closed, "web"), closed.clients.len()), ((&only(flows), &only(0)), 1));
+    // From outside: the connections of the other client, of the other backend, and those without a
+    // flow are still there.
+    assert_eq!(BACKENDS.map(connected_to), [expected.clone(), shown[1].clone()]);
+    assert!(direct.is_subset(&expected));
+    look(|| (active(&setup, "web"), active(&setup, "mail"))).becomes(([0, of_other_backend], before.1));
+    let errors: Vec<_> = sockets.iter().filter_map(|socket| web.take_error(*socket)).collect();
+    assert_eq!((errors.len() as u64, errors[0]), (flows, libc::ECONNABORTED));
+    assert!(daemon.log().contains("an operator closed the connections of a backend"), "{}", daemon.log());
+    // Nothing is left to do.
+    assert_eq!(of_client(&close(&setup, 0, &arguments), "web"), (&only(0), &only(0)));
+}
+
+#[test]
+fn connected_datagram_sockets_are_closed_and_can_connect_again() {
+    let scene = Scene::new(1, 2);
+    let mut probe = scene.probe();
+    let open: Vec<SocketId> = (0..4).map(|_| probe.open_datagram(Family::V4)).collect();
+    let names: Vec<String> = open
+        .iter()
+        .map(|socket| {
+            probe.connect_datagram(*socket, DATAGRAM_SERVICE);
+            probe.query_connected(*socket, DATAGRAM_SERVICE)
+        })
+        .collect();
+    // Unconnected sockets with flows to both backends, and sockets without a flow.
+    let unconnected = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
+    let of_unconnected = unconnected.map(|socket| probe.query(socket, DATAGRAM_SERVICE));
+    assert_eq!(of_unconnected.iter().collect::<BTreeSet<_>>().len(), 2, "{of_unconnected:?}");
+    let backend = backend_of(0, 1);
+    let direct = probe.open_datagram(Family::V4);
+    probe.connect_datagram(direct, &backend);
+    scene.setup.active_becomes(6);
+
+    let idle = close(&scene.setup, 0, &["s0", &backend, "--idle", "100ms"]);
+    let expected = CloseCounts { not_idle: 2, unconnected: 1, ..CloseCounts::default() };
+    assert_eq!(of_client(&idle, "web"), (&only(0), &expected));
+    let closed = close(&scene.setup, 0, &["s0", &backend]);
+    let expected = CloseCounts { closed: 2, unconnected: 1, ..CloseCounts::default() };
+    assert_eq!(of_client(&closed, "web"), (&only(0), &expected));
+
+    for (socket, name) in open.into_iter().zip(names) {
+        if name == "s0b1" {
+            assert_eq!(probe.take_error(socket), Some(libc::ECONNABORTED));
+            probe.connect_datagram(socket, DATAGRAM_SERVICE);
+            assert!(probe.query_connected(socket, DATAGRAM_SERVICE).starts_with("s0"));
+        } else {
+            assert_eq!(probe.query_connected(socket, DATAGRAM_SERVICE), name);
+        }
+        probe.close(socket);
+    }
+    assert_eq!(probe.query_connected(direct, &backend), "s0b1");
+    for (socket, name) in unconnected.into_iter().zip(of_unconnected) {
+        assert_eq!(probe.query(socket, DATAGRAM_SERVICE), name);
+        probe.close(socket);
+    }
+    scene.all_gone();
+}
+
+/// Mapped and other sockets of IPv6.
+#[test]
+fn connections_of_ipv6_sockets_are_closed() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let sockets: Vec<SocketId> = (0..3)
+        .map(|_| probe.dial(&format!("[::ffff:{}]:80", SERVICE.trim_end_matches(":80"))).socket)
+        .collect();
+    fixture.setup.active_becomes(3);
+    for n in 1..=3 {
+        let closed = close(&fixture.setup, 0, &["users", &format!("127.0.0.1:800{n}")]);
+        assert_eq!(of_client(&closed, "web"), (&only(1), &only(0)));
+    }
+    fixture.setup.active_becomes(0);
+    for socket in sockets {
+        assert_eq!(probe.take_error(socket), Some(libc::ECONNABORTED));
+    }
+}
+
+#[test]
+fn with_an_idle_time_busy_connections_stay() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
+    fixture.start();
+    let mut probe = fixture.probe();
+    let idle: Vec<SocketId> = (0..3).map(|_| probe.dial(SERVICE).socket).collect();
+    // These have not read what the backend has sent.
+    let busy: Vec<SocketId> = (0..2).map(|_| probe.start_connect(SERVICE)).collect();
+    fixture.setup.active_becomes(5);
+    let arguments = ["users", "127.0.0.1:8001", "--idle", "200ms"];
+    let found =
+        || of_client(&close(&fixture.setup, 0, &[&arguments[..], &["--dry-run"]].concat()), "web").0.clone();
+    let expected = CloseCounts { closed: 3, not_idle: 2, ..CloseCounts::default() };
+    look(found).becomes(expected.clone());
+    let long = close(&fixture.setup, 0, &["users", "127.0.0.1:8001", "--idle", "1h"]);
+    assert_eq!(of_client(&long, "web").0.not_idle, 5);
+    assert_eq!(of_client(&close(&fixture.setup, 0, &arguments), "web").0, &expected);
+    fixture.setup.active_becomes(2);
+    assert!(idle.iter().all(|socket| probe.take_error(*socket) == Some(libc::ECONNABORTED)));
+    for socket in busy {
+        assert_eq!(probe.read_name(socket), "b1");
+    }
+}
+
+#[test]
+fn flows_of_another_network_namespace_are_closed_only_with_the_privilege_to_enter_it() {
+    if stage::kernel::NAMESPACE_COOKIES.skips() {
+        return;
+    }
+    let fixture = Fixture::without_daemon();
+    fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
+    let start = |capabilities| {
+        let daemon = Daemon::spawn_with(&fixture.setup, |command| without(command, capabilities));
+        eventually("the daemon answers", || fixture.setup.status().daemon.is_some(), |answers| *answers);
+        daemon
+    };
+    let daemon = start(CapabilitySet::SYS_ADMIN);
+    let (has_dialled, dialled) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            another_network(move || {
+                let _backend = Backend::start("there", "127.0.0.1:8001");
+                let mut probe = Probe::start(&fixture.cgroup);
+                let socket = probe.dial(SERVICE).socket;
+                has_dialled.send(()).expect("the test waits");
+                // Also ends if the test fails.
+                let _ = ended.recv();
+                assert_eq!(probe.take_error(socket), Some(libc::ECONNABORTED));
+            })
+        });
+        dialled.recv().expect("it has dialled");
+        let mut here = fixture.probe();
+        here.dial(SERVICE);
+        fixture.setup.active_becomes(2);
+        let arguments = ["users", "127.0.0.1:8001"];
+        let closed = close(&fixture.setup, 3, &arguments);
+        let expected = CloseCounts { closed: 1, other_namespaces: 1, ..CloseCounts::default() };
+        assert_eq!(of_client(&closed, "web").0, &expected);
+        let text = String::from_utf8_lossy(&fixture.setup.run(&[&["close"], &arguments[..]].concat()).stdout)
+            .into_owned();
+        assert!(text.contains("1 other flow: in a network namespace that the daemon cannot enter"), "{text}");
+        fixture.setup.active_becomes(1);
+        assert_eq!(daemon.stop(), Some(0));
+        let _daemon = start(CapabilitySet::empty());
+        assert_eq!(of_client(&close(&fixture.setup, 0, &arguments), "web").0, &only(1));
+        fixture.setup.active_becomes(0);
+        end.send(()).expect("the other thread waits");
+    });
+}
+
+#[test]
+fn one_command_at_a_time_closes_and_stops_when_it_is_killed() {
+    let stage = Stage::new();
+    let cgroup = Cgroup::new();
+    let setup = Setup::new(&stage, "a");
+    let _listener = listen(BACKENDS[0]);
+    let daemon =
+        Daemon::start(&setup, &config(&cgroup, &format!("{{ static = [\"{}\"] }}", BACKENDS[0]), ""));
+    let mut probe = Probe::start(&cgroup);
+    for _ in 0..50 {
+        probe.start_connect(SERVICE);
+    }
+    setup.active_becomes(50);
+    let arguments = ["close", "users", BACKENDS[0]];
+    let mut command = setup.socklb(&[&arguments[..], &["--rate", "1/s"]].concat());
+    let mut slow = ChildGuard::of(command.spawn().expect("start socklb"));
+    let left = eventually("the first is closed", || connected_to(BACKENDS[0]).len(), |left| *left < 50);
+    let (code, text) = failure(&setup.run(&arguments));
+    assert!(
+        code == Some(1) && text.contains("is closing the connections of service users"),
+        "{code:?} {text}"
+    );
+    stage::daemon::signal(&slow, Signal::INT);
+    slow.wait().expect("reap the command");
+    let log = eventually("the job ends", || daemon.log(), |log| log.contains("is_canceled=true"));
+    let after = connected_to(BACKENDS[0]).len();
+    assert!(after > 0 && after <= left, "{after} of {left} are left: {log}");
+    let closed = close(&setup, 0, &arguments[1..]);
+    assert_eq!(of_client(&closed, "web").0, &only(after as u64));
+    assert_eq!(connected_to(BACKENDS[0]).len(), 0);
+}
+
+#[test]
+fn a_request_that_cannot_be_met_says_why_and_closes_nothing() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    for _ in 0..3 {
+        probe.dial(SERVICE);
+    }
+    let refused = |fixture: &Fixture, arguments: &[&str], code: i32, expected: &str| {
+        let (seen, text) = failure(&fixture.setup.run(&[&["close"], arguments].concat()));
+        assert!(seen == Some(code) && text.contains(expected), "{arguments:?}: {seen:?} {text}");
+    };
+    for (arguments, code, expected) in [
+        (&["user", "127.0.0.1:8001"][..], 1, "did you mean users? services here are: users"),
+        (&["users", "127.0.0.1:9"], 1, "backends here are: 127.0.0.1:8001, 127.0.0.1:8002, 127.0.0.1:8003"),
+        (&["users", "127.0.0.1:8001", "--client", "batch"], 1, "there is no client batch here"),
+        (&["users", "127.0.0.1"], 2, "invalid socket address"),
+        (&["users", "127.0.0.1:8001", "--rate", "0/s"], 2, "from 1/s to 10000/s"),
+        (&["users", "127.0.0.1:8001", "--idle", "0s"], 2, "from 100ms to 24h"),
+    ] {
+        refused(&fixture, arguments, code, expected);
+    }
+    let arguments = ["users", "127.0.0.1:8001"];
+    fixture.daemon().signal(Signal::STOP);
+    // The daemon may still read this request when it continues.
+    let dry = [&arguments[..], &["--dry-run"]].concat();
+    refused(&fixture, &dry, 1, "does not answer: it may have closed some connections");
+    fixture.daemon().signal(Signal::CONT);
+    eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
+    fixture.stop();
+    refused(&fixture, &arguments, 1, "the daemon is not running, so nothing was closed");
+    let _daemon = Daemon::spawn_with(&fixture.setup, |command| without(command, CapabilitySet::NET_ADMIN));
+    eventually("the daemon answers", || fixture.setup.status().daemon.is_some(), |answers| *answers);
+    refused(&fixture, &arguments, 4, "that needs CAP_NET_ADMIN");
+    fixture.setup.active_becomes(3);
+}
