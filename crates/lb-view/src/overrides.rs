@@ -139,7 +139,7 @@ pub struct Overridden {
     pub service: String,
     /// Why nothing was changed; `None` if the request was accepted.
     pub refused: Option<String>,
-    /// Whether the request only asked what would happen.
+    /// Whether this was a dry run, which changes nothing.
     pub is_dry_run: bool,
     /// Which backends the request changes; empty if the overrides already were as requested.
     pub changed: Vec<SocketAddr>,

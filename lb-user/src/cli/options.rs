@@ -80,7 +80,7 @@ fn hint_of_file(error: &clap::Error) -> Option<String> {
 fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     Some(match word.as_str() {
-        "disable" | "maint" | "maintenance" | "quarantine" => {
+        "disable" | "maint" | "maintenance" => {
             "use `socklb drain SERVICE BACKEND`, which acts on this host; on the backend's host, use `socklb agent lame-duck`"
         }
         "lame-duck" => {

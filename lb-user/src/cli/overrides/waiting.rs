@@ -1,5 +1,5 @@
-//! Waits until drained backends have no open flows. The drain does not depend on this: if the daemon
-//! ends meanwhile, the backends stay drained, and the waiting continues.
+//! Waits until drained backends have no open flows. The drain does not depend on this: if the
+//! daemon ends meanwhile, the backends stay drained, and the waiting continues.
 
 use std::collections::VecDeque;
 use std::io::IsTerminal;
