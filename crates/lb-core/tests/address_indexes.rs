@@ -101,16 +101,38 @@ fn weights_make_loads_even_and_evenness_of_connections_is_reported() {
 }
 
 #[test]
-fn a_list_of_half_the_places_is_the_longest() {
+fn one_address_more_changes_few_other_indexes_even_of_the_longest_list() {
+    const ROUNDS: u32 = 100;
+    let others = |count: u32| {
+        let changed = |seed: u32| {
+            let all = addresses(count, seed.into());
+            let gone = usize::try_from(SplitMix64::new(seed.into()).below(count.into())).expect("a position");
+            let (before, after) = ([&all[..gone], &all[gone + 1..]].concat(), indexes(&all));
+            let unchanged = indexes(&before);
+            let after = after.iter().enumerate().filter(|(position, _)| *position != gone);
+            after.zip(&unchanged).filter(|((_, after), before)| after != before).count()
+        };
+        (0..ROUNDS).map(changed).sum::<usize>()
+    };
+    let most = [(1000, 1), (PLACES / 2, 1), (10_000, 2), (MAX_WITHOUT_INDEXES, 3)];
+    for (count, mean) in most {
+        let changed = others(count);
+        println!("{count} addresses: {changed} other indexes in {ROUNDS} rounds");
+        assert!(changed <= mean * ROUNDS as usize, "{count}: {changed}");
+    }
+}
+
+#[test]
+fn a_list_of_three_quarters_of_the_places_is_the_longest() {
     let service = ([192, 0, 2, 1], 80).into();
     let of = |count| {
         let endpoints = addresses(count, 1).into_iter().map(endpoint).collect();
         EndpointList::without_indexes(endpoints, service, &[]).map(|list| list.count())
     };
-    assert_eq!(of(MAX_WITHOUT_INDEXES), Ok(8192));
+    assert_eq!(of(MAX_WITHOUT_INDEXES), Ok(12_288));
     assert_eq!(
         of(MAX_WITHOUT_INDEXES + 1),
-        Err(vec![(8192, EndpointFault::TooManyWithoutIndexes { position: 8192 })])
+        Err(vec![(12_288, EndpointFault::TooManyWithoutIndexes { position: 12_288 })])
     );
 }
 

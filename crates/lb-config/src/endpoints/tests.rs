@@ -270,10 +270,10 @@ fn a_file_beyond_its_limits_is_refused() {
     let without = |count: u32| {
         of(count).lines().filter(|line| !line.starts_with("index")).collect::<Vec<_>>().join("\n")
     };
-    assert_eq!(read(without(8192).as_bytes(), "e.toml").unwrap().len(), 8192);
+    assert_eq!(read(without(12_288).as_bytes(), "e.toml").unwrap().len(), 12_288);
     check(
-        &without(8193),
-        "e.toml:16386:11: a list without indexes has at most 8192 endpoints, this is number 8193: give every endpoint an index",
+        &without(12_289),
+        "e.toml:24578:11: a list without indexes has at most 12288 endpoints, this is number 12289: give every endpoint an index",
     );
 
     let mut padded = format!("{GOOD}#");
