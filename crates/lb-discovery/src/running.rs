@@ -235,24 +235,105 @@ async fn run(
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+    use std::sync::Mutex;
+
+    use tokio::time::{Instant as Virtual, sleep, sleep_until};
 
     use super::*;
     use crate::Snapshot;
 
-    /// Answers one after the other, then only when it is queried again.
-    pub struct Script(VecDeque<Queried>, Option<Queried>);
+    /// A provider without a server.
+    pub enum Script {
+        /// Answers one after the other, then only when it is queried again.
+        Answers(VecDeque<Queried>, Option<Queried>),
+        /// Answers as this server does.
+        Host(Arc<Restarting>, bool),
+    }
 
     impl Script {
         pub fn forget(&mut self) {
-            self.0.extend(self.1.clone());
+            if let Self::Answers(answers, again) = self {
+                answers.extend(again.clone());
+            }
         }
 
         pub async fn query(&mut self) -> Queried {
-            match self.0.pop_front() {
-                Some(queried) => queried,
-                None => std::future::pending().await,
+            match self {
+                Self::Answers(answers, _) => match answers.pop_front() {
+                    Some(queried) => queried,
+                    None => std::future::pending().await,
+                },
+                Self::Host(server, is_known) => server.query(is_known).await,
             }
         }
+    }
+
+    /// A server that answers the first question of a host at once and further ones when something
+    /// changes, which never happens. It is down for some time, which ends all questions.
+    pub struct Restarting {
+        down: std::ops::Range<Virtual>,
+        /// When hosts have sent questions.
+        questions: Mutex<Vec<Virtual>>,
+    }
+
+    impl Restarting {
+        /// `is_known`: whether the host has a list, so that its question waits for a change.
+        async fn query(&self, is_known: &mut bool) -> Queried {
+            let now = Virtual::now();
+            self.questions.lock().unwrap().push(now);
+            if !self.down.contains(&now) {
+                if !std::mem::replace(is_known, true) {
+                    return Queried { finding: list("a"), again: Again::AtOnce };
+                }
+                if now >= self.down.end {
+                    std::future::pending::<()>().await;
+                }
+                sleep_until(self.down.start).await;
+            }
+            // The next question after a failure requests the whole list.
+            *is_known = false;
+            failed()
+        }
+    }
+
+    /// The largest number of questions within a second, from `begin` on.
+    fn most_in_a_second(questions: &[Virtual], begin: Virtual) -> usize {
+        let after = &questions[questions.partition_point(|at| *at < begin)..];
+        let until = |at: &Virtual| after.partition_point(|other| *other < *at + Duration::from_secs(1));
+        after.iter().enumerate().map(|(n, at)| until(at) - n).max().unwrap_or(0)
+    }
+
+    /// A thousand hosts with a server that is down for a time. Returns the largest numbers of
+    /// questions in a second, during the outage after its first two seconds, and after the outage.
+    /// Also returns the time from the end of the outage until all hosts have a list.
+    async fn outage(seconds: u64) -> (usize, usize, Duration) {
+        const HOSTS: u64 = 1000;
+        let start = Virtual::now() + Duration::from_secs(10);
+        let end = start + Duration::from_secs(seconds);
+        let server = Arc::new(Restarting { down: start..end, questions: Mutex::default() });
+        let mut hosts: Vec<_> = (0..HOSTS)
+            .map(|seed| {
+                let (publish, latest) = watch::channel(Latest::default());
+                let provider = Provider::Script(Script::Host(Arc::clone(&server), false));
+                let random = fastrand::Rng::with_seed(seed);
+                let work = run(provider, publish, Arc::default(), Arc::default(), random);
+                (latest, tokio::spawn(work).abort_handle())
+            })
+            .collect();
+        sleep_until(end).await;
+        for (latest, _) in &mut hosts {
+            let is_recovered =
+                |latest: &Latest| latest.failures > 0 && matches!(latest.finding, Some(Finding::List(_)));
+            latest.wait_for(is_recovered).await.unwrap();
+        }
+        let recovered = end.elapsed();
+        // Questions that would follow the recovery are counted, too.
+        sleep(Duration::from_secs(5)).await;
+        hosts.iter().for_each(|(_, task)| task.abort());
+        let questions = server.questions.lock().unwrap();
+        let during = &questions[..questions.partition_point(|at| *at < end)];
+        let settled = most_in_a_second(during, start + Duration::from_secs(2));
+        (settled, most_in_a_second(&questions, end), recovered)
     }
 
     fn list(text: &str) -> Finding {
@@ -281,7 +362,7 @@ mod tests {
         let start = tokio::time::Instant::now();
         let count = script.len();
         let (publish, mut latest) = watch::channel(Latest::default());
-        let provider = Provider::Script(Script(script.into(), None));
+        let provider = Provider::Script(Script::Answers(script.into(), None));
         let random = fastrand::Rng::with_seed(7);
         let task = tokio::spawn(run(provider, publish, Arc::default(), Arc::default(), random));
         let mut results: Vec<(f64, Latest)> = Vec::new();
@@ -337,7 +418,7 @@ mod tests {
     async fn a_refresh_gives_up_a_question_that_waits_for_a_change() {
         let (publish, mut latest) = watch::channel(Latest::default());
         let at_once = |text: &str| Queried { finding: list(text), again: Again::AtOnce };
-        let script = Script([at_once("a")].into(), Some(at_once("b")));
+        let script = Script::Answers([at_once("a")].into(), Some(at_once("b")));
         let (refresh, random) = (Arc::new(Notify::new()), fastrand::Rng::with_seed(7));
         let work = run(Provider::Script(script), publish, Arc::default(), Arc::clone(&refresh), random);
         let task = tokio::spawn(work);
@@ -350,5 +431,18 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(1), latest.wait_for(|latest| latest.answers == 2));
         assert_eq!(answered.await.unwrap().unwrap().finding, Some(list("b")));
         task.abort();
+    }
+
+    /// The numbers are those of docs/guide/remote-sources.md.
+    #[tokio::test(start_paused = true)]
+    async fn the_questions_of_a_thousand_hosts_to_a_server_that_restarts_are_bounded() {
+        // Seconds of the outage, and the most questions in a second and the most seconds after it.
+        for (seconds, most, within) in [(1, 2000, 1.0), (10, 850, 5.0), (60, 250, 30.0), (600, 120, 30.0)] {
+            let (during, after, recovered) = outage(seconds).await;
+            println!("{seconds} s: {during} questions in a second, then {after} for {recovered:?}");
+            assert!(during <= 1000, "{seconds} s: {during}");
+            assert!(after <= most, "{seconds} s: {after}");
+            assert!(recovered.as_secs_f64() <= within, "{seconds} s: {recovered:?}");
+        }
     }
 }

@@ -469,6 +469,21 @@ async fn a_watch_that_is_cut_within_a_line_continues_without_loss() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_that_is_cut_is_malformed_wherever_it_is_cut() {
+    let Send(whole) = list_one().remove(0) else { panic!("it is sent at once") };
+    let head = whole.windows(4).position(|part| part == b"\r\n\r\n").unwrap() + 4;
+    let lengths = [head, head + 1, usize::midpoint(head, whole.len()), whole.len() - 1];
+    let scripts = lengths.iter().map(|length| answer(&whole[..*length])).chain([list_one()]);
+    let (_server, mut kubernetes) = provider(scripts.collect());
+    let cut = "error reading a body from connection: end of file before message length reached";
+    for length in lengths {
+        let expected = Failure::Malformed(format!("{}: {cut}", place()));
+        assert_eq!(failure(&mut kubernetes).await, expected, "{length}");
+    }
+    assert_eq!(addresses(&mut kubernetes).await, ["10.0.0.1:8080"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_watch_that_always_ends_at_once_is_a_failure() {
     let mut ended = watch(&[]);
     ended.extend(b"0\r\n\r\n");

@@ -128,7 +128,13 @@ fn without_a_usable_endpoint_the_finding_is_empty_and_says_why() {
 fn a_wrong_value_refuses_the_list_and_names_the_slice() {
     let mut two_ports = slice("b", "1", &["10.0.0.2"]);
     two_ports["ports"] = json!([{ "name": "http", "port": 80 }, { "name": "grpc", "port": 81 }]);
+    let with_port = |port: u32| {
+        let mut slice = slice("b", "1", &["10.0.0.2"]);
+        slice["ports"][0]["port"] = json!(port);
+        slice
+    };
     let cases = [
+        (with_port(65_536), Some("http"), "invalid value: integer `65536`, expected 0 to 65535"),
         (slice("b", "1", &["10.0.0.999"]), Some("http"), "address \"10.0.0.999\" is not an IP address"),
         (two_ports, None, "name one of them, as in { kubernetes = \"shop/users\", port = \"http\" }"),
     ];
@@ -137,6 +143,12 @@ fn a_wrong_value_refuses_the_list_and_names_the_slice() {
         let Err(Failure::Malformed(text)) = slices.finding(port, false) else { panic!("{why}") };
         assert!(text.starts_with("slice b:1:") && text.contains(why), "{text}");
     }
+    // The reader of lists refuses the number that Kubernetes itself does not accept.
+    let Ok(Finding::List(list)) = finding(&listed(&[with_port(0)])) else { panic!("a list") };
+    let context =
+        ListContext { path: Path::new("users.json"), port_name: None, service: None, services: &[] };
+    let faults = endpoints::parse(&list.text, &context).unwrap_err().to_string();
+    assert!(faults.contains("10.0.0.2:0 cannot be connected to"), "{faults}");
 }
 
 #[test]
