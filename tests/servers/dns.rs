@@ -7,11 +7,12 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
-use stage::daemon::{ChildGuard, finish, signal};
-use stage::fixture::{SERVICE, config};
+use stage::daemon::{ChildGuard, signal};
+use stage::fixture::SERVICE;
 use stage::probe::die_with_us;
-use stage::protocol::Counts;
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually};
+use stage::{Backend, Setup, eventually};
+
+use crate::client::Client;
 
 /// The server's port; the test has a network namespace of its own.
 const PORT: u16 = 5300;
@@ -20,38 +21,27 @@ const SRV: &str = "{ dns = \"_users._tcp.example.com\", allow = [\"127.0.0.0/8\"
 
 /// A DNS server, and a process in a balanced cgroup.
 struct Scene {
-    // Fields are dropped in this order: users before the things that they use.
-    probe: Probe,
-    daemon: Option<Daemon>,
+    // Ends before the folder with its files.
     named: Option<ChildGuard>,
-    backends: Vec<Backend>,
-    setup: Setup,
-    _cgroup: Cgroup,
-    _stage: Stage,
+    client: Client,
 }
 
 impl Scene {
     /// A server with the SRV records of three backends, and no daemon yet. `backends` is the key of
     /// the service.
     fn new(backends: &str) -> Self {
-        let (stage, cgroup) = (Stage::new(), Cgroup::new());
-        let setup = Setup::new(&stage, "a");
         let dns = format!("[dns]\nservers = [\"127.0.0.1:{PORT}\"]\nmin_ttl = \"1s\"\nmax_ttl = \"1s\"\n");
-        setup.write("socklb.toml", &(config(&cgroup, backends, "") + &dns));
-        setup.write("named.conf", &named_conf(&setup));
-        setup.write("example.com.zone", &zone());
-        let probe = Probe::start(&cgroup);
-        let backend = |n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:800{n}"));
-        let backends = (1..=3).map(backend).collect();
-        let mut scene =
-            Self { probe, daemon: None, named: None, backends, setup, _cgroup: cgroup, _stage: stage };
+        let client = Client::new(backends, &dns);
+        client.setup.write("named.conf", &named_conf(&client.setup));
+        client.setup.write("example.com.zone", &zone());
+        let mut scene = Self { named: None, client };
         scene.start_named();
         scene
     }
 
     /// Starts the server; its zone is as it was when it ended.
     fn start_named(&mut self) {
-        let folder = &self.setup.folder;
+        let folder = &self.client.setup.folder;
         let log =
             File::options().create(true).append(true).open(folder.join("named.log")).expect("open the log");
         let mut command = Command::new("/usr/sbin/named");
@@ -62,10 +52,6 @@ impl Scene {
             Some(ChildGuard::of(command.spawn().expect("start named: `cargo xtask setup` installs it")));
         let is_up = || std::net::TcpStream::connect(("127.0.0.1", PORT)).is_ok();
         eventually("named listens", is_up, |is_up| *is_up);
-    }
-
-    fn start_daemon(&mut self) {
-        self.daemon = Some(Daemon::start_again(&self.setup));
     }
 
     fn signal_named(&self, what: Signal) {
@@ -83,40 +69,12 @@ impl Scene {
         let output = child.wait_with_output().expect("nsupdate ends");
         assert!(output.status.success(), "{lines}: {}", String::from_utf8_lossy(&output.stderr));
     }
-
-    /// Waits until exactly these backends receive connects.
-    #[track_caller]
-    fn expect(&mut self, names: &[&str]) {
-        let probe = &mut self.probe;
-        let answering = || probe.dial_many(SERVICE, 64).into_keys().collect::<Vec<_>>();
-        eventually("the load moves", answering, |answering| answering == names);
-    }
-
-    /// Waits until the source has a fault that contains this text; without a text, none.
-    #[track_caller]
-    fn expect_fault(&self, text: &str) {
-        let error = || self.setup.source().error.unwrap_or_default();
-        eventually(
-            "the fault",
-            error,
-            |error| {
-                if text.is_empty() { error.is_empty() } else { error.contains(text) }
-            },
-        );
-    }
-
-    /// Runs a command with the configuration of the scene.
-    fn run(&self, arguments: &[&str]) -> (Option<i32>, String) {
-        let mut command = self.setup.socklb(arguments);
-        let output = finish(command.arg("--config").arg(self.setup.folder.join("socklb.toml")));
-        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
-    }
 }
 
 impl Drop for Scene {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let log = std::fs::read_to_string(self.setup.folder.join("named.log")).unwrap_or_default();
+            let log = std::fs::read_to_string(self.client.setup.folder.join("named.log")).unwrap_or_default();
             eprintln!("--- the log of named ---\n{log}");
         }
     }
@@ -146,68 +104,61 @@ fn add(backend: u8) -> String {
     format!("update add _users._tcp.example.com 1 SRV 0 1 800{backend} b.example.com")
 }
 
-/// The failed connects.
-fn failed(counts: &Counts) -> Vec<&String> {
-    counts.keys().filter(|name| name.starts_with("errno")).collect()
-}
-
 #[test]
 fn srv_records_are_balanced_and_followed() {
     let mut scene = Scene::new(SRV);
-    scene.start_daemon();
-    scene.expect(&["b1", "b2", "b3"]);
-    scene.backends.push(Backend::start("b4", "127.0.0.1:8004"));
+    scene.client.start_daemon();
+    scene.client.expect(&["b1", "b2", "b3"]);
+    scene.client.backends.push(Backend::start("b4", "127.0.0.1:8004"));
     scene.update(&add(4));
-    scene.expect(&["b1", "b2", "b3", "b4"]);
+    scene.client.expect(&["b1", "b2", "b3", "b4"]);
     scene.update(&format!("{DELETE} 0 1 8001 b.example.com"));
-    scene.expect(&["b2", "b3", "b4"]);
+    scene.client.expect(&["b2", "b3", "b4"]);
     // More than half of the endpoints go at once: this waits until the server repeats it.
     scene.update(&format!("{DELETE}\n{}", add(1)));
-    let pending = || scene.setup.source().remote.map_or(0, |remote| remote.pending_removals);
+    let pending = || scene.client.setup.source().remote.map_or(0, |remote| remote.pending_removals);
     eventually("the removal is pending", pending, |pending| *pending == 3);
-    let faults = scene.setup.faults();
+    let faults = scene.client.setup.faults();
     assert!(faults.iter().any(|fault| fault.contains("removes 3 endpoints, more than half")), "{faults:?}");
-    scene.expect(&["b1"]);
+    scene.client.expect(&["b1"]);
 }
 
 #[test]
 fn no_connect_fails_while_the_server_is_stopped_killed_or_emptied() {
     let mut scene = Scene::new(SRV);
-    scene.start_daemon();
-    scene.expect(&["b1", "b2", "b3"]);
-    scene.probe.start_dialling(SERVICE);
+    scene.client.start_daemon();
+    scene.client.expect(&["b1", "b2", "b3"]);
+    scene.client.start_dialling();
     scene.signal_named(Signal::STOP);
-    scene.expect_fault("127.0.0.1:5300");
+    scene.client.expect_fault("127.0.0.1:5300");
     scene.signal_named(Signal::CONT);
-    scene.expect_fault("");
+    scene.client.expect_fault("");
     // The server is killed.
     scene.named = None;
-    scene.expect_fault("127.0.0.1:5300");
+    scene.client.expect_fault("127.0.0.1:5300");
     scene.start_named();
-    scene.expect_fault("");
+    scene.client.expect_fault("");
     // The server has no records, and records of another type.
     scene.update(DELETE);
-    scene.expect_fault("empty answer (NXDOMAIN)");
+    scene.client.expect_fault("empty answer (NXDOMAIN)");
     scene.update("update add _users._tcp.example.com 1 TXT \"no list\"");
-    scene.expect_fault("empty answer (no SRV records)");
+    scene.client.expect_fault("empty answer (no SRV records)");
     scene.update(&[add(1), add(2), add(3)].join("\n"));
-    scene.expect_fault("");
+    scene.client.expect_fault("");
     // An address that the configuration does not allow.
     scene.update("update add b.example.com 1 A 192.0.2.1\nupdate delete b.example.com A 127.0.0.1");
-    scene.expect_fault("is not allowed");
+    scene.client.expect_fault("is not allowed");
     scene.update("update add b.example.com 1 A 127.0.0.1\nupdate delete b.example.com A 192.0.2.1");
-    scene.expect_fault("");
-    let counts = scene.probe.stop_dialling();
-    assert_eq!(failed(&counts), Vec::<&String>::new(), "{counts:?}");
-    assert_eq!(counts.keys().collect::<Vec<_>>(), ["b1", "b2", "b3"]);
+    scene.client.expect_fault("");
+    scene.client.expect_no_failure(&["b1", "b2", "b3"]);
 }
 
 #[test]
 fn no_connect_fails_during_hundreds_of_changes() {
     let mut scene = Scene::new(SRV);
-    scene.start_daemon();
-    scene.expect(&["b1", "b2", "b3"]);
-    scene.probe.start_dialling(SERVICE);
+    scene.client.start_daemon();
+    scene.client.expect(&["b1", "b2", "b3"]);
+    scene.client.start_dialling();
     // nsupdate sends one update after the other.
     let change = |n: u32| {
         let backend = n % 3 + 1;
@@ -215,11 +166,9 @@ fn no_connect_fails_during_hundreds_of_changes() {
     };
     scene.update(&(0..300).map(change).collect::<Vec<_>>().join("\n"));
     scene.update(&format!("{DELETE}\n{}\n{}", add(1), add(2)));
-    let endpoints = || scene.setup.source().remote.and_then(|remote| remote.endpoints);
-    eventually("the last list", endpoints, |endpoints| *endpoints == Some(2));
-    let counts = scene.probe.stop_dialling();
-    assert_eq!(failed(&counts), Vec::<&String>::new(), "{counts:?}");
-    let lists = scene.setup.source().remote.map_or(0, |remote| remote.lists);
+    scene.client.expect_endpoints(2);
+    scene.client.expect_no_failure(&["b1", "b2", "b3"]);
+    let lists = scene.client.lists();
     assert!(lists < 100, "the server is queried once a second: {lists}");
 }
 
@@ -231,53 +180,52 @@ fn an_answer_may_have_a_thousand_addresses() {
         let add = |n: u32| format!("update add many.example.com 1 A 127.1.{block}.{}", n + 1);
         scene.update(&(0..250).map(add).collect::<Vec<_>>().join("\n"));
     }
-    scene.start_daemon();
-    let endpoints = || scene.setup.source().remote.and_then(|remote| remote.endpoints);
-    eventually("the list", endpoints, |endpoints| *endpoints == Some(1000));
-    scene.expect(&["all"]);
+    scene.client.start_daemon();
+    scene.client.expect_endpoints(1000);
+    scene.client.expect(&["all"]);
 }
 
 #[test]
 fn a_first_start_waits_for_the_server_and_a_later_one_does_not() {
     let mut scene = Scene::new(SRV);
     scene.named = None;
-    scene.start_daemon();
-    scene.expect_fault("no list so far");
-    let counts = scene.probe.dial_many(SERVICE, 8);
+    scene.client.start_daemon();
+    scene.client.expect_fault("no list so far");
+    let counts = scene.client.probe.dial_many(SERVICE, 8);
     assert_eq!(counts.keys().collect::<Vec<_>>(), ["errno-113"]);
     scene.start_named();
-    scene.expect(&["b1", "b2", "b3"]);
-    let stored = scene.setup.folder.join("state/last-good/users.json");
+    scene.client.expect(&["b1", "b2", "b3"]);
+    let stored = scene.client.setup.folder.join("state/last-good/users.json");
     eventually("the list is stored", || stored.exists(), |exists| *exists);
-    scene.daemon.take().expect("it runs").stop();
+    scene.client.daemon.take().expect("it runs").stop();
     scene.named = None;
-    scene.start_daemon();
-    assert_eq!(scene.probe.dial_many(SERVICE, 64).into_keys().collect::<Vec<_>>(), ["b1", "b2", "b3"]);
-    scene.expect_fault("no list so far");
+    scene.client.start_daemon();
+    assert_eq!(scene.client.probe.dial_many(SERVICE, 64).into_keys().collect::<Vec<_>>(), ["b1", "b2", "b3"]);
+    scene.client.expect_fault("no list so far");
 }
 
 #[test]
 fn lists_can_be_checked_printed_and_refreshed() {
     let mut scene = Scene::new(SRV);
-    let (code, text) = scene.run(&["source", "check"]);
+    let (code, text) = scene.client.run(&["source", "check"]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.starts_with("users: dns _users._tcp.example.com (SRV): ok, 3 endpoints in "), "{text}");
-    let (_, text) = scene.run(&["doctor"]);
+    let (_, text) = scene.client.run(&["doctor"]);
     assert!(text.contains("users: dns _users._tcp.example.com (SRV): 3 endpoints in "), "{text}");
-    scene.start_daemon();
-    scene.expect(&["b1", "b2", "b3"]);
-    let (code, dumped) = scene.run(&["source", "dump", "users"]);
+    scene.client.start_daemon();
+    scene.client.expect(&["b1", "b2", "b3"]);
+    let (code, dumped) = scene.client.run(&["source", "dump", "users"]);
     assert_eq!(code, Some(0), "{dumped}");
     // The printed list works as an endpoint file.
-    scene.setup.write("dumped.json", &dumped);
-    let config = scene.setup.folder.join("socklb.toml");
+    scene.client.setup.write("dumped.json", &dumped);
+    let config = scene.client.setup.folder.join("socklb.toml");
     let text = std::fs::read_to_string(&config).expect("it was written");
     std::fs::write(&config, text.replace(SRV, "{ file = \"dumped.json\" }")).expect("write");
-    let (code, text) = scene.run(&["check"]);
+    let (code, text) = scene.client.run(&["check"]);
     assert_eq!(code, Some(0), "{text}");
-    let (code, text) = scene.run(&["source", "refresh", "users"]);
+    let (code, text) = scene.client.run(&["source", "refresh", "users"]);
     assert_eq!(code, Some(0), "{text}");
-    let (code, text) = scene.run(&["source", "refresh", "mail"]);
+    let (code, text) = scene.client.run(&["source", "refresh", "mail"]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("no client here dials a service mail"), "{text}");
     scene.named = None;
@@ -286,7 +234,7 @@ fn lists_can_be_checked_printed_and_refreshed() {
         std::fs::read_to_string(&config).expect("it was written").replace("{ file = \"dumped.json\" }", SRV),
     )
     .expect("write");
-    let (code, text) = scene.run(&["source", "check"]);
+    let (code, text) = scene.client.run(&["source", "check"]);
     assert_eq!(code, Some(3), "{text}");
     assert!(text.contains("127.0.0.1:5300"), "{text}");
 }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use stage::daemon::ChildGuard;
 use stage::fixture::Fixture;
-use stage::kernel::print_line;
 use stage::pace;
 use stage::probe::die_with_us;
 use stage::{Setup, eventually};
@@ -24,23 +23,6 @@ const LISTENER: &str = "127.0.0.1:9080";
 
 /// Limit for the whole test after the start of Envoy.
 const LIMIT: Duration = Duration::from_secs(20);
-
-/// Returns Envoy's path; `None` if it is not there. In this case, prints that the test is skipped.
-fn program() -> Option<PathBuf> {
-    let tools =
-        std::env::var_os("SOCKLB_TEST_TOOLS").expect("`cargo xtask test local` sets SOCKLB_TEST_TOOLS");
-    // The variable names `tools/bin` in the cache.
-    let cache = PathBuf::from(tools).join("../../envoy-1.40.0");
-    let program = cache.join("envoy");
-    if program.exists() {
-        return Some(program);
-    }
-    let why = std::fs::read_to_string(cache.join("missing"));
-    let why = why.unwrap_or_else(|_| "`cargo xtask setup` has not fetched Envoy 1.40".to_owned());
-    let thread = std::thread::current();
-    print_line(&format!("skipped: {}: {why}", thread.name().unwrap_or("a test")));
-    None
-}
 
 /// The configuration of the page, with the files below this folder.
 fn configuration(setup: &Setup) -> String {
@@ -125,7 +107,7 @@ fn expect(expected: &[(&str, u32, &str)]) {
 #[test]
 fn envoy_obeys_the_weights_and_lame_ducks_of_its_file() {
     const BACKENDS: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
-    let Some(program) = program() else { return };
+    let Some(program) = crate::cached("envoy-1.40.0/envoy", "Envoy 1.40") else { return };
     let mut fixture = Fixture::without_daemon();
     let [first, second, third] = BACKENDS;
     fixture.write_endpoints(&[(first, "weight = 3"), (second, ""), (third, "")]);

@@ -3,14 +3,23 @@
 //! no request may fail.
 //!
 //! These are not local tests, because the guests do not have the servers. `cargo xtask setup`
-//! installs them. `dns` has lists from a real DNS server, and `envoy` has an Envoy that reads the
-//! daemon's files.
+//! installs them. `dns`, `consul` and `kubernetes` have lists from servers, and `envoy` has an
+//! Envoy that reads the daemon's files.
+
+mod client;
+
+mod consul;
 
 mod dns;
+
+mod http;
+
+mod kubernetes;
 
 mod envoy;
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,6 +27,7 @@ use rustix::process::Signal;
 use stage::agent::{Agent, make_key};
 use stage::daemon::{ChildGuard, signal};
 use stage::fixture::{SERVICE, config, endpoints};
+use stage::kernel::print_line;
 use stage::probe::die_with_us;
 use stage::protocol::Served;
 use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually, pace, within};
@@ -120,6 +130,23 @@ fn run(recipe: &Recipe, backend: &str, setup: &Setup, agent: &Agent, cgroup: &Cg
 fn answers(served: &Served, backend: usize) -> u64 {
     let name = &BACKENDS[backend][BACKENDS[backend].len() - 4..];
     served.answered.get(name).copied().unwrap_or_default()
+}
+
+/// The path of a program in the cache, such as `envoy-1.40.0/envoy`; `None` if it is not there. In
+/// this case, prints that the test is skipped. `name` is the program's name with its version.
+fn cached(path: &str, name: &str) -> Option<PathBuf> {
+    let tools =
+        std::env::var_os("SOCKLB_TEST_TOOLS").expect("`cargo xtask test local` sets SOCKLB_TEST_TOOLS");
+    // The variable names `tools/bin` in the cache.
+    let program = PathBuf::from(tools).join("../..").join(path);
+    if program.exists() {
+        return Some(program);
+    }
+    let why = std::fs::read_to_string(program.with_file_name("missing"));
+    let why = why.unwrap_or_else(|_| format!("`cargo xtask setup` has not fetched {name}"));
+    let thread = std::thread::current();
+    print_line(&format!("skipped: {}: {why}", thread.name().unwrap_or("a test")));
+    None
 }
 
 /// Stops the first server under load. Returns the results of the requests.

@@ -1,0 +1,148 @@
+//! A process in a balanced cgroup, whose service has its list from a server. What each server does
+//! is in the module of its tests.
+
+use std::time::{Duration, Instant};
+
+use stage::daemon::finish;
+use stage::fixture::{SERVICE, config};
+use stage::protocol::Counts;
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, pace};
+
+/// The fewest connects per second under which servers fail. The probe dials without pause: an idle
+/// machine opens thousands of connections per second, and one with eight other jobs on each CPU
+/// still sixty.
+const LEAST_RATE: f64 = 20.0;
+
+/// How long a query may take on an idle machine until `status` shows its result. A watch counts as
+/// accepted after one second.
+const LATE: Duration = Duration::from_secs(2);
+
+/// The section of the configuration for a client task that uses more than 4,096 endpoints.
+pub const LARGE: &str = "[limits]\nslots = 16384\nschedule_entries = 262144\n";
+
+pub struct Client {
+    // Fields are dropped in this order: users before the things that they use.
+    pub probe: Probe,
+    pub daemon: Option<Daemon>,
+    /// The backends, with the names `b1` to `b3` and the ports 8001 to 8003.
+    pub backends: Vec<Backend>,
+    pub setup: Setup,
+    dialling: Option<Instant>,
+    _cgroup: Cgroup,
+    _stage: Stage,
+}
+
+impl Client {
+    /// Three backends, and no daemon yet. `backends` is the key of the service, and `server` the
+    /// configuration's section about the server.
+    pub fn new(backends: &str, server: &str) -> Self {
+        let (stage, cgroup) = (Stage::new(), Cgroup::new());
+        let setup = Setup::new(&stage, "a");
+        setup.write("socklb.toml", &(config(&cgroup, backends, "") + server));
+        let probe = Probe::start(&cgroup);
+        let backend = |n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:800{n}"));
+        let backends = (1..=3).map(backend).collect();
+        Self { probe, daemon: None, backends, setup, dialling: None, _cgroup: cgroup, _stage: stage }
+    }
+
+    pub fn start_daemon(&mut self) {
+        self.daemon = Some(Daemon::start_again(&self.setup));
+    }
+
+    /// Waits until exactly these backends receive connects.
+    #[track_caller]
+    pub fn expect(&mut self, names: &[&str]) {
+        let probe = &mut self.probe;
+        let answering = || probe.dial_many(SERVICE, 64).into_keys().collect::<Vec<_>>();
+        eventually("the load moves", answering, |answering| answering == names);
+    }
+
+    /// Waits until the source has a fault that contains this text; without a text, none.
+    #[track_caller]
+    pub fn expect_fault(&self, text: &str) {
+        let error = || self.setup.source().error.unwrap_or_default();
+        eventually(
+            "the fault",
+            error,
+            |error| if text.is_empty() { error.is_empty() } else { error.contains(text) },
+        );
+    }
+
+    /// Waits until the next query is at least this far away, because the server has been away.
+    #[track_caller]
+    pub fn expect_next_query_in(&self, seconds: u64) {
+        let next = || self.setup.source().remote.and_then(|remote| remote.next_s);
+        eventually("the delays grow", next, |next| next.is_some_and(|next| next >= seconds));
+    }
+
+    /// Waits until the source has no fault. The server works again, so that the next query must end
+    /// the fault: at the time that `status` shows, at most 30 s from now.
+    #[track_caller]
+    pub fn expect_recovery(&self) {
+        // A query that is under way may have begun before the server worked.
+        let due = eventually(
+            "the result of a query",
+            || self.setup.source(),
+            |source| source.error.is_none() || source.remote.as_ref().is_some_and(|one| one.next_s.is_some()),
+        );
+        let next = due.remote.and_then(|remote| remote.next_s).unwrap_or(0);
+        let begun = Instant::now();
+        self.expect_fault("");
+        let took = begun.elapsed();
+        eprintln!("recovered after {took:?}, next query in {next} s");
+        // `status` shows whole seconds.
+        let most = Duration::from_secs(next + 1) + LATE * pace::pace();
+        assert!(next <= 30 && took < most, "{took:?}, and the next query was in {next} s");
+    }
+
+    /// Waits until the server's newest list has this many endpoints.
+    #[track_caller]
+    pub fn expect_endpoints(&self, count: u64) {
+        let endpoints = || self.setup.source().remote.and_then(|remote| remote.endpoints);
+        eventually("the list", endpoints, |endpoints| *endpoints == Some(count));
+    }
+
+    /// The number of different answers so far.
+    #[track_caller]
+    pub fn lists(&self) -> u64 {
+        self.setup.source().remote.map_or(0, |remote| remote.lists)
+    }
+
+    /// Waits until there are more different answers than these.
+    #[track_caller]
+    pub fn expect_more_lists(&self, before: u64) {
+        eventually("another list", || self.lists(), |lists| *lists > before);
+    }
+
+    /// Makes the daemon query the server at once.
+    #[track_caller]
+    pub fn refresh(&self) {
+        let (code, text) = self.run(&["source", "refresh", "users"]);
+        assert_eq!(code, Some(0), "{text}");
+    }
+
+    /// Runs a command with the configuration of the scene.
+    pub fn run(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = self.setup.socklb(arguments);
+        let output = finish(command.arg("--config").arg(self.setup.folder.join("socklb.toml")));
+        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    }
+
+    #[track_caller]
+    pub fn start_dialling(&mut self) {
+        self.probe.start_dialling(SERVICE);
+        self.dialling = Some(Instant::now());
+    }
+
+    /// Stops dialling. Every connect since [`Self::start_dialling`] must have reached one of these
+    /// backends, and there must have been enough connects.
+    #[track_caller]
+    pub fn expect_no_failure(&mut self, names: &[&str]) {
+        let counts: Counts = self.probe.stop_dialling();
+        let seconds = self.dialling.take().expect("the probe dials").elapsed().as_secs_f64();
+        assert_eq!(counts.keys().collect::<Vec<_>>(), names, "{counts:?}");
+        let rate = f64::from(counts.values().sum::<u32>()) / seconds;
+        eprintln!("{rate:.0} connects per second for {seconds:.1} s");
+        assert!(rate >= LEAST_RATE, "{rate} connects per second");
+    }
+}
