@@ -4,14 +4,14 @@
 use std::path::Path;
 
 use lb_config::endpoints::{self, ListContext};
-use lb_discovery::slices::{MAX_BYTES, Slices};
+use lb_discovery::objects::{Kind, MAX_BYTES, Objects};
 use lb_discovery::{Failure, Finding};
 
 use crate::cannot_be_obeyed;
 
 /// Applies the lines, and checks what is retained and the list that it contains.
 pub fn watch(text: &[u8]) {
-    let mut slices = Slices::new("shop", "users");
+    let mut slices = Objects::new(Kind::Slices, "shop", "users");
     for line in text.split(|byte| *byte == b'\n') {
         let is_page = line.windows(7).any(|part| part == b"\"items\"");
         let before = (slices.bytes(), slices.version().to_owned());

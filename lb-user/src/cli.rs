@@ -42,7 +42,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use self::status::Shown;
-use crate::config::{self, Config, HostEnvironment, Paths};
+use crate::config::{self, Config, HostEnvironment, Paths, ProcessEnvironment};
 use crate::error::CommandFailure;
 use lb_view::filter::Filter;
 pub use options::{Cli, Command, PathOptions};
@@ -93,9 +93,13 @@ fn seconds(seconds: u32) -> Duration {
 }
 
 fn read_config(files: &PathOptions) -> Result<Config, CommandFailure> {
+    read_config_in(files, &HostEnvironment)
+}
+
+fn read_config_in(files: &PathOptions, env: &dyn ProcessEnvironment) -> Result<Config, CommandFailure> {
     // Paths in the file are relative to the file's directory, which is made absolute here: the
     // paths are compared with absolute paths that the kernel reports.
-    let mut config = config::read(&std::path::absolute(files.file())?, &HostEnvironment)?;
+    let mut config = config::read(&std::path::absolute(files.file())?, env)?;
     config.paths = files.over(config.paths)?;
     Ok(config)
 }

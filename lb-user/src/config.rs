@@ -1,9 +1,14 @@
 //! The configuration of this host: the file, and the environment of the process that reads it.
 //! [`lb_config`] parses the text.
 
+pub mod addresses;
+
 mod file;
 
+use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
 
 pub use file::{ConfigFileError, DEFAULT_PATH, read, read_paths, read_with};
 pub use lb_config::*;
@@ -29,6 +34,18 @@ impl ProcessEnvironment for HostEnvironment {
 
     fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
         lb_agent::config::read_key_file(path).map_err(|error| chain(&error))
+    }
+
+    /// Reads the stored addresses. If their file system does not answer within 2 s, none is known.
+    fn service_address(&self, origin: &ClusterIpOrigin, state: &Path) -> Option<SocketAddr> {
+        let (send, read) = mpsc::channel();
+        let (origin, state) = (origin.to_string(), state.to_owned());
+        let look = move || {
+            let known = addresses::read(&state).ok();
+            let _ = send.send(known.and_then(|known| known.get(&origin).copied()));
+        };
+        std::thread::Builder::new().name("addresses".to_owned()).spawn(look).ok()?;
+        read.recv_timeout(Duration::from_secs(2)).ok().flatten()
     }
 }
 

@@ -294,6 +294,7 @@ fn host(config: &Config) -> Keys {
         path: _,
         clients: _,
         addresses: _,
+        lookups: _,
         paths,
         limits,
         daemon,

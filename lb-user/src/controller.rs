@@ -30,6 +30,8 @@ mod sources;
 
 mod remote;
 
+mod addresses;
+
 mod delivery;
 
 mod state_files;
@@ -92,6 +94,8 @@ use lb_kernel::{DatapathError, Features, Kernel, Pass, ReclaimTarget, Suspects};
 use lb_view::closing::CloseAnswer;
 use tracing::warn;
 
+use self::addresses::Addresses;
+pub use self::addresses::address;
 pub use self::client_task::namespace::Search;
 pub use self::client_task::{ClientTask, ClientTaskError};
 use self::clients::Clients;
@@ -298,6 +302,7 @@ pub struct Controller {
     config: Config,
     clients: Clients,
     sources: Sources,
+    addresses: Addresses,
     reload: Reload,
     passes: ReclaimPasses,
     closing: ClosingJobs,
@@ -332,6 +337,7 @@ impl Controller {
             config: Config { clients: Vec::new(), ..config.clone() },
             clients: Clients::default(),
             sources: Sources::default(),
+            addresses: Addresses::default(),
             reload: Reload::new(&config.path, version, wall),
             passes: ReclaimPasses::new(),
             closing: ClosingJobs::default(),

@@ -48,6 +48,8 @@ pub use self::watches::Watches;
 #[cfg(test)]
 pub use self::work::Worker;
 use crate::config::Config;
+use crate::config::addresses::KnownAddresses;
 
-/// Reads the configuration again, with the options of the command line.
-pub type Reread = Arc<dyn Fn() -> Result<Config, ReadFailure> + Send + Sync>;
+/// Reads the configuration again, with the options of the command line and these addresses of
+/// services.
+pub type Reread = Arc<dyn Fn(&KnownAddresses) -> Result<Config, ReadFailure> + Send + Sync>;

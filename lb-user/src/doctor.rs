@@ -95,8 +95,8 @@ fn servers(diagnosis: &mut Diagnosis, config: &Config) {
         match error {
             Some(error) => diagnosis.add("lists", Severity::Warning, format!("{place}: {error}"), None),
             None => {
-                let endpoints = counted(endpoints.unwrap_or_default(), "endpoint");
-                diagnosis.ok("lists", format!("{place}: {endpoints} in {took_ms} ms"));
+                let endpoints = endpoints.map(|endpoints| counted(endpoints, "endpoint") + " ");
+                diagnosis.ok("lists", format!("{place}: {}in {took_ms} ms", endpoints.unwrap_or_default()));
             }
         }
         for note in notes {

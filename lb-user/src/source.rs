@@ -273,7 +273,7 @@ impl ListSource {
         match &self.origin {
             ListOrigin::File(_) => None,
             ListOrigin::Remote(remote) => {
-                Some(Wanted { origin: remote.origin.clone(), is_ipv6: self.service.is_ipv6() })
+                Some(Wanted::List { origin: remote.origin.clone(), is_ipv6: self.service.is_ipv6() })
             }
         }
     }

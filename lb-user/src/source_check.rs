@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
-use lb_discovery::{Finding, Latest, Shared, Wanted, spawn};
+use lb_discovery::{Finding, Latest, Shared, Wanted, date_of, spawn};
 use lb_view::source::CheckedSource;
 use tokio::task::JoinSet;
 
-use crate::config::Config;
+use crate::config::{AddressLookup, ClusterIpOrigin, Config};
 use crate::controller;
 use crate::error::chain;
 use crate::source::{Contents, ListSource, SourceError};
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// # Errors
 /// If the kernel refuses a thread or a descriptor.
 pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
-    check_all(controller::sources(config))
+    check_all(controller::sources(config), &config.lookups)
 }
 
 /// As [`check`], but reads no files.
@@ -33,15 +33,18 @@ pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
 pub fn check_servers(config: &Config) -> Result<Vec<CheckedSource>> {
     let mut sources = controller::sources(config);
     sources.retain(|_, source| source.file().is_none());
-    check_all(sources)
+    check_all(sources, &config.lookups)
 }
 
-fn check_all(sources: BTreeMap<String, ListSource>) -> Result<Vec<CheckedSource>> {
+fn check_all(sources: BTreeMap<String, ListSource>, lookups: &[AddressLookup]) -> Result<Vec<CheckedSource>> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a thread")?;
     let mut checked = runtime.block_on(async {
         let shared = Arc::new(Shared::default());
         let mut checks = JoinSet::new();
+        for AddressLookup { service, origin, .. } in lookups.iter().cloned() {
+            checks.spawn(check_address(service, origin, Arc::clone(&shared)));
+        }
         for (service, source) in sources {
             checks.spawn(check_one(service, source, Arc::clone(&shared)));
         }
@@ -51,6 +54,30 @@ fn check_all(sources: BTreeMap<String, ListSource>) -> Result<Vec<CheckedSource>
     runtime.shutdown_background();
     checked.sort_by(|a, b| a.service.cmp(&b.service));
     Ok(checked)
+}
+
+/// Queries the server of a service's address.
+async fn check_address(service: String, origin: ClusterIpOrigin, shared: Arc<Shared>) -> CheckedSource {
+    let began = tokio::time::Instant::now();
+    let place = origin.to_string();
+    let running = spawn(Wanted::Address(origin), &shared, Arc::default());
+    let latest = answer(&mut running.latest.clone(), 1).await;
+    let finding = latest.as_ref().and_then(|latest| latest.finding.as_ref());
+    let mut notes: Vec<String> = expiry(latest.as_ref()).into_iter().collect();
+    let error = match finding {
+        Some(Finding::Empty { why }) => Some(why.clone()),
+        Some(Finding::Failed(failure)) => Some(failure.to_string()),
+        None => Some("no answer".to_owned()),
+        Some(finding @ Finding::List(_)) => match controller::address(finding) {
+            Some(address) => {
+                notes.insert(0, format!("the address of the service is {address}"));
+                None
+            }
+            None => Some("the answer has no address".to_owned()),
+        },
+    };
+    let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    CheckedSource { service, origin: place, endpoints: None, error, notes, took_ms }
 }
 
 async fn check_one(service: String, source: ListSource, shared: Arc<Shared>) -> CheckedSource {
@@ -93,6 +120,7 @@ async fn query(
         Some(Some(Finding::Failed(failure))) => return (Err(failure.to_string()), Vec::new()),
         Some(None) | None => return (Err("no answer".to_owned()), Vec::new()),
     };
+    notes.extend(expiry(first.as_ref()));
     running.refresh();
     if let Some(second) = answer(&mut answers, 2).await
         && second.number != first.map_or(0, |first| first.number)
@@ -104,6 +132,12 @@ async fn query(
     }
     let parsed: Result<Contents, SourceError> = source.parse(&source.place(), list.text.to_vec());
     (parsed.map_err(|error| chain(&error)), notes)
+}
+
+/// A note on the first certificate that expires.
+fn expiry(latest: Option<&Latest>) -> Option<String> {
+    let since_epoch = latest?.expires?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Some(format!("the first of the certificates expires on {}", date_of(since_epoch)))
 }
 
 /// Waits until the server has answered this number of queries.

@@ -1,5 +1,6 @@
 //! Remote sources of endpoint lists, as the configuration describes them: `[dns]`, `[consul]`,
-//! `[kubernetes]`, and the keys of `backends` for remote sources.
+//! `[kubernetes]`, and the keys of `backends` for remote sources. Also the addresses of services
+//! that a server knows.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,6 +12,8 @@ use ipnet::IpNet;
 
 use super::ProcessEnvironment;
 use super::keys::{backends, consul, dns, kubernetes};
+use super::service::service_address;
+use lb_core::service::Protocol;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::key::ConfigKey;
 use lb_document::kind::{Refusal, Text};
@@ -117,6 +120,22 @@ pub struct ServerSettings {
     pub kubernetes: Option<KubernetesSettings>,
 }
 
+impl ServerSettings {
+    /// How the API server is queried. If none is known, reports that. `what` needs it.
+    pub fn api_server(
+        &self,
+        item: &Item<'_>,
+        what: &str,
+        report: &mut DiagnosticCollector<'_>,
+    ) -> Option<KubernetesSettings> {
+        if self.kubernetes.is_none() {
+            let help = "write server in [kubernetes], or run the daemon in a pod".to_owned();
+            report.add(item.span(), format!("{what}, and no API server is known"), help);
+        }
+        self.kubernetes.clone()
+    }
+}
+
 /// Where a remote list comes from: what to query, and which servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -211,6 +230,83 @@ pub struct KubernetesOrigin {
     /// The name of the port; `None` if the service has one port.
     pub port: Option<String>,
     pub settings: KubernetesSettings,
+}
+
+/// The cluster IP of a Kubernetes service, and a port of the service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterIpOrigin {
+    pub namespace: String,
+    pub service: String,
+    pub protocol: Protocol,
+    /// The name or the number of the port; `None` if the service has one port with this protocol.
+    pub port: Option<String>,
+    /// `None`: that of the service's first cluster IP.
+    pub family: Option<Family>,
+    pub settings: KubernetesSettings,
+}
+
+/// Does not contain the settings, so that a stored address outlives a change of them.
+impl fmt::Display for ClusterIpOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace, service, protocol, port, family, settings: _ } = self;
+        write!(f, "kubernetes {namespace}/{service} cluster IP")?;
+        if let Some(family) = family {
+            write!(f, " {}", family.name())?;
+        }
+        write!(f, " {}", protocol.name())?;
+        port.as_ref().map_or(Ok(()), |port| write!(f, " port {port}"))
+    }
+}
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Ipv4,
+    Ipv6,
+}
+
+impl Family {
+    pub const ALL: [Self; 2] = [Self::Ipv4, Self::Ipv6];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ipv4 => "ipv4",
+            Self::Ipv6 => "ipv6",
+        }
+    }
+
+    pub const fn of(ip: IpAddr) -> Self {
+        if ip.is_ipv4() { Self::Ipv4 } else { Self::Ipv6 }
+    }
+}
+
+/// The address of a service that a server knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressLookup {
+    /// The name of the service.
+    pub service: String,
+    pub origin: ClusterIpOrigin,
+    /// The address; `None` if it is not known, or if another service has it. Without an address,
+    /// no client has the service.
+    pub address: Option<SocketAddr>,
+    /// The address that was sent, and the name of the other service that has it.
+    pub taken: Option<(SocketAddr, String)>,
+}
+
+/// Checks the address of a service that a server sent. It must be an address that processes may
+/// dial, and not a local one.
+///
+/// # Errors
+/// A sentence about the address.
+pub fn found_address(text: &str) -> Result<SocketAddr, String> {
+    let address = service_address(text).map_err(|(why, _)| why)?;
+    if address.ip().is_loopback() {
+        return Err(format!("{} is a loopback address", quote(text)));
+    }
+    if is_link_local(address.ip()) {
+        return Err(format!("{} is a link-local address", quote(text)));
+    }
+    Ok(address)
 }
 
 /// How the API server is queried.

@@ -17,11 +17,10 @@ use lb_core::subset::Algorithm;
 
 use super::admin::group;
 use super::discovery::{
-    DnsTransport, OnEmpty, OnStale, api_server, dns_name, kubernetes_service, source_name,
+    DnsTransport, Family, OnEmpty, OnStale, api_server, dns_name, kubernetes_service, source_name,
 };
 use super::metrics::loopback;
 use super::probe::{ProbeWord, request_path};
-use super::service::service_address;
 use super::{Accounting, cgroup};
 use lb_document::diagnostic::quote;
 use lb_document::key::Unset::{Is, Means, Required};
@@ -39,6 +38,7 @@ pub static SECTIONS: [&[&Section]; 13] = [
     &[&client::SECTION, &index::SECTION],
     &[
         &service::SECTION,
+        &lookup::SECTION,
         &ejection::SECTION,
         &health::SECTION,
         &load::SECTION,
@@ -96,8 +96,9 @@ section! {
     service, "[[service]]", "a service", "one for each service, up to 256";
 
     NAME "name": Text<String>(&["users"], service_name), Required, "the service's name: letters, digits, `_`, `-` and `.`";
-    ADDRESS "address": Text<SocketAddr>(&["10.96.0.10:80", "[2001:db8::10]:80"], service_address), Required,
-        "the address that processes dial. IPv6 sockets that dial an IPv4 service in v4-mapped form are balanced too";
+    ADDRESS "address": FreeForm(&["\"10.96.0.10:80\"", "\"[2001:db8::10]:80\"", "{ kubernetes = \"shop/users\" }"]), Required,
+        "the address that processes dial: IP address and port, or where the daemon looks them up. IPv6 sockets that dial an IPv4 service in \
+         v4-mapped form are balanced too";
     PROTOCOL "protocol": Keyword<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
         "the transport protocol. If clients dial an address with both protocols, write two services";
     POLICY "policy": Keyword<Policy>(&Policy::ALL, Policy::name), Is(Policy::WeightedRoundRobin),
@@ -149,6 +150,18 @@ section! {
         "the errno with which a connect fails if no backend is usable";
     BACKENDS "backends": FreeForm(&["{ file = \"users.toml\" }", "{ static = [\"10.0.0.1:8080\"] }"]), Required,
         "the source of the service's endpoints";
+}
+
+section! {
+    lookup, "address", "address", "";
+
+    KUBERNETES "kubernetes": Text<String>(&["shop/users"], kubernetes_service), Required,
+        "namespace and name of a Kubernetes Service: the address is its cluster IP. The service is not balanced before the API server has sent \
+         it. See [kubernetes.md](../guide/kubernetes.md#the-address-of-a-service)";
+    PORT "port": FreeForm(&["\"http\"", "80"]), Means("the only port of the Service with this `protocol`"),
+        "the name or number of the Service's port";
+    FAMILY "family": Keyword<Family>(&Family::ALL, Family::name), Means("that of the Service's first cluster IP"),
+        "which cluster IP of a dual-stack Service. For both, write two services";
 }
 
 section! {
@@ -313,7 +326,7 @@ section! {
 }
 
 section! {
-    kubernetes, "[kubernetes]", "[kubernetes]", "how the API server is queried for `backends = { kubernetes = .. }`. In a pod, nothing need be written";
+    kubernetes, "[kubernetes]", "[kubernetes]", "how the API server is queried for `backends = { kubernetes = .. }` and `address = { kubernetes = .. }`. In a pod, nothing need be written";
 
     SERVER "server": Text<String>(&["https://10.0.0.1:6443"], api_server),
         Means("that of the environment: `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`"),

@@ -71,7 +71,7 @@ pub mod discovery;
 pub mod endpoints;
 
 pub use daemon::DaemonConfig;
-pub use discovery::RemoteSource;
+pub use discovery::{AddressLookup, ClusterIpOrigin, RemoteSource};
 pub use metrics::Metrics;
 pub use paths::Paths;
 pub use probe::{AGENT_PORT, ProbeConfig, ProbeKind};
@@ -90,6 +90,8 @@ pub struct Config {
     /// The addresses of all services, including services that no client uses. No backend may have
     /// one of these addresses.
     pub addresses: Vec<SocketAddr>,
+    /// The addresses of services that servers know.
+    pub lookups: Vec<AddressLookup>,
     pub paths: Paths,
     /// The sizes of each client task's maps.
     pub limits: Limits,
@@ -114,7 +116,7 @@ pub struct ClientConfig {
     /// does not contain one.
     pub cgroup: PathBuf,
     pub task: Task,
-    /// The services that the client dials; at least one.
+    /// The services that the client dials. Services without a known address are left out.
     pub services: Vec<ClientService>,
     pub accounting: Accounting,
 }
@@ -190,6 +192,11 @@ pub trait ProcessEnvironment {
     /// # Errors
     /// A message that names the file and contains no part of a key.
     fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String>;
+    /// The address that a server last sent for a service; `None` if none is known. `state` is the
+    /// directory in which a daemon stores such addresses.
+    fn service_address(&self, _origin: &ClusterIpOrigin, _state: &Path) -> Option<SocketAddr> {
+        None
+    }
 }
 
 /// Parses the text of a configuration. `path` is the location of the file: relative paths in the
@@ -272,13 +279,15 @@ fn read_root(
         consul: discovery::read_consul(root, directory, report),
         kubernetes: discovery::read_kubernetes(root, directory, env, report),
     };
-    let services = service::read(&services, around, &servers, report);
+    let services = service::read(&services, around, &servers, &paths.state, report);
     let clients = client::read(&clients, &services, limits, env, report);
     let addresses = services.addresses();
+    let lookups = services.lookups();
     let config = Config {
         path: path.to_owned(),
         clients,
         addresses,
+        lookups,
         paths,
         limits,
         daemon,

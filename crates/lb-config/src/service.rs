@@ -4,18 +4,21 @@
 //! seed of the task's job. This module does not know clients.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use lb_core::service::{Protocol, Service};
 
-use super::discovery::ServerSettings;
+use super::discovery::{AddressLookup, ClusterIpOrigin, ServerSettings};
 use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
+use super::keys::{lookup, port_name};
 use super::probe::Around;
 use super::template::ServiceTemplate;
-use super::{EndpointSource, NamedFile, health, load, policy, source, subset};
+use super::{EndpointSource, NamedFile, ProcessEnvironment, health, load, policy, source, subset};
 use crate::endpoints;
 use lb_document::diagnostic::DiagnosticCollector;
-use lb_document::kind::Refusal;
-use lb_document::{Table, Unique, address};
+use lb_document::kind::{Number, Refusal, ValueKind as _};
+use lb_document::{Item, Table, Unique, address};
+use toml::de::DeValue;
 
 /// In file order.
 pub struct DeclaredServices<'t>(Vec<Declared<'t>>);
@@ -26,6 +29,8 @@ pub struct Declared<'t> {
     /// no second fault.
     pub name: Option<&'t str>,
     address: Option<SocketAddr>,
+    /// Where the address comes from, if it is not written.
+    lookup: Option<AddressLookup>,
     protocol: Option<Protocol>,
     file: Option<NamedFile>,
     /// `None` if any part of the service has a fault.
@@ -41,6 +46,11 @@ impl<'t> DeclaredServices<'t> {
         self.0.iter().filter_map(|declared| declared.address).collect()
     }
 
+    /// The addresses that servers know.
+    pub fn lookups(&self) -> Vec<AddressLookup> {
+        self.0.iter().filter_map(|declared| declared.lookup.clone()).collect()
+    }
+
     /// The endpoint files, including those of services with faults.
     pub fn into_files(self) -> Vec<NamedFile> {
         self.0.into_iter().filter_map(|declared| declared.file).collect()
@@ -48,17 +58,19 @@ impl<'t> DeclaredServices<'t> {
 }
 
 /// Reads the services. Their addresses are read first, because no static endpoint may have the
-/// address of any service.
+/// address of any service. `state` is the directory with the addresses that servers have sent.
 pub fn read<'t>(
     tables: &[Table<'t>],
     around: Around<'_>,
     servers: &ServerSettings,
+    state: &Path,
     report: &mut DiagnosticCollector<'_>,
 ) -> DeclaredServices<'t> {
     let mut names = Unique::default();
     let mut listeners = Unique::default();
-    let read = |table| read_identity(table, &mut names, &mut listeners, report);
+    let read = |table| read_identity(table, servers, &mut names, &mut listeners, report);
     let mut declared: Vec<_> = tables.iter().map(read).collect();
+    look_up(&mut declared, around.env, state);
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
         declared.template = read_template(table, declared, &addresses, around, servers, report);
@@ -69,6 +81,7 @@ pub fn read<'t>(
 
 fn read_identity<'t>(
     table: &Table<'t>,
+    servers: &ServerSettings,
     names: &mut Unique<String>,
     listeners: &mut Unique<(SocketAddr, u8)>,
     report: &mut DiagnosticCollector<'_>,
@@ -78,14 +91,59 @@ fn read_identity<'t>(
         names.claim(name, span, &what, report);
     }
     let name = table.get(NAME.name).and_then(|item| item.as_str());
-    let address = ADDRESS.take_at(table, report);
     let protocol = PROTOCOL.take(table, report);
+    let (mut address, mut lookup) = (None, None);
+    if let Some(item) = ADDRESS.item(table, report) {
+        if matches!(item.value(), DeValue::Table(_)) {
+            lookup = protocol.and_then(|protocol| read_lookup(&item, name, protocol, servers, report));
+        } else {
+            address = item.parse(service_address, report).map(|address| (address, item.span()));
+        }
+    }
     if let (Some((address, span)), Some(protocol)) = (&address, protocol) {
         let what = format!("address {address} with protocol {}", protocol.name());
         listeners.claim((*address, protocol.number()), span.clone(), &what, report);
     }
     let address = address.map(|(address, _)| address);
-    Declared { name, address, protocol, file: None, template: None }
+    Declared { name, address, lookup, protocol, file: None, template: None }
+}
+
+fn read_lookup(
+    item: &Item<'_>,
+    name: Option<&str>,
+    protocol: Protocol,
+    servers: &ServerSettings,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<AddressLookup> {
+    let table = item.table(&lookup::SECTION, report)?;
+    let written = lookup::KUBERNETES.take(&table, report)?;
+    let family = lookup::FAMILY.take_written(&table, report)?;
+    let port = match lookup::PORT.item(&table, report) {
+        None => None,
+        Some(port) if port.as_str().is_some() => Some(port.parse(port_name, report)?),
+        Some(port) => Some(Number(1..=65_535).read(&port, report)?.to_string()),
+    };
+    let (namespace, service) = written.split_once('/').map(|(a, b)| (a.to_owned(), b.to_owned()))?;
+    let settings = servers.api_server(item, &format!("address names the Service {written}"), report)?;
+    let origin = ClusterIpOrigin { namespace, service, protocol, port, family, settings };
+    Some(AddressLookup { service: name?.to_owned(), origin, address: None, taken: None })
+}
+
+/// Adds the addresses that servers have sent. What a server sends must not make a configuration
+/// faulty: if another service already has the address, the service has none.
+fn look_up(declared: &mut [Declared<'_>], env: &dyn ProcessEnvironment, state: &Path) {
+    for index in 0..declared.len() {
+        let Declared { lookup: Some(lookup), protocol, .. } = &declared[index] else { continue };
+        let Some(address) = env.service_address(&lookup.origin, state) else { continue };
+        let mut others = declared.iter();
+        let other = others.find(|other| other.address == Some(address) && other.protocol == *protocol);
+        let taken = other.map(|other| (address, other.name.unwrap_or("?").to_owned()));
+        let Declared { address: known, lookup, .. } = &mut declared[index];
+        *known = Some(address).filter(|_| taken.is_none());
+        if let Some(lookup) = lookup {
+            (lookup.address, lookup.taken) = (*known, taken);
+        }
+    }
 }
 
 /// Reads the address of a service. Other rules apply to addresses of endpoints, and lb-core checks
@@ -191,12 +249,13 @@ fn read_errno(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option
 #[cfg(test)]
 mod tests {
     use super::super::keys::ERRNOS;
-    use super::super::tests::{check, services, with_line, with_service};
+    use super::super::tests::{check, faults_in, good_in, services, with_line, with_service};
     use super::super::{ClientService, EndpointSource};
     use super::*;
     use lb_core::control::ControlRules;
     use lb_core::service::{Ejection, HealthRules, Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
     use lb_core::subset::Algorithm;
+    use lb_report::keys::{Keys, ServiceKey};
     use std::time::Duration;
 
     #[test]
@@ -288,6 +347,83 @@ mod tests {
         }
     }
 
+    /// An environment in which servers have sent this address.
+    struct Sent(&'static str);
+
+    impl ProcessEnvironment for Sent {
+        fn variable(&self, _: &str) -> Option<String> {
+            None
+        }
+
+        fn host_name(&self) -> Option<String> {
+            None
+        }
+
+        fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
+            Err(path.display().to_string())
+        }
+
+        fn service_address(&self, _: &ClusterIpOrigin, _: &Path) -> Option<SocketAddr> {
+            self.0.parse().ok()
+        }
+    }
+
+    fn looked_up(value: &str) -> String {
+        let service = format!("name = 's'\naddress = {value}\nbackends = {{ static = ['10.0.0.1:80'] }}");
+        with_service(&format!("{service}\n[kubernetes]\nserver = 'http://[::1]:8001'"))
+    }
+
+    #[test]
+    fn an_address_that_is_looked_up_becomes_that_of_the_service() {
+        let text = looked_up("{ kubernetes = 'shop/users', port = 443, family = 'ipv4' }");
+        let unknown = good_in(&text, &Sent(""));
+        assert_eq!((unknown.clients[0].services.len(), &unknown.addresses[..]), (0, &[][..]));
+        let lookup = &unknown.lookups[0];
+        assert_eq!((&*lookup.service, lookup.address), ("s", None));
+        assert_eq!(lookup.origin.to_string(), "kubernetes shop/users cluster IP ipv4 tcp port 443");
+        let known = good_in(&text, &Sent("10.96.0.10:443"));
+        let address = "10.96.0.10:443".parse().unwrap();
+        assert_eq!(known.clients[0].services[0].service.address, address);
+        assert_eq!((known.lookups[0].address, known.addresses), (Some(address), vec![address]));
+    }
+
+    #[test]
+    fn an_address_that_another_service_has_makes_no_configuration_faulty() {
+        let second = "[[service]]\nname = 't'\naddress = '10.96.0.10:80'\nbackends = { static = [] }";
+        let text = format!("{}\n{second}", looked_up("{ kubernetes = 'shop/users' }"));
+        let config = good_in(&text, &Sent("10.96.0.10:80"));
+        let names: Vec<_> = config.clients[0].services.iter().map(|one| &*one.service.name).collect();
+        assert_eq!(names, ["t"]);
+        let address = "10.96.0.10:80".parse().unwrap();
+        assert_eq!(config.lookups[0].taken, Some((address, "t".to_owned())));
+        assert_eq!(config.lookups[0].address, None);
+    }
+
+    #[test]
+    fn a_lookup_without_a_service_or_a_server_is_reported() {
+        let cases = [
+            (
+                "{ kubernetes = 'users' }",
+                "6:26: kubernetes \"users\" is not a namespace and the name of a Service",
+            ),
+            ("{ port = 80 }", "6:11: kubernetes is missing in address (write kubernetes = \"shop/users\")"),
+            ("{ kubernetes = 'shop/users', port = 0 }", "6:47: port is 0 (write 1 to 65535)"),
+            ("{ kubernetes = 'shop/users', family = 'ip' }", "6:49: unknown family \"ip\""),
+            ("80", "6:11: address must be a string, not a whole number"),
+        ];
+        for (value, expected) in cases {
+            let faults = faults_in(&looked_up(value), &Sent("")).join("\n");
+            assert!(faults.starts_with(expected), "{faults}");
+        }
+        let without = looked_up("{ kubernetes = 'shop/users' }").replace("server", "#");
+        check(
+            &without,
+            &[
+                "6:11: address names the Service shop/users, and no API server is known (write server in [kubernetes], or run the daemon in a pod)",
+            ],
+        );
+    }
+
     #[test]
     fn a_name_with_wrong_letters_or_length_is_refused() {
         let named = |name: &str| {
@@ -310,7 +446,7 @@ mod tests {
             &with_service(""),
             &[
                 "4:1: name is missing in a service (write name = \"users\")",
-                "4:1: address is missing in a service (write address = \"10.96.0.10:80\" or \"[2001:db8::10]:80\")",
+                "4:1: address is missing in a service (write address = \"10.96.0.10:80\" or \"[2001:db8::10]:80\" or { kubernetes = \"shop/users\" })",
                 &format!("4:1: backends is missing in a service ({backends})"),
             ],
         );

@@ -123,12 +123,7 @@ fn read_kubernetes(
         Some(port) => Some(port.parse(port_name, report)?),
         None => None,
     };
-    let Some(settings) = servers.kubernetes.clone() else {
-        let message = format!("backends names the Service {name}, and no API server is known");
-        let help = "write server in [kubernetes], or run the daemon in a pod".to_owned();
-        report.add(item.span(), message, help);
-        return None;
-    };
+    let settings = servers.api_server(item, &format!("backends names the Service {name}"), report)?;
     Some(KubernetesOrigin { namespace, service, port, settings })
 }
 

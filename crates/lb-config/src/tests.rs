@@ -228,6 +228,7 @@ fn a_valid_file_is_read_completely() {
         path: PATH.into(),
         clients: vec![frontend, batch],
         addresses: vec!["10.96.0.10:80".parse().unwrap(), "[2001:db8::10]:25".parse().unwrap()],
+        lookups: vec![],
         paths: Paths {
             pins: "/sys/fs/bpf/other".into(),
             run: "/etc/socklb/run".into(),

@@ -1,8 +1,9 @@
-//! The endpoints of a Kubernetes service: its EndpointSlices, listed once and then watched.
+//! The endpoints of a Kubernetes service, which are in its EndpointSlices, or the address of the
+//! Service itself. These objects are listed once and then watched.
 //!
-//! This file decides when slices are listed and when a watch is opened, and what each of their
+//! This file decides when objects are listed and when a watch is opened, and what each of their
 //! failures means. A watch that ends is opened again from the last version, which loses nothing.
-//! Slices are listed again only if the server no longer has the changes since that version (410),
+//! Objects are listed again only if the server no longer has the changes since that version (410),
 //! or if an event could not be applied.
 //!
 //! Lists are read from the cache of the API server, because a consistent read of many hosts at the
@@ -14,21 +15,23 @@
 //! Sources: Kubernetes API Concepts, "Resource versions"; `shouldDelegateList` in
 //! `k8s.io/apiserver/pkg/storage/cacher`; `reflector.go` in `k8s.io/client-go`.
 
-pub mod slices;
+mod cluster_ip;
+
+pub mod objects;
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use hyper::StatusCode;
 use hyper::header::{ACCEPT, AUTHORIZATION, HeaderName, HeaderValue};
-use lb_config::discovery::KubernetesOrigin;
+use lb_config::discovery::{ClusterIpOrigin, KubernetesOrigin, KubernetesSettings};
 use lb_document::diagnostic::quote;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::net::lookup_host;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use self::slices::{Event, MAX_SLICE_BYTES, Slices, Status};
+use self::objects::{Event, Kind, MAX_SLICE_BYTES, Objects, Status};
 use crate::files::Files;
 use crate::http::{Answer, BODY, Get, HEAD, MOST, connect};
 use crate::lines::Lines;
@@ -36,7 +39,7 @@ use crate::retry::varied;
 use crate::tls::{Stream, Tls};
 use crate::{Again, Failure, Finding, Queried};
 
-/// The number of slices of a page.
+/// The number of objects of a page.
 const PAGE: usize = 500;
 
 /// The largest number of pages: with full pages, twice the slices that may be retained.
@@ -45,7 +48,7 @@ const MAX_PAGES: usize = 64;
 /// The longest time of a list, with all its pages.
 const LIST: Duration = Duration::from_secs(30);
 
-/// Hosts that have to list the slices again do so within this time, each at a random moment. An API
+/// Hosts that have to list the objects again do so within this time, each at a random moment. An API
 /// server that restarts reports 410 to many of them at once.
 const SPREAD: Duration = Duration::from_secs(10);
 
@@ -84,21 +87,56 @@ struct Watch {
     is_new: bool,
 }
 
+/// What is wanted of a service.
+#[derive(Clone)]
+pub enum Target {
+    /// Its endpoints, of one address family.
+    Endpoints { port: Option<String>, is_ipv6: bool },
+    /// Its address.
+    Address(ClusterIpOrigin),
+}
+
+impl Target {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Endpoints { .. } => Kind::Slices,
+            Self::Address(_) => Kind::Service,
+        }
+    }
+
+    fn finding(&self, objects: &Objects) -> Result<Finding, Failure> {
+        match self {
+            Self::Endpoints { port, is_ipv6 } => objects.finding(port.as_deref(), *is_ipv6),
+            Self::Address(wanted) => match objects.service() {
+                Some(text) => cluster_ip::finding(text, objects.version(), wanted),
+                None => {
+                    let why = format!("Service {}/{} does not exist", wanted.namespace, wanted.service);
+                    Ok(Finding::Empty { why })
+                }
+            },
+        }
+    }
+}
+
 pub struct Kubernetes {
-    origin: KubernetesOrigin,
-    is_ipv6: bool,
-    /// The path of the slices of the namespace.
+    namespace: String,
+    service: String,
+    target: Target,
+    settings: KubernetesSettings,
+    /// The path of the objects of the namespace, and the part of the query that selects those of
+    /// the service.
     path: String,
+    selector: String,
     dial: Dial,
     tls: Option<Tls>,
     token: Files,
     random: fastrand::Rng,
-    /// `None`: the slices must be listed.
-    slices: Option<Slices>,
-    /// The version of slices that were dropped. The next list must not be older.
+    /// `None`: they must be listed.
+    objects: Option<Objects>,
+    /// The version of objects that were dropped. The next list must not be older.
     dropped: Option<String>,
     watch: Option<Watch>,
-    /// The result of the slices as they are now; `None` if they have changed since.
+    /// The result of the objects as they are now; `None` if they have changed since.
     current: Option<Finding>,
     /// The last result that was a list or empty.
     last: Option<Finding>,
@@ -106,20 +144,54 @@ pub struct Kubernetes {
 
 impl Kubernetes {
     pub fn new(origin: &KubernetesOrigin, is_ipv6: bool) -> Self {
-        Self::with(origin, is_ipv6, Dial::Tcp, fastrand::Rng::new())
+        Self::of_endpoints(origin, is_ipv6, Dial::Tcp, fastrand::Rng::new())
     }
 
-    fn with(origin: &KubernetesOrigin, is_ipv6: bool, dial: Dial, random: fastrand::Rng) -> Self {
-        let namespace = encode(&origin.namespace);
+    pub fn of_address(origin: &ClusterIpOrigin) -> Self {
+        Self::of_service(origin, Dial::Tcp, fastrand::Rng::new())
+    }
+
+    fn of_endpoints(origin: &KubernetesOrigin, is_ipv6: bool, dial: Dial, random: fastrand::Rng) -> Self {
+        let KubernetesOrigin { namespace, service, port, settings } = origin;
+        let target = Target::Endpoints { port: port.clone(), is_ipv6 };
+        Self::with((namespace, service), target, settings, dial, random)
+    }
+
+    fn of_service(origin: &ClusterIpOrigin, dial: Dial, random: fastrand::Rng) -> Self {
+        let ClusterIpOrigin { namespace, service, settings, .. } = origin;
+        Self::with((namespace, service), Target::Address(origin.clone()), settings, dial, random)
+    }
+
+    fn with(
+        (namespace, service): (&str, &str),
+        target: Target,
+        settings: &KubernetesSettings,
+        dial: Dial,
+        random: fastrand::Rng,
+    ) -> Self {
+        let (within, name) = (encode(namespace), encode(service));
+        let (path, selector) = match target.kind() {
+            Kind::Slices => (
+                format!("/apis/discovery.k8s.io/v1/namespaces/{within}/endpointslices"),
+                format!("labelSelector=kubernetes.io%2Fservice-name%3D{name}"),
+            ),
+            Kind::Service => (
+                format!("/api/v1/namespaces/{within}/services"),
+                format!("fieldSelector=metadata.name%3D{name}"),
+            ),
+        };
         Self {
-            origin: origin.clone(),
-            is_ipv6,
-            path: format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"),
+            namespace: namespace.to_owned(),
+            service: service.to_owned(),
+            target,
+            settings: settings.clone(),
+            path,
+            selector,
             dial,
-            tls: origin.settings.tls.as_ref().map(Tls::new),
+            tls: settings.tls.as_ref().map(Tls::new),
             token: Files::default(),
             random,
-            slices: None,
+            objects: None,
             dropped: None,
             watch: None,
             current: None,
@@ -135,7 +207,7 @@ impl Kubernetes {
 
     /// Makes the next question one that the server answers at once.
     pub fn forget(&mut self) {
-        self.drop_slices();
+        self.drop_objects();
     }
 
     /// Returns the list: the first time at once, later when it has changed, and also unchanged when
@@ -148,16 +220,16 @@ impl Kubernetes {
     }
 
     async fn question(&mut self) -> Result<Finding, Failure> {
-        if self.slices.is_some() && self.changes().await? == Event::Expired {
-            self.drop_slices();
+        if self.objects.is_some() && self.changes().await? == Event::Expired {
+            self.drop_objects();
             sleep(SPREAD.mul_f64(self.random.f64())).await;
         }
-        if self.slices.is_none() {
+        if self.objects.is_none() {
             let Ok(listed) = timeout(LIST, self.list()).await else {
                 let why = format!("the list does not end within {LIST:?}");
                 return Err(Failure::Unreachable(why).at(&self.place()));
             };
-            self.slices = Some(listed?);
+            self.objects = Some(listed?);
             self.current = None;
         }
         self.finding().await
@@ -165,17 +237,17 @@ impl Kubernetes {
 
     /// The beginning of a failure, as [`Get`] also writes it.
     fn place(&self) -> String {
-        format!("{}: GET {}", self.origin.settings.server, self.path)
+        format!("{}: GET {}", self.settings.server, self.path)
     }
 
-    /// Drops the slices, so that the next question lists them.
-    fn drop_slices(&mut self) {
+    /// Drops the objects, so that the next question lists them.
+    fn drop_objects(&mut self) {
         self.watch = None;
-        self.dropped = self.slices.take().map(|slices| slices.version().to_owned());
+        self.dropped = self.objects.take().map(|objects| objects.version().to_owned());
     }
 
-    async fn list(&mut self) -> Result<Slices, Failure> {
-        let mut slices = Slices::new(&self.origin.namespace, &self.origin.service);
+    async fn list(&mut self) -> Result<Objects, Failure> {
+        let mut objects = Objects::new(self.target.kind(), &self.namespace, &self.service);
         let mut query = match &self.dropped {
             Some(version) => {
                 format!("resourceVersion={}&resourceVersionMatch=NotOlderThan", encode(version))
@@ -190,11 +262,11 @@ impl Kubernetes {
                 return Err(self.refusal(answer, "list").await);
             }
             let text = answer.whole(BODY).await?;
-            let (next, after) = beside(move || (slices.add_page(&text), slices)).await;
-            slices = after;
+            let (next, after) = beside(move || (objects.add_page(&text), objects)).await;
+            objects = after;
             match next.map_err(|failure| failure.at(&self.place()))? {
                 Some(token) => query = format!("limit={PAGE}&continue={}", encode(&token)),
-                None => return Ok(slices),
+                None => return Ok(objects),
             }
         }
         Err(Failure::TooLarge(format!("the list has more than {MAX_PAGES} pages")).at(&self.place()))
@@ -216,7 +288,7 @@ impl Kubernetes {
             match timeout_at(watch.active + patience, watch.lines.next()).await {
                 Ok(Ok(Some(line))) => return self.apply(watch, line).await,
                 Ok(Err(Failure::TooLarge(why))) => {
-                    self.drop_slices();
+                    self.drop_objects();
                     return Err(Failure::TooLarge(why));
                 }
                 Ok(Err(failure)) if watch.is_new => return Err(failure),
@@ -239,10 +311,10 @@ impl Kubernetes {
         }
     }
 
-    /// Opens a watch of the changes since the version of the slices. Returns `None` if the server
+    /// Opens a watch of the changes since the version of the objects. Returns `None` if the server
     /// no longer has these.
     async fn open(&mut self) -> Result<Option<Watch>, Failure> {
-        let version = encode(self.slices.as_ref().map_or("", Slices::version));
+        let version = encode(self.objects.as_ref().map_or("", Objects::version));
         let seconds = varied(WATCH, WATCH_SPREAD, self.random.f64()).as_secs();
         let query =
             format!("watch=1&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={seconds}");
@@ -265,8 +337,8 @@ impl Kubernetes {
         let mut next = Some(first);
         while let Some(line) = next.take() {
             drained += line.len();
-            let slices = self.slices.as_mut().expect("a watch begins after a list");
-            match slices.apply(&line) {
+            let objects = self.objects.as_mut().expect("a watch begins after a list");
+            match objects.apply(&line) {
                 Ok(Event::Confirmed) => {}
                 Ok(Event::Changed) => {
                     self.current = None;
@@ -274,7 +346,7 @@ impl Kubernetes {
                 }
                 Ok(Event::Expired) => return Ok(Event::Expired),
                 Err(failure) => {
-                    self.drop_slices();
+                    self.drop_objects();
                     return Err(failure.at(&self.place()));
                 }
             }
@@ -294,15 +366,15 @@ impl Kubernetes {
         Ok(event)
     }
 
-    /// The list that the slices contain.
+    /// The list that the objects contain.
     async fn finding(&mut self) -> Result<Finding, Failure> {
         if let Some(current) = &self.current {
             return Ok(current.clone());
         }
-        let slices = self.slices.take().expect("they have been listed");
-        let (port, is_ipv6) = (self.origin.port.clone(), self.is_ipv6);
-        let (finding, slices) = beside(move || (slices.finding(port.as_deref(), is_ipv6), slices)).await;
-        self.slices = Some(slices);
+        let objects = self.objects.take().expect("they have been listed");
+        let target = self.target.clone();
+        let (finding, objects) = beside(move || (target.finding(&objects), objects)).await;
+        self.objects = Some(objects);
         let mut finding = finding.map_err(|failure| failure.at(&self.place()))?;
         // An equal list retains its version, because not every change of a slice changes the list.
         if let (Finding::List(new), Some(Finding::List(old))) = (&mut finding, &self.last)
@@ -319,20 +391,19 @@ impl Kubernetes {
     async fn get(&mut self, query: &str, most: usize) -> Result<Body, Failure> {
         let mut headers = vec![(ACCEPT, HeaderValue::from_static("application/json"))];
         headers.extend(self.authorization().await.map_err(|failure| failure.at(&self.place()))?);
-        let server = &self.origin.settings.server;
+        let server = &self.settings.server;
         let mut stream = self.dial.connect(server).await?;
         if let Some(tls) = &mut self.tls {
             stream = tls.connect(stream, host(server), server).await?;
         }
-        let service = encode(&self.origin.service);
-        let path = format!("{}?labelSelector=kubernetes.io%2Fservice-name%3D{service}&{query}", self.path);
+        let path = format!("{}?{}&{query}", self.path, self.selector);
         Get { server, path: &path, headers: &headers, head: HEAD, most }.send(stream).await
     }
 
     /// Returns the header with the token. The file is read every time, because tokens are replaced
     /// before they expire.
     async fn authorization(&mut self) -> Result<Option<(HeaderName, HeaderValue)>, Failure> {
-        let Some(path) = &self.origin.settings.token else { return Ok(None) };
+        let Some(path) = &self.settings.token else { return Ok(None) };
         let mut contents = self.token.read(&[path]).await?;
         let token = contents.pop().and_then(|content| String::from_utf8(content).ok());
         let token = token.as_deref().map(str::trim).filter(|token| !token.is_empty());
@@ -365,16 +436,18 @@ impl Kubernetes {
         if !message.is_empty() {
             text = format!("{text}: {}", one_line(&message));
         }
-        let KubernetesOrigin { namespace, settings, .. } = &self.origin;
+        let resource = match self.target.kind() {
+            Kind::Slices => "endpointslices of discovery.k8s.io",
+            Kind::Service => "services",
+        };
         match answer.status {
-            StatusCode::UNAUTHORIZED => Failure::Refused(match &settings.token {
+            StatusCode::UNAUTHORIZED => Failure::Refused(match &self.settings.token {
                 Some(path) => format!("{text}; the token in {} is not valid", path.display()),
                 None => format!("{text}; no token is configured"),
             }),
             StatusCode::FORBIDDEN => Failure::Refused(format!(
-                "{text}; to {verb}, the role needs the verbs list and watch on endpointslices of discovery.k8s.io in \
-                 namespace {}",
-                quote(namespace)
+                "{text}; to {verb}, the role needs the verbs list and watch on {resource} in namespace {}",
+                quote(&self.namespace)
             )),
             _ => Failure::Unreachable(text),
         }

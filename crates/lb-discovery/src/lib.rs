@@ -31,10 +31,11 @@ mod running;
 
 mod tls;
 
-pub use self::kubernetes::slices;
+pub use self::kubernetes::objects;
 pub use self::list::{Listed, Snapshot, render, render_list};
 pub use self::retry::Retry;
 pub use self::running::{Again, Latest, Queried, Running, Shared, Wanted, spawn};
+pub use self::tls::date_of;
 
 use thiserror::Error;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use lb_config::discovery::Origin;
+use lb_config::discovery::{ClusterIpOrigin, Origin};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
@@ -18,13 +18,14 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// spread out.
 const SPREAD: f64 = 0.1;
 
-/// A list that a service needs.
+/// What a service needs of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    pub origin: Origin,
-    /// Whether the service has an IPv6 address. Endpoints of the other address family are left
-    /// out.
-    pub is_ipv6: bool,
+pub enum Wanted {
+    /// Its list of endpoints. `is_ipv6`: whether the service has an IPv6 address. Endpoints of the
+    /// other address family are left out.
+    List { origin: Origin, is_ipv6: bool },
+    /// Its own address. The text of the finding is an address, not a list.
+    Address(ClusterIpOrigin),
 }
 
 /// The result of one question, and when to query again after it. After a failure, [`Retry`] decides
@@ -141,7 +142,13 @@ pub(crate) enum Provider {
 }
 
 impl Provider {
-    fn of(Wanted { origin, is_ipv6 }: &Wanted, shared: &Arc<Shared>) -> Self {
+    fn of(wanted: &Wanted, shared: &Arc<Shared>) -> Self {
+        let (origin, is_ipv6) = match wanted {
+            Wanted::List { origin, is_ipv6 } => (origin, is_ipv6),
+            Wanted::Address(origin) => {
+                return Self::Kubernetes(Box::new(kubernetes::Kubernetes::of_address(origin)));
+            }
+        };
         match origin {
             Origin::Dns(origin) => Self::Dns(dns::Dns::new(origin, *is_ipv6, shared)),
             Origin::Consul(origin) => Self::Consul(Box::new(consul::Consul::new(origin, *is_ipv6))),

@@ -254,7 +254,12 @@ fn explain_certificate(error: &CertificateError, settings: &TlsSettings) -> Stri
 }
 
 fn date(time: UnixTime) -> impl Display {
-    let date = DateTime::from_unix_duration(Duration::from_secs(time.as_secs()));
+    date_of(Duration::from_secs(time.as_secs()))
+}
+
+/// The date and time at this time since 1970, for people.
+pub fn date_of(since_epoch: Duration) -> String {
+    let date = DateTime::from_unix_duration(since_epoch);
     date.map_or_else(|_| "an unknown date".to_owned(), |date| date.to_string())
 }
 

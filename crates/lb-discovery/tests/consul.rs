@@ -123,7 +123,7 @@ impl Agent {
     fn provider(&self, service: &str, tag: Option<&str>, token: Option<PathBuf>) -> Running {
         let settings = ConsulSettings { address: self.address(), token, tls: None };
         let origin = ConsulOrigin { service: service.to_owned(), tag: tag.map(str::to_owned), settings };
-        let wanted = Wanted { origin: Origin::Consul(origin), is_ipv6: false };
+        let wanted = Wanted::List { origin: Origin::Consul(origin), is_ipv6: false };
         spawn(wanted, &Arc::new(Shared::default()), Arc::default())
     }
 }

@@ -145,7 +145,7 @@ impl Named {
         // A host may query as much as it wants, so that addresses of 1,000 targets take a second.
         let limits = Limits { whole: Duration::from_secs(1), per_second: 1_000_000 };
         let shared = Arc::new(Shared { dns: Resolvers::new(Path::new("/nonexistent"), limits) });
-        spawn(Wanted { origin, is_ipv6: false }, &shared, Arc::new(Notify::new()))
+        spawn(Wanted::List { origin, is_ipv6: false }, &shared, Arc::new(Notify::new()))
     }
 
     fn srv(&self, transport: DnsTransport) -> Running {

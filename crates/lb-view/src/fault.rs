@@ -60,6 +60,8 @@ pub enum FaultCode {
     Source,
     /// The newest list of a server removes most endpoints, and does not take force yet.
     ListShrunk,
+    /// The address of a service is not known, or its server does not confirm it.
+    ServiceAddress,
     /// Files for Envoy cannot be written or removed.
     EnvoyFiles,
     /// No backend of a service is usable.

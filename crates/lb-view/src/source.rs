@@ -19,7 +19,8 @@ pub struct Refreshed {
 pub struct CheckedSource {
     pub service: String,
     pub origin: String,
-    /// The number of endpoints; `None` if the list cannot be used.
+    /// The number of endpoints; `None` if the list cannot be used, or if the source is that of the
+    /// service's address.
     pub endpoints: Option<u64>,
     /// Why the list cannot be used; `None` if it can.
     pub error: Option<String>,
@@ -36,7 +37,7 @@ impl CheckedSource {
         let result = match (error, endpoints) {
             (Some(error), _) => error.clone(),
             (None, Some(endpoints)) => format!("ok, {endpoints} endpoints in {took_ms} ms"),
-            (None, None) => "ok".to_owned(),
+            (None, None) => format!("ok in {took_ms} ms"),
         };
         let notes: String = notes.iter().map(|note| format!("  note: {note}\n")).collect();
         format!("{service}: {origin}: {result}\n{notes}")

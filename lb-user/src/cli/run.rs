@@ -10,7 +10,9 @@ use lb_core::feed::ReadFailure;
 use lb_document::LogFormat;
 use lb_kernel::trust::{self, Untrusted};
 
-use super::{PathOptions, read_config};
+use super::{PathOptions, read_config, read_config_in};
+use crate::config::HostEnvironment;
+use crate::config::addresses::{KnownAddresses, WithAddresses};
 use crate::daemon;
 use crate::error::{CommandFailure, is_permission};
 use crate::print;
@@ -40,7 +42,10 @@ pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     check_state(&config.paths.state)?;
     lb_host::log::init(config.daemon.log_format == LogFormat::Json, Style::for_stderr().colour);
     let again = files.clone();
-    let reread = move || read_config(&again).map_err(|failure| failure_of(&failure));
+    let reread = move |known: &KnownAddresses| {
+        let env = WithAddresses { env: &HostEnvironment, known };
+        read_config_in(&again, &env).map_err(|failure| failure_of(&failure))
+    };
     match daemon::run(config, stamp, Arc::new(reread)) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         // A service manager does not restart a service that ended with the exit code for a missing

@@ -140,6 +140,7 @@ impl Controller {
         for text in &self.reload.unchangeable {
             of_host(FaultCode::RestartNeeded, text.clone());
         }
+        faults.extend(self.address_faults());
         faults.extend(self.envoy_files.fault());
         faults.extend(self.uncertain_counts());
         faults.extend(self.probing.faults());

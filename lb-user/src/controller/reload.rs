@@ -16,6 +16,7 @@ use super::sources::{InForce, Reading, WatchedSource};
 use super::{BackgroundWork, ClientOpener, Controller, Effect, Notice, Opened, StoredState, fixed};
 use crate::assignments::AssignmentsByService;
 use crate::config::Config;
+use crate::config::addresses::KnownAddresses;
 use crate::configured::configured;
 use crate::source::{NoAnswer, Stamp, directory_of};
 
@@ -34,6 +35,8 @@ pub struct LoadRequest {
     pub begun: u64,
     /// The configuration in force when the read began.
     pub running: Config,
+    /// The addresses of services that servers have sent.
+    pub known: KnownAddresses,
     pub before: BTreeMap<String, InForce>,
     pub statics: AssignmentsByService,
     /// Whether an operator requested the reload.
@@ -117,6 +120,11 @@ impl Controller {
         self.request(true, now);
     }
 
+    /// Reads the file because something else that the configuration consists of has changed.
+    pub fn reload_changed(&mut self, now: Instant) {
+        self.request(false, now);
+    }
+
     /// Requests a read of the file: now, or after the read that is under way, if there is one.
     fn request(&mut self, is_requested: bool, now: Instant) {
         if self.reload.turn.request(is_requested) {
@@ -183,6 +191,7 @@ impl Controller {
             load,
             begun: self.sources.readings,
             running: self.config.clone(),
+            known: self.addresses.known.clone(),
             is_requested,
             opener: self.opener(now),
             there: self.there(),
@@ -316,6 +325,7 @@ impl Controller {
             }
         }
         self.config = config;
+        self.store_addresses();
         for Opened { client, result } in opened {
             match result {
                 Ok((client_task, others)) => self.take_in(client_task, others, now),

@@ -12,7 +12,7 @@ use lb_view::status::RemoteStatus;
 use tracing::{info, warn};
 
 use super::sources::WatchedSource;
-use super::{Controller, Effect};
+use super::{Controller, Effect, addresses};
 use crate::source::{Guard, PendingRemovals, Suspension};
 
 /// How long a server must answer that there are no endpoints before `on_empty = "refuse"` acts.
@@ -183,6 +183,7 @@ impl Controller {
             watched.remote.latest = latest.clone();
         }
         self.follow_servers(now);
+        self.take_addresses(answers, now);
     }
 
     /// Applies the rules about lists that servers have not confirmed, and about removals.
@@ -230,6 +231,7 @@ impl Controller {
     /// Queries the servers of all sources from now on, and no others.
     pub fn query_servers(&mut self) {
         let wanted = self.sources.watched.values().filter_map(|watched| watched.source.wanted());
-        self.effects.push(Effect::Query(wanted.collect()));
+        let addresses = self.config.lookups.iter().map(addresses::wanted);
+        self.effects.push(Effect::Query(wanted.chain(addresses).collect()));
     }
 }

@@ -24,6 +24,8 @@ mod lists;
 
 mod remote;
 
+mod addresses;
+
 mod clients;
 
 mod reloads;

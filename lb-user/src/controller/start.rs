@@ -19,6 +19,9 @@ impl Controller {
     pub fn begin(&mut self, config: Config, now: Instant) -> Vec<Effect> {
         self.next_tick = Some(now + TICK);
         self.resume_leaving(&config, now);
+        let lookups = config.lookups.iter();
+        self.addresses.known =
+            lookups.filter_map(|lookup| Some((lookup.origin.to_string(), lookup.address?))).collect();
         self.load_given(config, now);
         std::mem::take(&mut self.effects)
     }

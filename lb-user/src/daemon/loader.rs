@@ -16,6 +16,7 @@ use super::lists::ListReader;
 use super::{Reread, work};
 use crate::assignments::{self, AssignmentsByService};
 use crate::config::Config;
+use crate::config::addresses::KnownAddresses;
 use crate::controller::{self, ConfigLoad, InForce, ListPurpose, LoadRequest, Loaded, Reading};
 use crate::source::{ListSource, NO_VERSION, Stamp};
 
@@ -29,13 +30,14 @@ impl Loader {
     pub async fn load(self, request: LoadRequest) -> Loaded {
         /// How long a start waits for a file before it uses the stored last good list.
         const AT_A_START: Duration = Duration::from_secs(2);
-        let LoadRequest { load, begun, running, before, statics, is_requested, opener, there } = request;
+        let LoadRequest { load, begun, running, known, before, statics, is_requested, opener, there } =
+            request;
         let is_start = matches!(load, ConfigLoad::Given(_));
         let patience = if is_start { AT_A_START } else { PATIENCE };
         let is_wanted = is_requested || is_start;
         let (version, config) = match load {
             ConfigLoad::Given(config) => (None, Ok(*config)),
-            ConfigLoad::File => self.reread().await,
+            ConfigLoad::File => self.reread(known).await,
         };
         let mut loaded = Loaded {
             version,
@@ -69,7 +71,7 @@ impl Loader {
         loaded
     }
 
-    async fn reread(&self) -> (Option<Version<Stamp>>, Result<Config, ReadFailure>) {
+    async fn reread(&self, known: KnownAddresses) -> (Option<Version<Stamp>>, Result<Config, ReadFailure>) {
         /// This is longer than `PATIENCE`, because a large configuration takes longer to parse than
         /// to read.
         const TO_READ: Duration = Duration::from_secs(10);
@@ -77,7 +79,7 @@ impl Loader {
         // The version is taken before the file is read, so that any later change is detected.
         let version = self.lists.version(&self.file, PATIENCE).await;
         let config = match &version {
-            Ok(_) => self.lists.io.run(&self.file, TO_READ, move || reread()).await,
+            Ok(_) => self.lists.io.run(&self.file, TO_READ, move || reread(&known)).await,
             Err(no_answer) => Err(no_answer.clone()),
         };
         let config = match config {

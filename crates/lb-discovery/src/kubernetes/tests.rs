@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use lb_config::discovery::KubernetesSettings;
+use lb_config::discovery::{KubernetesSettings, TlsSettings};
 use lb_config::endpoints::{self, ListContext};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
@@ -175,6 +175,12 @@ impl Server {
 
     /// Serves connections in memory, for virtual time.
     fn in_memory(self: &Arc<Self>, seed: u64, settings: impl FnOnce(&mut KubernetesOrigin)) -> Kubernetes {
+        let mut origin = origin(SERVER);
+        settings(&mut origin);
+        Kubernetes::of_endpoints(&origin, false, self.accept(), fastrand::Rng::with_seed(seed))
+    }
+
+    fn accept(self: &Arc<Self>) -> Dial {
         let (accept, mut connections) = mpsc::unbounded_channel();
         let server = Arc::downgrade(self);
         let accepting = tokio::spawn(async move {
@@ -183,9 +189,7 @@ impl Server {
             }
         });
         *self.accepting.lock().unwrap() = Some(accepting.abort_handle());
-        let mut origin = origin(SERVER);
-        settings(&mut origin);
-        Kubernetes::with(&origin, false, Dial::Memory(accept), fastrand::Rng::with_seed(seed))
+        Dial::Memory(accept)
     }
 }
 
@@ -726,6 +730,80 @@ async fn a_server_with_tls_is_listed_and_watched_and_must_be_the_right_one() {
     folder.trust(&ca);
     server.then(vec![answer(WATCH_EXPIRED), answer(LIST_EMPTY)]);
     assert!(matches!(kubernetes.query().await.finding, Finding::Empty { .. }));
+}
+
+#[tokio::test]
+async fn an_expired_client_certificate_fails_and_a_renewed_one_continues_with_the_slices() {
+    let ca = authority();
+    let folder = Folder::new();
+    let server = Server::new(vec![list_one(), vec![Send(watch(&[changed(11, "10.0.0.2")])), Hang]]);
+    let certificate = signed(&ca, &["127.0.0.1"], 2090);
+    let versions = &[&rustls::version::TLS13];
+    let address = on_loopback(&server, Some(acceptor(&certificate, Some(&ca), versions))).await;
+    let mut origin = origin(&address);
+    let client = Some(folder.client(&signed(&ca, &["host-7"], 2090)));
+    origin.settings.tls = Some(TlsSettings { client, ..folder.trust(&ca) });
+    let mut kubernetes = Kubernetes::new(&origin, false);
+    assert_eq!(addresses(&mut kubernetes).await, ["10.0.0.1:8080"]);
+
+    folder.client(&signed(&ca, &["host-7"], 2021));
+    let failure = failure(&mut kubernetes).await;
+    let expired = format!(
+        "the server refuses the client's certificate in {}: CertificateExpired",
+        folder.path("client.pem").display()
+    );
+    assert!(matches!(&failure, Failure::Refused(why) if why.contains(&expired)), "{failure:?}");
+    assert!(kubernetes.expires() < Some(SystemTime::now()), "the metric shows it");
+
+    folder.client(&signed(&ca, &["host-7"], 2090));
+    assert_eq!(addresses(&mut kubernetes).await, ["10.0.0.2:8080"]);
+    assert_eq!(server.queries().len(), 2, "the slices are listed once");
+}
+
+/// A Service with this specification.
+fn service(version: usize, spec: &Value) -> Value {
+    let metadata = json!({ "name": "users", "namespace": "shop", "resourceVersion": version.to_string() });
+    json!({ "metadata": metadata, "spec": spec })
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_address_of_a_service_is_listed_and_watched() {
+    let spec = |ip: &str| json!({ "clusterIPs": [ip], "ports": [{ "name": "http", "port": 80 }] });
+    let listed = json!({ "kind": "ServiceList", "metadata": { "resourceVersion": "10" },
+        "items": [service(9, &spec("10.96.0.10"))] });
+    let deleted = event("DELETED", &service(11, &spec("10.96.0.10")));
+    let added = event("ADDED", &service(12, &spec("10.96.0.11")));
+    let server = Server::new(vec![
+        sized(&listed.to_string()),
+        vec![
+            Send(watch(&[])),
+            Pause(Duration::from_secs(5)),
+            Send(chunk(&format!("{deleted}\n"))),
+            Pause(Duration::from_secs(5)),
+            Send(chunk(&format!("{added}\n"))),
+            Hang,
+        ],
+    ]);
+    let KubernetesOrigin { namespace, service, settings, .. } = origin(SERVER);
+    let protocol = lb_core::service::Protocol::Tcp;
+    let wanted = ClusterIpOrigin { namespace, service, protocol, port: None, family: None, settings };
+    let mut kubernetes = Kubernetes::of_service(&wanted, server.accept(), fastrand::Rng::with_seed(7));
+    let mut found = Vec::new();
+    while found.len() < 3 {
+        let text = match kubernetes.query().await.finding {
+            Finding::List(snapshot) => String::from_utf8(snapshot.text.to_vec()).unwrap(),
+            Finding::Empty { why } => why,
+            Finding::Failed(failure) => panic!("{failure}"),
+        };
+        if found.last() != Some(&text) {
+            found.push(text);
+        }
+    }
+    assert_eq!(found, ["10.96.0.10:80", "Service shop/users does not exist", "10.96.0.11:80"]);
+    let requests = server.requests.lock().unwrap();
+    let prefix = "GET /api/v1/namespaces/shop/services?fieldSelector=metadata.name%3Dusers&";
+    assert!(requests[0].starts_with(&format!("{prefix}limit=500&resourceVersion=0 ")), "{}", requests[0]);
+    assert!(requests[1].starts_with(&format!("{prefix}watch=1&")), "{}", requests[1]);
 }
 
 #[test]

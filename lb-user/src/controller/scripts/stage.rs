@@ -32,6 +32,7 @@ use lb_view::text::Style;
 use tokio::sync::watch;
 
 use crate::closing::CloseJob;
+use crate::config::addresses::{self, KnownAddresses, WithAddresses};
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
@@ -242,6 +243,7 @@ impl ScriptedServers {
 
     fn query_only(&self, wanted: &[Wanted]) {
         self.state().queried.retain(|(other, _)| wanted.contains(other));
+        wanted.iter().for_each(|wanted| drop(self.query(wanted.clone())));
     }
 
     fn answers(&self) -> Vec<(Wanted, Latest)> {
@@ -498,14 +500,14 @@ impl config::ProcessEnvironment for Nothing {
     }
 }
 
-fn read_config(disk: &Disk) -> Result<Config, ReadFailure> {
+fn read_config(disk: &Disk, known: &KnownAddresses) -> Result<Config, ReadFailure> {
     disk.access(Path::new(CONFIG)).map_err(|no_answer| ReadFailure::Hung(no_answer.to_string()))?;
     let text = disk.content(CONFIG).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => ReadFailure::Faulty(error.to_string()),
         _ => ReadFailure::Unread(error.to_string()),
     })?;
     let text = String::from_utf8(text).map_err(|error| ReadFailure::Faulty(error.to_string()))?;
-    let parsed = config::parse(&text, Path::new(CONFIG), &Nothing);
+    let parsed = config::parse(&text, Path::new(CONFIG), &WithAddresses { env: &Nothing, known });
     let mut config = parsed.map_err(|faults| ReadFailure::Faulty(faults.to_string()))?;
     if !text.contains("[limits]") {
         config.limits = LIMITS;
@@ -611,7 +613,7 @@ impl Stage {
         let worker = Worker::new(
             ListReader::new(Arc::clone(&disk) as Arc<dyn Files>, Arc::clone(&servers) as Arc<dyn Servers>),
             PathBuf::from(CONFIG),
-            Arc::new(move || read_config(&reread)),
+            Arc::new(move |known| read_config(&reread, known)),
             PathBuf::from("/var/lib/socklb"),
             Watches::default(),
             Arc::new(kernel.clone()),
@@ -718,7 +720,9 @@ impl Stage {
     pub fn try_to_start(&mut self, starts: u32) {
         for _ in 0..starts {
             self.kill();
-            let config = read_config(&self.disk).unwrap_or_else(|failure| panic!("{failure:?}"));
+            let stored = self.disk.content(addresses::path(Path::new("/var/lib/socklb"))).unwrap_or_default();
+            let known = addresses::parse(&stored);
+            let config = read_config(&self.disk, &known).unwrap_or_else(|failure| panic!("{failure:?}"));
             let version = self.disk.version(Path::new(CONFIG));
             let network = Box::new(WireEnd { wire: self.wire.clone(), listener: None });
             let mut controller = Controller::new(&config, version, self.environment(), network, self.wall());
@@ -970,6 +974,17 @@ impl Stage {
     /// Lets a query to the server fail.
     pub fn fail_query(&mut self) {
         self.find_out(Finding::Failed(Failure::Unreachable("10.0.0.53:53: no answer".to_owned())));
+    }
+
+    /// Lets the server answer once with the address of a service.
+    pub fn answer_address(&mut self, address: &str) {
+        let text = address.as_bytes().into();
+        self.find_out(Finding::List(Snapshot {
+            text,
+            endpoints: 1,
+            version: String::new(),
+            notes: Vec::new(),
+        }));
     }
 
     fn find_out(&mut self, finding: Finding) {

@@ -35,18 +35,18 @@ fn event(kind: &str, object: &Value) -> Vec<u8> {
     json!({ "type": kind, "object": object }).to_string().into()
 }
 
-fn listed(items: &[Value]) -> Slices {
-    let mut slices = Slices::new("shop", "users");
+fn listed(items: &[Value]) -> Objects {
+    let mut slices = Objects::new(Kind::Slices, "shop", "users");
     assert_eq!(slices.add_page(&page("1", None, items)), Ok(None));
     slices
 }
 
-fn finding(slices: &Slices) -> Result<Finding, Failure> {
+fn finding(slices: &Objects) -> Result<Finding, Failure> {
     slices.finding(Some("http"), false)
 }
 
 /// The addresses of the list.
-fn addresses(slices: &Slices) -> Vec<String> {
+fn addresses(slices: &Objects) -> Vec<String> {
     match finding(slices).unwrap() {
         Finding::List(snapshot) => {
             let path = Path::new("users.json");
@@ -64,7 +64,7 @@ fn addresses(slices: &Slices) -> Vec<String> {
     }
 }
 
-fn count(slices: &Slices) -> Result<usize, Failure> {
+fn count(slices: &Objects) -> Result<usize, Failure> {
     finding(slices).map(|finding| match finding {
         Finding::List(snapshot) => snapshot.endpoints,
         Finding::Empty { .. } | Finding::Failed(_) => 0,
@@ -73,7 +73,7 @@ fn count(slices: &Slices) -> Result<usize, Failure> {
 
 #[test]
 fn pages_and_events_make_one_list() {
-    let mut slices = Slices::new("shop", "users");
+    let mut slices = Objects::new(Kind::Slices, "shop", "users");
     let first = page("5", Some("more"), &[slice("a", "3", &["10.0.0.1", "10.0.0.2"])]);
     assert_eq!(slices.add_page(&first), Ok(Some("more".to_owned())));
     assert_eq!(slices.add_page(&page("5", Some(""), &[slice("b", "4", &["10.0.0.3"])])), Ok(None));
@@ -177,7 +177,8 @@ fn an_answer_that_is_not_about_this_service_is_malformed() {
         (page("1", None, &[json!(7)]), "expected an object"),
     ];
     for (text, why) in lists {
-        let Err(Failure::Malformed(reason)) = Slices::new("shop", "users").add_page(&text) else {
+        let Err(Failure::Malformed(reason)) = Objects::new(Kind::Slices, "shop", "users").add_page(&text)
+        else {
             panic!("{why}")
         };
         assert!(reason.contains(why), "{reason}");
@@ -231,7 +232,7 @@ fn no_more_than_the_limits_is_retained() {
     let long = slice("a", &"9".repeat(MAX_VERSION + 1), &[]);
     assert!(too_large(listed(&[]).apply(&event("ADDED", &long))));
     let token = "x".repeat(MAX_TOKEN + 1);
-    let result = Slices::new("shop", "users").add_page(&page("1", Some(&token), &[]));
+    let result = Objects::new(Kind::Slices, "shop", "users").add_page(&page("1", Some(&token), &[]));
     assert!(matches!(result, Err(Failure::TooLarge(_))));
 }
 

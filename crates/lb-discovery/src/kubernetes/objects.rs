@@ -1,8 +1,8 @@
-//! The EndpointSlices of one service as the API server has last reported them. This file applies
-//! the pages of a list and the events of a watch, and decides how much of both is retained. It
-//! performs no I/O.
+//! The EndpointSlices of one service, or the Service itself, as the API server has last reported
+//! them. This file applies the pages of a list and the events of a watch, and decides how much of
+//! both is retained. It performs no I/O.
 //!
-//! The texts of the slices are retained as they arrived. The reader of endpoint files maps them to
+//! The texts of the objects are retained as they arrived. The reader of endpoint files maps them to
 //! endpoints ([`read_slices`]), so a slice means the same in a file and in a watch.
 //!
 //! Sources: Kubernetes API Concepts, "Efficient detection of changes" and "Retrieving large results
@@ -20,16 +20,16 @@ use serde_json::value::RawValue;
 
 use crate::{Failure, Finding, Listed, Snapshot, render};
 
-/// The largest size of all slices, in bytes of their text and their names.
+/// The largest size of all objects, in bytes of their text and their names.
 pub const MAX_BYTES: usize = 16 << 20;
 
-/// The largest size of one slice in bytes. The API server accepts at most 1,000 endpoints in a
+/// The largest size of one object in bytes. The API server accepts at most 1,000 endpoints in a
 /// slice, which are about 0.4 MiB.
 pub const MAX_SLICE_BYTES: usize = 4 << 20;
 
 const MAX_ENDPOINTS: usize = MAX_BACKENDS as usize;
 
-/// The largest number of slices. Without endpoints, a slice is of no use.
+/// The largest number of objects. Without endpoints, a slice is of no use.
 const MAX_SLICES: usize = MAX_ENDPOINTS;
 
 /// The largest size of a resource version, and of a token for the next page, in bytes. The server
@@ -37,7 +37,7 @@ const MAX_SLICES: usize = MAX_ENDPOINTS;
 const MAX_VERSION: usize = 256;
 const MAX_TOKEN: usize = 4 << 10;
 
-/// A slice, as far as it is read here.
+/// An object, as far as it is read here.
 #[derive(Deserialize)]
 #[serde(expecting = "an object")]
 struct Object {
@@ -62,7 +62,7 @@ struct Labels {
 
 /// A page of a list.
 #[derive(Deserialize)]
-#[serde(expecting = "a list of slices")]
+#[serde(expecting = "a list of objects")]
 struct Page<'t> {
     kind: Option<String>,
     metadata: PageMetadata,
@@ -97,7 +97,7 @@ fn items<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<&'de RawValue
             let mut items = Vec::new();
             while let Some(item) = list.next_element()? {
                 if items.len() == MAX_SLICES {
-                    return Err(A::Error::custom(format_args!("more than {MAX_SLICES} slices")));
+                    return Err(A::Error::custom(format_args!("more than {MAX_SLICES} objects")));
                 }
                 items.push(item);
             }
@@ -127,32 +127,58 @@ pub struct Status {
 /// The meaning of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A slice has been added, changed or deleted.
+    /// An object has been added, changed or deleted.
     Changed,
     /// Nothing has changed up to a newer version.
     Confirmed,
-    /// The server no longer has the changes since the last version, so the slices must be listed
+    /// The server no longer has the changes since the last version, so the objects must be listed
     /// again.
     Expired,
 }
 
-/// The slices of one service.
+/// What is listed and watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The EndpointSlices of a service.
+    Slices,
+    /// The Service itself: one object, or none.
+    Service,
+}
+
+impl Kind {
+    const fn list(self) -> &'static str {
+        match self {
+            Self::Slices => "EndpointSliceList",
+            Self::Service => "ServiceList",
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Slices => "slice",
+            Self::Service => "Service",
+        }
+    }
+}
+
+/// The objects of one service.
 #[derive(Debug)]
-pub struct Slices {
+pub struct Objects {
+    kind: Kind,
     namespace: String,
     service: String,
-    /// The text of each slice, by name.
+    /// The text of each object, by name.
     texts: BTreeMap<String, Box<str>>,
     /// The bytes of `texts`, with the names.
     bytes: usize,
     version: String,
 }
 
-impl Slices {
-    /// Begins without slices.
-    pub fn new(namespace: &str, service: &str) -> Self {
+impl Objects {
+    /// Begins without objects.
+    pub fn new(kind: Kind, namespace: &str, service: &str) -> Self {
         let (namespace, service) = (namespace.to_owned(), service.to_owned());
-        Self { namespace, service, texts: BTreeMap::new(), bytes: 0, version: String::new() }
+        Self { kind, namespace, service, texts: BTreeMap::new(), bytes: 0, version: String::new() }
     }
 
     /// The resource version up to which all changes are applied. Empty before the first page.
@@ -160,23 +186,23 @@ impl Slices {
         &self.version
     }
 
-    /// The bytes that the slices take: at most [`MAX_BYTES`].
+    /// The bytes that the objects take: at most [`MAX_BYTES`].
     pub fn bytes(&self) -> usize {
         self.texts.iter().map(|(name, text)| name.len() + text.len()).sum()
     }
 
-    /// Adds the slices of a page. Returns the token of the next page; `None` if this is the last
+    /// Adds the objects of a page. Returns the token of the next page; `None` if this is the last
     /// one.
     ///
     /// # Errors
-    /// If the text is not a page of slices of this service, or exceeds a limit. Then part of its
-    /// slices may have been added.
+    /// If the text is not a page of objects of this service, or exceeds a limit. Then part of its
+    /// objects may have been added.
     pub fn add_page(&mut self, text: &[u8]) -> Result<Option<String>, Failure> {
         let page: Page<'_> = read("the list", utf8("the list", text)?)?;
         if let kind = page.kind.unwrap_or_default()
-            && kind != "EndpointSliceList"
+            && kind != self.kind.list()
         {
-            let why = format!("the answer has the kind {}, not EndpointSliceList", quote(&kind));
+            let why = format!("the answer has the kind {}, not {}", quote(&kind), self.kind.list());
             return Err(Failure::Malformed(why));
         }
         for item in page.items {
@@ -194,9 +220,9 @@ impl Slices {
     /// Applies an event: one line of a watch.
     ///
     /// # Errors
-    /// If the line is not an event about slices of this service, or reports an error other than 410
-    /// (Gone), or exceeds a limit. The slices are unchanged then, but an event is missing, so they
-    /// must be listed again.
+    /// If the line is not an event about objects of this service, or reports an error other than
+    /// 410 (Gone), or exceeds a limit. The objects are unchanged then, but an event is missing, so
+    /// they must be listed again.
     pub fn apply(&mut self, line: &[u8]) -> Result<Event, Failure> {
         let Line { r#type, object } = read("a line of the watch", utf8("a line of the watch", line)?)?;
         let text = object.get();
@@ -206,7 +232,7 @@ impl Slices {
                 Ok(Event::Changed)
             }
             "DELETED" => {
-                let Metadata { name, resource_version, .. } = self.slice(text)?;
+                let Metadata { name, resource_version, .. } = self.object(text)?;
                 self.version = version(resource_version)?;
                 if let Some(text) = self.texts.remove(&name) {
                     self.bytes -= name.len() + text.len();
@@ -228,43 +254,53 @@ impl Slices {
         }
     }
 
-    /// Adds or replaces a slice. Returns its resource version.
+    /// Adds or replaces an object. Returns its resource version.
     fn put(&mut self, text: &str) -> Result<String, Failure> {
-        let Metadata { name, resource_version, labels, .. } = self.slice(text)?;
-        let service = labels.and_then(|labels| labels.service_name).unwrap_or_default();
+        let Metadata { name, resource_version, labels, .. } = self.object(text)?;
+        let what = self.kind.name();
+        let service = match self.kind {
+            Kind::Slices => labels.and_then(|labels| labels.service_name).unwrap_or_default(),
+            Kind::Service => name.clone(),
+        };
         if service != self.service {
-            let why = format!("slice {} belongs to service {}", quote(&name), quote(&service));
+            let why = format!("{what} {} belongs to service {}", quote(&name), quote(&service));
             return Err(Failure::Malformed(why));
         }
         if text.len() > MAX_SLICE_BYTES {
-            let why = format!("slice {} exceeds {MAX_SLICE_BYTES} bytes", quote(&name));
+            let why = format!("{what} {} exceeds {MAX_SLICE_BYTES} bytes", quote(&name));
             return Err(Failure::TooLarge(why));
         }
         let version = version(resource_version)?;
         let old = self.texts.get(&name).map(|text| name.len() + text.len());
         let bytes = self.bytes - old.unwrap_or(0) + name.len() + text.len();
         if bytes > MAX_BYTES {
-            return Err(Failure::TooLarge(format!("the slices exceed {MAX_BYTES} bytes")));
+            return Err(Failure::TooLarge(format!("the objects exceed {MAX_BYTES} bytes")));
         }
         if old.is_none() && self.texts.len() == MAX_SLICES {
-            return Err(Failure::TooLarge(format!("there are more than {MAX_SLICES} slices")));
+            return Err(Failure::TooLarge(format!("there are more than {MAX_SLICES} objects")));
         }
         self.bytes = bytes;
         self.texts.insert(name, text.into());
         Ok(version)
     }
 
-    fn slice(&self, text: &str) -> Result<Metadata, Failure> {
-        let Object { metadata } = read("a slice", text)?;
+    fn object(&self, text: &str) -> Result<Metadata, Failure> {
+        let what = self.kind.name();
+        let Object { metadata } = read(&format!("a {what}"), text)?;
         let Metadata { name, namespace, .. } = &metadata;
         if name.is_empty() {
-            return Err(Failure::Malformed("a slice has no name".to_owned()));
+            return Err(Failure::Malformed(format!("a {what} has no name")));
         }
         if *namespace != self.namespace {
-            let why = format!("slice {} is in namespace {}", quote(name), quote(namespace));
+            let why = format!("{what} {} is in namespace {}", quote(name), quote(namespace));
             return Err(Failure::Malformed(why));
         }
         Ok(metadata)
+    }
+
+    /// The text of the Service; `None` if it does not exist.
+    pub fn service(&self) -> Option<&str> {
+        self.texts.values().next().map(|text| &**text)
     }
 
     /// Returns the complete list, or [`Finding::Empty`] if no endpoint is usable. `port` is the
@@ -324,7 +360,7 @@ fn utf8<'t>(what: &str, bytes: &'t [u8]) -> Result<&'t str, Failure> {
     str::from_utf8(bytes).map_err(error)
 }
 
-fn read<'t, T: Deserialize<'t>>(what: &str, text: &'t str) -> Result<T, Failure> {
+pub fn read<'t, T: Deserialize<'t>>(what: &str, text: &'t str) -> Result<T, Failure> {
     serde_json::from_str(text).map_err(|error| {
         let why = error.to_string();
         // Some messages repeat a value from the text.

@@ -1,0 +1,69 @@
+//! The addresses of services that servers have sent, and the file in which a daemon stores them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lb_config::discovery::found_address;
+use lb_config::{ClusterIpOrigin, ProcessEnvironment};
+use lb_report::keys::{Keys, ServiceKey};
+
+use crate::source::{SourceError, last_good};
+
+/// The largest size of the file: for each of 256 services less than a kilobyte.
+const MAX_BYTES: u64 = 256 << 10;
+
+/// Addresses by the text of their origin.
+pub type KnownAddresses = BTreeMap<String, SocketAddr>;
+
+/// The path of the file, below the state directory.
+pub fn path(state: &Path) -> PathBuf {
+    state.join("addresses").join("services.json")
+}
+
+/// The text of the file.
+pub fn render(known: &KnownAddresses) -> Arc<[u8]> {
+    let mut text = serde_json::to_vec_pretty(known).expect("a map with texts as keys can be written");
+    text.push(b'\n');
+    text.into()
+}
+
+/// Parses the text of the file. Addresses that no service may have are left out, and an unreadable
+/// text has none: the servers send the addresses again.
+pub fn parse(text: &[u8]) -> KnownAddresses {
+    let texts: BTreeMap<String, String> = serde_json::from_slice(text).unwrap_or_default();
+    texts.into_iter().filter_map(|(origin, address)| Some((origin, found_address(&address).ok()?))).collect()
+}
+
+/// Reads the file below the state directory.
+///
+/// # Errors
+/// If it cannot be read, or other users may write it.
+pub fn read(state: &Path) -> Result<KnownAddresses, SourceError> {
+    last_good::read_at_most(&path(state), MAX_BYTES).map(|text| parse(&text))
+}
+
+/// An environment in which these addresses are known, and no stored ones.
+pub struct WithAddresses<'a> {
+    pub env: &'a dyn ProcessEnvironment,
+    pub known: &'a KnownAddresses,
+}
+
+impl ProcessEnvironment for WithAddresses<'_> {
+    fn variable(&self, name: &str) -> Option<String> {
+        self.env.variable(name)
+    }
+
+    fn host_name(&self) -> Option<String> {
+        self.env.host_name()
+    }
+
+    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
+        self.env.service_keys(path)
+    }
+
+    fn service_address(&self, origin: &ClusterIpOrigin, _state: &Path) -> Option<SocketAddr> {
+        self.known.get(&origin.to_string()).copied()
+    }
+}

@@ -1,0 +1,124 @@
+//! The addresses of services that servers know.
+//!
+//! An address is part of the configuration, so a new address takes force by a reload. It is stored
+//! once it is in force, and a later start begins with it. A service without an address is part of
+//! no client, so its connects are not balanced.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use lb_discovery::{Finding, Latest, Wanted};
+use lb_view::fault::{Fault, FaultCode, Subject};
+use tracing::{info, warn};
+
+use super::Controller;
+use crate::config::AddressLookup;
+use crate::config::addresses::{self, KnownAddresses};
+
+#[derive(Default)]
+pub struct Addresses {
+    /// The newest address of each origin.
+    pub known: KnownAddresses,
+    /// What the servers have answered.
+    answers: Vec<(Wanted, Latest)>,
+}
+
+/// What to query a server for.
+pub fn wanted(lookup: &AddressLookup) -> Wanted {
+    Wanted::Address(lookup.origin.clone())
+}
+
+/// The address in an answer; `None` if it has none.
+pub fn address(finding: &Finding) -> Option<SocketAddr> {
+    match finding {
+        Finding::List(list) => str::from_utf8(&list.text).ok()?.parse().ok(),
+        Finding::Empty { .. } | Finding::Failed(_) => None,
+    }
+}
+
+impl Addresses {
+    fn latest(&self, lookup: &AddressLookup) -> Option<&Latest> {
+        let wanted = wanted(lookup);
+        self.answers.iter().find(|(answered, _)| *answered == wanted).map(|(_, latest)| latest)
+    }
+
+    /// What is wrong with a service's address; `None` if the address in force is the server's.
+    fn trouble(&self, lookup: &AddressLookup) -> Option<String> {
+        let AddressLookup { origin, address: in_force, taken, .. } = lookup;
+        let known = self.known.get(&origin.to_string());
+        let next = match in_force {
+            Some(address) => format!("{address} stays its address"),
+            None => "its connects are not balanced".to_owned(),
+        };
+        if let Some((address, other)) = taken {
+            return Some(format!("{origin} is {address}, which is the address of service {other}; {next}"));
+        }
+        if let Some(known) = known.filter(|known| Some(**known) != *in_force) {
+            return Some(format!(
+                "{origin} is {known} now, which needs a reload of the configuration; {next}"
+            ));
+        }
+        let why = match self.latest(lookup).and_then(|latest| latest.finding.as_ref()) {
+            Some(Finding::List(_)) => return None,
+            Some(Finding::Empty { why }) => why.clone(),
+            Some(Finding::Failed(failure)) => failure.to_string(),
+            None if in_force.is_some() => return None,
+            None => format!("{origin}: no answer yet"),
+        };
+        Some(format!("the server does not send its address: {why}; {next}"))
+    }
+}
+
+impl Controller {
+    /// Takes addresses from what servers have answered. New ones take force by a reload.
+    pub fn take_addresses(&mut self, answers: &[(Wanted, Latest)], now: Instant) {
+        let mut is_new = false;
+        self.addresses.answers.clear();
+        for lookup in &self.config.lookups {
+            let wanted = wanted(lookup);
+            let Some((_, latest)) = answers.iter().find(|(answered, _)| *answered == wanted) else {
+                continue;
+            };
+            self.addresses.answers.push((wanted, latest.clone()));
+            let Some(address) = latest.finding.as_ref().and_then(address) else { continue };
+            let before = self.addresses.known.insert(lookup.origin.to_string(), address);
+            if before != Some(address) {
+                let service = &lookup.service;
+                info!(service, %address, origin = %lookup.origin, "a server has sent the address of a service");
+                is_new = true;
+            }
+        }
+        if is_new {
+            self.reload_changed(now);
+        }
+    }
+
+    /// Stores the addresses in force for later starts.
+    pub fn store_addresses(&mut self) {
+        let lookups = &self.config.lookups;
+        let in_force: KnownAddresses =
+            lookups.iter().filter_map(|lookup| Some((lookup.origin.to_string(), lookup.address?))).collect();
+        self.addresses
+            .known
+            .retain(|origin, _| lookups.iter().any(|lookup| lookup.origin.to_string() == *origin));
+        for lookup in lookups {
+            if let Some((address, other)) = &lookup.taken {
+                warn!(service = lookup.service, %address, other, "the address is that of another service; connects are not balanced");
+            }
+        }
+        // An address that is not in force may be why a configuration is faulty, so it is not stored.
+        if !in_force.is_empty() {
+            let (path, text) = (addresses::path(&self.config.paths.state), addresses::render(&in_force));
+            self.sources.files_to_store.add(path, text);
+        }
+    }
+
+    /// The faults of addresses.
+    pub fn address_faults(&self) -> impl Iterator<Item = Fault> {
+        self.config.lookups.iter().filter_map(|lookup| {
+            let subject = Subject { service: Some(lookup.service.clone()), ..Subject::host() };
+            let text = self.addresses.trouble(lookup)?;
+            Some(Fault { code: FaultCode::ServiceAddress, subject, text })
+        })
+    }
+}

@@ -1,0 +1,110 @@
+//! Scripts about addresses of services that a server knows.
+
+use std::path::Path;
+
+use lb_view::fault::FaultCode;
+
+use super::stage::{BACKENDS, SERVICE, Stage};
+use crate::config::addresses;
+use crate::controller::Event;
+
+/// The lines of a service whose address the API server knows.
+const LINES: &str = "backends = { static = [\"10.0.0.1:80\", \"10.0.0.2:80\", \"10.0.0.3:80\"] }\n\
+                     [kubernetes]\nserver = \"http://10.0.0.9:8001\"";
+
+impl Stage {
+    /// Lets the API server know the address of the service.
+    fn look_up(&mut self) {
+        let text = self.config_text();
+        let written = format!("address = \"{SERVICE}\"");
+        assert!(text.contains(&written));
+        self.write_text(&text.replace(&written, "address = { kubernetes = \"shop/users\" }"));
+    }
+
+    fn address_fault(&self) -> Option<String> {
+        let faults = self.status().faults;
+        faults
+            .into_iter()
+            .find(|fault| fault.code == FaultCode::ServiceAddress)
+            .map(|fault| fault.to_string())
+    }
+
+    fn stored(&self) -> String {
+        let path = addresses::path(Path::new("/var/lib/socklb"));
+        String::from_utf8(self.disk.content(path).unwrap_or_default()).unwrap()
+    }
+
+    /// The backends to which connects to this address go; empty if they are not balanced.
+    fn used_at(&mut self, to: &str) -> Vec<String> {
+        let mut used: Vec<String> = Vec::new();
+        for _ in 0..30 {
+            let backend = self.reached(self.place, to).map(|backend| backend.to_string());
+            used.extend(backend.filter(|backend| !used.contains(backend)));
+        }
+        used.sort();
+        used
+    }
+}
+
+#[test]
+fn a_service_is_balanced_once_its_address_is_known() {
+    let mut stage = Stage::new(LINES);
+    stage.look_up();
+    stage.start(&BACKENDS);
+    assert!(stage.used_at(SERVICE).is_empty());
+    let fault = stage.address_fault().expect("the address is not known");
+    assert_eq!(
+        fault,
+        "service users: the server does not send its address: 10.0.0.53:53: no answer; its connects are not balanced"
+    );
+    assert_eq!(stage.stored(), "");
+    stage.answer_address(SERVICE);
+    stage.settle();
+    assert_eq!(stage.used_at(SERVICE), BACKENDS);
+    assert_eq!(stage.address_fault(), None);
+    assert_eq!(stage.stored(), "{\n  \"kubernetes shop/users cluster IP tcp\": \"10.96.0.10:80\"\n}\n");
+}
+
+#[test]
+fn a_restart_begins_with_the_stored_address_and_a_failed_query_changes_nothing() {
+    let mut stage = Stage::new(LINES);
+    stage.look_up();
+    stage.start(&BACKENDS);
+    stage.answer_address(SERVICE);
+    stage.settle();
+    stage.fail_query();
+    stage.start(&BACKENDS);
+    assert_eq!(stage.used_at(SERVICE), BACKENDS);
+    let fault = stage.address_fault().expect("the server does not answer");
+    assert!(fault.ends_with("10.0.0.53:53: no answer; 10.96.0.10:80 stays its address"), "{fault}");
+    stage.answer_nothing();
+    stage.settle();
+    assert_eq!(stage.used_at(SERVICE), BACKENDS, "a deleted Service retains its address");
+}
+
+#[test]
+fn a_changed_address_is_a_reload_and_is_stored_only_once_it_is_in_force() {
+    let mut stage = Stage::new(LINES);
+    stage.look_up();
+    stage.start(&BACKENDS);
+    stage.answer_address(SERVICE);
+    stage.settle();
+    let text = stage.config_text();
+    stage.write_text("[[service");
+    stage.answer_address("10.96.0.11:80");
+    stage.settle();
+    assert_eq!(stage.used_at(SERVICE), BACKENDS);
+    assert!(stage.used_at("10.96.0.11:80").is_empty());
+    let fault = stage.address_fault().expect("the reload failed");
+    assert!(fault.contains("10.96.0.11:80 now, which needs a reload"), "{fault}");
+    assert!(stage.stored().contains(SERVICE));
+    // A service with another address is another service for the kernel, so its counts begin again.
+    stage.is_counted = false;
+    stage.write_text(&text);
+    stage.dispatch(Event::Hangup);
+    stage.settle();
+    assert!(stage.used_at(SERVICE).is_empty());
+    assert_eq!(stage.used_at("10.96.0.11:80"), BACKENDS);
+    assert!(stage.stored().contains("10.96.0.11:80"));
+    assert_eq!(stage.address_fault(), None);
+}
