@@ -440,6 +440,10 @@ pub struct RemoteStatus {
     /// What connects do while the server's list is suspended: `refuse` or `pass`; `None` if it is
     /// not suspended.
     pub suspension: Option<String>,
+    /// When the first certificate expires that connections to the server need, in seconds since
+    /// 1970; `None` without TLS, or before the first connection.
+    #[serde(default)]
+    pub certificate_expiry_s: Option<u64>,
 }
 
 impl RemoteStatus {

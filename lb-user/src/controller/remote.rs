@@ -4,7 +4,7 @@
 //! require it. An answer that removes most endpoints takes force once the server has repeated it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use lb_config::discovery::{OnEmpty, OnStale, RemoteRules};
 use lb_discovery::{Finding, Latest, Wanted};
@@ -105,6 +105,10 @@ impl RemoteState {
             empty_s: self.latest.empty_since.map(|since| seconds(now.saturating_duration_since(since))),
             pending_removals: self.shrink.as_ref().map_or(0, |shrink| shrink.pending.removed.len() as u64),
             suspension: self.suspension.map(|suspension| suspension.name().to_owned()),
+            certificate_expiry_s: self
+                .latest
+                .expires
+                .map(|expires| expires.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()),
         }
     }
 

@@ -196,7 +196,10 @@ impl MetricsPage {
         sheet.family(&f::SOURCE_EMPTY, sources().map(|(labels, s)| (labels, is_empty(s).into())))?;
         let pending = remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.pending_removals)));
         sheet.family(&f::SOURCE_PENDING, pending)?;
-        sheet.family(&f::SOURCE_LISTS, remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.lists))))
+        sheet.family(&f::SOURCE_LISTS, remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.lists))))?;
+        let expiry =
+            remotes().filter_map(|(labels, r)| Some((labels, SeriesValue::Whole(r.certificate_expiry_s?))));
+        sheet.family(&f::SOURCE_CERTIFICATE, expiry)
     }
 
     pub fn each_backend(&self, sheet: &mut Sheet<'_>) -> fmt::Result {

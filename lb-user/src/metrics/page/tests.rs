@@ -133,6 +133,7 @@ fn client() -> ClientMetrics {
             empty_s: None,
             pending_removals: 0,
             suspension: None,
+            certificate_expiry_s: Some(1_800_000_000),
         }),
     };
     let service = ServiceSnapshot {
