@@ -50,6 +50,7 @@ fn every_file_is_at_its_place_and_owned_by_root() {
         "/usr/share/doc/socklb/examples/backend-service.conf",
         "/usr/share/doc/socklb/examples/balanced-service.conf",
         "/usr/share/doc/socklb/examples/grafana/socklb.json",
+        "/usr/share/doc/socklb/examples/kubernetes/socklb.yaml",
         "/usr/share/doc/socklb/examples/other-namespaces.conf",
         "/usr/share/doc/socklb/examples/prometheus/alertmanager.yml",
         "/usr/share/doc/socklb/examples/prometheus/socklb.rules.yml",

@@ -26,6 +26,7 @@ const FILES: [(&str, &str); 25] = [
     ("packaging/systemd/*.conf", "usr/share/doc/socklb/examples/"),
     ("packaging/examples/*.toml", "usr/share/doc/socklb/examples/"),
     ("packaging/grafana/socklb.json", "usr/share/doc/socklb/examples/grafana/"),
+    ("packaging/kubernetes/socklb.yaml", "usr/share/doc/socklb/examples/kubernetes/"),
     ("packaging/prometheus/*.yml", "usr/share/doc/socklb/examples/prometheus/"),
     ("target/package/files/*.1", "usr/share/man/man1/"),
     ("target/package/files/*.5", "usr/share/man/man5/"),

@@ -806,6 +806,8 @@ async fn the_address_of_a_service_is_listed_and_watched() {
     assert!(requests[1].starts_with(&format!("{prefix}watch=1&")), "{}", requests[1]);
 }
 
+mod manifest;
+
 #[test]
 fn a_servers_host_is_its_address_or_name_without_brackets_and_port() {
     let hosts = ["10.0.0.9:6443", "[2001:db8::9]:6443", "kubernetes.default:443"].map(host);
