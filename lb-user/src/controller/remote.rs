@@ -31,12 +31,26 @@ pub struct RemoteState {
     queried_since: Option<Instant>,
     /// What connects do while the server's list is suspended; `None` if it is not.
     pub suspension: Option<Suspension>,
+    /// The last list that was read, if it is not valid.
+    invalid: Option<InvalidAnswer>,
+    /// The suspension that ended for the read that is under way.
+    ended: Option<Suspension>,
+    /// When the server last confirmed a list that is valid, as far as that is known.
+    valid_at: Option<Instant>,
     /// Removals that wait for a repetition.
     pub shrink: Option<Shrink>,
     /// Whether the newest answer must be read even if it was read before.
     must_read: bool,
     /// The number of the finding that was read last.
     pub number_read: u64,
+}
+
+/// An answer that is not a valid list. It confirms nothing, and ends no suspension.
+struct InvalidAnswer {
+    /// The number of the finding.
+    number: u64,
+    suspension: Option<Suspension>,
+    why: String,
 }
 
 /// Removals that the server has not repeated yet.
@@ -75,7 +89,7 @@ impl RemoteState {
             Some(Suspension::Pass) => "connects go to the service's own address",
         };
         match self.latest.finding.as_ref()? {
-            Finding::List(_) => None,
+            Finding::List(_) => self.invalid().map(|invalid| format!("{}; {next}", invalid.why)),
             Finding::Empty { why } => {
                 Some(format!("empty answer ({why}){}; {next}", age(self.latest.empty_since)))
             }
@@ -86,6 +100,25 @@ impl RemoteState {
                 };
                 Some(format!("{confirmed}: {failure}; {next}"))
             }
+        }
+    }
+
+    /// The newest list that the server has sent, if it is not valid.
+    fn invalid(&self) -> Option<&InvalidAnswer> {
+        let is_list = matches!(self.latest.finding, Some(Finding::List(_)));
+        self.invalid.as_ref().filter(|invalid| !is_list || invalid.number == self.latest.number)
+    }
+
+    /// Notes whether the answer that was read is a valid list.
+    pub fn was_read(&mut self, error: Option<&str>) {
+        // While a list is suspended, the answer itself is not read.
+        if self.suspension.is_some() || !matches!(self.latest.finding, Some(Finding::List(_))) {
+            return;
+        }
+        let (number, ended) = (self.number_read, self.ended.take());
+        self.invalid = error.map(|why| InvalidAnswer { number, suspension: ended, why: why.to_owned() });
+        if error.is_none() && number == self.latest.number {
+            self.valid_at = self.latest.confirmed;
         }
     }
 
@@ -124,12 +157,16 @@ impl RemoteState {
         {
             return Some(Suspension::Refuse);
         }
-        let confirmed = self.latest.confirmed.or(self.queried_since)?;
-        if age(confirmed) < rules.stale_after? {
-            return None;
+        let (confirmed, otherwise) = match self.invalid() {
+            Some(invalid) => (self.valid_at, invalid.suspension),
+            None => (self.latest.confirmed, None),
+        };
+        let confirmed = confirmed.or(self.queried_since)?;
+        if rules.stale_after.is_none_or(|stale_after| age(confirmed) < stale_after) {
+            return otherwise;
         }
         match rules.on_stale {
-            OnStale::Keep => None,
+            OnStale::Keep => otherwise,
             OnStale::Pass => Some(Suspension::Pass),
             OnStale::Refuse => Some(Suspension::Refuse),
         }
@@ -184,7 +221,13 @@ impl Controller {
             if latest.number != watched.remote.latest.number {
                 watched.feed.progress.changed(now);
             }
-            watched.remote.latest = latest.clone();
+            let remote = &mut watched.remote;
+            remote.latest = latest.clone();
+            // An unchanged answer is not read again. It is as valid as it was.
+            if remote.number_read == latest.number && remote.suspension.is_none() && remote.invalid.is_none()
+            {
+                remote.valid_at = latest.confirmed;
+            }
         }
         self.follow_servers(now);
         self.take_addresses(answers, now);
@@ -210,6 +253,7 @@ impl Controller {
                     }
                     None => info!(service, "the server's list is no longer suspended"),
                 }
+                remote.ended = remote.suspension.filter(|_| required.is_none());
                 remote.suspension = required;
                 remote.shrink = None;
                 remote.must_read = true;

@@ -294,6 +294,10 @@ impl Controller {
             watched.take_pending(service, contents.pending.clone(), now);
         }
         watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
+        if let Some(result) = &result {
+            let error = result.as_ref().err().map(|error| crate::error::chain(error));
+            watched.remote.was_read(error.as_deref());
+        }
         let result = result.map(|result| result.map_err(SourceError::into_failure));
         let effect = watched.feed.read(now, begun, version, result);
         self.carry_out(service, effect, now);

@@ -80,7 +80,7 @@ fn a_list_that_is_faulty_or_not_allowed_leaves_the_list_in_force() {
         stage.answer(&["10.0.0.1:80", "10.0.1.1:80"]);
         assert_eq!(
             stage.error(),
-            "dns users.example.com port 80: 10.0.1.1:80 is not allowed: it is outside allow = [\"10.0.0.0/24\"]"
+            "dns users.example.com port 80: 10.0.1.1:80 is not allowed: it is outside allow = [\"10.0.0.0/24\"]; the list in force stays"
         );
     });
 }
@@ -124,6 +124,49 @@ fn a_server_that_repeats_a_removal_too_early_has_not_repeated_it() {
         stage.answer(&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"]);
         stage.pass(MINUTE);
         assert_eq!((stage.used().len(), stage.remote().pending_removals), (4, 0));
+    });
+}
+
+#[test]
+fn an_invalid_answer_ends_no_suspension() {
+    script(&dns("on_empty = \"refuse\""), |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        stage.answer_nothing();
+        stage.pass(2 * MINUTE);
+        assert!(stage.used().is_empty());
+        for _ in 0..2 {
+            stage.answer(&["10.0.0.1:0"]);
+            stage.pass(MINUTE);
+            assert!(stage.used().is_empty());
+            assert_eq!(stage.remote().suspension.as_deref(), Some("refuse"));
+            let error = stage.error();
+            assert!(error.contains("10.0.0.1:0") && error.ends_with("; connects fail"), "{error}");
+        }
+        stage.answer(&BACKENDS);
+        stage.pass(MINUTE);
+        assert_eq!(stage.used(), BACKENDS);
+        assert_eq!((stage.remote().suspension, stage.error()), (None, String::new()));
+    });
+}
+
+#[test]
+fn an_invalid_answer_confirms_no_list() {
+    script(&dns("stale_after = \"10m\", on_stale = \"refuse\""), |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        for _ in 0..4 {
+            stage.pass(2 * MINUTE);
+            stage.answer(&["10.0.0.1:0"]);
+            assert_eq!(stage.used(), BACKENDS);
+        }
+        stage.pass(3 * MINUTE);
+        stage.answer(&["10.0.0.1:0"]);
+        stage.pass(MINUTE);
+        assert!(stage.used().is_empty(), "no list was confirmed for 10 minutes");
+        stage.answer(&BACKENDS);
+        stage.pass(MINUTE);
+        assert_eq!(stage.used(), BACKENDS);
     });
 }
 
