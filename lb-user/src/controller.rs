@@ -13,8 +13,9 @@
 //! results of these calls at once.
 //!
 //! In reading order: events and effects (this file); the sources of lists (`sources`), servers
-//! that send lists (`remote`), the delivery of lists to clients (`delivery`), the files that are
-//! stored for later starts (`state_files`) and the files that Envoy reads (`envoy_files`); a new
+//! that send lists (`remote`) or addresses of services (`addresses`), the delivery of lists to
+//! clients (`delivery`), the files that are stored for later starts (`state_files`) and the files
+//! that Envoy reads (`envoy_files`); a new
 //! configuration (`reload`), the changes in it (`changes`) and the settings that it cannot change
 //! (`fixed`); one client (`client_task`), all clients (`clients`), clients that cannot be
 //! started (`unstarted`) and clients that leave (`leaving`); the start (`start`, `first_look`);
@@ -102,7 +103,7 @@ use self::clients::Clients;
 pub use self::clock::Clock;
 use self::closing::ClosingJobs;
 use self::envoy_files::EnvoyFiles;
-pub use self::envoy_files::{EnvoyChanges, EnvoyFile, EnvoyResults};
+pub use self::envoy_files::{EnvoyChanges, EnvoyFile, EnvoyResults, path as envoy_places_path};
 use self::flow_records::ReclaimPasses;
 pub use self::leaving::{Leaving, lock_other_versions};
 use self::load_store::LoadStore;

@@ -104,6 +104,13 @@ pub fn render(service: &str, endpoints: &[EnvoyEndpoint]) -> Vec<u8> {
     text.into_bytes()
 }
 
+/// Whether a daemon has rendered this text for the service.
+pub fn is_ours(service: &str, text: &[u8]) -> bool {
+    let empty = render(service, &[]);
+    let end = empty.iter().rposition(|byte| *byte == b'[').map_or(0, |open| open + 1);
+    text.starts_with(&empty[..end])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,5 +131,7 @@ mod tests {
         assert_eq!(text, format!("{expected}\n"));
         let empty = String::from_utf8(render("users", &[])).unwrap();
         assert!(empty.contains(r#""endpoints":[{"lb_endpoints":[]}]"#), "{empty}");
+        assert!(is_ours("users", text.as_bytes()) && is_ours("users", empty.as_bytes()));
+        assert!(!is_ours("mail", text.as_bytes()) && !is_ours("users", b"{\"resources\":[]}"));
     }
 }

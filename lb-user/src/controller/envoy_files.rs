@@ -4,15 +4,17 @@
 //! Files are compared at each tick and written beside the loop, so each is written at most once per
 //! second, and only if it has changed. A file that cannot be written is retried after a growing
 //! pause, and raises a fault; nothing else depends on these files. When the daemon stops, the files
-//! stay: Envoy goes on with the last backends.
+//! stay: Envoy goes on with the last backends. Their paths are stored, so that a later daemon can
+//! remove those that its configuration no longer needs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use lb_view::fault::{Fault, FaultCode};
 use lb_view::text::counted;
+use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::{BackgroundWork, Controller};
@@ -24,7 +26,7 @@ use crate::envoy::{self, EnvoyEndpoint};
 const BATCH: usize = 64;
 
 /// The place of a file.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EnvoyFile {
     /// The configured directory.
     pub directory: PathBuf,
@@ -40,6 +42,11 @@ impl EnvoyFile {
     }
 }
 
+/// The path of the file with the places of all files, below the state directory.
+pub fn path(state: &Path) -> PathBuf {
+    state.join("envoy").join("files.json")
+}
+
 /// Files with their new content; `None` if the file is to be removed.
 pub type EnvoyChanges = BTreeMap<EnvoyFile, Option<Arc<[EnvoyEndpoint]>>>;
 
@@ -49,6 +56,8 @@ pub type EnvoyResults = BTreeMap<EnvoyFile, Option<String>>;
 #[derive(Default)]
 pub struct EnvoyFiles {
     known: BTreeMap<EnvoyFile, KnownFile>,
+    /// The files whose places are stored.
+    stored: BTreeSet<EnvoyFile>,
     /// Whether files are being written.
     is_busy: bool,
 }
@@ -57,6 +66,8 @@ pub struct EnvoyFiles {
 struct KnownFile {
     /// The content that the file should have; `None` if the file should not exist.
     wanted: Option<Arc<[EnvoyEndpoint]>>,
+    /// Whether an earlier daemon has written the file, so that its content is not known.
+    is_adopted: bool,
     /// Whether the content was handed to a piece of work that has not failed.
     is_sent: bool,
     retry: Backoff,
@@ -65,10 +76,33 @@ struct KnownFile {
 impl EnvoyFiles {
     fn set(&mut self, file: EnvoyFile, wanted: Option<Vec<EnvoyEndpoint>>) {
         let known = self.known.entry(file).or_default();
-        if known.wanted.as_deref() != wanted.as_deref() {
+        if known.is_adopted || known.wanted.as_deref() != wanted.as_deref() {
+            known.is_adopted = false;
             known.wanted = wanted.map(Arc::from);
             known.is_sent = false;
         }
+    }
+
+    /// Takes over the files of an earlier daemon. They stay until their services have lists, or until
+    /// the configuration does not need them.
+    pub fn adopt(&mut self, files: Vec<EnvoyFile>) {
+        for file in files {
+            self.stored.insert(file.clone());
+            self.known.entry(file).or_insert(KnownFile {
+                is_adopted: true,
+                is_sent: true,
+                ..KnownFile::default()
+            });
+        }
+    }
+
+    /// The places of all files as text, if they have changed since they were last stored.
+    fn changed_places(&mut self) -> Option<Arc<[u8]>> {
+        if self.known.keys().eq(&self.stored) {
+            return None;
+        }
+        self.stored = self.known.keys().cloned().collect();
+        Some(serde_json::to_vec(&self.stored).expect("a list of texts can be written").into())
     }
 
     /// The next files to write or remove.
@@ -120,6 +154,9 @@ impl Controller {
             self.envoy_files.known.keys().filter(|file| !configured.contains(file)).cloned().collect();
         for file in gone {
             self.envoy_files.set(file, None);
+        }
+        if let Some(places) = self.envoy_files.changed_places() {
+            self.sources.files_to_store.add(path(&self.config.paths.state), places);
         }
         self.write_envoy_files(now);
     }

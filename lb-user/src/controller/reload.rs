@@ -13,7 +13,9 @@ use tracing::{info, warn};
 
 use super::changes::changes;
 use super::sources::{InForce, Reading, WatchedSource};
-use super::{BackgroundWork, ClientOpener, Controller, Effect, Notice, Opened, StoredState, fixed};
+use super::{
+    BackgroundWork, ClientOpener, Controller, Effect, EnvoyFile, Notice, Opened, StoredState, fixed,
+};
 use crate::assignments::AssignmentsByService;
 use crate::config::Config;
 use crate::config::addresses::KnownAddresses;
@@ -60,6 +62,8 @@ pub struct Loaded {
     pub opened: Vec<Opened>,
     /// The files that an earlier daemon stored; read only at a start.
     pub stored: Option<StoredState>,
+    /// The files that an earlier daemon wrote for Envoy; read only at a start.
+    pub envoy_files: Vec<EnvoyFile>,
 }
 
 /// The state of the configuration file, and of reloads.
@@ -218,6 +222,7 @@ impl Controller {
             }
             Ok(config) => {
                 self.sources.statics = loaded.statics;
+                self.envoy_files.adopt(loaded.envoy_files);
                 if let Some(stored) = loaded.stored {
                     self.load_store.take(stored.loads);
                     self.overrides.take(stored.overrides, self.boot, self.wall);

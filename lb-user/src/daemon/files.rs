@@ -118,7 +118,11 @@ pub fn write_envoy_files(disk: &dyn Files, changes: EnvoyChanges) -> EnvoyResult
         Some(endpoints) => {
             disk.publish(&file.directory, &file.name(), &envoy::render(&file.service, &endpoints))
         }
-        None => disk.withdraw(&file.directory, &file.name()),
+        // An operator may have put another file in its place.
+        None => match disk.read(&file.directory.join(file.name())) {
+            Ok(text) if !envoy::is_ours(&file.service, &text) => Ok(()),
+            _ => disk.withdraw(&file.directory, &file.name()),
+        },
     };
     let result = |(file, endpoints)| {
         let error = write(&file, endpoints).err().map(|error| crate::error::chain(&error));

@@ -51,6 +51,11 @@ impl Loader {
             } else {
                 None
             },
+            envoy_files: if is_start {
+                work::read_envoy_places(&self.lists, &running.paths.state).await
+            } else {
+                Vec::new()
+            },
         };
         // A configuration that equals the running one is not applied, and does not open clients
         // whose pins an operator has removed.

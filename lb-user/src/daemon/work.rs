@@ -18,9 +18,9 @@ use super::{Reread, files, opener};
 use crate::closing;
 use crate::controller::{
     BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, Event, NamespaceFound, Search, StateFiles,
-    StoreFailures, StoredFile, StoredRead, StoredState,
+    StoreFailures, StoredFile, StoredRead, StoredState, envoy_places_path,
 };
-use crate::source::{NoAnswer, Stamp, directory_of};
+use crate::source::{MAX_BYTES, NoAnswer, Stamp, directory_of};
 
 /// The longest wait until files are stored. Files are written and synchronized one by one.
 const TO_STORE: Duration = Duration::from_secs(10);
@@ -179,6 +179,16 @@ async fn read_one<S: StoredFile + Send + 'static>(lists: &ListReader, state: &Pa
         .run(&path, PATIENCE, move || files::read_stored(&*disk, &file))
         .await
         .unwrap_or_else(|no_answer| StoredRead::Unread(no_answer.to_string()))
+}
+
+/// Reads the places of the files that an earlier daemon wrote for Envoy. If they cannot be read, none
+/// of the files is removed.
+pub async fn read_envoy_places(lists: &ListReader, state: &Path) -> Vec<EnvoyFile> {
+    let path = envoy_places_path(state);
+    let (disk, file) = (Arc::clone(&lists.files), path.clone());
+    let read = move || disk.read_stored(&file, MAX_BYTES).ok();
+    let text = lists.io.run(&path, PATIENCE, read).await.ok().flatten();
+    text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 
 /// Runs, on a thread of its own, work that may block.

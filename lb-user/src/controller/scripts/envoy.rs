@@ -167,6 +167,36 @@ fn files_leave_with_their_service_client_or_directory() {
 }
 
 #[test]
+fn a_later_daemon_removes_the_files_that_its_configuration_does_not_need() {
+    script(ENVOY, |stage| {
+        stage.kernel.make_cgroup(&cgroup_path("batch"));
+        stage.write_clients(&[("web", "web"), ("batch", "batch")]);
+        stage.dispatch(crate::controller::Event::Hangup);
+        stage.stop_faults();
+        stage.tick();
+        stage.kill();
+        let [web, batch, foreign] =
+            [FILE, "/srv/eds/batch/users.json", "/srv/eds/batch/mail.json"].map(PathBuf::from);
+        stage.disk.write(&foreign, "{}");
+        assert_eq!(stage.disk.below("/srv"), [foreign.clone(), batch.clone(), web.clone()]);
+        stage.write_clients(&[("web", "web")]);
+        stage.try_to_start(100);
+        stage.stop_faults();
+        stage.tick();
+        assert_eq!(stage.disk.below("/srv"), [foreign.clone(), web.clone()]);
+        // A file that another program has put in its place stays.
+        stage.kill();
+        stage.disk.write(&web, "{}");
+        let text = stage.config_text();
+        stage.write_text(&text.replace("/srv/eds", "/srv/other"));
+        stage.try_to_start(100);
+        stage.stop_faults();
+        stage.tick();
+        assert_eq!(stage.disk.below("/srv"), [foreign, web, "/srv/other/web/users.json".into()]);
+    });
+}
+
+#[test]
 fn a_directory_that_cannot_be_written_is_a_fault_that_ends() {
     script(ENVOY, |stage| {
         stage.tick();
