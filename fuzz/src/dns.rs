@@ -35,7 +35,13 @@ fn list(snapshot: &Snapshot, is_ipv6: bool) {
     let ip = if is_ipv6 { "[2001:db8::1]:80" } else { "10.96.0.10:80" };
     let service: SocketAddr = ip.parse().expect("an address");
     let path = Path::new("users.json");
-    let reading = ListContext { path, port_name: None, service: Some(service), services: &[service] };
+    let reading = ListContext {
+        path,
+        port_name: None,
+        service: Some(service),
+        services: &[service],
+        hosts: &endpoints::NO_HOSTS,
+    };
     match endpoints::parse(&snapshot.text, &reading) {
         Ok(parsed) => assert_eq!(parsed.list.as_slice().len(), snapshot.endpoints),
         // A server may send addresses to which connections are impossible.

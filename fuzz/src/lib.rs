@@ -11,10 +11,11 @@
 //! of it.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 
-use lb_config::endpoints::{self, ListContext};
+use lb_config::endpoints::{self, ListContext, Target};
 use lb_document::diagnostic::{Diagnostics, utf8};
 use lb_report::keys::{BackendKey, Keys, ServiceKey};
 use lb_user::config::{self, ProcessEnvironment};
@@ -142,7 +143,22 @@ fn agent_configuration(text: &[u8]) {
 
 fn endpoint_file(text: &[u8], path: &Path) {
     let service = SocketAddr::from(([10, 96, 0, 10], 80));
-    let reading = ListContext { path, port_name: Some("http"), service: Some(service), services: &[service] };
+    let services = [service];
+    let bare = ListContext {
+        path,
+        port_name: Some("http"),
+        service: Some(service),
+        services: &services,
+        hosts: &endpoints::NO_HOSTS,
+    };
+    // Every host name has two addresses, one of which another name may have as well.
+    let names = endpoints::parse(text, &bare).map(|parsed| parsed.hosts).unwrap_or_default();
+    let addresses = |name: String| -> (Arc<str>, Arc<[IpAddr]>) {
+        let first = name.bytes().next().unwrap_or_default();
+        (name.into(), [[10, 0, 0, 1].into(), [10, 1, 0, first].into()].into())
+    };
+    let hosts = names.into_iter().map(addresses).collect();
+    let reading = ListContext { hosts: &hosts, ..bare };
     let read = || endpoints::parse(text, &reading);
     match read() {
         Ok(parsed) => {
@@ -168,9 +184,13 @@ fn consul(text: &[u8]) {
     for is_ipv6 in [false, true] {
         match endpoints::read_instances(text, "users", is_ipv6) {
             Ok((entries, notes)) => {
-                let addresses: BTreeSet<SocketAddr> = entries.iter().filter_map(|one| one.address).collect();
-                assert_eq!(addresses.len(), entries.len(), "every entry has an address of its own");
-                assert!(addresses.iter().all(|one| one.is_ipv6() == is_ipv6 && one.port() > 0));
+                let targets: BTreeSet<&Target> =
+                    entries.iter().filter_map(|one| one.target.as_ref()).collect();
+                assert_eq!(targets.len(), entries.len(), "every entry has an address or a name of its own");
+                assert!(targets.iter().all(|target| match target {
+                    Target::Address(address) => address.is_ipv6() == is_ipv6 && address.port() > 0,
+                    Target::Host(_, port) => *port > 0,
+                }));
                 notes.iter().for_each(|note| cannot_be_obeyed(note));
             }
             Err(faults) => can_be_shown(&faults),

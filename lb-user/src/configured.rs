@@ -20,7 +20,8 @@ use crate::config::discovery::{
 };
 use crate::config::keys::ERRNOS;
 use crate::config::{
-    ClientConfig, ClientService, Config, EndpointSource, ListFile, ProbeConfig, ProbeKind, ReportsConfig,
+    ClientConfig, ClientService, Config, EndpointSource, ListFile, NamedList, ProbeConfig, ProbeKind,
+    ReportsConfig,
 };
 use lb_document::in_units;
 
@@ -208,6 +209,9 @@ fn source_keys(source: &EndpointSource) -> Keys {
             all.extend(origin_keys(origin));
             all
         }
+        EndpointSource::Named(NamedList { text }) => {
+            keys([("backends", "static".to_owned()), ("backends.static", text.to_string())])
+        }
         EndpointSource::Static(list) => {
             let of = |endpoint: &Endpoint| {
                 let keys = endpoint_keys(endpoint).into_iter();
@@ -224,20 +228,13 @@ fn source_keys(source: &EndpointSource) -> Keys {
 fn origin_keys(origin: &Origin) -> Keys {
     match origin {
         Origin::Dns(DnsOrigin { name, port, settings }) => {
-            let DnsSettings { servers, transport, min_ttl, max_ttl } = settings;
-            let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
-            keys([
+            let mut all = keys([
                 ("backends", "dns".to_owned()),
                 ("backends.dns", name.clone()),
                 ("backends.port", or_none(*port)),
-                (
-                    "dns.servers",
-                    if servers.is_empty() { "/etc/resolv.conf".to_owned() } else { servers.join(", ") },
-                ),
-                ("dns.transport", transport.name().to_owned()),
-                ("dns.min_ttl", in_units(*min_ttl)),
-                ("dns.max_ttl", in_units(*max_ttl)),
-            ])
+            ]);
+            all.extend(dns_keys(settings));
+            all
         }
         Origin::Consul(ConsulOrigin { service, tag, settings: ConsulSettings { address, token, tls } }) => {
             let mut all = keys([
@@ -289,6 +286,17 @@ pub fn endpoint_keys(endpoint: &Endpoint) -> Keys {
     ])
 }
 
+fn dns_keys(settings: &DnsSettings) -> Keys {
+    let DnsSettings { servers, transport, min_ttl, max_ttl } = settings;
+    let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
+    keys([
+        ("dns.servers", if servers.is_empty() { "/etc/resolv.conf".to_owned() } else { servers.join(", ") }),
+        ("dns.transport", transport.name().to_owned()),
+        ("dns.min_ttl", in_units(*min_ttl)),
+        ("dns.max_ttl", in_units(*max_ttl)),
+    ])
+}
+
 fn host(config: &Config) -> Keys {
     let Config {
         path: _,
@@ -302,9 +310,10 @@ fn host(config: &Config) -> Keys {
         admins,
         reclaim_interval,
         reports,
+        dns,
         envoy,
     } = config;
-    keys([
+    let mut all = keys([
         ("paths.pins", paths.pins.display().to_string()),
         ("paths.run", paths.run.display().to_string()),
         ("paths.state", paths.state.display().to_string()),
@@ -321,7 +330,9 @@ fn host(config: &Config) -> Keys {
         ("envoy.directory", or_none(envoy.as_ref().map(|directory| directory.display()))),
         ("admin.group", or_none(admins.as_ref())),
         ("accounting.reclaim_interval", in_units(*reclaim_interval)),
-    ])
+    ]);
+    all.extend(dns_keys(dns));
+    all
 }
 
 /// The configuration that the pinned maps contain. It has fewer keys, because the maps contain only

@@ -13,9 +13,9 @@
 //! results of these calls at once.
 //!
 //! In reading order: events and effects (this file); the sources of lists (`sources`), servers
-//! that send lists (`remote`) or addresses of services (`addresses`), the delivery of lists to
-//! clients (`delivery`), the files that are stored for later starts (`state_files`) and the files
-//! that Envoy reads (`envoy_files`); a new
+//! that send lists (`remote`) or addresses of services (`addresses`), host names in lists
+//! (`hosts`), the delivery of lists to clients (`delivery`), the files that are stored for later
+//! starts (`state_files`) and the files that Envoy reads (`envoy_files`); a new
 //! configuration (`reload`), the changes in it (`changes`) and the settings that it cannot change
 //! (`fixed`); one client (`client_task`), all clients (`clients`), clients that cannot be
 //! started (`unstarted`) and clients that leave (`leaving`); the start (`start`, `first_look`);
@@ -32,6 +32,8 @@ mod sources;
 mod remote;
 
 mod addresses;
+
+mod hosts;
 
 mod delivery;
 
@@ -89,8 +91,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
+use lb_config::discovery::DnsSettings;
 use lb_core::feed::{Progress, Version};
-use lb_discovery::{Latest, Wanted};
+use lb_discovery::{Host, HostTable, Latest, Wanted};
 use lb_kernel::{DatapathError, Features, Kernel, Pass, ReclaimTarget, Suspects};
 use lb_view::closing::CloseAnswer;
 use tracing::warn;
@@ -155,8 +158,9 @@ pub enum Event {
         version: Version<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
-    /// What servers have answered so far; sent whenever one of them has answered.
-    Answered(Vec<(Wanted, Latest)>),
+    /// What servers have answered so far, and what is known about host names; sent whenever a server
+    /// has answered.
+    Answered(Vec<(Wanted, Latest)>, Arc<HostTable>),
     /// A retry has read the files that an earlier daemon stored. A read at the start had failed.
     StoredRead(Box<StoredState>),
     /// An attempt to store files for later starts has ended.
@@ -194,6 +198,10 @@ pub enum Effect {
     Query(Vec<Wanted>),
     /// Query this server at once.
     QueryAgain(Wanted),
+    /// Resolve these host names from now on, and no others. [`Event::Answered`] follows each result.
+    Resolve(BTreeSet<Host>, DnsSettings),
+    /// Ask for the addresses of these host names at once.
+    AskAgain(BTreeSet<Host>),
     /// Notify the service manager.
     Notify(Notice),
     /// Run this work beside the event loop.
@@ -373,7 +381,7 @@ impl Controller {
             Event::Wakeup => self.wake_up(now),
             Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
             Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
-            Event::Answered(answers) => self.answered(&answers, now),
+            Event::Answered(answers, hosts) => self.answered(&answers, hosts, now),
             Event::StoredRead(stored) => self.apply_stored(*stored, now),
             Event::Stored(stored) => self.stored(stored, now),
             Event::EnvoyFilesWritten(results) => self.envoy_files_written(results, now),

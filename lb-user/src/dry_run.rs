@@ -45,9 +45,10 @@ pub fn assignments(
             let mut sources = sources.iter();
             let source = sources.find(|source| source.origin == origin && source.service == *address);
             let source = source.context("every list has a source")?;
-            let mut assignments = match source.read() {
-                Some(read) => read?.assignments,
-                // A command queries no server: it uses the list that the daemon stored last.
+            // A command queries no server: it uses the list that the daemon stored last.
+            let mut assignments = match source.read(None).transpose()? {
+                Some(read) if read.hosts.is_empty() => read.assignments,
+                Some(read) => stored(source).unwrap_or(read.assignments),
                 None => stored(source).unwrap_or_else(|| Assignments::new(EndpointList::default())),
             };
             assignments.complete(&assignments::consumers(clients, name));
@@ -75,11 +76,11 @@ pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
         }
         let list = match &configured.source {
             EndpointSource::Static(list) => Some(list.clone()),
-            EndpointSource::File(_) | EndpointSource::Remote(_) => {
+            EndpointSource::Named(_) | EndpointSource::File(_) | EndpointSource::Remote(_) => {
                 let origin =
                     ListOrigin::of(&configured.source).expect("the list is not in the configuration");
                 let source = ListSource::new(service, origin, &config.addresses, &config.paths.state);
-                let contents = source.stored().ok().or_else(|| source.read()?.ok());
+                let contents = source.stored().ok().or_else(|| source.read(None)?.ok());
                 contents.map(|contents| contents.assignments.list().clone())
             }
         };

@@ -5,10 +5,13 @@
 //! file cannot be used, the daemon reports this and changes nothing. The last good list is also
 //! stored on disk, for a start at which the file cannot be used.
 
+pub mod hosts;
+
 pub mod last_good;
 
 mod shrink;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -18,14 +21,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use lb_config::discovery::RemoteRules;
-use lb_config::endpoints::{self, ListContext, Parsed};
-use lb_config::{EndpointSource, ListFile, RemoteSource};
+use lb_config::discovery::{self, RemoteRules};
+use lb_config::endpoints::{self, ListContext, MAX_HOSTS, NO_HOSTS, Parsed};
+use lb_config::{EndpointSource, ListFile, NamedList, RemoteSource};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
 use lb_core::subset::Algorithm;
-use lb_discovery::{Failure, Wanted};
+use lb_discovery::{Failure, Host, HostTable, Wanted, render_list};
 use lb_host::regular_file;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
@@ -75,6 +78,15 @@ pub enum SourceError {
     Failed { place: PathBuf, failure: Failure },
     #[error("{}: no answer yet", .0.display())]
     NoAnswerYet(PathBuf),
+    /// A fault of a list that has these host names.
+    #[error("{}", crate::error::chain(&**error))]
+    Hosts { hosts: Arc<BTreeSet<Host>>, error: Box<SourceError> },
+    #[error("{}: {count} of its host names have no answer yet, such as {first}", place.display())]
+    Unanswered { place: PathBuf, count: usize, first: Arc<str> },
+    #[error("{}: no endpoint is left: {why}", place.display())]
+    Unresolved { place: PathBuf, why: String },
+    #[error("{}: with its {own} host names, the lists of this host have {all}, but at most {MAX_HOSTS} are resolved", place.display())]
+    TooManyHosts { place: PathBuf, own: usize, all: usize },
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
     #[error(transparent)]
@@ -101,8 +113,20 @@ impl SourceError {
             | Self::Empty { .. }
             | Self::Failed { .. }
             | Self::NoAnswerYet(_)
+            | Self::Hosts { .. }
+            | Self::Unanswered { .. }
+            | Self::Unresolved { .. }
+            | Self::TooManyHosts { .. }
             | Self::Untrusted(_)
             | Self::Invalid(_) => ReadFailure::Faulty(text),
+        }
+    }
+
+    /// The host names of the list, if the fault is that some of them have no answer yet.
+    pub fn unanswered(&self) -> Option<&BTreeSet<Host>> {
+        match self {
+            Self::Hosts { hosts, error } if matches!(**error, Self::Unanswered { .. }) => Some(hosts),
+            _ => None,
         }
     }
 }
@@ -176,15 +200,18 @@ pub fn answers(path: &Path) -> Version<Stamp> {
 /// Where the list of a service comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListOrigin {
+    /// The configuration itself. The list has host names.
+    Static(NamedList),
     File(ListFile),
     Remote(Arc<RemoteSource>),
 }
 
 impl ListOrigin {
-    /// `None` if the list is in the configuration itself.
+    /// `None` if the list is in the configuration itself, and has no host names.
     pub fn of(source: &EndpointSource) -> Option<Self> {
         match source {
             EndpointSource::Static(_) => None,
+            EndpointSource::Named(list) => Some(Self::Static(list.clone())),
             EndpointSource::File(file) => Some(Self::File(file.clone())),
             EndpointSource::Remote(remote) => Some(Self::Remote(Arc::clone(remote))),
         }
@@ -194,6 +221,7 @@ impl ListOrigin {
 impl fmt::Display for ListOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Static(_) => f.write_str("the configuration"),
             Self::File(file) => write!(f, "file {}", file.path.display()),
             Self::Remote(remote) => remote.origin.fmt(f),
         }
@@ -240,7 +268,7 @@ impl ListSource {
         // usually recognized by their text.
         let format = match &origin {
             ListOrigin::File(file) => endpoints::format_of(&file.path),
-            ListOrigin::Remote(_) => "json",
+            ListOrigin::Static(_) | ListOrigin::Remote(_) => "json",
         };
         let last_good = state.join("last-good").join(format!("{}.{format}", service.name));
         Self {
@@ -252,26 +280,26 @@ impl ListSource {
         }
     }
 
-    /// The endpoint file; `None` if the list comes from a server.
+    /// The endpoint file; `None` if the list comes from elsewhere.
     pub fn file(&self) -> Option<&Path> {
         match &self.origin {
             ListOrigin::File(file) => Some(&file.path),
-            ListOrigin::Remote(_) => None,
+            ListOrigin::Static(_) | ListOrigin::Remote(_) => None,
         }
     }
 
-    /// The rules for the answers of a server; `None` if the list comes from a file.
+    /// The rules for the answers of a server; `None` if the list does not come from one.
     pub fn rules(&self) -> Option<&RemoteRules> {
         match &self.origin {
-            ListOrigin::File(_) => None,
+            ListOrigin::Static(_) | ListOrigin::File(_) => None,
             ListOrigin::Remote(remote) => Some(&remote.rules),
         }
     }
 
-    /// What to query a server for; `None` if the list comes from a file.
+    /// What to query a server for; `None` if the list does not come from one.
     pub fn wanted(&self) -> Option<Wanted> {
         match &self.origin {
-            ListOrigin::File(_) => None,
+            ListOrigin::Static(_) | ListOrigin::File(_) => None,
             ListOrigin::Remote(remote) => {
                 Some(Wanted::List { origin: remote.origin.clone(), is_ipv6: self.service.is_ipv6() })
             }
@@ -281,19 +309,32 @@ impl ListSource {
     /// The name of the source in messages: for a file its path.
     pub fn place(&self) -> PathBuf {
         match &self.origin {
+            ListOrigin::Static(_) => self.origin.to_string().into(),
             ListOrigin::File(file) => file.path.clone(),
             ListOrigin::Remote(remote) => remote.origin.to_string().into(),
         }
     }
 
-    /// Reads the endpoint file; changes nothing. Blocks until the file's file system answers.
-    /// `None` if the list comes from a server.
+    /// The text of a list that is in the configuration itself.
+    pub fn static_text(&self) -> Option<Vec<u8>> {
+        match &self.origin {
+            ListOrigin::Static(list) => Some(list.text.as_bytes().to_vec()),
+            ListOrigin::File(_) | ListOrigin::Remote(_) => None,
+        }
+    }
+
+    /// Reads the list in the endpoint file or in the configuration; changes nothing. Blocks until
+    /// the file's file system answers. `None` if the list comes from a server. `hosts` is as for
+    /// [`ListSource::parse`].
     ///
     /// # Errors
     /// If the file cannot be read completely, or is not a valid list.
-    pub fn read(&self) -> Option<Result<Contents, SourceError>> {
+    pub fn read(&self, hosts: Option<&HostTable>) -> Option<Result<Contents, SourceError>> {
+        if let Some(text) = self.static_text() {
+            return Some(self.parse(&self.place(), text, hosts));
+        }
         let path = self.file()?;
-        Some(read_whole(path).and_then(|text| self.parse(path, text)))
+        Some(read_whole(path).and_then(|text| self.parse(path, text, hosts)))
     }
 
     /// Reads the stored last good list; changes nothing.
@@ -301,32 +342,81 @@ impl ListSource {
     /// # Errors
     /// The same as for [`ListSource::read`], and if another user may write to the state directory.
     pub fn stored(&self) -> Result<Contents, SourceError> {
-        self.parse(&self.last_good, last_good::read(&self.last_good)?)
+        self.parse(&self.last_good, last_good::read(&self.last_good)?, None)
     }
 
     /// Parses a text that was read from `path`: the endpoint file, the stored last good list, or
-    /// the name of the server's list.
+    /// the name of the server's list. `hosts` is what is known about host names; `None`: no name is
+    /// resolved, and entries with names are left out.
     ///
     /// # Errors
-    /// If it is not valid under this configuration, or the stored list is not complete.
-    pub fn parse(&self, path: &Path, text: Vec<u8>) -> Result<Contents, SourceError> {
+    /// If it is not valid under this configuration, or the stored list is not complete. If host
+    /// names have no answer yet, or if no endpoint has an address.
+    pub fn parse(
+        &self,
+        path: &Path,
+        text: Vec<u8>,
+        hosts: Option<&HostTable>,
+    ) -> Result<Contents, SourceError> {
         if path == self.last_good && !last_good::is_whole(&text) {
             return Err(SourceError::CutOff(path.to_owned()));
         }
         let port_name = match &self.origin {
             ListOrigin::File(file) => file.port_name.as_deref(),
-            ListOrigin::Remote(_) => None,
+            ListOrigin::Static(_) | ListOrigin::Remote(_) => None,
         };
-        let reading = ListContext { path, port_name, service: Some(self.service), services: &self.services };
-        let Parsed { list, notes } = endpoints::parse(&text, &reading)?;
-        endpoints::check_indexes(&list, self.needs_indexes, path)?;
-        self.check_addresses(&list)?;
+        let is_ipv6 = self.service.is_ipv6();
+        let addresses = hosts.map(|hosts| hosts.addresses(is_ipv6)).unwrap_or_default();
+        let (service, services) = (Some(self.service), &*self.services);
+        let reading = ListContext { path, port_name, service, services, hosts: &addresses };
+        let named = |names: BTreeSet<String>| -> Arc<BTreeSet<Host>> {
+            let host = |name: String| Host { name: name.into(), is_ipv6 };
+            Arc::new(names.into_iter().map(host).collect())
+        };
+        let parsed = endpoints::parse(&text, &reading).map_err(|faults| {
+            // Without addresses, only faults remain that do not depend on them.
+            let bare = ListContext { hosts: &NO_HOSTS, ..reading };
+            let names = endpoints::parse(&text, &bare).map(|parsed| parsed.hosts);
+            at_hosts(&names.map(named).unwrap_or_default(), faults.into())
+        })?;
+        let Parsed { list, hosts: names, resolved, notes } = parsed;
+        let names = named(names);
+        let checked = hosts.map_or(Ok(()), |hosts| self.check_hosts(&names, &list, hosts));
+        let checked = checked.and_then(|()| Ok(endpoints::check_indexes(&list, self.needs_indexes, path)?));
+        checked
+            .and_then(|()| self.check_addresses(&list, &resolved))
+            .map_err(|error| at_hosts(&names, error))?;
+        // The stored list has the addresses.
+        let text = if names.is_empty() { text.into() } else { render_list(&list) };
         Ok(Contents {
             assignments: Assignments::new(list),
+            hosts: names,
             notes: notes.into(),
-            text: text.into(),
+            text,
             pending: None,
         })
+    }
+
+    /// Refuses a list with host names that have no answer yet, so that it does not take force with
+    /// only a part of its endpoints, and a list without any endpoint.
+    fn check_hosts(
+        &self,
+        names: &BTreeSet<Host>,
+        list: &EndpointList,
+        hosts: &HostTable,
+    ) -> Result<(), SourceError> {
+        let mut unknown = names.iter().filter(|host| !hosts.is_known(host));
+        if let Some(first) = unknown.next() {
+            let (first, count) = (Arc::clone(&first.name), unknown.count() + 1);
+            return Err(SourceError::Unanswered { place: self.place(), count, first });
+        }
+        if list.as_slice().is_empty() {
+            let why = |host: &Host| Some(hosts.0.get(host)?.missing.as_ref()?.why.to_string());
+            let first = names.iter().find_map(why).unwrap_or_default();
+            let why = format!("none of its {} host names resolves ({first})", names.len());
+            return Err(SourceError::Unresolved { place: self.place(), why });
+        }
+        Ok(())
     }
 
     /// The list that is in force while the server's list is suspended. It is not stored.
@@ -345,24 +435,50 @@ impl ListSource {
                 EndpointList::new(vec![endpoint], self.service, &[]).expect("a service's address is valid")
             }
         };
-        Contents { assignments: Assignments::new(list), notes: [].into(), text: [].into(), pending: None }
+        Contents {
+            assignments: Assignments::new(list),
+            hosts: Arc::default(),
+            notes: [].into(),
+            text: [].into(),
+            pending: None,
+        }
     }
 
-    /// Refuses the list of a server that has an address that the configuration does not allow.
-    fn check_addresses(&self, list: &EndpointList) -> Result<(), SourceError> {
-        let Some(rules) = self.rules() else { return Ok(()) };
-        let refused = list.as_slice().iter().find_map(|endpoint| {
-            let why = rules.refusal(endpoint.address.ip())?;
-            Some(SourceError::NotAllowed { place: self.place(), address: endpoint.address, why })
-        });
+    /// Refuses a list with an address that a server has named and the configuration does not allow.
+    /// `resolved` are the addresses that only host names have.
+    fn check_addresses(
+        &self,
+        list: &EndpointList,
+        resolved: &BTreeMap<SocketAddr, String>,
+    ) -> Result<(), SourceError> {
+        let refusal = |address: SocketAddr| {
+            let host = resolved.get(&address);
+            let why = match self.rules() {
+                Some(rules) => rules.refusal(address.ip())?,
+                None => host.and_then(|_| discovery::refusal(address.ip()))?.to_owned(),
+            };
+            let of = host.map_or_else(String::new, |host| format!(" (an address of {host})"));
+            Some(SourceError::NotAllowed { place: self.place(), address, why: why + &of })
+        };
+        let refused = list.as_slice().iter().find_map(|endpoint| refusal(endpoint.address));
         refused.map_or(Ok(()), Err)
     }
+}
+
+/// The error of a list that has these host names.
+fn at_hosts(hosts: &Arc<BTreeSet<Host>>, error: SourceError) -> SourceError {
+    if hosts.is_empty() {
+        return error;
+    }
+    SourceError::Hosts { hosts: Arc::clone(hosts), error: Box::new(error) }
 }
 
 /// The content of a valid list: its endpoints, without assignments yet, and the text.
 #[derive(Clone, Debug)]
 pub struct Contents {
     pub assignments: Assignments,
+    /// The host names in the text.
+    pub hosts: Arc<BTreeSet<Host>>,
     /// The parts of the text that are ignored, with reasons.
     pub notes: Arc<[String]>,
     /// The text of the list; empty once it is stored.

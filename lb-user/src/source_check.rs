@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
-use lb_discovery::{Finding, Latest, Shared, Wanted, date_of, spawn};
+use lb_config::discovery::DnsSettings;
+use lb_config::endpoints::MAX_HOSTS;
+use lb_discovery::{Finding, HostTable, Hosts, Latest, Shared, Wanted, date_of, spawn};
 use lb_view::source::CheckedSource;
 use tokio::task::JoinSet;
 
 use crate::config::{AddressLookup, ClusterIpOrigin, Config};
 use crate::controller;
 use crate::error::chain;
-use crate::source::{Contents, ListSource, SourceError};
+use crate::source::{self, ListSource, SourceError, read_whole};
 
 /// How long a command waits for a server's answer. A provider itself gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -23,30 +25,35 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// # Errors
 /// If the kernel refuses a thread or a descriptor.
 pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
-    check_all(controller::sources(config), &config.lookups)
+    check_all(controller::sources(config), config)
 }
 
-/// As [`check`], but reads no files.
+/// As [`check`], but only of the lists that come from servers.
 ///
 /// # Errors
 /// As for [`check`].
 pub fn check_servers(config: &Config) -> Result<Vec<CheckedSource>> {
     let mut sources = controller::sources(config);
-    sources.retain(|_, source| source.file().is_none());
-    check_all(sources, &config.lookups)
+    sources.retain(|_, source| source.wanted().is_some());
+    check_all(sources, config)
 }
 
-fn check_all(sources: BTreeMap<String, ListSource>, lookups: &[AddressLookup]) -> Result<Vec<CheckedSource>> {
+fn check_all(
+    sources: BTreeMap<String, ListSource>,
+    Config { lookups, dns, .. }: &Config,
+) -> Result<Vec<CheckedSource>> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a thread")?;
     let mut checked = runtime.block_on(async {
         let shared = Arc::new(Shared::default());
+        let hosts = Arc::new(Hosts::new(&shared, &Arc::default()));
         let mut checks = JoinSet::new();
         for AddressLookup { service, origin, .. } in lookups.iter().cloned() {
             checks.spawn(check_address(service, origin, Arc::clone(&shared)));
         }
         for (service, source) in sources {
-            checks.spawn(check_one(service, source, Arc::clone(&shared)));
+            let resolving = (Arc::clone(&hosts), dns.clone());
+            checks.spawn(check_one(service, source, Arc::clone(&shared), resolving));
         }
         checks.join_all().await
     });
@@ -80,37 +87,81 @@ async fn check_address(service: String, origin: ClusterIpOrigin, shared: Arc<Sha
     CheckedSource { service, origin: place, endpoints: None, error, notes, took_ms }
 }
 
-async fn check_one(service: String, source: ListSource, shared: Arc<Shared>) -> CheckedSource {
+async fn check_one(
+    service: String,
+    source: ListSource,
+    shared: Arc<Shared>,
+    (hosts, dns): (Arc<Hosts>, DnsSettings),
+) -> CheckedSource {
     let origin = source.origin.to_string();
     let began = tokio::time::Instant::now();
-    let (result, mut notes) = match source.wanted() {
-        None => {
-            let read = tokio::task::spawn_blocking(move || source.read().expect("the list is in a file"));
-            let result = match tokio::time::timeout(PATIENCE, read).await {
-                Ok(Ok(result)) => result.map_err(|error| chain(&error)),
-                Ok(Err(_)) | Err(_) => Err("the file system does not answer".to_owned()),
-            };
-            (result, Vec::new())
-        }
-        Some(wanted) => query(&source, wanted, &shared).await,
+    let (text, mut notes) = match source.wanted() {
+        None => (read(&source).await, Vec::new()),
+        Some(wanted) => query(wanted, &shared).await,
+    };
+    let result = match text {
+        Ok(text) => parse(&source, text, &hosts, &dns, &mut notes).await,
+        Err(error) => Err(error),
     };
     let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     let (endpoints, error) = match result {
-        Ok(contents) => {
-            notes.extend(contents.notes.iter().cloned());
-            (Some(contents.assignments.list().as_slice().len() as u64), None)
-        }
+        Ok(endpoints) => (Some(endpoints), None),
         Err(error) => (None, Some(error)),
     };
     CheckedSource { service, origin, endpoints, error, notes, took_ms }
 }
 
-/// Queries a server twice, because some servers answer with a part of their list.
-async fn query(
+/// The text of a list in a file or in the configuration.
+async fn read(source: &ListSource) -> Result<Vec<u8>, String> {
+    let path = match source.static_text() {
+        Some(text) => return Ok(text),
+        None => source.place(),
+    };
+    let read = tokio::task::spawn_blocking(move || read_whole(&path));
+    match tokio::time::timeout(PATIENCE, read).await {
+        Ok(Ok(result)) => result.map_err(|error| chain(&error)),
+        Ok(Err(_)) | Err(_) => Err("the file system does not answer".to_owned()),
+    }
+}
+
+/// The number of endpoints in a list. Resolves its host names.
+async fn parse(
     source: &ListSource,
-    wanted: Wanted,
-    shared: &Arc<Shared>,
-) -> (Result<Contents, String>, Vec<String>) {
+    text: Vec<u8>,
+    hosts: &Hosts,
+    dns: &DnsSettings,
+    notes: &mut Vec<String>,
+) -> Result<u64, String> {
+    let place = source.place();
+    let mut parsed = source.parse(&place, text.clone(), Some(&hosts.table()));
+    let unanswered = parsed.as_ref().err().and_then(SourceError::unanswered).cloned();
+    if let Some(names) = unanswered {
+        if names.len() > MAX_HOSTS {
+            let (own, all) = (names.len(), names.len());
+            return Err(chain(&SourceError::TooManyHosts { place, own, all }));
+        }
+        let mut table = hosts.resolve_too(names.clone(), dns);
+        let is_known = |table: &Arc<HostTable>| names.iter().all(|host| table.is_known(host));
+        // If time is short, the list is refused because of the names without an answer.
+        let _ = tokio::time::timeout(PATIENCE, table.wait_for(is_known)).await;
+        parsed = source.parse(&place, text, Some(&hosts.table()));
+    }
+    let names = match &parsed {
+        Ok(contents) => Arc::clone(&contents.hosts),
+        Err(SourceError::Hosts { hosts, .. }) => Arc::clone(hosts),
+        Err(_) => Arc::default(),
+    };
+    let (table, now) = (hosts.table(), tokio::time::Instant::now().into_std());
+    notes.extend(source::hosts::resolved(&names, &table));
+    notes.extend(source::hosts::unresolved(&names, &table, now));
+    let contents = parsed.map_err(|error| chain(&error))?;
+    notes.extend(contents.notes.iter().cloned());
+    Ok(contents.assignments.list().as_slice().len() as u64)
+}
+
+/// Queries a server twice, because some servers answer with a part of their list. Returns the text
+/// of the first answer, and notes.
+async fn query(wanted: Wanted, shared: &Arc<Shared>) -> (Result<Vec<u8>, String>, Vec<String>) {
     let running = spawn(wanted, shared, Arc::default());
     let mut answers = running.latest.clone();
     let first = answer(&mut answers, 1).await;
@@ -130,8 +181,7 @@ async fn query(
                 .to_owned(),
         );
     }
-    let parsed: Result<Contents, SourceError> = source.parse(&source.place(), list.text.to_vec());
-    (parsed.map_err(|error| chain(&error)), notes)
+    (Ok(list.text.to_vec()), notes)
 }
 
 /// A note on the first certificate that expires.

@@ -238,3 +238,50 @@ fn lists_can_be_checked_printed_and_refreshed() {
     assert_eq!(code, Some(3), "{text}");
     assert!(text.contains("127.0.0.1:5300"), "{text}");
 }
+
+#[test]
+fn no_connect_fails_while_host_names_in_a_file_get_other_addresses_or_stop_resolving() {
+    let mut scene = Scene::new("{ file = \"users.json\" }");
+    // A host name may not have a loopback address.
+    for n in 1..=3 {
+        let address = format!("10.77.0.{n}/32");
+        let status = Command::new("ip").args(["address", "add", &address, "dev", "lo"]).status();
+        assert!(status.expect("run ip").success(), "{address}");
+    }
+    let backend = |n| Backend::start(&format!("h{n}"), &format!("10.77.0.{n}:8001"));
+    let _named: Vec<Backend> = (1..=3).map(backend).collect();
+    scene.update("update add h.example.com 1 A 10.77.0.1\nupdate add h.example.com 1 A 10.77.0.2");
+    scene
+        .setup
+        .write("users.json", "[\"127.0.0.1:8003\", \"h.example.com:8001\", \"none.example.com:8001\"]");
+    let (code, text) = scene.run(&["source", "check"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("ok, 3 endpoints in "), "{text}");
+    assert!(text.contains("1 of 2 host names resolve: h.example.com: 10.77.0.1 10.77.0.2"), "{text}");
+    assert!(text.contains("none.example.com for 0 s (NXDOMAIN; no address so far)"), "{text}");
+    scene.start_daemon();
+    scene.expect(&["b3", "h1", "h2"]);
+    scene.expect_fault("none.example.com");
+    scene.probe.start_dialling(SERVICE);
+    scene.update("update add h.example.com 1 A 10.77.0.3\nupdate delete h.example.com A 10.77.0.1");
+    // Otherwise the name is asked again after 30 s.
+    let refreshed = |scene: &Scene| {
+        let (code, text) = scene.run(&["source", "refresh", "users"]);
+        assert_eq!(code, Some(0), "{text}");
+    };
+    refreshed(&scene);
+    let dumped = || scene.run(&["source", "dump", "users"]).1;
+    let is_new = |text: &String| text.contains("10.77.0.3:8001") && !text.contains("10.77.0.1:8001");
+    eventually("the list has the new address", dumped, is_new);
+    scene.named = None;
+    refreshed(&scene);
+    scene.expect_fault("h.example.com for");
+    scene.expect_fault("its addresses stay");
+    scene.start_named();
+    refreshed(&scene);
+    scene.expect_fault("1 of 2 host names do not resolve: none.example.com");
+    let counts = scene.probe.stop_dialling();
+    assert_eq!(failed(&counts), Vec::<&String>::new(), "{counts:?}");
+    assert_eq!(counts.keys().collect::<Vec<_>>(), ["b3", "h1", "h2", "h3"]);
+    scene.expect(&["b3", "h2", "h3"]);
+}

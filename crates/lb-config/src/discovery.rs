@@ -55,10 +55,20 @@ impl RemoteRules {
                 let allow: Vec<String> = allow.iter().map(ToString::to_string).collect();
                 Some(format!("it is outside allow = {allow:?}"))
             }
-            None if ip.is_loopback() => Some("it is a loopback address".to_owned()),
-            None if is_link_local(ip) => Some("it is a link-local address".to_owned()),
-            None => None,
+            None => refusal(ip).map(str::to_owned),
         }
+    }
+}
+
+/// Why no endpoint may have this address if a server names it and there is no `allow`; `None` if one
+/// may.
+pub fn refusal(ip: IpAddr) -> Option<&'static str> {
+    if ip.is_loopback() {
+        Some("it is a loopback address")
+    } else if is_link_local(ip) {
+        Some("it is a link-local address")
+    } else {
+        None
     }
 }
 

@@ -31,6 +31,8 @@ mod envoy;
 
 mod file_sd;
 
+mod hosts;
+
 mod json;
 
 mod shape;
@@ -39,9 +41,11 @@ mod slices;
 
 mod yaml;
 
+use hosts::Expanded;
 use json::JsonDocument;
 
 pub use consul::read_instances;
+pub use hosts::{HostAddresses, MAX_HOSTS, NO_HOSTS, Target, target};
 pub use slices::{SlicesError, read_slices};
 
 /// The maximum size of an endpoint file in bytes: 16,384 endpoints in TOML need about 2 MiB. It
@@ -51,7 +55,8 @@ pub const MAX_FILE_BYTES: usize = 4 << 20;
 section! {
     keys, "[[endpoint]]", "an endpoint", "in an endpoint file, one for each endpoint of the service";
 
-    ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080"], address), Required, "IP address and port, of the same address family as the service";
+    ADDRESS "address": Text<Target>(&["10.0.0.1:8080", "users.example.com:8080"], target), Required,
+        "IP address and port, of the same address family as the service; or host name and port: one endpoint for each address of the name";
     INDEX "index": Number(0..=MAX_INDEXES - 1), Means("a hash of the address"),
         "the endpoint's number in the service; given to all endpoints or to none";
     WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the other endpoints; 0: no new connections";
@@ -64,7 +69,12 @@ section! {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
+    /// The endpoints. Empty only if the file has host names, and none of them has an address.
     pub list: EndpointList,
+    /// The host names in the file.
+    pub hosts: BTreeSet<String>,
+    /// The addresses that the file does not contain, each with the host name that has it.
+    pub resolved: BTreeMap<SocketAddr, String>,
     /// The ignored parts of the file, each with the reason. A note is a sentence without a full
     /// stop.
     pub notes: Vec<String>,
@@ -105,6 +115,8 @@ pub struct ListContext<'a> {
     pub service: Option<SocketAddr>,
     /// The addresses at which clients dial all services.
     pub services: &'a [SocketAddr],
+    /// The addresses of host names, as far as they are known.
+    pub hosts: &'a HostAddresses,
 }
 
 impl ListContext<'_> {
@@ -160,8 +172,8 @@ pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnosti
         };
         report.add_absent(0..0, message, help.to_owned());
     }
-    let list = check(entries, reading.service, reading.services, &mut report);
-    report.finish(list.map(|list| Parsed { list, notes }))
+    let checked = check(entries, reading, &mut report, &mut notes);
+    report.finish(checked.map(|parsed| Parsed { notes, ..parsed }))
 }
 
 /// Returns the text as JSON if it is JSON or YAML. Returns `None` if it is TOML, or if its YAML has
@@ -242,10 +254,10 @@ fn read_toml(text: &str, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry>
 // checked. An entry with neither address nor index, as at the end of a truncated file, causes no
 // further fault.
 fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<ListEntry> {
-    let address = keys::ADDRESS.item(table, report);
-    let is_cut = address.is_none() && table.get(keys::INDEX.name).is_none();
-    let span = address.as_ref().map_or(table.span(), lb_document::Item::span);
-    let address = address.and_then(|item| keys::ADDRESS.kind.read(&item, report));
+    let listed = keys::ADDRESS.item(table, report);
+    let is_cut = listed.is_none() && table.get(keys::INDEX.name).is_none();
+    let span = listed.as_ref().map_or(table.span(), lb_document::Item::span);
+    let listed = listed.and_then(|item| keys::ADDRESS.kind.read(&item, report));
     let index = match keys::INDEX.item(table, report) {
         Some(item) => Index::read(item.span(), keys::INDEX.kind.read(&item, report)),
         None => Index::Absent,
@@ -254,10 +266,11 @@ fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option
     let state = keys::STATE.take_or_default(table, report);
     let zone = keys::ZONE.take_written(table, report).flatten();
     let agent = keys::AGENT.take_written(table, report).flatten();
-    (!is_cut).then_some(ListEntry { span, address, index, weight, state, zone, agent })
+    (!is_cut).then_some(ListEntry { span, target: listed, index, weight, state, zone, agent })
 }
 
 /// The index that a file gives an endpoint.
+#[derive(Clone)]
 pub enum Index {
     /// The file gives no index.
     Absent,
@@ -293,11 +306,12 @@ impl Index {
 
 /// An endpoint as written in a file. If a part could not be read, that has been reported, and the
 /// part is treated as if it were not written.
+#[derive(Clone)]
 pub struct ListEntry {
     /// The position of its address, or of the whole entry if it has no address.
     pub span: Range<usize>,
-    /// The address at which it listens.
-    pub address: Option<SocketAddr>,
+    /// The address at which it listens, or its host name.
+    pub target: Option<Target>,
     pub index: Index,
     pub weight: u16,
     /// The state that the list gives it.
@@ -309,10 +323,10 @@ pub struct ListEntry {
 
 impl ListEntry {
     /// An endpoint with this address, and defaults for everything else.
-    pub fn bare(span: Range<usize>, address: Option<SocketAddr>) -> Self {
+    pub fn bare(span: Range<usize>, target: Option<Target>) -> Self {
         Self {
             span,
-            address,
+            target,
             index: Index::Absent,
             weight: 1,
             state: EndpointState::Healthy,
@@ -322,25 +336,31 @@ impl ListEntry {
     }
 }
 
-/// Checks the entries of a file or a static list together. Returns `None` if they do not form a
-/// valid list, which is reported. If the address of the service is not known, address families are
-/// not checked.
+/// Checks the entries of a file or a static list together, and replaces host names by their
+/// addresses. Returns `None` if they do not form a valid list, which is reported. If the address of
+/// the service is not known, address families are not checked. The notes are not in the result.
 pub fn check(
     entries: Vec<ListEntry>,
-    service: Option<SocketAddr>,
-    services: &[SocketAddr],
+    reading: &ListContext<'_>,
     report: &mut DiagnosticCollector<'_>,
-) -> Option<EndpointList> {
+    notes: &mut Vec<String>,
+) -> Option<Parsed> {
     let indexed = entries.iter().find_map(|entry| entry.index.span().cloned());
     if let Some(index) = &indexed
         && let Some(entry) = entries.iter().find(|entry| entry.index.span().is_none())
     {
         let line = report.line(index);
-        let which = entry.address.map_or_else(String::new, |address| format!(" {address}"));
+        let which = entry.target.as_ref().map_or_else(String::new, |target| format!(" {target}"));
         let message = format!("endpoint{which} has no index, but the endpoint on line {line} has one");
         report.add(entry.span.clone(), message, "give every endpoint an index, or none".to_owned());
     }
-    check_indexes_without_address(&entries, report);
+    check_names(&entries, report);
+    let is_clean = report.is_clean();
+    let Expanded { mut entries, hosts, resolved } = hosts::expand(entries, reading.hosts, report, notes);
+    if !is_clean {
+        // An index that two entries have has been reported already.
+        entries.retain(|entry| !entry.target.as_ref().is_some_and(|target| is_resolved(target, &resolved)));
+    }
     let given: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
     // An entry with a reported fault still needs an index, so that the remaining entries can be
     // checked. It receives an index that no other entry has. If no entry has an index, the endpoint
@@ -348,8 +368,8 @@ pub fn check(
     let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());
-    for ListEntry { span, address, index, weight, state, zone, agent } in entries {
-        let Some(address) = address else { continue };
+    for ListEntry { span, target, index, weight, state, zone, agent } in entries {
+        let Some(Target::Address(address)) = target else { continue };
         let (index_span, index) = match index {
             Index::Given(span, index) => (span, index),
             Index::Absent | Index::Wrong(_) => (span.clone(), free.next().unwrap_or(MAX_INDEXES)),
@@ -357,8 +377,8 @@ pub fn check(
         endpoints.push(Endpoint { address, index, weight, state, zone, agent });
         spans.push((span, index_span));
     }
-    match new_list(endpoints, indexed.is_some(), service, services) {
-        Ok(list) => Some(list),
+    match new_list(endpoints, indexed.is_some(), reading.service, reading.services) {
+        Ok(list) => Some(Parsed { list, hosts, resolved, notes: Vec::new() }),
         Err(faults) => {
             faults.iter().for_each(|(position, fault)| add_fault(*position, fault, &spans, report));
             None
@@ -366,14 +386,34 @@ pub fn check(
     }
 }
 
-// An entry with an unreadable address is in no list, but another entry may have the same index. The
-// list itself detects equal indexes of two entries that have addresses.
+fn is_resolved(target: &Target, resolved: &BTreeMap<SocketAddr, String>) -> bool {
+    matches!(target, Target::Address(address) if resolved.contains_key(address))
+}
+
+// An entry with an unreadable address or a host name is in no list, but another entry may have the
+// same index or the same name. The list itself detects equal indexes of two entries that have
+// addresses.
+fn check_names(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
+    let mut named: BTreeMap<&Target, &Range<usize>> = BTreeMap::new();
+    for entry in entries {
+        let Some(target @ Target::Host(..)) = &entry.target else { continue };
+        match named.get(target) {
+            Some(first) => {
+                let message = format!("{target} is already on line {}", report.line(first));
+                report.add(entry.span.clone(), message, None);
+            }
+            None => drop(named.insert(target, &entry.span)),
+        }
+    }
+    check_indexes_without_address(entries, report);
+}
+
 fn check_indexes_without_address(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
     // For each index: its first position, and whether an entry with an address has had it.
     let mut seen: BTreeMap<u32, (&Range<usize>, bool)> = BTreeMap::new();
     for entry in entries {
         let Index::Given(span, index) = &entry.index else { continue };
-        let has_address = entry.address.is_some();
+        let has_address = matches!(entry.target, Some(Target::Address(_)));
         let Some((first, is_listed)) = seen.get_mut(index) else {
             seen.insert(*index, (span, has_address));
             continue;

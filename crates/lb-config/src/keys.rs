@@ -271,8 +271,8 @@ section! {
         "an endpoint file, which the daemon watches: see [endpoint files](../guide/endpoint-files.md)";
     PORT_NAME "port_name": Text<String>(&["http"], port_name), Means("none"),
         "the name of the port to use if the endpoints in the file have several named ports, as in EndpointSlices";
-    STATIC "static": FreeForm(&["[\"10.0.0.1:8080\"]"]), Means("none"),
-        "the list of endpoints. With `[]`, every connect is refused";
+    STATIC "static": FreeForm(&["[\"10.0.0.1:8080\", \"users.example.com:8080\"]"]), Means("none"),
+        "the list of endpoints: addresses, or [host names](../guide/lists-from-elsewhere.md#host-names). With `[]`, every connect is refused";
     DNS "dns": Text<String>(&["_users._tcp.example.com", "users.example.com"], dns_name), Means("none"),
         "a DNS name: the endpoints are its SRV records or, with `port`, its A or AAAA records. See [remote sources](../guide/remote-sources.md)";
     CONSUL "consul": Text<String>(&["users"], source_name), Means("none"),
@@ -300,7 +300,7 @@ section! {
 }
 
 section! {
-    dns, "[dns]", "[dns]", "how DNS servers are queried for `backends = { dns = .. }`";
+    dns, "[dns]", "[dns]", "how DNS servers are queried for `backends = { dns = .. }` and for host names in lists";
 
     SERVERS "servers": FreeForm(&["[\"10.0.0.53\", \"[2001:db8::53]:5353\"]"]), Means("the servers in /etc/resolv.conf"),
         "the DNS servers, in the order in which they are tried. /etc/resolv.conf is read again when it changes";

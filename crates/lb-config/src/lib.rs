@@ -103,6 +103,8 @@ pub struct Config {
     pub reclaim_interval: Duration,
     /// How the daemon requests reports from the backends' agents.
     pub reports: ReportsConfig,
+    /// How the host names in lists are resolved.
+    pub dns: discovery::DnsSettings,
     /// The directory of the files that Envoy reads; `None` if none are written.
     pub envoy: Option<PathBuf>,
 }
@@ -135,10 +137,18 @@ pub struct ClientService {
 pub enum EndpointSource {
     /// The list is in the configuration itself.
     Static(EndpointList),
+    /// The list is in the configuration itself, and has host names.
+    Named(NamedList),
     /// The daemon watches this file.
     File(ListFile),
     /// The daemon queries a server.
     Remote(Arc<RemoteSource>),
+}
+
+/// A list in the configuration itself that has host names, as the text of an endpoint file in JSON.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NamedList {
+    pub text: Arc<str>,
 }
 
 /// An endpoint file, and the settings in the configuration that apply when it is read.
@@ -150,8 +160,8 @@ pub struct ListFile {
 }
 
 impl ListFile {
-    /// Parses the text of this file. `service` is the address at which clients dial the service;
-    /// `services` are the addresses of all services.
+    /// Parses the text of this file without resolving host names. `service` is the address at which
+    /// clients dial the service; `services` are the addresses of all services.
     ///
     /// # Errors
     /// All faults of the text, see [`endpoints::parse`].
@@ -162,10 +172,8 @@ impl ListFile {
         services: &[SocketAddr],
     ) -> Result<endpoints::Parsed, Diagnostics> {
         let Self { path, port_name } = self;
-        endpoints::parse(
-            text,
-            &endpoints::ListContext { path, port_name: port_name.as_deref(), service, services },
-        )
+        let (port_name, hosts) = (port_name.as_deref(), &endpoints::NO_HOSTS);
+        endpoints::parse(text, &endpoints::ListContext { path, port_name, service, services, hosts })
     }
 }
 
@@ -280,6 +288,7 @@ fn read_root(
         kubernetes: discovery::read_kubernetes(root, directory, env, report),
     };
     let services = service::read(&services, around, &servers, &paths.state, report);
+    let dns = servers.dns;
     let clients = client::read(&clients, &services, limits, env, report);
     let addresses = services.addresses();
     let lookups = services.lookups();
@@ -295,6 +304,7 @@ fn read_root(
         admins,
         reclaim_interval,
         reports,
+        dns,
         envoy,
     };
     (config, services.into_files())

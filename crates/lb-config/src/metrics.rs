@@ -99,7 +99,7 @@ mod tests {
             ),
             (
                 "listen = 'localhost:9464'",
-                "9:10: listen \"localhost:9464\" is a host name, and names are not resolved yet (write an IP address and a \
+                "9:10: listen \"localhost:9464\" is a host name, not an address (write an IP address and a \
                  port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")"
                     .to_owned(),
             ),

@@ -106,7 +106,7 @@ pub fn check_scan(
     let Some(scan) = ScanCause::of(choice.policy, choice.active_limit, choice.overflow) else { return };
     let endpoints = match source {
         EndpointSource::Static(list) => u32::try_from(list.as_slice().len()).unwrap_or(u32::MAX),
-        EndpointSource::File(_) | EndpointSource::Remote(_) => u32::MAX,
+        EndpointSource::Named(_) | EndpointSource::File(_) | EndpointSource::Remote(_) => u32::MAX,
     };
     if subset.most_members().min(endpoints) <= MAX_SCAN {
         return;

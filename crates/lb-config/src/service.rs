@@ -336,7 +336,7 @@ mod tests {
             ),
             (
                 "users.internal:80",
-                "is a host name, and names are not resolved yet (write an IP address and a port, as in \"10.0.0.1:8080\" \
+                "is a host name, not an address (write an IP address and a port, as in \"10.0.0.1:8080\" \
                  or \"[2001:db8::1]:8080\")",
             ),
         ];

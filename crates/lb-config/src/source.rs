@@ -18,11 +18,11 @@ use super::keys::backends::{
 };
 use super::keys::service::BACKENDS;
 use super::keys::{path, port_name};
-use super::{EndpointSource, ListFile, NamedFile, RemoteSource};
-use crate::endpoints::{self, ListEntry};
+use super::{EndpointSource, ListFile, NamedFile, NamedList, RemoteSource};
+use crate::endpoints::{self, ListContext, ListEntry, NO_HOSTS, Target};
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::{Number, ValueKind as _};
-use lb_document::{Item, Table, address};
+use lb_document::{Item, Table};
 
 /// What `backends` of a service depends on.
 #[derive(Clone, Copy)]
@@ -182,12 +182,20 @@ fn read_static(
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<EndpointSource> {
     let items = list.list(report)?;
-    let addresses: Vec<(Range<usize>, Option<SocketAddr>)> =
-        items.iter().map(|item| (item.span(), item.parse(address, report))).collect();
-    let is_whole = addresses.iter().all(|(_, address)| address.is_some());
-    let entries = addresses.into_iter().map(|(span, address)| ListEntry::bare(span, address)).collect();
-    let list = endpoints::check(entries, service, services, report)?;
-    is_whole.then_some(EndpointSource::Static(list))
+    let targets: Vec<(Range<usize>, Option<Target>)> =
+        items.iter().map(|item| (item.span(), item.parse(endpoints::target, report))).collect();
+    let texts: Option<Vec<String>> =
+        targets.iter().map(|(_, target)| Some(target.as_ref()?.to_string())).collect();
+    let entries = targets.into_iter().map(|(span, target)| ListEntry::bare(span, target)).collect();
+    let (path, port_name, hosts) = (Path::new(""), None, &NO_HOSTS);
+    let reading = ListContext { path, port_name, service, services, hosts };
+    let parsed = endpoints::check(entries, &reading, report, &mut Vec::new())?;
+    let texts = texts?;
+    if parsed.hosts.is_empty() {
+        return Some(EndpointSource::Static(parsed.list));
+    }
+    let text = serde_json::to_string(&texts).expect("a list of texts can be written").into();
+    Some(EndpointSource::Named(NamedList { text }))
 }
 
 #[cfg(test)]
@@ -276,8 +284,7 @@ mod tests {
         check(
             &backends("{ static = ['x', '10.0.0.1:0'] }"),
             &[
-                "7:24: an entry of static \"x\" is a host name, and names are not resolved yet (write an IP address and a \
-                 port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
+                "7:24: an entry of static \"x\" has no port (write \"x:8080\", with the right port)",
                 "7:29: 10.0.0.1:0 cannot be connected to: port 0",
             ],
         );

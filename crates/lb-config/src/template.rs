@@ -45,7 +45,7 @@ impl ServiceTemplate {
     pub fn backends(&self, task: Task) -> u32 {
         let count = match &self.source {
             EndpointSource::Static(list) => Some(list.count()),
-            EndpointSource::File(_) | EndpointSource::Remote(_) => None,
+            EndpointSource::Named(_) | EndpointSource::File(_) | EndpointSource::Remote(_) => None,
         };
         let (algorithm, size) = match (self.service.subset, count) {
             (Subset::All, count) => return count.unwrap_or(1),

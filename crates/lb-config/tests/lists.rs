@@ -8,7 +8,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use lb_config::endpoints::{ListContext, ListEntry, Parsed, SlicesError, parse, read_instances, read_slices};
+use lb_config::endpoints::{
+    ListContext, ListEntry, NO_HOSTS, Parsed, SlicesError, Target, parse, read_instances, read_slices,
+};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -17,7 +19,7 @@ const SERVICE: &str = "10.96.0.10:80";
 
 fn reading<'a>(path: &'a str, port_name: Option<&'a str>) -> ListContext<'a> {
     let service = SERVICE.parse().ok();
-    ListContext { path: Path::new(path), port_name, service, services: &[] }
+    ListContext { path: Path::new(path), port_name, service, services: &[], hosts: &NO_HOSTS }
 }
 
 fn read(text: &str, path: &str) -> Result<Parsed, String> {
@@ -74,8 +76,8 @@ fn consuls_answer_means_the_same_in_a_file_and_as_it_is_sent() {
     let text = include_str!("lists/consul.json");
     let (entries, notes) = read_instances(text.as_bytes(), "users", false).unwrap();
     let line = |one: &ListEntry| {
-        let (address, index) = (one.address.unwrap(), one.index.number().unwrap());
-        format!("{address} {index} {} {:?} {}", one.weight, one.state, one.zone.as_deref().unwrap_or("-"))
+        let (target, index) = (one.target.as_ref().unwrap(), one.index.number().unwrap());
+        format!("{target} {index} {} {:?} {}", one.weight, one.state, one.zone.as_deref().unwrap_or("-"))
     };
     let mut sent: Vec<String> = entries.iter().map(line).collect();
     sent.sort();
@@ -581,18 +583,23 @@ fn slices_in_separate_texts_mean_the_same_as_in_one_list() {
     let slices: Vec<String> = root["items"].as_array().unwrap().iter().map(Value::to_string).collect();
     let texts = || slices.iter().map(|slice| ("one of them", slice.as_str()));
     let (entries, notes) = read_slices(texts(), Some("http"), false).unwrap();
-    let of = |address, index: Option<u32>, state, zone: &Option<String>| {
+    let of = |address: &Target, index: Option<u32>, state, zone: &Option<String>| {
         format!("{address} {index:?} {state:?} {zone:?}")
     };
     let mut separate: Vec<String> = entries
         .iter()
-        .map(|entry| of(entry.address.unwrap(), entry.index.number(), entry.state, &entry.zone))
+        .map(|entry| of(entry.target.as_ref().unwrap(), entry.index.number(), entry.state, &entry.zone))
         .collect();
     let has_indexes = !parsed.list.has_address_indexes();
     let endpoints = parsed.list.as_slice().iter();
     let mut together: Vec<String> = endpoints
         .map(|e| {
-            of(e.address, has_indexes.then_some(e.index), e.state, &e.zone.as_ref().map(ToString::to_string))
+            of(
+                &Target::Address(e.address),
+                has_indexes.then_some(e.index),
+                e.state,
+                &e.zone.as_ref().map(ToString::to_string),
+            )
         })
         .collect();
     separate.sort();
@@ -600,7 +607,12 @@ fn slices_in_separate_texts_mean_the_same_as_in_one_list() {
     assert_eq!(separate, together);
     assert_eq!(notes, parsed.notes);
     let (of_v6, _) = read_slices(texts(), Some("http"), true).unwrap();
-    assert!(!of_v6.is_empty() && of_v6.iter().all(|entry| entry.address.unwrap().is_ipv6()));
+    assert!(
+        !of_v6.is_empty()
+            && of_v6
+                .iter()
+                .all(|entry| matches!(entry.target, Some(Target::Address(address)) if address.is_ipv6()))
+    );
 
     assert_eq!(read_slices([], None, false).unwrap().0.len(), 0, "no slices are no fault");
     let wrong = read_slices([("users-1", "{}"), ("users-2", "[]")], None, false);
@@ -631,7 +643,6 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
         (with("endpoints", json!(null)), EMPTY.to_owned()),
         (with("ports", json!(null)), none_left("\"a\": a slice without ports")),
         (with("ports", json!([{ "name": "all", "port": null }])), none_left("\"a\": a slice without ports")),
-        (with("addressType", json!("FQDN")), none_left("\"a\": a slice of host names, which are not resolved yet")),
         (
             with("addressType", json!("IPv6")),
             none_left("\"a\": a slice of addressType \"IPv6\", and the service is \"IPv4\""),
@@ -650,7 +661,7 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
         ),
         (
             with("endpoints", json!([pod("users", &json!({}))])),
-            "1:113: address \"users\" is a host name, and names are not resolved yet (write an IP address)".to_owned(),
+            "1:113: address \"users\" is not an IP address (write an IP address)".to_owned(),
         ),
         (
             with("ports", json!([{ "port": 70000 }])),
@@ -718,8 +729,8 @@ fn a_file_that_is_not_a_list_is_refused_with_a_correction() {
             "1:2: an instance has no address (write Service.Address)".to_owned(),
         ),
         (
-            &of_consul("\"Address\":\"users\""),
-            "1:34: address \"users\" is a host name, and names are not resolved yet (write an IP address)".to_owned(),
+            &of_consul("\"Address\":\"users!\""),
+            "1:34: address \"users!\" is neither an IP address nor a host name (write an IP address or a host name)".to_owned(),
         ),
         (
             &of_consul("\"Address\":\"10.0.0.1\",\"Port\":-1"),
@@ -783,8 +794,8 @@ fn yaml_without_a_json_equivalent_is_refused() {
         ("- targets: *a\n", "1:12: while parsing node, found unknown anchor"),
         ("- ? [a]\n  : b\n", "1:5: a key must be a scalar (write a name)"),
         (
-            "# é\n- targets: [users:80]\n",
-            "2:13: target \"users:80\" is a host name, and names are not resolved yet (write an IP address and a port, as in \
+            "# é\n- targets: [users!:80]\n",
+            "2:13: target \"users!:80\" is not an address (write an IP address and a port, as in \
              \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
         ),
     ];

@@ -30,7 +30,7 @@ pub use self::message::{Additional, Answer, Records, Srv};
 pub use self::resolver::{Hold, Limits, Resolver, Resolvers};
 
 use self::message::Question;
-use self::resolver::IN_FLIGHT;
+pub use self::resolver::IN_FLIGHT;
 use crate::{Again, Failure, Finding, Listed, Queried, Shared, Snapshot, render};
 
 /// The largest number of different targets in the SRV records of a name.

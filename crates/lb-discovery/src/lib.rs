@@ -17,6 +17,8 @@ pub mod dns;
 
 mod files;
 
+mod hosts;
+
 mod http;
 
 mod kubernetes;
@@ -31,6 +33,7 @@ mod running;
 
 mod tls;
 
+pub use self::hosts::{Host, HostState, HostTable, Hosts, MissingAddresses};
 pub use self::kubernetes::objects;
 pub use self::list::{Listed, Snapshot, render, render_list};
 pub use self::retry::Retry;

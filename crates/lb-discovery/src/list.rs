@@ -2,10 +2,11 @@
 //! names its endpoints.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lb_config::endpoints::ListEntry;
+use lb_config::endpoints::{ListEntry, Target};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use serde_json::{Map, Value, json};
 
@@ -52,9 +53,9 @@ impl Default for Listed {
 
 impl Listed {
     /// An entry of a list that was read, by its address; `None` if it has none.
-    pub fn of(entry: ListEntry) -> Option<(SocketAddr, Self)> {
-        let ListEntry { address, index, weight, state, zone, agent, .. } = entry;
-        Some((address?, Self { index: index.number(), weight, state, zone, agent }))
+    pub fn of(entry: ListEntry) -> Option<(Target, Self)> {
+        let ListEntry { target, index, weight, state, zone, agent, .. } = entry;
+        Some((target?, Self { index: index.number(), weight, state, zone, agent }))
     }
 }
 
@@ -71,16 +72,16 @@ pub fn render_list(list: &EndpointList) -> Arc<[u8]> {
     render(&list.as_slice().iter().map(listed).collect())
 }
 
-/// Renders a list in the format `file_sd`. Values that are the defaults of endpoint files are left
+/// Renders a list in the format `file_sd`. The keys are addresses, or [`Target`]s. Values that are the defaults of endpoint files are left
 /// out.
-pub fn render(endpoints: &BTreeMap<SocketAddr, Listed>) -> Arc<[u8]> {
-    let groups: Vec<Value> = endpoints.iter().map(|(address, listed)| group(*address, listed)).collect();
+pub fn render<T: Display>(endpoints: &BTreeMap<T, Listed>) -> Arc<[u8]> {
+    let groups: Vec<Value> = endpoints.iter().map(|(target, listed)| group(target, listed)).collect();
     let mut text = serde_json::to_vec_pretty(&groups).expect("maps with text as keys can be written");
     text.push(b'\n');
     text.into()
 }
 
-fn group(address: SocketAddr, listed: &Listed) -> Value {
+fn group(target: &impl Display, listed: &Listed) -> Value {
     let Listed { index, weight, state, zone, agent } = listed;
     let mut labels = Map::new();
     // The labels of `file_sd` are texts.
@@ -101,9 +102,9 @@ fn group(address: SocketAddr, listed: &Listed) -> Value {
         label("agent", agent.to_string());
     }
     if labels.is_empty() {
-        return json!({ "targets": [address.to_string()] });
+        return json!({ "targets": [target.to_string()] });
     }
-    json!({ "targets": [address.to_string()], "labels": labels })
+    json!({ "targets": [target.to_string()], "labels": labels })
 }
 
 #[cfg(test)]
@@ -116,7 +117,8 @@ mod tests {
 
     fn read(text: &[u8]) -> EndpointList {
         let path = Path::new("users.json");
-        let context = ListContext { path, port_name: None, service: None, services: &[] };
+        let context =
+            ListContext { path, port_name: None, service: None, services: &[], hosts: &endpoints::NO_HOSTS };
         let parsed = endpoints::parse(text, &context).unwrap();
         assert!(parsed.notes.is_empty(), "{:?}", parsed.notes);
         parsed.list

@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// By this part the time until the next question is varied, so that the questions of many hosts
 /// spread out.
-const SPREAD: f64 = 0.1;
+pub const SPREAD: f64 = 0.1;
 
 /// What a service needs of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -42,7 +42,7 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, NotAnAddress> {
     }
     let name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     if host.bytes().all(name) && host.bytes().any(|byte| byte.is_ascii_alphabetic()) {
-        return refusal("is a host name, and names are not resolved yet", example());
+        return refusal("is a host name, not an address", example());
     }
     refusal("is not an address", example())
 }

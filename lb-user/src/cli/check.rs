@@ -103,7 +103,11 @@ pub fn run(
     }
     let mut notes = notes(&config, &by_service);
     notes.extend(ignored);
-    for source in sources.iter().filter(|source| source.file().is_none()) {
+    for source in sources.iter().filter(|source| source.static_text().is_some()) {
+        let list = source.read(None).and_then(Result::ok);
+        notes.extend(list.iter().flat_map(|list| list.notes.iter().cloned()));
+    }
+    for source in sources.iter().filter(|source| source.wanted().is_some()) {
         let origin = &source.origin;
         notes.push(match dry_run::stored(source) {
             Some(_) => format!("{origin}: the list that the daemon stored last is checked, not the server's"),
@@ -152,7 +156,7 @@ fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Conf
     for configured in config.clients.iter_mut().flat_map(|client| &mut client.services) {
         let name = &configured.service.name;
         match &mut configured.source {
-            EndpointSource::Static(_) => continue,
+            EndpointSource::Static(_) | EndpointSource::Named(_) => continue,
             EndpointSource::File(file) => *file = previewed(Some(name), file, previews),
             EndpointSource::Remote(_) => {
                 if let Some((_, path)) = previews.iter().rfind(|(of, _)| of == name) {

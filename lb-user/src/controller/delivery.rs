@@ -55,7 +55,7 @@ impl Controller {
             // A client that still has an earlier configuration may have a list for the service in
             // that configuration.
             match client_task.client.services[position].source {
-                EndpointSource::File(_) | EndpointSource::Remote(_) => {}
+                EndpointSource::Named(_) | EndpointSource::File(_) | EndpointSource::Remote(_) => {}
                 EndpointSource::Static(_) => continue,
             }
             match client_task.deliver(position, assignments, now) {

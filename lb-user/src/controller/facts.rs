@@ -161,7 +161,7 @@ impl Controller {
                     remote: None,
                 }
             }
-            Some(watched) => watched.status(&client_task.client.name, now),
+            Some(watched) => watched.status(&client_task.client.name, &self.sources.hosts.table, now),
         };
         services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
     }

@@ -1,5 +1,6 @@
 //! Answers queries, and writes the status line for the service manager (sd_notify(3)).
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -154,6 +155,7 @@ impl Controller {
                 Some(wanted) => self.effects.push(Effect::QueryAgain(wanted)),
                 None => watched.feed.progress.changed(now),
             }
+            self.effects.push(Effect::AskAgain(BTreeSet::clone(&watched.hosts)));
             watched.source.origin.to_string()
         });
         info!(?service, origin, user, process, "an operator requested to refresh a list");

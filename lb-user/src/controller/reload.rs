@@ -260,6 +260,7 @@ impl Controller {
             }
         }
         self.query_servers();
+        self.resolve_hosts(now);
         // At the start, readiness is reported later, when the socket accepts connections.
         let is_following = self.reload.following.is_some() && self.clients.is_settling;
         if !is_first && !is_following {

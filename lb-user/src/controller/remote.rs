@@ -3,11 +3,12 @@
 //! An answer without endpoints, or none, changes nothing, until the rules of the configuration
 //! require it. An answer that removes most endpoints takes force once the server has repeated it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use lb_config::discovery::{OnEmpty, OnStale, RemoteRules};
-use lb_discovery::{Finding, Latest, Wanted};
+use lb_discovery::{Finding, Host, HostTable, Latest, Wanted};
 use lb_view::status::RemoteStatus;
 use tracing::{info, warn};
 
@@ -40,7 +41,7 @@ pub struct RemoteState {
     /// Removals that wait for a repetition.
     pub shrink: Option<Shrink>,
     /// Whether the newest answer must be read even if it was read before.
-    must_read: bool,
+    pub must_read: bool,
     /// The number of the finding that was read last.
     pub number_read: u64,
 }
@@ -63,6 +64,17 @@ pub struct Shrink {
     is_queried: bool,
     /// Whether the server has repeated the removals.
     is_repeated: bool,
+}
+
+impl Shrink {
+    /// What is pending, for people.
+    pub fn describe(&self) -> String {
+        format!(
+            "its host names no longer have {} of {} endpoints; they stay until the answers are repeated",
+            self.pending.removed.len(),
+            self.pending.base.as_slice().len()
+        )
+    }
 }
 
 impl RemoteState {
@@ -178,7 +190,11 @@ impl WatchedSource {
     pub fn guard(&self) -> Option<Guard> {
         // The list of a suspension is not the server's, so the end of the suspension removes
         // nothing.
-        if !self.source.rules()?.limits_shrink || self.remote.suspension.is_some() {
+        let limits_shrink = match self.source.rules() {
+            Some(rules) => rules.limits_shrink,
+            None => !self.hosts.is_empty(),
+        };
+        if !limits_shrink || self.remote.suspension.is_some() {
             return None;
         }
         let Some(shrink) = &self.remote.shrink else {
@@ -202,7 +218,7 @@ impl WatchedSource {
                 service,
                 removed = pending.removed.len(),
                 of = pending.base.as_slice().len(),
-                "the server's answer removes most endpoints; they stay in force until the server repeats the answer after 10 s"
+                "the answer removes most endpoints; they stay in force until it is repeated after 10 s"
             );
             let answers = self.remote.latest.answers;
             Shrink { pending, since: now, answers, is_queried: false, is_repeated: false }
@@ -212,7 +228,8 @@ impl WatchedSource {
 
 impl Controller {
     /// Handles what servers have answered.
-    pub fn answered(&mut self, answers: &[(Wanted, Latest)], now: Instant) {
+    pub fn answered(&mut self, answers: &[(Wanted, Latest)], hosts: Arc<HostTable>, now: Instant) {
+        self.resolved(hosts, now);
         for watched in self.sources.watched.values_mut() {
             let Some(wanted) = watched.source.wanted() else { continue };
             let Some((_, latest)) = answers.iter().find(|(answered, _)| *answered == wanted) else {
@@ -236,10 +253,9 @@ impl Controller {
     /// Applies the rules about lists that servers have not confirmed, and about removals.
     pub fn follow_servers(&mut self, now: Instant) {
         for (service, watched) in &mut self.sources.watched {
-            let Some(rules) = watched.source.rules() else { continue };
             let remote = &mut watched.remote;
             remote.queried_since.get_or_insert(now);
-            let required = remote.required(rules, now);
+            let required = watched.source.rules().and_then(|rules| remote.required(rules, now));
             if required != remote.suspension {
                 match required {
                     Some(Suspension::Refuse) => {
@@ -264,11 +280,18 @@ impl Controller {
             if is_due && !shrink.is_queried {
                 shrink.is_queried = true;
                 self.effects.extend(watched.source.wanted().map(Effect::QueryAgain));
+                self.effects.push(Effect::AskAgain(BTreeSet::clone(&watched.hosts)));
             }
             // A later answer with other endpoints is read first, and compared again.
-            let is_repeated = remote.latest.answers > shrink.answers
-                && remote.latest.number == remote.number_read
-                && matches!(remote.latest.finding, Some(Finding::List(_)));
+            let is_repeated = if watched.source.rules().is_some() {
+                remote.latest.answers > shrink.answers
+                    && remote.latest.number == remote.number_read
+                    && matches!(remote.latest.finding, Some(Finding::List(_)))
+            } else {
+                let due = shrink.since + SHRINK_AFTER;
+                let asked = |host: &Host| self.sources.hosts.table.0.get(host)?.asked;
+                watched.hosts.iter().all(|host| asked(host).is_some_and(|asked| asked >= due))
+            };
             if is_due && is_repeated && !std::mem::replace(&mut shrink.is_repeated, true) {
                 remote.must_read = true;
                 watched.feed.progress.changed(now);

@@ -26,6 +26,8 @@ mod remote;
 
 mod addresses;
 
+mod hosts;
+
 mod clients;
 
 mod reloads;

@@ -10,16 +10,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use lb_config::discovery::DnsSettings;
 use lb_core::feed::{Effect as FeedEffect, Feed, Version};
+use lb_discovery::{Host, HostTable};
 use lb_view::status::SourceStatus;
 use tracing::{info, warn};
 
 use super::changes::list_changes;
-use super::remote::RemoteState;
+use super::hosts::HostNames;
+use super::remote::{RemoteState, Shrink};
 use super::state_files::FilesToStore;
 use super::{BackgroundWork, Controller};
 use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
 use crate::config::{ClientConfig, Config};
+use crate::source::hosts::unresolved;
 use crate::source::{
     Contents, Guard, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, Suspension, directory_of,
 };
@@ -31,6 +35,8 @@ pub struct Sources {
     pub statics: AssignmentsByService,
     /// The files and servers from which lists come, by service name.
     pub watched: BTreeMap<String, WatchedSource>,
+    /// The host names in these lists.
+    pub hosts: HostNames,
     /// The number of reads of lists that have begun.
     pub readings: u64,
     /// Lists and other files that are stored for later starts.
@@ -48,6 +54,11 @@ pub struct ListPurpose {
     pub guard: Option<Guard>,
     /// What connects do if the server's list is suspended.
     pub suspension: Option<Suspension>,
+    /// The version of the file that was read last. Only its unchanged text is compared: what an
+    /// editor of the file removes, is removed at once.
+    pub seen: Option<Option<Stamp>>,
+    /// How host names are resolved.
+    pub dns: DnsSettings,
 }
 
 /// The result of the first read of a list.
@@ -77,8 +88,12 @@ pub struct WatchedSource {
     pub feed: Feed<Stamp, Contents>,
     /// The notes of the last valid read: ignored parts of the list, with reasons.
     pub notes: Arc<[String]>,
-    /// The state of the server; unused if the list comes from a file.
+    /// The state of the server. If the list does not come from one, only its removals and reads.
     pub remote: RemoteState,
+    /// The host names in the list.
+    pub hosts: Arc<BTreeSet<Host>>,
+    /// Whether the newest list was refused because of its number of host names.
+    pub lacks_hosts: bool,
 }
 
 impl WatchedSource {
@@ -91,9 +106,10 @@ impl WatchedSource {
     }
 
     /// The state of the source, as one client sees it.
-    pub fn status(&self, client: &str, now: Instant) -> SourceStatus {
+    pub fn status(&self, client: &str, table: &HostTable, now: Instant) -> SourceStatus {
         let age = |since: Instant| now.saturating_duration_since(since).as_secs();
         let error = self.feed.error_of(client).map(str::to_owned);
+        let error = error.or_else(|| unresolved(&self.hosts, table, now));
         let status = SourceStatus {
             file: self.source.file().map(Path::to_owned),
             good_for_s: self.feed.good_since().map(age),
@@ -102,8 +118,9 @@ impl WatchedSource {
             notes: self.notes.to_vec(),
             remote: None,
         };
-        if self.source.file().is_some() {
-            return status;
+        if self.source.wanted().is_none() {
+            let deferred = || self.remote.shrink.as_ref().map(Shrink::describe);
+            return SourceStatus { error: status.error.or_else(deferred), ..status };
         }
         let latest = &self.remote.latest;
         SourceStatus {
@@ -155,22 +172,25 @@ impl Controller {
         let Reading { service, source, first: FirstRead { version, result, instead }, in_force } = reading;
         let before = before.filter(|before| before.source.service == source.service);
         let is_same_source = before.as_ref().is_some_and(|before| before.source == source);
-        let result = result.map_err(SourceError::into_failure);
-        let (before, notes, remote) = match before {
-            Some(WatchedSource { feed, notes, remote, .. }) => (Some(feed), notes, remote),
+        let (before, notes, remote, hosts) = match before {
+            Some(WatchedSource { feed, notes, remote, hosts, .. }) => (Some(feed), notes, remote, hosts),
             None => Default::default(),
         };
-        let remote = if is_same_source { remote } else { RemoteState::default() };
+        let (remote, hosts) = if is_same_source { (remote, hosts) } else { Default::default() };
+        let feed = Feed::default();
+        let watched = WatchedSource { source, feed, notes, remote, hosts, lacks_hosts: false };
+        self.sources.watched.insert(service.clone(), watched);
+        let result = self.take_hosts(&service, result).map_err(SourceError::into_failure);
         let read =
             result.as_ref().ok().map(|contents| (Arc::clone(&contents.notes), contents.pending.clone()));
         let (feed, reloaded) = Feed::reload(before, is_same_source, now, begun, version, result);
-        let mut watched = WatchedSource { source, feed, notes, remote };
+        let watched = self.sources.watched.get_mut(&service).expect("it was just inserted");
+        watched.feed = feed;
         watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
         if let Some((notes, pending)) = read {
             watched.take_notes(&service, &notes);
             watched.take_pending(&service, pending, now);
         }
-        self.sources.watched.insert(service.clone(), watched);
         self.carry_out(&service, reloaded.effect, now);
         if let Some(mut contents) = reloaded.retained {
             if let Some(computed) = &in_force {
@@ -264,7 +284,9 @@ impl Controller {
             let Some(known) = watched.feed.progress.begin(now) else { continue };
             self.sources.readings += 1;
             let begun = self.sources.readings;
-            // The same answer may have to be read again, because it may now take force.
+            let seen = known;
+            // The same text may have to be read again, because it may now take force, or because
+            // host names have other addresses.
             let known = known.filter(|_| !watched.remote.take_must_read());
             let purpose = ListPurpose {
                 consumers: assignments::consumers(clients.iter().copied(), service),
@@ -272,6 +294,8 @@ impl Controller {
                 before: watched.feed.newest().map(|contents| contents.assignments.clone()),
                 guard: watched.guard(),
                 suspension: watched.remote.suspension,
+                seen,
+                dns: self.config.dns.clone(),
             };
             let (service, source) = (service.clone(), watched.source.clone());
             self.effects.push(BackgroundWork::Read { service, source, begun, known, purpose }.into());
@@ -287,6 +311,7 @@ impl Controller {
         result: Option<Result<Contents, SourceError>>,
         now: Instant,
     ) {
+        let result = result.map(|result| self.take_hosts(service, result));
         let watched =
             self.sources.watched.get_mut(service).expect("the caller checks that the service has a source");
         if let Some(Ok(contents)) = &result {
@@ -301,6 +326,7 @@ impl Controller {
         let result = result.map(|result| result.map_err(SourceError::into_failure));
         let effect = watched.feed.read(now, begun, version, result);
         self.carry_out(service, effect, now);
+        self.resolve_hosts(now);
     }
 
     fn carry_out(&mut self, service: &str, effect: Option<FeedEffect<Contents>>, now: Instant) {

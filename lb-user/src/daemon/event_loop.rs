@@ -124,7 +124,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
             _ = hangup.recv() => Event::Hangup,
             Some(event) = inbox.recv() => event,
             Some(query) = query_receiver.recv() => Event::Query(query),
-            () = notified(&shell.remotes.news, answered_at, ANSWER_INTERVAL) => Event::Answered(shell.remotes.answers()),
+            () = notified(&shell.remotes.news, answered_at, ANSWER_INTERVAL) => shell.remotes.answers(),
             changes = shell.watch.changed() => Event::Changed(changes),
             () = notified(&news, health_changed_at, HEALTH_INTERVAL) => Event::HealthChanged,
             () = until(wakeup) => Event::Wakeup,
@@ -132,7 +132,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
         let now = Instant::now();
         match &event {
             Event::HealthChanged => health_changed_at = Some(now),
-            Event::Answered(_) => answered_at = Some(now),
+            Event::Answered(..) => answered_at = Some(now),
             Event::Watched => shell.is_watched = false,
             _ => {}
         }
@@ -199,6 +199,8 @@ impl Shell {
                 }
                 Effect::Query(wanted) => self.remotes.query_only(wanted),
                 Effect::QueryAgain(wanted) => self.remotes.query_again(&wanted),
+                Effect::Resolve(hosts, settings) => self.remotes.hosts.resolve_only(hosts, &settings),
+                Effect::AskAgain(hosts) => self.remotes.hosts.ask_again(&hosts),
                 Effect::Notify(Notice::Ready(status)) => self.notifier.ready(status),
                 Effect::Notify(Notice::Status(status)) => self.notifier.status(status),
                 Effect::Notify(Notice::Reloading) => self.notifier.reloading(),

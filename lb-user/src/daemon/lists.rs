@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lb_config::discovery::DnsSettings;
 use lb_core::feed::Version;
-use lb_discovery::{Finding, Latest};
+use lb_discovery::{Finding, HostTable, Latest};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
@@ -43,7 +44,7 @@ impl ListReader {
         &self,
         source: &ListSource,
         known: Option<Option<Stamp>>,
-        purpose: ListPurpose,
+        mut purpose: ListPurpose,
     ) -> (Version<Stamp>, Option<Result<Contents, SourceError>>) {
         let Some(path) = source.file() else {
             let latest =
@@ -52,13 +53,14 @@ impl ListReader {
             if known == Some(version.stamp) {
                 return (version, None);
             }
-            return (version, Some(self.answer(source, latest, purpose).await));
+            return (version, Some(self.answer(source, latest, purpose, PATIENCE).await));
         };
         let version = match self.version(path, PATIENCE).await {
             Ok(version) if known == Some(version.stamp) => return (version, None),
             Ok(version) => version,
             Err(no_answer) => return (NO_VERSION, Some(Err(no_answer.into()))),
         };
+        purpose.guard.take_if(|_| purpose.seen != Some(version.stamp));
         let result = self.list(source, path, purpose, PATIENCE).await;
         (version, Some(result))
     }
@@ -73,28 +75,42 @@ impl ListReader {
         wants_last_good: bool,
         patience: Duration,
     ) -> FirstRead {
-        let (version, result) = match (source.file(), source.wanted()) {
-            (Some(path), _) => match self.version(path, patience).await {
-                Ok(version) => (version, self.list(source, path, purpose.clone(), patience).await),
-                Err(no_answer) => (NO_VERSION, Err(no_answer.into())),
-            },
-            (None, wanted) => {
-                let wanted = wanted.expect("a list that is in no file comes from a server");
-                let latest = first(self.servers.query(wanted), patience).await;
-                let is_compared = wants_last_good
-                    && matches!(latest.finding, Some(Finding::List(_)))
-                    && source.rules().is_some_and(|rules| rules.limits_shrink);
-                if is_compared {
-                    // An answer is also compared with the list of the earlier run, which needs no
-                    // assignments for that.
-                    let bare = ListPurpose { consumers: Vec::new(), ..purpose.clone() };
-                    let stored = self.list(source, &source.last_good, bare, patience).await;
-                    let base = stored.ok().map(|contents| contents.assignments.shared_list());
-                    purpose.guard = base.map(|base| Guard { base, accepted: None });
+        // What servers have answered is also compared with the list of the earlier run.
+        let is_compared = wants_last_good && source.rules().is_none_or(|rules| rules.limits_shrink);
+        let (version, mut result) = match source.file() {
+            Some(path) => {
+                // The file may have been edited.
+                purpose.guard = None;
+                match self.version(path, patience).await {
+                    Ok(version) => (version, self.list(source, path, purpose.clone(), patience).await),
+                    Err(no_answer) => (NO_VERSION, Err(no_answer.into())),
                 }
-                (answer_version(&latest), self.answer(source, latest, purpose.clone()).await)
+            }
+            None => {
+                let latest = match source.wanted() {
+                    Some(wanted) => first(self.servers.query(wanted), patience).await,
+                    None => Latest::default(),
+                };
+                if is_compared && matches!(latest.finding, Some(Finding::List(_))) {
+                    purpose.guard = self.stored_guard(source, &purpose, patience).await;
+                }
+                (answer_version(&latest), self.answer(source, latest, purpose.clone(), patience).await)
             }
         };
+        if is_compared
+            && source.wanted().is_none()
+            && let Ok(contents) = &result
+            && !contents.hosts.is_empty()
+            && let Some(guard) = self.stored_guard(source, &purpose, patience).await
+        {
+            // If nothing is deferred, the assignments are those that are computed already.
+            purpose.before = Some(contents.assignments.clone());
+            purpose.guard = Some(guard);
+            result = match source.file() {
+                Some(path) => self.list(source, path, purpose.clone(), patience).await,
+                None => self.answer(source, Latest::default(), purpose.clone(), patience).await,
+            };
+        }
         if result.is_ok() || !wants_last_good {
             return FirstRead { version, result, instead: None };
         }
@@ -102,8 +118,49 @@ impl ListReader {
         FirstRead { version, result, instead: Some(instead).filter(|instead| !is_absent(instead)) }
     }
 
-    /// The list that a server has answered, with complete assignments.
+    /// The stored list as the base of a comparison. It needs no assignments for that.
+    async fn stored_guard(
+        &self,
+        source: &ListSource,
+        purpose: &ListPurpose,
+        patience: Duration,
+    ) -> Option<Guard> {
+        let bare = ListPurpose { consumers: Vec::new(), guard: None, ..purpose.clone() };
+        let stored = self.list_now(source, &source.last_good, bare, patience).await.ok()?;
+        Some(Guard { base: stored.assignments.shared_list(), accepted: None })
+    }
+
+    /// Whether to read a list again: it has host names without an answer, and this has waited for
+    /// their answers, at most `patience`.
+    async fn has_resolved(
+        &self,
+        read: &Result<Contents, SourceError>,
+        dns: &DnsSettings,
+        patience: Duration,
+    ) -> bool {
+        let Some(hosts) = read.as_ref().err().and_then(SourceError::unanswered) else { return false };
+        let mut table = self.servers.resolve(hosts.clone(), dns);
+        let is_known = |table: &Arc<HostTable>| hosts.iter().all(|host| table.is_known(host));
+        tokio::time::timeout(patience, table.wait_for(is_known)).await.is_ok()
+    }
+
+    /// The list that a server has answered, or that is in the configuration, with complete
+    /// assignments.
     async fn answer(
+        &self,
+        source: &ListSource,
+        latest: Latest,
+        purpose: ListPurpose,
+        patience: Duration,
+    ) -> Result<Contents, SourceError> {
+        let answer = self.answer_now(source, latest.clone(), purpose.clone()).await;
+        if self.has_resolved(&answer, &purpose.dns, patience).await {
+            return self.answer_now(source, latest, purpose).await;
+        }
+        answer
+    }
+
+    async fn answer_now(
         &self,
         source: &ListSource,
         latest: Latest,
@@ -112,19 +169,20 @@ impl ListReader {
         let place = source.place();
         let answer = match latest.finding {
             _ if purpose.suspension.is_some() => None,
-            Some(Finding::List(snapshot)) => Some(snapshot),
+            _ if let Some(text) = source.static_text() => Some((text, Vec::new())),
+            Some(Finding::List(snapshot)) => Some((snapshot.text.to_vec(), snapshot.notes)),
             Some(Finding::Empty { why }) => return Err(SourceError::Empty { place, why }),
             Some(Finding::Failed(failure)) => return Err(SourceError::Failed { place, failure }),
             None => return Err(SourceError::NoAnswerYet(place)),
         };
-        let source = source.clone();
+        let (source, hosts) = (source.clone(), self.servers.host_table());
         let parse = move |purpose: &ListPurpose| {
-            let Some(snapshot) = answer else {
+            let Some((text, notes)) = answer else {
                 let suspension = purpose.suspension.expect("there is an answer or a suspension");
                 return Ok(source.suspended(suspension));
             };
-            let mut contents = source.parse(&place, snapshot.text.to_vec())?;
-            contents.notes = snapshot.notes.iter().chain(contents.notes.iter()).cloned().collect();
+            let mut contents = source.parse(&place, text, Some(&hosts))?;
+            contents.notes = notes.iter().chain(contents.notes.iter()).cloned().collect();
             if let Some(guard) = &purpose.guard {
                 contents.defer_removals(guard);
             }
@@ -146,16 +204,34 @@ impl ListReader {
         purpose: ListPurpose,
         patience: Duration,
     ) -> Result<Contents, SourceError> {
+        let list = self.list_now(source, path, purpose.clone(), patience).await;
+        if self.has_resolved(&list, &purpose.dns, patience).await {
+            return self.list_now(source, path, purpose, patience).await;
+        }
+        list
+    }
+
+    async fn list_now(
+        &self,
+        source: &ListSource,
+        path: &Path,
+        purpose: ListPurpose,
+        patience: Duration,
+    ) -> Result<Contents, SourceError> {
         let permit = self.texts.clone().acquire_owned().await.expect("the semaphore is never closed");
         let (files, file, is_stored) = (Arc::clone(&self.files), path.to_owned(), path == source.last_good);
         let read = move || if is_stored { files.read_stored(&file, MAX_BYTES) } else { files.read(&file) };
         // If the file does not answer in time, this returns, and so releases the permit.
         let text = self.io.run(path, patience, read).await??;
-        let (source, path) = (source.clone(), path.to_owned());
-        let parse = move |_: &ListPurpose| {
-            let parsed = source.parse(&path, text);
+        let (source, path, hosts) = (source.clone(), path.to_owned(), self.servers.host_table());
+        let parse = move |purpose: &ListPurpose| {
+            let parsed = source.parse(&path, text, Some(&hosts));
             drop(permit);
-            parsed
+            let mut contents = parsed?;
+            if let Some(guard) = purpose.guard.as_ref().filter(|_| !contents.hosts.is_empty()) {
+                contents.defer_removals(guard);
+            }
+            Ok(contents)
         };
         self.parsed(purpose, parse).await
     }

@@ -112,6 +112,8 @@ impl Loader {
                 before: before.map(|before| before.assignments.clone()),
                 guard: same.and_then(|same| same.guard.clone()),
                 suspension: same.and_then(|same| same.suspension),
+                seen: None,
+                dns: config.dns.clone(),
             };
             readings.spawn(read(self.lists.clone(), service, source, purpose, patience));
         }

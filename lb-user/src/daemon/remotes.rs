@@ -1,15 +1,25 @@
 //! The servers that send lists: one provider for each list, however many services use it.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lb_discovery::{Latest, Running, Shared, Wanted, spawn};
+use lb_config::discovery::DnsSettings;
+use lb_discovery::{Host, HostTable, Hosts, Latest, Running, Shared, Wanted, spawn};
 use tokio::sync::{Notify, watch};
+
+use crate::controller::Event;
 
 /// The servers of a network.
 pub trait Servers: Send + Sync {
     /// Requests this list from now on, and returns what the server answers.
     fn query(&self, wanted: Wanted) -> watch::Receiver<Latest>;
+
+    /// What is known about host names now.
+    fn host_table(&self) -> Arc<HostTable>;
+
+    /// Resolves these host names as well, and returns what becomes known.
+    fn resolve(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>>;
 }
 
 /// Waits at most `patience` for the first answer.
@@ -22,12 +32,21 @@ pub async fn first(mut answers: watch::Receiver<Latest>, patience: Duration) -> 
 }
 
 /// Cheap to clone. Services that want the same list share it.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Remotes {
     running: Arc<Mutex<Vec<Running>>>,
     shared: Arc<Shared>,
+    pub hosts: Arc<Hosts>,
     /// Notified whenever a server has answered.
     pub news: Arc<Notify>,
+}
+
+impl Default for Remotes {
+    fn default() -> Self {
+        let (running, shared, news) = Default::default();
+        let hosts = Arc::new(Hosts::new(&shared, &news));
+        Self { running, shared, hosts, news }
+    }
 }
 
 impl Remotes {
@@ -48,9 +67,10 @@ impl Remotes {
     }
 
     /// What the servers have answered so far.
-    pub fn answers(&self) -> Vec<(Wanted, Latest)> {
+    pub fn answers(&self) -> Event {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.iter().map(|running| (running.wanted.clone(), running.latest.borrow().clone())).collect()
+        let latest = |running: &Running| (running.wanted.clone(), running.latest.borrow().clone());
+        Event::Answered(running.iter().map(latest).collect(), self.hosts.table())
     }
 
     fn start(&self, running: &mut Vec<Running>, wanted: Wanted) -> watch::Receiver<Latest> {
@@ -68,5 +88,13 @@ impl Servers for Remotes {
     fn query(&self, wanted: Wanted) -> watch::Receiver<Latest> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         self.start(&mut running, wanted)
+    }
+
+    fn host_table(&self) -> Arc<HostTable> {
+        self.hosts.table()
+    }
+
+    fn resolve(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>> {
+        self.hosts.resolve_too(hosts, settings)
     }
 }

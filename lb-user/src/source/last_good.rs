@@ -128,7 +128,7 @@ mod tests {
             let file = ListFile { path: folder.path().join(name), port_name: None };
             let source = ListSource::new(&service, ListOrigin::File(file), &[], folder.path());
             let read = |path: &Path, text: &[u8]| {
-                let contents = source.parse(path, text.to_vec()).map_err(|error| error.to_string())?;
+                let contents = source.parse(path, text.to_vec(), None).map_err(|error| error.to_string())?;
                 Ok::<_, String>(contents.assignments.list().clone())
             };
             let list = read(source.file().unwrap(), text.as_bytes()).unwrap();

@@ -9,7 +9,7 @@
 //! unusable address or port is left out instead of reported: Consul accepts any of them, so one
 //! host could stop all changes of the list.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
@@ -17,9 +17,9 @@ use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, quote, utf8};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::json::{JsonDocument, JsonValue, is_host_name};
+use super::json::{JsonDocument, JsonValue};
 use super::shape::{LeftOut, OneService, merge};
-use super::{Index, ListEntry, MAX_FILE_BYTES, file_sd};
+use super::{Index, ListEntry, MAX_FILE_BYTES, Target, file_sd};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", expecting = "an instance")]
@@ -165,9 +165,9 @@ impl InstanceReader<'_> {
         };
         let address = value.of_key("address", raw);
         let span = address.span();
-        let address = match self.wanted {
+        let target = match self.wanted {
             Some((_, is_ipv6)) => Some(self.usable(&address, service.port, is_ipv6, report)?),
-            None => address_in_file(value, &address, service.port, report),
+            None => target_in_file(value, &address, service.port, report),
         };
         let checks = checks.unwrap_or_default();
         let is_any = |status: &str| checks.iter().any(|check| check.status == status);
@@ -203,7 +203,7 @@ impl InstanceReader<'_> {
             None => Index::Absent,
         };
         let zone = node.meta.and_then(|meta| meta.zone);
-        Some(ListEntry { index, weight, state, zone, ..ListEntry::bare(span, address) })
+        Some(ListEntry { index, weight, state, zone, ..ListEntry::bare(span, target) })
     }
 
     /// Checks that an instance belongs to the right service. Returns `None` if it does not, which
@@ -234,35 +234,37 @@ impl InstanceReader<'_> {
         port: i64,
         is_ipv6: bool,
         report: &mut DiagnosticCollector<'_>,
-    ) -> Option<SocketAddr> {
+    ) -> Option<Target> {
         let text = value.text_of(value.name, report)?;
-        let why = match (text.parse::<IpAddr>(), u16::try_from(port)) {
-            (Err(_), _) if is_host_name(&text) => "a host name, and names are not resolved yet",
-            (Err(_), _) => "not an IP address",
-            (Ok(IpAddr::V4(_)), _) if is_ipv6 => "an IPv4 address, and the service has an IPv6 address",
-            (Ok(IpAddr::V6(_)), _) if !is_ipv6 => "an IPv6 address, and the service has an IPv4 address",
-            (Ok(ip), Ok(port)) if port > 0 => return Some(SocketAddr::new(ip, port)),
-            (Ok(_), _) => "not a port from 1 to 65535",
+        let number = u16::try_from(port).unwrap_or(0);
+        let why = match Target::of(&text, number) {
+            Err(_) => "not an IP address or a host name",
+            Ok(Target::Address(SocketAddr::V4(_))) if is_ipv6 => {
+                "an IPv4 address, and the service has an IPv6 address"
+            }
+            Ok(Target::Address(SocketAddr::V6(_))) if !is_ipv6 => {
+                "an IPv6 address, and the service has an IPv4 address"
+            }
+            Ok(target) if number > 0 => return Some(target),
+            Ok(_) => "not a port from 1 to 65535",
         };
         self.left_out.add(why, format!("{} port {port}", quote(&text)));
         None
     }
 }
 
-fn address_in_file(
+fn target_in_file(
     instance: &JsonValue<'_>,
     address: &JsonValue<'_>,
     port: i64,
     report: &mut DiagnosticCollector<'_>,
-) -> Option<SocketAddr> {
-    let ip = address.ip(report);
-    let Ok(port) = u16::try_from(port) else {
-        report.add(
-            instance.span(),
-            format!("an instance has the port {port}"),
-            "write 1 to 65535".to_owned(),
-        );
+) -> Option<Target> {
+    let number = u16::try_from(port);
+    let target = address.target_at(number.unwrap_or(0), report);
+    if number.is_err() {
+        let message = format!("an instance has the port {port}");
+        report.add(instance.span(), message, "write 1 to 65535".to_owned());
         return None;
-    };
-    Some(SocketAddr::new(ip?, port))
+    }
+    target
 }

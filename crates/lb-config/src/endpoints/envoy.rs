@@ -2,8 +2,6 @@
 //! DiscoveryResponse. The format is protobuf's JSON form: field names in either spelling, 32-bit
 //! numbers also as text, and enumerations by name in any case or by number.
 
-use std::net::SocketAddr;
-
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use serde::de::Error as _;
@@ -13,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::json::JsonValue;
 use super::shape::{LeftOut, merge};
-use super::{Index, ListEntry};
+use super::{Index, ListEntry, Target};
 
 const TYPE: &str = "envoy.config.endpoint.v3.ClusterLoadAssignment";
 
@@ -171,7 +169,7 @@ pub fn read(
     let (used, spare): (Vec<_>, Vec<_>) =
         groups.into_iter().partition(|(priority, _)| Some(*priority) == first);
     for entry in spare.iter().flat_map(|(_, found)| &found.entries) {
-        left_out.add("Envoy uses a higher priority first", shown(entry.0.address));
+        left_out.add("Envoy uses a higher priority first", shown(entry.0.target.as_ref()));
     }
     left_out.add_notes(notes);
     let used: Vec<WeightedLocality> = used.into_iter().map(|(_, found)| found).collect();
@@ -179,8 +177,8 @@ pub fn read(
 }
 
 /// Names an endpoint in a note.
-fn shown(address: Option<SocketAddr>) -> String {
-    address.map_or_else(|| "an endpoint".to_owned(), |address| address.to_string())
+fn shown(target: Option<&Target>) -> String {
+    target.map_or_else(|| "an endpoint".to_owned(), Target::to_string)
 }
 
 /// The endpoints of a locality, each with its weight, and the weight of the locality itself if it
@@ -248,7 +246,7 @@ fn endpoint(
     };
     let address = value.of_key("address", raw);
     let span = address.span();
-    let address = address.ip(report).map(|ip| SocketAddr::new(ip, port));
+    let target = address.target_at(port, report);
     let by_number = |number: usize| STATUSES.get(number).map(|name| (*name).to_owned());
     let status = match health_status {
         None => STATUSES[0].to_owned(),
@@ -262,7 +260,7 @@ fn endpoint(
         // If there are too few healthy endpoints, Envoy also uses degraded ones.
         "DRAINING" | "DEGRADED" => EndpointState::LameDuck,
         "UNHEALTHY" | "TIMEOUT" => {
-            left_out.add(format!("health status {status}"), shown(address));
+            left_out.add(format!("health status {status}"), shown(target.as_ref()));
             return None;
         }
         unknown => {
@@ -287,7 +285,7 @@ fn endpoint(
     };
     // An endpoint without a weight has weight 1 in its locality.
     let weight = load_balancing_weight.unwrap_or(1);
-    Some((ListEntry { index, state, ..ListEntry::bare(span, address) }, weight))
+    Some((ListEntry { index, state, ..ListEntry::bare(span, target) }, weight))
 }
 
 /// Computes the weights of the entries as Envoy does. If every locality has a weight, it is divided

@@ -33,7 +33,7 @@ const PREFIX: &str = "socklb_";
 pub fn addresses(elements: &[JsonValue<'_>], report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
     let target = |target: &JsonValue<'_>| {
         let target = JsonValue { name: "an address of the file", ..*target };
-        ListEntry::bare(target.span(), target.address(report))
+        ListEntry::bare(target.span(), target.target(report))
     };
     elements.iter().map(target).collect()
 }
@@ -181,11 +181,11 @@ impl<'t> TargetGroup<'t> {
         }
         let Labels { index_span, index, weight, state, zone, agent } = labels;
         let entry = |target: &JsonValue<'_>| {
-            let address = JsonValue { name: "target", ..*target }.address(report);
+            let listed = JsonValue { name: "target", ..*target }.target(report);
             let index = index_span.clone().map_or(Index::Absent, |span| Index::read(span, index));
             let state = state.unwrap_or(EndpointState::Healthy);
             let (span, weight, zone) = (target.span(), weight.unwrap_or(1), zone.clone());
-            ListEntry { span, address, index, weight, state, zone, agent }
+            ListEntry { span, target: listed, index, weight, state, zone, agent }
         };
         self.targets.iter().map(entry).collect()
     }
@@ -250,7 +250,13 @@ mod tests {
         service: impl Into<Option<SocketAddr>>,
         services: &'a [SocketAddr],
     ) -> ListContext<'a> {
-        ListContext { path: Path::new(path), port_name: None, service: service.into(), services }
+        ListContext {
+            path: Path::new(path),
+            port_name: None,
+            service: service.into(),
+            services,
+            hosts: &super::super::NO_HOSTS,
+        }
     }
 
     fn read(text: &str) -> Result<EndpointList, String> {
@@ -371,8 +377,8 @@ mod tests {
             ("[] x", "1:4: trailing characters"),
             ("[{\"targets\": [\"\\ud800\"]}]", "1:15: \"\\ud800\" is not valid Unicode text"),
             (
-                "[{\"targets\": [\"users:80\"]}]",
-                "1:15: target \"users:80\" is a host name, and names are not resolved yet (write an IP address and a port, \
+                "[{\"targets\": [\"users!:80\"]}]",
+                "1:15: target \"users!:80\" is not an address (write an IP address and a port, \
                  as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
             ),
         ];
@@ -432,7 +438,7 @@ mod tests {
         let groups = [
             of("10.0.0.1:1", "1", ",\"socklb_weight\":\"x\""),
             of("10.0.0.1:1", "-1", ""),
-            of("users:1", "1", ""),
+            of("users!:1", "1", ""),
             of("10.0.0.2:1", "1", ",\"socklb_state\":\"dead\""),
             of("10.0.0.1:1", "2", ",\"zone\":7"),
         ];
@@ -441,7 +447,7 @@ mod tests {
             "e.json:1:73: weight is \"x\" (write \"0\" to \"65535\")\n\
              e.json:2:13: address 10.0.0.1:1 is already on line 1\n\
              e.json:2:52: index is \"-1\" (write \"0\" to \"65535\")\n\
-             e.json:3:13: target \"users:1\" is a host name, and names are not resolved yet (write an IP address and a port, as \
+             e.json:3:13: target \"users!:1\" is not an address (write an IP address and a port, as \
              in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")\n\
              e.json:3:49: index 1 is already on line 1\n\
              e.json:4:52: index 1 is already on line 1\n\

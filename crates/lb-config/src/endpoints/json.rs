@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::Range;
 
 use lb_common::abi::MAX_BACKENDS;
@@ -12,9 +12,10 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use lb_document::NotAnAddress;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
-use lb_document::{NotAnAddress, parse_address};
 
+use super::Target;
 use super::yaml::{self, SourceMapping};
 
 /// A JSON text, or a YAML text converted to JSON.
@@ -234,35 +235,35 @@ impl<'t> JsonValue<'t> {
         let text = self.text_of(self.name, report)?;
         let ip = text.parse().ok();
         if ip.is_none() {
-            let why = if is_host_name(&text) {
-                "is a host name, and names are not resolved yet"
-            } else {
-                "is not an IP address"
-            };
-            report.add(
-                self.span(),
-                format!("{} {} {why}", self.name, quote(&text)),
-                "write an IP address".to_owned(),
-            );
+            let message = format!("{} {} is not an IP address", self.name, quote(&text));
+            report.add(self.span(), message, "write an IP address".to_owned());
         }
         ip
     }
 
-    pub fn address(&self, report: &mut DiagnosticCollector<'_>) -> Option<SocketAddr> {
+    /// Reads an IP address or a host name without a port, and adds the port.
+    pub fn target_at(&self, port: u16, report: &mut DiagnosticCollector<'_>) -> Option<Target> {
         let text = self.text_of(self.name, report)?;
-        match parse_address(&text) {
-            Ok(address) => Some(address),
+        let target = Target::of(&text, port);
+        target
+            .map_err(|why| {
+                let message = format!("{} {} {why}", self.name, quote(&text));
+                report.add(self.span(), message, "write an IP address or a host name".to_owned());
+            })
+            .ok()
+    }
+
+    /// Reads an IP address or a host name, with a port.
+    pub fn target(&self, report: &mut DiagnosticCollector<'_>) -> Option<Target> {
+        let text = self.text_of(self.name, report)?;
+        match Target::parse(&text) {
+            Ok(target) => Some(target),
             Err(NotAnAddress { why, help }) => {
                 report.add(self.span(), format!("{} {} {why}", self.name, quote(&text)), help);
                 None
             }
         }
     }
-}
-
-/// Returns whether a text that is not an IP address is a host name.
-pub fn is_host_name(text: &str) -> bool {
-    text.bytes().any(|byte| byte.is_ascii_alphabetic()) && !text.contains(':')
 }
 
 /// The maximum number of keys of an object. Labels that socklb does not know are allowed, and

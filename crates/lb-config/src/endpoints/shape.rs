@@ -4,7 +4,6 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
-use std::net::SocketAddr;
 
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use serde::de::IgnoredAny;
@@ -12,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::json::JsonValue;
-use super::{ListContext, ListEntry, consul, envoy, file_sd, slices};
+use super::{ListContext, ListEntry, Target, consul, envoy, file_sd, slices};
 
 /// The keys that identify the shape. They are keys of the whole file or, if the file is a list, of
 /// its first element.
@@ -130,7 +129,7 @@ pub fn some_of(names: impl IntoIterator<Item = String>) -> String {
 }
 
 /// An example as text, and the number of the other parts.
-fn example(what: &str, count: usize) -> String {
+pub fn example(what: &str, count: usize) -> String {
     if count > 1 { format!("{what} and {} more", count - 1) } else { what.to_owned() }
 }
 
@@ -179,26 +178,31 @@ impl OneService {
     }
 }
 
-/// Retains only the best entry for each address. A program that writes a list may list an endpoint
-/// twice while the endpoint moves from one part of the list to another. The choice does not depend
+/// Whether an entry is better than another entry with the same address. The answer does not depend
 /// on the order of the entries.
-pub fn merge(entries: Vec<ListEntry>, notes: &mut Vec<String>) -> Vec<ListEntry> {
+pub fn is_better(entry: &ListEntry, other: &ListEntry) -> bool {
     let rank = |entry: &ListEntry| {
         let index = entry.index.number();
         (entry.weight == 0, entry.state, index.is_none(), index, Reverse(entry.weight), entry.zone.clone())
     };
+    rank(entry) < rank(other)
+}
+
+/// Retains only the best entry for each address or host name. A program that writes a list may list
+/// an endpoint twice while the endpoint moves from one part of the list to another.
+pub fn merge(entries: Vec<ListEntry>, notes: &mut Vec<String>) -> Vec<ListEntry> {
     let mut merged: Vec<ListEntry> = Vec::with_capacity(entries.len());
-    let mut by_address: BTreeMap<SocketAddr, usize> = BTreeMap::new();
-    let mut doubles: BTreeSet<SocketAddr> = BTreeSet::new();
+    let mut by_target: BTreeMap<Target, usize> = BTreeMap::new();
+    let mut doubles: BTreeSet<Target> = BTreeSet::new();
     for entry in entries {
-        let known = entry.address.and_then(|address| Some((address, *by_address.get(&address)?)));
-        let Some((address, at)) = known else {
-            by_address.extend(entry.address.map(|address| (address, merged.len())));
+        let known = entry.target.as_ref().and_then(|target| by_target.get_key_value(target));
+        let Some((target, at)) = known.map(|(target, at)| (target.clone(), *at)) else {
+            by_target.extend(entry.target.clone().map(|target| (target, merged.len())));
             merged.push(entry);
             continue;
         };
-        doubles.insert(address);
-        if rank(&entry) < rank(&merged[at]) {
+        doubles.insert(target);
+        if is_better(&entry, &merged[at]) {
             merged[at] = entry;
         }
     }

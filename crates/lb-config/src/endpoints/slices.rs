@@ -4,10 +4,10 @@
 //! The rules are those of kube-proxy. An endpoint is ready unless the slice states otherwise. An
 //! endpoint that is terminating and still serving is a lame duck. Only the first address of an
 //! endpoint counts. The API promises no order, and may list an endpoint in two slices while it
-//! moves.
+//! moves. Slices of host names (addressType FQDN) are used beside those of the service's family.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 
 use lb_common::abi::MAX_BACKENDS;
@@ -18,10 +18,13 @@ use serde_json::value::RawValue;
 
 use super::json::{JsonDocument, JsonValue};
 use super::shape::{LeftOut, OneService, merge, some_of};
-use super::{Index, ListContext, ListEntry};
+use super::{Index, ListContext, ListEntry, Target};
 
 /// The `kind` of a slice.
 pub const KIND: &str = "EndpointSlice";
+
+/// The address type of a slice whose endpoints have host names.
+const NAMES: &str = "FQDN";
 
 const VERSION: &str = "discovery.k8s.io/v1";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -265,9 +268,7 @@ impl<'a> EndpointSliceReader<'a> {
         let endpoints = slice.endpoints.map(|raw| value.of_key("endpoints", raw));
         let endpoints = endpoints.and_then(|endpoints| endpoints.whole_list("an endpoint", report));
         let endpoints = endpoints.unwrap_or_default();
-        if of == "FQDN" {
-            self.left_out.add("a slice of host names, which are not resolved yet", name);
-        } else if of != self.family {
+        if of != self.family && of != NAMES {
             let why =
                 format!("a slice of addressType {}, and the service is {}", quote(&of), quote(self.family));
             self.left_out.add(why, name);
@@ -275,7 +276,7 @@ impl<'a> EndpointSliceReader<'a> {
             && let Some(port) = self.port(&slice.ports.unwrap_or_default(), &name, value, report)
         {
             for endpoint in endpoints {
-                self.endpoint(&endpoint, port, report);
+                self.endpoint(&endpoint, port, of == NAMES, report);
             }
         }
         Some(())
@@ -319,6 +320,7 @@ impl<'a> EndpointSliceReader<'a> {
         &mut self,
         value: &JsonValue<'_>,
         port: u16,
+        is_name: bool,
         report: &mut DiagnosticCollector<'_>,
     ) -> Option<()> {
         let SliceEndpoint { addresses, conditions, hostname, zone } = value.read(report)?;
@@ -328,10 +330,13 @@ impl<'a> EndpointSliceReader<'a> {
             return None;
         };
         let first = JsonValue { name: "address", ..first };
-        let ip: IpAddr = first.ip(report)?;
-        let address = SocketAddr::new(ip, port);
+        let target = if is_name {
+            first.target_at(port, report)?
+        } else {
+            Target::Address(SocketAddr::new(first.ip(report)?, port))
+        };
         let Some(state) = conditions.unwrap_or_default().state() else {
-            self.left_out.add("not ready", address);
+            self.left_out.add("not ready", target);
             return None;
         };
         let span = first.span();
@@ -342,7 +347,7 @@ impl<'a> EndpointSliceReader<'a> {
         let index = ordinal.and_then(|(_, text)| number(text));
         let index = index.map_or(Index::Absent, |number| Index::Given(span.clone(), number));
         self.stems.extend(ordinal.map(|(stem, _)| stem.to_owned()));
-        self.entries.push(ListEntry { index, state, zone, ..ListEntry::bare(span, Some(address)) });
+        self.entries.push(ListEntry { index, state, zone, ..ListEntry::bare(span, Some(target)) });
         Some(())
     }
 }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 /// A file about which its reader knows nothing except its text.
 fn alone() -> ListContext<'static> {
-    ListContext { path: Path::new("e.toml"), port_name: None, service: None, services: &[] }
+    ListContext { path: Path::new("e.toml"), port_name: None, service: None, services: &[], hosts: &NO_HOSTS }
 }
 
 const SERVICE: &str = "10.96.0.10:80";
@@ -26,7 +26,13 @@ fn read(text: &[u8], path: &str) -> Result<Vec<Endpoint>, String> {
     let services = [service, "10.96.0.11:80".parse().unwrap()];
     let list = parse(
         text,
-        &ListContext { path: Path::new(path), port_name: None, service: Some(service), services: &services },
+        &ListContext {
+            path: Path::new(path),
+            port_name: None,
+            service: Some(service),
+            services: &services,
+            hosts: &NO_HOSTS,
+        },
     );
     list.map(|parsed| parsed.list.as_slice().to_vec()).map_err(|faults| faults.to_string())
 }
@@ -112,12 +118,12 @@ fn an_unreadable_address_does_not_hide_a_duplicate_index() {
         |(address, index): &(&str, u32)| format!("[[endpoint]]\naddress = '{address}'\nindex = {index}\n");
     let host = |line: u32, port: &str| {
         format!(
-            "e.toml:{line}:11: address \"b:{port}\" is a host name, and names are not resolved yet (write an IP address and a \
-             port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")"
+            "e.toml:{line}:11: address \"b!:{port}\" is not an address (write an IP address and a port, as in \
+             \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")"
         )
     };
     let taken = |line: u32, first: u32| format!("e.toml:{line}:9: index 5 is already on line {first}");
-    let (one, two, bad, worse) = (("10.0.0.1:1", 5), ("10.0.0.1:2", 5), ("b:1", 5), ("b:2", 5));
+    let (one, two, bad, worse) = (("10.0.0.1:1", 5), ("10.0.0.1:2", 5), ("b!:1", 5), ("b!:2", 5));
     let cases = [
         (vec![one, bad], vec![host(5, "1"), taken(6, 3)]),
         (vec![bad, one], vec![host(2, "1"), taken(6, 3)]),
@@ -170,10 +176,10 @@ fn a_wrong_entry_is_reported_with_a_correction() {
         check(&of(line), &format!("e.toml:{expected}"));
     }
     check(
-        "[[endpoint]]\n[[endpoint]]\naddress = \"users:80\"\n[[endpoints]]\n",
+        "[[endpoint]]\n[[endpoint]]\naddress = \"users!:80\"\n[[endpoints]]\n",
         "e.toml:1:1: address is missing in an endpoint (write address = \"10.0.0.1:8080\")\n\
-         e.toml:3:11: address \"users:80\" is a host name, and names are not resolved yet (write an IP address and a \
-         port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")\n\
+         e.toml:3:11: address \"users!:80\" is not an address (write an IP address and a port, as in \
+         \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")\n\
          e.toml:4:3: unknown key \"endpoints\" in an endpoint file (did you mean endpoint? known keys: endpoint)",
     );
     check(

@@ -87,13 +87,13 @@ fn a_recorded_answer_becomes_a_list_and_notes() {
         { "targets": ["10.41.0.3:8080"], "labels": { "state": "down", "weight": "3", "zone": "b" } },
         { "targets": ["10.41.0.4:8080"], "labels": { "state": "down", "weight": "0", "zone": "b" } },
         { "targets": ["10.41.0.10:8080"], "labels": { "weight": "65535", "zone": "b" } },
+        { "targets": ["users.example.com:8080"] },
     ]);
-    assert_eq!((read, list.endpoints, &*list.version), (expected, 5, "23"));
+    assert_eq!((read, list.endpoints, &*list.version), (expected, 6, "23"));
     let notes = [
-        "left out: \"users.example.com\" port 8080: a host name, and names are not resolved yet",
         "left out: \"2001:db8::5\" port 8080: an IPv6 address, and the service has an IPv4 address",
         "left out: \"10.41.0.7\" port 65536 and 1 more: not a port from 1 to 65535",
-        "left out: \"10.41.0.300\" port 8080: not an IP address",
+        "left out: \"10.41.0.300\" port 8080: not an IP address or a host name",
         "more than once in the list: 10.41.0.1:8080: the best entry counts",
     ];
     assert_eq!(list.notes, notes);
@@ -115,7 +115,7 @@ fn the_order_of_instances_does_not_change_the_text() {
 #[test]
 fn an_answer_without_a_usable_instance_is_no_empty_list() {
     let cases = [
-        (at("users.example.com"), "a host name, and names are not resolved yet"),
+        (at("users example.com"), "not an IP address or a host name"),
         (instance(r#""Address":"10.0.0.1","Port":0"#), "not a port from 1 to 65535"),
     ];
     for (body, why) in cases {

@@ -214,8 +214,13 @@ async fn addresses(kubernetes: &mut Kubernetes) -> Vec<String> {
     let Queried { finding, again } = kubernetes.query().await;
     assert_eq!(again, Again::AtOnce);
     let Finding::List(snapshot) = finding else { panic!("{finding:?}") };
-    let context =
-        ListContext { path: Path::new("users.json"), port_name: None, service: None, services: &[] };
+    let context = ListContext {
+        path: Path::new("users.json"),
+        port_name: None,
+        service: None,
+        services: &[],
+        hosts: &endpoints::NO_HOSTS,
+    };
     let list = endpoints::parse(&snapshot.text, &context).unwrap().list;
     let mut addresses: Vec<String> = list
         .as_slice()

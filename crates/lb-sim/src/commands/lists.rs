@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use lb_config::endpoints::Parsed;
 use lb_config::{
     ClientConfig, ClientService, Config, EndpointSource, ListFile, ProcessEnvironment, endpoints,
 };
@@ -46,9 +47,9 @@ impl ListArguments {
     pub fn jobs(&self, fleet: &FleetArguments, algorithms: Option<&[Algorithm]>) -> Result<Vec<ListedJob>> {
         let (service, tasks, list) = match (&self.endpoints, &self.config) {
             (Some(path), _) => {
-                let list = ListFile { path: path.clone(), port_name: None }
-                    .parse(&read(path, endpoints::MAX_FILE_BYTES)?, None, &[])?
-                    .list;
+                let file = ListFile { path: path.clone(), port_name: None };
+                let parsed = file.parse(&read(path, endpoints::MAX_FILE_BYTES)?, None, &[])?;
+                let list = without_hosts(parsed, path)?;
                 let Some((clients, size)) = fleet.clients.zip(fleet.size) else {
                     bail!("--endpoints gives only the backends: add --clients and --size");
                 };
@@ -89,10 +90,17 @@ impl ListArguments {
             EndpointSource::Static(list) => list.clone(),
             EndpointSource::File(file) => {
                 let bytes = read(&file.path, endpoints::MAX_FILE_BYTES)?;
-                let list = file.parse(&bytes, Some(service.service.address), &config.addresses)?.list;
+                let parsed = file.parse(&bytes, Some(service.service.address), &config.addresses)?;
+                let list = without_hosts(parsed, &file.path)?;
                 endpoints::check_indexes(&list, service.service.subset.needs_indexes(), &file.path)?;
                 list
             }
+            EndpointSource::Named(_) => bail!(
+                "{}: the static list of service {name} has host names, and the planner resolves none: write the addresses into a file with \
+                 `socklb source dump {name}`, and use that file",
+                path.display(),
+                name = service.service.name
+            ),
             EndpointSource::Remote(remote) => bail!(
                 "{}: the list of service {name} comes from {}, and the planner queries no server: write it into a file with `socklb \
                  source dump {name}`, and use that file",
@@ -154,6 +162,17 @@ impl ProcessEnvironment for AnyTask {
     fn service_keys(&self, _: &Path) -> Result<Keys<ServiceKey>, String> {
         Ok(Keys::new(Numbered { id: 1, key: ServiceKey::from_bytes([0; 32]) }, None))
     }
+}
+
+/// The list of a file, if it has no host names.
+fn without_hosts(parsed: Parsed, path: &Path) -> Result<EndpointList> {
+    if let Some(host) = parsed.hosts.first() {
+        bail!(
+            "{}: the planner does not resolve host names such as {host}: use a list with addresses, as `socklb source dump` prints it",
+            path.display()
+        );
+    }
+    Ok(parsed.list)
 }
 
 /// An address of the list's family that no endpoint has.

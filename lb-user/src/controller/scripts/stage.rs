@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -11,12 +11,13 @@ use std::time::{Duration, Instant, SystemTime};
 use lb_common::abi::BackendState;
 use lb_common::ending::Ending;
 use lb_common::net::{Be16, Be32, socket_addr};
+use lb_config::discovery::DnsSettings;
 use lb_core::feed::{ReadFailure, Version};
 use lb_core::health::{Health, Why};
 use lb_core::limits::Limits;
 use lb_core::reports::Name;
 use lb_core::service::Protocol;
-use lb_discovery::{Failure, Finding, Latest, Snapshot, Wanted};
+use lb_discovery::{Failure, Finding, Host, HostTable, Latest, MissingAddresses, Snapshot, Wanted};
 use lb_fake::{Connect, FakeCgroup, FakeFlow, FakeKernel};
 use lb_host::store::StoreError;
 use lb_kernel::{Features, Kernel as _, Pass, Pins, SlotView};
@@ -218,13 +219,43 @@ pub struct ScriptedServers(Mutex<ServersState>);
 struct ServersState {
     finding: Finding,
     queried: Vec<(Wanted, watch::Sender<Latest>)>,
+    /// What the server answers about host names: addresses, or why there are none. It answers
+    /// nothing about a name with `None`, and NXDOMAIN about other names.
+    named: BTreeMap<String, Option<Result<Vec<IpAddr>, String>>>,
+    hosts: watch::Sender<Arc<HostTable>>,
     now: Instant,
+}
+
+impl ServersState {
+    /// Answers questions about these host names.
+    fn resolve(&mut self, hosts: &BTreeSet<Host>) {
+        let mut table = HostTable::clone(&self.hosts.borrow());
+        for host in hosts {
+            let state = table.0.entry(host.clone()).or_default();
+            let nothing = Some(Err("NXDOMAIN".to_owned()));
+            let answer = self.named.get(&*host.name).unwrap_or(&nothing);
+            let Some(answer) = answer else { continue };
+            state.asked = Some(self.now);
+            state.missing = match answer {
+                Ok(addresses) => {
+                    state.addresses = addresses.as_slice().into();
+                    None
+                }
+                Err(why) => {
+                    let since = state.missing.as_ref().map_or(self.now, |missing| missing.since);
+                    Some(MissingAddresses { why: why.as_str().into(), since })
+                }
+            };
+        }
+        self.hosts.send_replace(Arc::new(table));
+    }
 }
 
 impl ScriptedServers {
     fn new(now: Instant) -> Self {
         let finding = Finding::Failed(Failure::Unreachable("10.0.0.53:53: no answer".to_owned()));
-        Self(Mutex::new(ServersState { finding, queried: Vec::new(), now }))
+        let (queried, named, hosts) = Default::default();
+        Self(Mutex::new(ServersState { finding, queried, named, hosts, now }))
     }
 
     fn state(&self) -> MutexGuard<'_, ServersState> {
@@ -246,9 +277,37 @@ impl ScriptedServers {
         wanted.iter().for_each(|wanted| drop(self.query(wanted.clone())));
     }
 
-    fn answers(&self) -> Vec<(Wanted, Latest)> {
+    fn answers(&self) -> Event {
         let state = self.state();
-        state.queried.iter().map(|(wanted, sender)| (wanted.clone(), sender.borrow().clone())).collect()
+        let latest =
+            |(wanted, sender): &(Wanted, watch::Sender<Latest>)| (wanted.clone(), sender.borrow().clone());
+        let hosts = Arc::clone(&state.hosts.borrow());
+        Event::Answered(state.queried.iter().map(latest).collect(), hosts)
+    }
+
+    fn resolve_only(&self, hosts: &BTreeSet<Host>) {
+        let mut state = self.state();
+        let mut table = HostTable::clone(&state.hosts.borrow());
+        table.0.retain(|host, _| hosts.contains(host));
+        let new = hosts.iter().filter(|host| !table.0.contains_key(host)).cloned().collect();
+        state.hosts.send_replace(Arc::new(table));
+        state.resolve(&new);
+    }
+
+    fn ask_again(&self, hosts: &BTreeSet<Host>, now: Instant) {
+        let mut state = self.state();
+        state.now = now;
+        state.resolve(hosts);
+    }
+
+    /// Changes what the server answers about a host name, and lets every question about it be asked
+    /// once.
+    fn name(&self, name: &str, answer: Option<Result<Vec<IpAddr>, String>>, now: Instant) {
+        let mut state = self.state();
+        state.now = now;
+        state.named.insert(name.to_owned(), answer);
+        let asked = state.hosts.borrow().0.keys().filter(|host| &*host.name == name).cloned().collect();
+        state.resolve(&asked);
     }
 }
 
@@ -263,6 +322,16 @@ impl Servers for ScriptedServers {
         let (sender, receiver) = watch::channel(latest);
         state.queried.push((wanted, sender));
         receiver
+    }
+
+    fn host_table(&self) -> Arc<HostTable> {
+        Arc::clone(&self.state().hosts.borrow())
+    }
+
+    fn resolve(&self, hosts: BTreeSet<Host>, _: &DnsSettings) -> watch::Receiver<Arc<HostTable>> {
+        let mut state = self.state();
+        state.resolve(&hosts);
+        state.hosts.subscribe()
     }
 }
 
@@ -703,7 +772,7 @@ impl Stage {
 
     /// Writes a list of these backends.
     pub fn write_list(&mut self, backends: &[&str]) {
-        self.listed.extend(backends.iter().map(|backend| address(backend)));
+        self.listed.extend(backends.iter().filter_map(|backend| backend.parse::<SocketAddr>().ok()));
         self.disk.write(LIST, list_of(backends));
     }
 
@@ -744,6 +813,7 @@ impl Stage {
         });
         self.controller = None;
         self.servers.query_only(&[]);
+        self.servers.resolve_only(&BTreeSet::new());
         self.inbox.clear();
         self.hung.clear();
     }
@@ -799,9 +869,17 @@ impl Stage {
                 }
                 Effect::Query(wanted) => {
                     self.servers.query_only(&wanted);
-                    self.inbox.push_back(Event::Answered(self.servers.answers()));
+                    self.inbox.push_back(self.servers.answers());
                 }
                 Effect::QueryAgain(wanted) => self.queried_again.push(wanted),
+                Effect::Resolve(hosts, _) => {
+                    self.servers.resolve_only(&hosts);
+                    self.inbox.push_back(self.servers.answers());
+                }
+                Effect::AskAgain(hosts) => {
+                    self.servers.ask_again(&hosts, self.now);
+                    self.inbox.push_back(self.servers.answers());
+                }
                 Effect::Notify(Notice::Status(line)) => self.state_line = line,
                 Effect::Notify(notice) => self.notices.push(notice),
                 Effect::Work(work) if (self.hangs)(&work) => self.hung.push(*work),
@@ -989,8 +1067,35 @@ impl Stage {
 
     fn find_out(&mut self, finding: Finding) {
         self.servers.answer(finding, self.now);
-        self.dispatch(Event::Answered(self.servers.answers()));
+        let answers = self.servers.answers();
+        self.dispatch(answers);
         self.pass(lb_core::feed::SETTLE);
+    }
+
+    /// Changes the addresses of a host name, and lets the daemon ask for them and read its lists.
+    pub fn name(&mut self, name: &str, addresses: &[&str]) {
+        let addresses: Vec<IpAddr> = addresses.iter().map(|ip| ip.parse().expect("an address")).collect();
+        self.listed.extend(addresses.iter().map(|ip| SocketAddr::new(*ip, 80)));
+        self.found_out_about(name, Some(Ok(addresses)));
+    }
+
+    /// As [`Stage::name`], for a name that does not resolve.
+    pub fn lose_name(&mut self, name: &str, why: &str) {
+        self.found_out_about(name, Some(Err(why.to_owned())));
+    }
+
+    /// From now on, the server answers nothing about a name.
+    pub fn ignore_name(&mut self, name: &str) {
+        self.found_out_about(name, None);
+    }
+
+    fn found_out_about(&mut self, name: &str, answer: Option<Result<Vec<IpAddr>, String>>) {
+        self.servers.name(name, answer, self.now);
+        if self.controller.is_some() {
+            let answers = self.servers.answers();
+            self.dispatch(answers);
+            self.pass(lb_core::feed::SETTLE);
+        }
     }
 
     /// Reports a change at this path, as a watch does, and waits until the daemon considers that

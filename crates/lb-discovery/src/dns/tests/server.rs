@@ -14,6 +14,8 @@ use tokio::task::JoinSet;
 
 use super::*;
 
+mod hosts;
+
 /// What a server does with a question.
 #[derive(Clone)]
 enum Then {

@@ -1,0 +1,337 @@
+//! Resolves the host names in lists, all of them in one task.
+//!
+//! Equal names are asked once, whatever lists have them. A name retains the addresses of its last
+//! answer with addresses, so an answer without any, or none, removes nothing. At most
+//! [`IN_FLIGHT`] questions are under way, so the questions of others come in between.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lb_config::discovery::DnsSettings;
+use lb_config::endpoints::{HostAddresses, MAX_HOSTS};
+use tokio::sync::{Notify, watch};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::dns::{Answer, IN_FLIGHT, Resolver};
+use crate::retry::Retry;
+use crate::running::SPREAD;
+use crate::{Failure, Shared};
+
+/// The shortest time until a name is asked again after an answer. A host has up to [`MAX_HOSTS`]
+/// names, which take 20 s at 50 questions per second.
+const MIN_TTL: Duration = Duration::from_secs(30);
+
+/// The longest time until a name is asked again after an answer.
+const MAX_TTL: Duration = Duration::from_mins(5);
+
+/// A question that is due within this time is asked together with one that is due now, so that both
+/// need one connection.
+const TOGETHER: Duration = Duration::from_secs(3);
+
+/// The most names that are asked. More than lists may have, because the names of a new list are
+/// asked before it is known whether the list is accepted.
+const MOST: usize = 2 * MAX_HOSTS;
+
+/// The largest number of addresses of a name.
+const MAX_ADDRESSES: usize = 1000;
+
+/// A host name, and the address family that its list needs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Host {
+    /// In lower case, without a dot at its end.
+    pub name: Arc<str>,
+    pub is_ipv6: bool,
+}
+
+/// What is known about a host name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostState {
+    /// The addresses in the last answer that had any; none if there was no such answer.
+    pub addresses: Arc<[IpAddr]>,
+    /// When the last question had a result; `None` before the first.
+    pub asked: Option<Instant>,
+    /// Why the last question gave no addresses; `None` if it gave some.
+    pub missing: Option<MissingAddresses>,
+}
+
+/// Why a host name does not resolve, and since when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingAddresses {
+    pub why: Arc<str>,
+    pub since: Instant,
+}
+
+impl HostState {
+    /// Whether a list may be made with what is known: the name has addresses, or has failed once.
+    pub fn is_known(&self) -> bool {
+        self.asked.is_some() || !self.addresses.is_empty()
+    }
+}
+
+/// What is known about all host names of the lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostTable(pub BTreeMap<Host, HostState>);
+
+impl HostTable {
+    /// The addresses of all names of one address family.
+    pub fn addresses(&self, is_ipv6: bool) -> HostAddresses {
+        let of_family = self.0.iter().filter(|(host, _)| host.is_ipv6 == is_ipv6);
+        let found = of_family.filter(|(_, state)| !state.addresses.is_empty());
+        found.map(|(host, state)| (Arc::clone(&host.name), Arc::clone(&state.addresses))).collect()
+    }
+
+    /// Whether [`HostState::is_known`] holds for this name.
+    pub fn is_known(&self, host: &Host) -> bool {
+        self.0.get(host).is_some_and(HostState::is_known)
+    }
+}
+
+/// When each name is asked, and what its answers mean. It has no clock.
+#[derive(Default)]
+struct Schedule(BTreeMap<Host, Entry>);
+
+struct Entry {
+    state: HostState,
+    retry: Retry,
+    /// When the next question is due; `None` while one is under way.
+    due: Option<Instant>,
+}
+
+impl Schedule {
+    /// Adds names, as far as there is room for them. Their questions are due at once.
+    fn add(&mut self, hosts: BTreeSet<Host>, now: Instant) {
+        for host in hosts {
+            if self.0.len() < MOST {
+                let new = || Entry { state: HostState::default(), retry: Retry::default(), due: Some(now) };
+                self.0.entry(host).or_insert_with(new);
+            }
+        }
+    }
+
+    /// Begins the question that is due first. If there are other questions, one that is due soon
+    /// also begins.
+    fn begin(&mut self, now: Instant, has_others: bool) -> Option<Host> {
+        let due = |(_, entry): &(&Host, &mut Entry)| entry.due;
+        let first = self.0.iter_mut().filter(|(_, entry)| entry.due.is_some()).min_by_key(due);
+        let (host, entry) = first?;
+        // A question that failed is not repeated earlier.
+        let early = if has_others && entry.state.missing.is_none() { TOGETHER } else { Duration::ZERO };
+        if entry.due.is_none_or(|due| due > now + early) {
+            return None;
+        }
+        entry.due = None;
+        Some(host.clone())
+    }
+
+    /// When the next question is due.
+    fn due(&self) -> Option<Instant> {
+        self.0.values().filter_map(|entry| entry.due).min()
+    }
+
+    /// Notes the result of a question. `draw` is a random number in 0..1.
+    fn answered(&mut self, host: &Host, result: Result<Answer<IpAddr>, Failure>, now: Instant, draw: f64) {
+        // The name may have been removed in the meantime.
+        let Some(Entry { state, retry, due }) = self.0.get_mut(host) else { return };
+        let found = result.and_then(|answer| match answer {
+            Answer::Records(records) if records.records.len() > MAX_ADDRESSES => {
+                let count = records.records.len();
+                Err(Failure::TooLarge(format!("{count} addresses, but at most {MAX_ADDRESSES}")))
+            }
+            answer => Ok(answer),
+        });
+        let (delay, missing) = match found {
+            Ok(Answer::Records(records)) => {
+                retry.answered();
+                // In order, so that equal answers are equal.
+                let addresses: BTreeSet<IpAddr> = records.records.into_iter().collect();
+                let addresses: Arc<[IpAddr]> = addresses.into_iter().collect();
+                if state.addresses != addresses {
+                    state.addresses = addresses;
+                }
+                (later(records.ttl.clamp(MIN_TTL, MAX_TTL), draw), None)
+            }
+            Ok(Answer::Empty { why }) => {
+                retry.answered();
+                (later(MIN_TTL, draw), Some(why))
+            }
+            Err(failure) => (retry.failed(draw), Some(failure.to_string())),
+        };
+        *due = Some(now + delay);
+        state.asked = Some(now);
+        state.missing = missing.map(|why| {
+            let before = state.missing.take();
+            let since = before.map_or(now, |before| before.since);
+            MissingAddresses { why: why.into(), since }
+        });
+    }
+
+    fn table(&self) -> Arc<HostTable> {
+        let known = self.0.iter().map(|(host, entry)| (host.clone(), entry.state.clone()));
+        Arc::new(HostTable(known.collect()))
+    }
+}
+
+/// The time until the next question, which may begin [`TOGETHER`] early. It is varied, so that the
+/// questions of many hosts spread out. `draw` is a random number in 0..1.
+fn later(ttl: Duration, draw: f64) -> Duration {
+    ttl.mul_f64(1.0 + SPREAD * draw) + TOGETHER
+}
+
+/// Resolves host names from its first name until it is dropped.
+pub struct Hosts {
+    inner: Arc<Inner>,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    state: Mutex<State>,
+    /// Notified when questions may have become due.
+    wake: Notify,
+    table: watch::Sender<Arc<HostTable>>,
+    /// Notified after each result.
+    news: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct State {
+    schedule: Schedule,
+    /// The settings, and the resolver that they lead to.
+    resolver: Option<(DnsSettings, Arc<Resolver>)>,
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            task.abort();
+        }
+    }
+}
+
+impl Hosts {
+    /// Notifies `news` after each result.
+    pub fn new(shared: &Arc<Shared>, news: &Arc<Notify>) -> Self {
+        let (shared, news) = (Arc::clone(shared), Arc::clone(news));
+        let (state, wake, table) = (Mutex::default(), Notify::new(), watch::Sender::default());
+        Self { inner: Arc::new(Inner { shared, state, wake, table, news }), task: Mutex::default() }
+    }
+
+    /// What is known now.
+    pub fn table(&self) -> Arc<HostTable> {
+        Arc::clone(&self.inner.table.borrow())
+    }
+
+    /// Resolves these names from now on, and no others.
+    pub fn resolve_only(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) {
+        self.resolve(hosts, settings, true);
+    }
+
+    /// Resolves these names as well, and returns what becomes known. Runs on a runtime.
+    pub fn resolve_too(
+        &self,
+        hosts: BTreeSet<Host>,
+        settings: &DnsSettings,
+    ) -> watch::Receiver<Arc<HostTable>> {
+        self.resolve(hosts, settings, false);
+        self.inner.table.subscribe()
+    }
+
+    /// Asks for these names at once.
+    pub fn ask_again(&self, hosts: &BTreeSet<Host>) {
+        let now = tokio::time::Instant::now().into_std();
+        let mut state = self.inner.state();
+        for (host, entry) in &mut state.schedule.0 {
+            if hosts.contains(host) && entry.due.is_some() {
+                entry.due = Some(now);
+            }
+        }
+        self.inner.wake.notify_one();
+    }
+
+    fn resolve(&self, hosts: BTreeSet<Host>, settings: &DnsSettings, is_all: bool) {
+        let now = tokio::time::Instant::now().into_std();
+        let mut state = self.inner.state();
+        if is_all {
+            state.schedule.0.retain(|host, _| hosts.contains(host));
+        }
+        if state.resolver.as_ref().is_none_or(|(before, _)| before != settings) {
+            let resolver = self.inner.shared.dns.get(settings);
+            state.resolver = Some((settings.clone(), resolver));
+            let waiting = state.schedule.0.values_mut().filter(|entry| entry.due.is_some());
+            waiting.for_each(|entry| entry.due = Some(now));
+        }
+        let has_any = !hosts.is_empty();
+        state.schedule.add(hosts, now);
+        self.inner.publish(&state);
+        drop(state);
+        self.inner.wake.notify_one();
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        if has_any && task.is_none() {
+            let work = run(Arc::clone(&self.inner), fastrand::Rng::new());
+            *task = Some(tokio::spawn(work).abort_handle());
+        }
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn publish(&self, state: &State) {
+        self.table.send_replace(state.schedule.table());
+    }
+}
+
+async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
+    let mut questions = JoinSet::new();
+    loop {
+        let due = begin(&inner, &mut questions);
+        // A finished question makes room for the next.
+        let is_full = questions.len() >= IN_FLIGHT;
+        tokio::select! {
+            Some(result) = questions.join_next() => {
+                // A question that panics ends the process.
+                let Ok((host, answer)) = result else { continue };
+                let mut state = inner.state();
+                let now = tokio::time::Instant::now().into_std();
+                state.schedule.answered(&host, answer, now, random.f64());
+                inner.publish(&state);
+                drop(state);
+                inner.news.notify_one();
+            }
+            () = inner.wake.notified() => {}
+            () = sleep_until(due), if !is_full => {}
+        }
+    }
+}
+
+/// Begins the questions that are due, as far as there is room for them. Returns when the next
+/// question is due.
+fn begin(inner: &Inner, questions: &mut JoinSet<(Host, Result<Answer<IpAddr>, Failure>)>) -> Option<Instant> {
+    let mut state = inner.state();
+    let (_, resolver) = state.resolver.clone()?;
+    let now = tokio::time::Instant::now().into_std();
+    while questions.len() < IN_FLIGHT
+        && let Some(host) = state.schedule.begin(now, !questions.is_empty())
+    {
+        let resolver = Arc::clone(&resolver);
+        questions.spawn(async move {
+            let answer = resolver.addresses(&host.name, host.is_ipv6).await;
+            (host, answer)
+        });
+    }
+    state.schedule.due()
+}
+
+async fn sleep_until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

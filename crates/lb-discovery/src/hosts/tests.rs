@@ -1,0 +1,112 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::dns::Records;
+
+fn host(name: &str) -> Host {
+    Host { name: name.into(), is_ipv6: false }
+}
+
+fn records(ips: &[&str], ttl: u64) -> Result<Answer<IpAddr>, Failure> {
+    let records = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+    let ttl = Duration::from_secs(ttl);
+    Ok(Answer::Records(Records { records, ttl, serial: None, additional: BTreeMap::new() }))
+}
+
+fn empty() -> Result<Answer<IpAddr>, Failure> {
+    Ok(Answer::Empty { why: "NXDOMAIN".to_owned() })
+}
+
+fn failed() -> Result<Answer<IpAddr>, Failure> {
+    Err(Failure::Unreachable("no answer".to_owned()))
+}
+
+fn schedule(names: &[&str], now: Instant) -> Schedule {
+    let mut schedule = Schedule::default();
+    schedule.add(names.iter().map(|name| host(name)).collect(), now);
+    schedule
+}
+
+#[test]
+fn a_name_is_asked_again_after_its_ttl_but_not_before_30_s_or_after_5_min() {
+    let now = Instant::now();
+    for (ttl, least, most) in [(0, 30, 36), (29, 30, 36), (60, 60, 69), (300, 300, 333), (86_400, 300, 333)] {
+        for draw in [0.0, 0.5, 1.0] {
+            let mut schedule = schedule(&["a"], now);
+            assert_eq!(schedule.begin(now, false), Some(host("a")));
+            assert_eq!(schedule.due(), None, "a question is under way");
+            schedule.answered(&host("a"), records(&["10.0.0.1"], ttl), now, draw);
+            let wait = schedule.due().unwrap() - now;
+            // It may begin as early as questions that share a connection begin.
+            assert!(wait - TOGETHER >= Duration::from_secs(least), "{ttl}: {wait:?}");
+            assert!(wait <= Duration::from_secs(most), "{ttl}: {wait:?}");
+        }
+    }
+}
+
+#[test]
+fn an_answer_without_addresses_keeps_the_last_ones_and_notes_since_when() {
+    let now = Instant::now();
+    let mut schedule = schedule(&["a"], now);
+    schedule.answered(&host("a"), records(&["10.0.0.2", "10.0.0.1"], 60), now, 0.5);
+    let addresses = |schedule: &Schedule| schedule.table().0[&host("a")].addresses.to_vec();
+    let before = addresses(&schedule);
+    assert_eq!(before, ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+    for (second, result) in [(1, empty()), (2, failed()), (3, empty())] {
+        schedule.answered(&host("a"), result, now + Duration::from_secs(second), 0.5);
+        assert_eq!(addresses(&schedule), before);
+        let missing = schedule.table().0[&host("a")].missing.clone().unwrap();
+        assert_eq!(missing.since, now + Duration::from_secs(1));
+    }
+    let many: Vec<String> =
+        (0..=MAX_ADDRESSES).map(|n| format!("10.1.{}.{}", n / 250, n % 250 + 1)).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    schedule.answered(&host("a"), records(&many, 60), now, 0.5);
+    assert_eq!(addresses(&schedule), before, "an answer that is too long is none");
+    schedule.answered(&host("a"), records(&["10.0.0.3"], 60), now, 0.5);
+    let state = schedule.table().0[&host("a")].clone();
+    assert_eq!((state.missing, state.addresses.len()), (None, 1));
+}
+
+#[test]
+fn failed_questions_are_repeated_with_growing_pauses_and_never_earlier() {
+    let mut now = Instant::now();
+    let mut schedule = schedule(&["a", "b"], now);
+    schedule.answered(&host("b"), records(&["10.0.0.1"], 60), now, 0.0);
+    let mut pauses = Vec::new();
+    for _ in 0..10 {
+        assert_eq!(schedule.begin(now, true), Some(host("a")));
+        schedule.answered(&host("a"), failed(), now, 0.5);
+        let due = schedule.due().unwrap();
+        pauses.push((due - now).as_millis());
+        assert_eq!(schedule.begin(due - Duration::from_millis(1), true), None);
+        now = due;
+        // The other name is not due meanwhile.
+        schedule.0.get_mut(&host("b")).unwrap().due = Some(now + Duration::from_mins(1));
+    }
+    assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_000, 25_000]);
+}
+
+#[test]
+fn questions_that_are_due_soon_begin_together() {
+    let now = Instant::now();
+    let mut schedule = schedule(&["a", "b", "c"], now);
+    for (name, ttl) in [("a", 30), ("b", 32), ("c", 60)] {
+        schedule.answered(&host(name), records(&["10.0.0.1"], ttl), now, 0.0);
+    }
+    let due = schedule.due().unwrap();
+    assert_eq!(schedule.begin(due - Duration::from_secs(1), false), None);
+    assert_eq!(schedule.begin(due, false), Some(host("a")));
+    assert_eq!(schedule.begin(due, false), None);
+    assert_eq!(schedule.begin(due, true), Some(host("b")));
+    assert_eq!(schedule.begin(due, true), None);
+}
+
+#[test]
+fn the_answer_to_a_name_that_is_no_longer_needed_is_ignored() {
+    let now = Instant::now();
+    let mut schedule = schedule(&["a"], now);
+    schedule.0.clear();
+    schedule.answered(&host("a"), records(&["10.0.0.1"], 60), now, 0.5);
+    assert_eq!(*schedule.table(), HostTable::default());
+}

@@ -1,0 +1,99 @@
+//! Host names in lists: which names are resolved, and which lists are read again because a name has
+//! other addresses.
+//!
+//! The reader of lists reports the names that a list has. A name retains its last addresses, so a
+//! name that does not resolve removes no endpoint.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use lb_config::endpoints::MAX_HOSTS;
+use lb_discovery::{Host, HostState, HostTable};
+
+use super::sources::WatchedSource;
+use super::{Controller, Effect};
+use crate::source::{Contents, SourceError};
+
+/// The host names of all lists.
+#[derive(Default)]
+pub struct HostNames {
+    /// What was known when the lists were last compared with it.
+    pub table: Arc<HostTable>,
+    /// The names that are resolved.
+    resolving: BTreeSet<Host>,
+}
+
+/// Whether a list must be read again because of this name.
+fn is_changed(before: Option<&HostState>, after: Option<&HostState>) -> bool {
+    let known = |state: Option<&HostState>| {
+        state.filter(|state| state.is_known()).map(|state| Arc::clone(&state.addresses))
+    };
+    known(before) != known(after)
+}
+
+impl WatchedSource {
+    /// Reads the list once more, even if its file or the server's answer has not changed.
+    fn read_again(&mut self, now: Instant) {
+        self.remote.must_read = true;
+        self.feed.progress.changed(now);
+    }
+}
+
+impl Controller {
+    /// Stores the host names of a list that was read. Refuses a list whose names and those of the
+    /// other lists are too many; its earlier names are still resolved.
+    pub fn take_hosts(
+        &mut self,
+        service: &str,
+        result: Result<Contents, SourceError>,
+    ) -> Result<Contents, SourceError> {
+        let hosts = match &result {
+            Ok(contents) => &contents.hosts,
+            Err(SourceError::Hosts { hosts, .. }) => hosts,
+            Err(_) => return result,
+        };
+        let watched = &mut self.sources.watched;
+        let others = watched.iter().filter(|(other, _)| *other != service);
+        let others: BTreeSet<&Host> = others.flat_map(|(_, other)| &*other.hosts).collect();
+        let all = others.len() + hosts.iter().filter(|host| !others.contains(host)).count();
+        let hosts = Arc::clone(hosts);
+        let Some(watched) = watched.get_mut(service) else { return result };
+        // The list of a suspension has no names, and the server's list will be used again.
+        if watched.remote.suspension.is_some() {
+            return result;
+        }
+        watched.lacks_hosts = all > MAX_HOSTS;
+        if watched.lacks_hosts {
+            return Err(SourceError::TooManyHosts { place: watched.source.place(), own: hosts.len(), all });
+        }
+        watched.hosts = hosts;
+        result
+    }
+
+    /// Resolves the host names of all lists from now on, and no others.
+    pub fn resolve_hosts(&mut self, now: Instant) {
+        let hosts: BTreeSet<Host> =
+            self.sources.watched.values().flat_map(|watched| watched.hosts.iter().cloned()).collect();
+        // Names that are no longer needed make room for those of a list that was refused.
+        if !self.sources.hosts.resolving.is_subset(&hosts) {
+            let refused = self.sources.watched.values_mut().filter(|watched| watched.lacks_hosts);
+            refused.for_each(|watched| watched.read_again(now));
+        }
+        self.sources.hosts.resolving.clone_from(&hosts);
+        self.effects.push(Effect::Resolve(hosts, self.config.dns.clone()));
+    }
+
+    /// Handles what has become known about host names. A list is read again once all of its names
+    /// are known, so that it does not take force with only some of them.
+    pub fn resolved(&mut self, table: Arc<HostTable>, now: Instant) {
+        let before = std::mem::replace(&mut self.sources.hosts.table, Arc::clone(&table));
+        for watched in self.sources.watched.values_mut() {
+            let is_known = |table: &HostTable| watched.hosts.iter().all(|host| table.is_known(host));
+            let is_changed = |host: &Host| is_changed(before.0.get(host), table.0.get(host));
+            if is_known(&table) && (!is_known(&before) || watched.hosts.iter().any(is_changed)) {
+                watched.read_again(now);
+            }
+        }
+    }
+}
