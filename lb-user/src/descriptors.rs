@@ -87,7 +87,7 @@ mod tests {
         ] {
             assert_eq!(connections_limit(limit, clients), expected, "{limit} for {clients}");
         }
-        for (limit, clients) in [(wanted(1), 1), (wanted(1) - 2, 1), (wanted(64), 64), (1104, 1)] {
+        for (limit, clients) in [(wanted(1), 1), (wanted(1) - 2, 1), (wanted(64), 64), (1200, 1)] {
             let connections = LISTENERS * (connections_limit(limit, clients) as u64 + 1);
             assert!(own(clients) + connections <= limit, "{limit} for {clients}");
         }
