@@ -18,7 +18,7 @@ const PROGRAMS: [&str; 2] = ["socklb", "socklb-sim"];
 
 /// The other files: paths in the repository, in which `*` stands for any text, and where the
 /// package puts them. A place that ends with `/` is a folder.
-const FILES: [(&str, &str); 25] = [
+const FILES: [(&str, &str); 26] = [
     ("packaging/systemd/socklb.service", "usr/lib/systemd/system/"),
     ("packaging/systemd/socklb-agent.service", "usr/lib/systemd/system/"),
     ("packaging/systemd/socklb.sysusers", "usr/lib/sysusers.d/socklb.conf"),
