@@ -48,8 +48,8 @@ const MAX_PAGES: usize = 64;
 /// The longest time of a list, with all its pages.
 const LIST: Duration = Duration::from_secs(30);
 
-/// Hosts that have to list the objects again do so within this time, each at a random moment. An API
-/// server that restarts reports 410 to many of them at once.
+/// Hosts that have to list the objects again do so within this time, each at a random moment. An
+/// API server that restarts reports 410 to many of them at once.
 const SPREAD: Duration = Duration::from_secs(10);
 
 /// The time after which the server ends a watch. It varies by [`WATCH_SPREAD`], so that hosts whose

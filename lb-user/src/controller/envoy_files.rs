@@ -83,8 +83,8 @@ impl EnvoyFiles {
         }
     }
 
-    /// Takes over the files of an earlier daemon. They stay until their services have lists, or until
-    /// the configuration does not need them.
+    /// Takes over the files of an earlier daemon. They stay until their services have lists, or
+    /// until the configuration does not need them.
     pub fn adopt(&mut self, files: Vec<EnvoyFile>) {
         for file in files {
             self.stored.insert(file.clone());

@@ -181,8 +181,8 @@ async fn read_one<S: StoredFile + Send + 'static>(lists: &ListReader, state: &Pa
         .unwrap_or_else(|no_answer| StoredRead::Unread(no_answer.to_string()))
 }
 
-/// Reads the places of the files that an earlier daemon wrote for Envoy. If they cannot be read, none
-/// of the files is removed.
+/// Reads the places of the files that an earlier daemon wrote for Envoy. If they cannot be read,
+/// none of the files is removed.
 pub async fn read_envoy_places(lists: &ListReader, state: &Path) -> Vec<EnvoyFile> {
     let path = envoy_places_path(state);
     let (disk, file) = (Arc::clone(&lists.files), path.clone());
