@@ -103,7 +103,8 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Switched>,
     },
-    /// Drains backends or changes their weights, or ends this. The peer's permission has been checked.
+    /// Drains backends or changes their weights, or ends this. The peer's permission has been
+    /// checked.
     Override { service: String, request: OverrideRequest, who: PeerCredentials, answer: Reply<Overridden> },
     /// All overrides of operators.
     Overrides(Reply<OverridesDocument>),

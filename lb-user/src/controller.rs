@@ -12,18 +12,18 @@
 //! the kernel ([`Kernel`]) and the network ([`Network`]) through traits, because it needs the
 //! results of these calls at once.
 //!
-//! In reading order: events and effects (this file); the sources of lists (`sources`), servers
-//! that send lists (`remote`) or addresses of services (`addresses`), host names in lists
-//! (`hosts`), the delivery of lists to clients (`delivery`), the files that are stored for later
-//! starts (`state_files`) and the files that Envoy reads (`envoy_files`); a new
-//! configuration (`reload`), the changes in it (`changes`) and the settings that it cannot change
-//! (`fixed`); one client (`client_task`), all clients (`clients`), clients that cannot be
-//! started (`unstarted`) and clients that leave (`leaving`); the start (`start`, `first_look`);
-//! passes over the flow records (`flow_records`), connections that an operator closes (`closing`)
-//! and the network namespaces of clients (`namespaces`); the backends that are probed (`probing`, through `network`) and the backends
-//! that report (`register`), weights that follow load (`control`) and the file that stores the
-//! learnt weights (`load_store`), the overrides of operators (`overrides`); queries (`queries`) and
-//! the facts that answers are built from (`facts`).
+//! In reading order: events and effects (this file); the sources of lists (`sources`), servers that
+//! send lists (`remote`) or addresses of services (`addresses`), host names in lists (`hosts`), the
+//! delivery of lists to clients (`delivery`), the files that are stored for later starts
+//! (`state_files`) and the files that Envoy reads (`envoy_files`); a new configuration (`reload`),
+//! the changes in it (`changes`) and the settings that it cannot change (`fixed`); one client
+//! (`client_task`), all clients (`clients`), clients that cannot be started (`unstarted`) and
+//! clients that leave (`leaving`); the start (`start`, `first_look`); passes over the flow records
+//! (`flow_records`), connections that an operator closes (`closing`) and the network namespaces of
+//! clients (`namespaces`); the backends that are probed (`probing`, through `network`) and the
+//! backends that report (`register`), weights that follow load (`control`) and the file that stores
+//! the learnt weights (`load_store`), the overrides of operators (`overrides`); queries (`queries`)
+//! and the facts that answers are built from (`facts`).
 
 mod start;
 
@@ -158,8 +158,8 @@ pub enum Event {
         version: Version<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
-    /// What servers have answered so far, and what is known about host names; sent whenever a server
-    /// has answered.
+    /// What servers have answered so far, and what is known about host names; sent whenever a
+    /// server has answered.
     Answered(Vec<(Wanted, Latest)>, Arc<HostTable>),
     /// A retry has read the files that an earlier daemon stored. A read at the start had failed.
     StoredRead(Box<StoredState>),
@@ -198,9 +198,10 @@ pub enum Effect {
     Query(Vec<Wanted>),
     /// Query this server at once.
     QueryAgain(Wanted),
-    /// Resolve these host names from now on, and no others. [`Event::Answered`] follows each result.
+    /// Resolve these host names from now on, and no others. [`Event::Answered`] follows each
+    /// result.
     Resolve(BTreeSet<Host>, DnsSettings),
-    /// Ask for the addresses of these host names at once.
+    /// Query the addresses of these host names at once.
     AskAgain(BTreeSet<Host>),
     /// Notify the service manager.
     Notify(Notice),
@@ -228,7 +229,8 @@ pub enum BackgroundWork {
         known: Option<Option<Stamp>>,
         purpose: ListPurpose,
     },
-    /// Read the files that an earlier daemon stored: learnt weights, and the overrides of operators.
+    /// Read the files that an earlier daemon stored: learnt weights, and the overrides of
+    /// operators.
     ReadStored,
     /// Store files for later starts.
     Store(StateFiles),

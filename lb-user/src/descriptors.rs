@@ -17,8 +17,8 @@ pub const OF_CLIENT: u64 = 20;
 /// documents that may be made at the same time, each of which needs the maps of one client; 320 for
 /// endpoint files that do not answer, one for each thread that may wait; 256 for connect probes
 /// that are under way; 264 for connections to servers that send lists, one for each of 256 services
-/// and 8 for DNS servers; at most 8 for a socket, an event and the host's maps, which reports need; and
-/// for each job that closes connections, the maps of one client and 4 for lists of sockets.
+/// and 8 for DNS servers; at most 8 for a socket, an event and the host's maps, which reports need;
+/// and for each job that closes connections, the maps of one client and 4 for lists of sockets.
 pub const OF_DAEMON: u64 = 448 + MAX_UNDER_WAY as u64 + 264 + 8 + MAX_CLOSING as u64 * (OF_CLIENT + 4);
 /// The most connections per listener.
 pub const CONNECTIONS: u64 = 64;

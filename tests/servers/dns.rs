@@ -264,7 +264,7 @@ fn no_connect_fails_while_host_names_in_a_file_get_other_addresses_or_stop_resol
     scene.expect_fault("none.example.com");
     scene.probe.start_dialling(SERVICE);
     scene.update("update add h.example.com 1 A 10.77.0.3\nupdate delete h.example.com A 10.77.0.1");
-    // Otherwise the name is asked again after 30 s.
+    // Otherwise the name is queried again after 30 s.
     let refreshed = |scene: &Scene| {
         let (code, text) = scene.run(&["source", "refresh", "users"]);
         assert_eq!(code, Some(0), "{text}");

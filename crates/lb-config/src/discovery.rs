@@ -60,8 +60,8 @@ impl RemoteRules {
     }
 }
 
-/// Why no endpoint may have this address if a server names it and there is no `allow`; `None` if one
-/// may.
+/// Why no endpoint may have this address if a server names it and there is no `allow`; `None` if
+/// one may.
 pub fn refusal(ip: IpAddr) -> Option<&'static str> {
     if ip.is_loopback() {
         Some("it is a loopback address")

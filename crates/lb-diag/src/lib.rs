@@ -183,8 +183,8 @@ impl SocketLists {
     /// exists.
     ///
     /// # Errors
-    /// EPERM without CAP_NET_ADMIN in the user namespace that owns the network namespace, EOPNOTSUPP
-    /// if the kernel was built without `CONFIG_INET_DIAG_DESTROY`.
+    /// EPERM without CAP_NET_ADMIN in the user namespace that owns the network namespace,
+    /// EOPNOTSUPP if the kernel was built without `CONFIG_INET_DIAG_DESTROY`.
     pub fn destroy(&self, connection: &Connection) -> io::Result<bool> {
         let request = SockDiagMessage::InetRequest(connection.request(ExtensionFlags::empty()));
         match self.exchange(SockDiagDestroy::new(request), NLM_F_ACK, connection.protocol(), &mut |_| {}) {

@@ -1,6 +1,6 @@
 //! Resolves the host names in lists, all of them in one task.
 //!
-//! Equal names are asked once, whatever lists have them. A name retains the addresses of its last
+//! Equal names are queried once, whatever lists have them. A name retains the addresses of its last
 //! answer with addresses, so an answer without any, or none, removes nothing. At most
 //! [`IN_FLIGHT`] questions are under way, so the questions of others come in between.
 
@@ -19,19 +19,19 @@ use crate::retry::Retry;
 use crate::running::SPREAD;
 use crate::{Failure, Shared};
 
-/// The shortest time until a name is asked again after an answer. A host has up to [`MAX_HOSTS`]
+/// The shortest time until a name is queried again after an answer. A host has up to [`MAX_HOSTS`]
 /// names, which take 20 s at 50 questions per second.
 const MIN_TTL: Duration = Duration::from_secs(30);
 
-/// The longest time until a name is asked again after an answer.
+/// The longest time until a name is queried again after an answer.
 const MAX_TTL: Duration = Duration::from_mins(5);
 
-/// A question that is due within this time is asked together with one that is due now, so that both
+/// A query that is due within this time is sent together with one that is due now, so that both
 /// need one connection.
 const TOGETHER: Duration = Duration::from_secs(3);
 
-/// The most names that are asked. More than lists may have, because the names of a new list are
-/// asked before it is known whether the list is accepted.
+/// The most names that are queried. More than lists may have, because the names of a new list are
+/// queried before it is known whether the list is accepted.
 const MOST: usize = 2 * MAX_HOSTS;
 
 /// The largest number of addresses of a name.
@@ -88,7 +88,7 @@ impl HostTable {
     }
 }
 
-/// When each name is asked, and what its answers mean. It has no clock.
+/// When each name is queried, and what its answers mean. It has no clock.
 #[derive(Default)]
 struct Schedule(BTreeMap<Host, Entry>);
 
@@ -238,7 +238,7 @@ impl Hosts {
         self.inner.table.subscribe()
     }
 
-    /// Asks for these names at once.
+    /// Queries these names at once.
     pub fn ask_again(&self, hosts: &BTreeSet<Host>) {
         let now = tokio::time::Instant::now().into_std();
         let mut state = self.inner.state();

@@ -72,8 +72,8 @@ pub fn render_list(list: &EndpointList) -> Arc<[u8]> {
     render(&list.as_slice().iter().map(listed).collect())
 }
 
-/// Renders a list in the format `file_sd`. The keys are addresses, or [`Target`]s. Values that are the defaults of endpoint files are left
-/// out.
+/// Renders a list in the format `file_sd`. The keys are addresses, or [`Target`]s. Values that are
+/// the defaults of endpoint files are left out.
 pub fn render<T: Display>(endpoints: &BTreeMap<T, Listed>) -> Arc<[u8]> {
     let groups: Vec<Value> = endpoints.iter().map(|(target, listed)| group(target, listed)).collect();
     let mut text = serde_json::to_vec_pretty(&groups).expect("maps with text as keys can be written");

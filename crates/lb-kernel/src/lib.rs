@@ -7,7 +7,8 @@
 //! it:
 //!
 //! - `read`: observations of clients ([`Snapshot`], [`FlowSnapshot`], [`flows`](flows()),
-//!   [`reclaim`](reclaim()), [`close`](close()), [`ClientNamespace`], [`neighbours`](neighbours()));
+//!   [`reclaim`](reclaim()), [`close`](close()), [`ClientNamespace`],
+//!   [`neighbours`](neighbours()));
 //! - `client`: the maps ([`Tables`]), programs ([`Purpose`]) and links ([`is_balanced`]) of one
 //!   client task ([`Datapath`]), and its removal ([`detach`](detach()));
 //! - `host`: the host's kernel features and this process's permissions ([`Features`],

@@ -25,8 +25,8 @@ use crate::config::{DEFAULT_PATH, Paths};
 /// Every command reads the directories from `[paths]` of the configuration; --config or
 /// SOCKLB_CONFIG names that file.
 ///
-/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor, close), 4 permission; exec
-/// returns the exit code of its command.
+/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor, close), 4 permission;
+/// exec returns the exit code of its command.
 #[derive(Debug, Parser)]
 #[command(name = "socklb", version)]
 pub struct Cli {
@@ -279,7 +279,7 @@ pub enum Command {
     /// The daemon does this for root, its own user, and members of the group that `[admin]` names.
     ///
     /// Exit codes: 0 at least one client readmitted the backend; 1 the backend was not ejected, or
-    /// nothing was done (the message says why); 4 a permission is missing.
+    /// nothing was done (with the reason); 4 a permission is missing.
     Readmit {
         /// Service
         service: String,
@@ -372,8 +372,8 @@ pub enum Command {
     /// the group that `[admin]` names.
     ///
     /// Exit codes: 0 all selected flows are closed or have ended; 1 nothing was done (the message
-    /// has the reason); 3 some stay: they are in network namespaces that the daemon cannot enter, the
-    /// kernel did not close them, or the time was over; 4 a permission is missing.
+    /// has the reason); 3 some stay: they are in network namespaces that the daemon cannot enter,
+    /// the kernel did not close them, or the time was over; 4 a permission is missing.
     Close(close::CloseOptions),
     /// Remove one client, or all, from the kernel: programs, maps, pins
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]

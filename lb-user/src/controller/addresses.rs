@@ -106,7 +106,8 @@ impl Controller {
                 warn!(service = lookup.service, %address, other, "the address is that of another service; connects are not balanced");
             }
         }
-        // An address that is not in force may be why a configuration is faulty, so it is not stored.
+        // An address that is not in force may be why a configuration is faulty, so it is not
+        // stored.
         if !in_force.is_empty() {
             let (path, text) = (addresses::path(&self.config.paths.state), addresses::render(&in_force));
             self.sources.files_to_store.add(path, text);

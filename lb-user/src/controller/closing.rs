@@ -24,8 +24,8 @@ pub struct ClosingJobs(BTreeMap<(String, SocketAddr), ClosingJob>);
 struct ClosingJob {
     user: u32,
     process: u32,
-    /// The first request of the requester, in nanoseconds of `CLOCK_MONOTONIC`. Later flows stay, so
-    /// that the command comes to an end even if new flows begin faster than it closes them.
+    /// The first request of the requester, in nanoseconds of `CLOCK_MONOTONIC`. Later flows stay,
+    /// so that the command comes to an end even if new flows begin faster than it closes them.
     begun_ns: u64,
     /// When the reservation ends; `None` while the job runs.
     reserved_until: Option<Instant>,

@@ -3,7 +3,7 @@
 //!
 //! An override is in force from the turn of the loop in which it is requested. It is also stored,
 //! so that it holds after a restart, and the operator is answered only after that. If it cannot be
-//! stored, it holds until this process ends, and the answer says so.
+//! stored, it holds until this process ends, and the answer contains the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

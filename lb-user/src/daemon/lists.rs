@@ -130,9 +130,9 @@ impl ListReader {
         Some(Guard { base: stored.assignments.shared_list(), accepted: None })
     }
 
-    /// Whether to read a list again: it has host names without an answer, and this has waited for
-    /// their answers, at most `patience`.
-    async fn has_resolved(
+    /// If a list has host names without an answer, waits for their answers, at most `patience`.
+    /// Returns whether the list must then be read again.
+    async fn has_waited(
         &self,
         read: &Result<Contents, SourceError>,
         dns: &DnsSettings,
@@ -141,7 +141,9 @@ impl ListReader {
         let Some(hosts) = read.as_ref().err().and_then(SourceError::unanswered) else { return false };
         let mut table = self.servers.resolve(hosts.clone(), dns);
         let is_known = |table: &Arc<HostTable>| hosts.iter().all(|host| table.is_known(host));
-        tokio::time::timeout(patience, table.wait_for(is_known)).await.is_ok()
+        // If time is short, the next reading reports the names that still have no answer.
+        let _ = tokio::time::timeout(patience, table.wait_for(is_known)).await;
+        true
     }
 
     /// The list that a server has answered, or that is in the configuration, with complete
@@ -154,7 +156,7 @@ impl ListReader {
         patience: Duration,
     ) -> Result<Contents, SourceError> {
         let answer = self.answer_now(source, latest.clone(), purpose.clone()).await;
-        if self.has_resolved(&answer, &purpose.dns, patience).await {
+        if self.has_waited(&answer, &purpose.dns, patience).await {
             return self.answer_now(source, latest, purpose).await;
         }
         answer
@@ -205,7 +207,7 @@ impl ListReader {
         patience: Duration,
     ) -> Result<Contents, SourceError> {
         let list = self.list_now(source, path, purpose.clone(), patience).await;
-        if self.has_resolved(&list, &purpose.dns, patience).await {
+        if self.has_waited(&list, &purpose.dns, patience).await {
             return self.list_now(source, path, purpose, patience).await;
         }
         list

@@ -19,8 +19,8 @@ pub fn unresolved(hosts: &BTreeSet<Host>, table: &HostTable, now: Instant) -> Op
         let seconds = now.saturating_duration_since(missing.since).as_secs();
         let age = if seconds < 60 { format!("{seconds} s") } else { format!("{} min", seconds / 60) };
         let why: String = missing.why.chars().take(REASON).collect();
-        let kept = if state.addresses.is_empty() { "no address so far" } else { "its addresses stay" };
-        Some(format!("{} for {age} ({why}; {kept})", host.name))
+        let left = if state.addresses.is_empty() { "no address so far" } else { "its addresses stay" };
+        Some(format!("{} for {age} ({why}; {left})", host.name))
     };
     let texts: Vec<String> = hosts.iter().filter_map(missing).collect();
     let shown = texts.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");

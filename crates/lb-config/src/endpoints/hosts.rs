@@ -120,8 +120,8 @@ pub struct Expanded {
 
 /// Replaces each entry that has a host name by one entry for each address of the name. A name
 /// without addresses yields none. If two names have the same address, or if it is listed as well,
-/// the best entry counts, as in lists that other programs write. Reports an index that is given to a
-/// name with several addresses.
+/// the best entry counts, as in lists that other programs write. Reports an index that is given to
+/// a name with several addresses.
 pub fn expand(
     entries: Vec<ListEntry>,
     addresses: &HostAddresses,

@@ -1,3 +1,5 @@
+//! When host names are queried, and what their answers mean, in virtual time.
+
 use std::collections::BTreeMap;
 
 use super::*;

@@ -150,9 +150,9 @@ fn an_address_of_a_host_name_that_is_not_allowed_leaves_the_list_in_force() {
             "169.254.1.1",
             "169.254.1.1:80 is not allowed: it is a link-local address (an address of b.example)",
         ),
-        ("224.0.0.1", "3:11: 224.0.0.1:80 cannot be connected to: a multicast address"),
-        ("0.0.0.0", "3:11: 0.0.0.0:80 cannot be connected to: the unspecified address"),
-        ("10.96.0.10", "3:11: 10.96.0.10:80 is the address of a service"),
+        ("224.0.0.1", "4:11: 224.0.0.1:80 cannot be connected to: a multicast address"),
+        ("0.0.0.0", "4:11: 0.0.0.0:80 cannot be connected to: the unspecified address"),
+        ("10.96.0.10", "4:11: 10.96.0.10:80 is the address of a service"),
     ] {
         script("", |stage| {
             stage.use_names();

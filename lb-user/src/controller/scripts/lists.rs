@@ -138,7 +138,7 @@ fn an_unusable_file_changes_nothing_and_is_reported_once() {
             ("", "no endpoint"),
             (&good[..good.len() / 2 + 3], "users.toml:"),
             ("<html>", "users.toml:1:1"),
-            ("[[endpoint]]\naddress = \"db1.example:80\"\n", "users.toml:2:11"),
+            ("[[endpoint]]\naddress = \"db1.example\"\n", "users.toml:2:11"),
             ("[[endpoint]]\naddress = \"10.0.0.1:80\"\nweigth = 2\n", "weigth"),
         ]) {
             stage.list_text(text);

@@ -300,8 +300,7 @@ impl ScriptedServers {
         state.resolve(hosts);
     }
 
-    /// Changes what the server answers about a host name, and lets every question about it be asked
-    /// once.
+    /// Changes the server's answer for a host name, as if each query for it had been answered once.
     fn name(&self, name: &str, answer: Option<Result<Vec<IpAddr>, String>>, now: Instant) {
         let mut state = self.state();
         state.now = now;
@@ -1072,7 +1071,7 @@ impl Stage {
         self.pass(lb_core::feed::SETTLE);
     }
 
-    /// Changes the addresses of a host name, and lets the daemon ask for them and read its lists.
+    /// Changes the addresses of a host name, and lets the daemon query them and read its lists.
     pub fn name(&mut self, name: &str, addresses: &[&str]) {
         let addresses: Vec<IpAddr> = addresses.iter().map(|ip| ip.parse().expect("an address")).collect();
         self.listed.extend(addresses.iter().map(|ip| SocketAddr::new(*ip, 80)));
