@@ -108,6 +108,15 @@ impl Client {
         self.setup.source().remote.map_or(0, |remote| remote.lists)
     }
 
+    /// Waits until the server has answered for some seconds that there are no endpoints, which must
+    /// not change the list in force before a minute is over.
+    #[track_caller]
+    pub fn expect_empty(&self, fault: &str) {
+        self.expect_fault(fault);
+        let empty = || self.setup.source().remote.and_then(|remote| remote.empty_s);
+        eventually("empty for two seconds", empty, |seconds| seconds.is_some_and(|seconds| seconds >= 2));
+    }
+
     /// Waits until there are more different answers than these.
     #[track_caller]
     pub fn expect_more_lists(&self, before: u64) {
