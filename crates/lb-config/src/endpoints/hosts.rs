@@ -69,7 +69,12 @@ impl Target {
             (Some(_), _) => {
                 Err(NotAnAddress { why: "has a wrong port", help: "write 1 to 65535".to_owned() })
             }
-            (None, _) => parse_address(text).map(Self::Address),
+            (None, _) => parse_address(text).map(Self::Address).map_err(|refusal| {
+                // It looks like a name, but no name is like this.
+                let is_like_name = refusal.why.starts_with("is a host name");
+                let why = if is_like_name { "is not an address" } else { refusal.why };
+                NotAnAddress { why, ..refusal }
+            }),
         }
     }
 
