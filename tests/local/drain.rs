@@ -10,7 +10,6 @@ use rustix::process::Signal;
 use stage::daemon::{ChildGuard, signal};
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::probe::die_with_us;
-use stage::terminal::Terminal;
 use stage::{Probe, eventually, look, replace};
 
 const FIRST: &str = "127.0.0.1:8001";
@@ -170,23 +169,6 @@ fn the_end_of_waiting_leaves_the_drain_in_force() {
     good(&fixture, &["undrain", "users", FIRST]);
     waits.ends(1);
     assert!(waits.text().contains("127.0.0.1:8001 is no longer drained"), "{}", waits.text());
-}
-
-#[test]
-fn a_terminal_shows_one_line_of_progress() {
-    let fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let dialled: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
-    let command = fixture.setup.socklb(&["drain", "users", FIRST, "--wait"]);
-    let mut terminal = Terminal::start(command, 100, 24);
-    let shows = |rows: &[String], text: &str| rows.iter().any(|row| row.starts_with(text));
-    terminal.shows("both flows", |rows| shows(rows, "127.0.0.1:8001: 2 open flows"));
-    let first = dialled.iter().find(|dialled| dialled.name == "b1").expect("two reached it");
-    probe.close(first.socket);
-    let rows = terminal.shows("one is left", |rows| shows(rows, "127.0.0.1:8001: 1 open flow"));
-    assert!(!shows(&rows, "127.0.0.1:8001: 2 open flows"), "it is replaced: {rows:?}");
-    terminal.types("\x03");
-    assert_eq!(terminal.ended().code(), Some(130));
 }
 
 #[test]

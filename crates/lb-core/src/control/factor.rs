@@ -45,7 +45,7 @@ impl Factor {
     /// The product of two factors, or the nearest possible factor.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        let product = u64::from(self.0) * u64::from(other.0) >> 16;
+        let product = (u64::from(self.0) * u64::from(other.0)) >> 16;
         Self::of_units(u32::try_from(product).unwrap_or(u32::MAX))
     }
 
