@@ -107,7 +107,7 @@ fn counted(
     let unknown = |text| CloseRefusal { is_permission: false, text };
     names::check_client(&filter, targets.iter().map(|target| target.pins.client.as_str()), "here")
         .map_err(unknown)?;
-    try_close().map_err(refused)?;
+    try_close().map_err(|error| refused(&error))?;
     let (mut read, mut unread) = (Vec::new(), Vec::new());
     for target in targets.iter().filter(|target| filter.has_client(&target.pins.client)) {
         match FlowSnapshot::read(&target.pins) {
@@ -134,8 +134,8 @@ fn counted(
     Ok(Closed { schema: SCHEMA, service, backend, dry_run: is_dry_run, clients })
 }
 
-fn refused(error: DatapathError) -> CloseRefusal {
-    CloseRefusal { is_permission: error.is_permission(), text: chain(&error) }
+fn refused(error: &DatapathError) -> CloseRefusal {
+    CloseRefusal { is_permission: error.is_permission(), text: chain(error) }
 }
 
 fn failed(client: &str, error: &DatapathError) -> ClientClosed {

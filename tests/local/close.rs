@@ -221,11 +221,12 @@ fn flows_of_another_network_namespace_are_closed_only_with_the_privilege_to_ente
     let daemon = start(CapabilitySet::SYS_ADMIN);
     let (has_dialled, dialled) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
+    let cgroup = &fixture.cgroup;
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        scope.spawn(move || {
             another_network(move || {
                 let _backend = Backend::start("there", "127.0.0.1:8001");
-                let mut probe = Probe::start(&fixture.cgroup);
+                let mut probe = Probe::start(cgroup);
                 let socket = probe.dial(SERVICE).socket;
                 has_dialled.send(()).expect("the test waits");
                 // Also ends if the test fails.

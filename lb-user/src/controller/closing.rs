@@ -24,8 +24,9 @@ pub struct ClosingJobs(BTreeMap<(String, SocketAddr), ClosingJob>);
 struct ClosingJob {
     user: u32,
     process: u32,
-    /// The first request of the requester, in nanoseconds of `CLOCK_MONOTONIC`. Later flows stay,
-    /// so that the command comes to an end even if new flows begin faster than it closes them.
+    /// The time of the requester's first request, in nanoseconds of `CLOCK_MONOTONIC`. Later flows
+    /// stay, so that the command comes to an end even if new flows begin faster than it closes
+    /// them.
     begun_ns: u64,
     /// When the reservation ends; `None` while the job runs.
     reserved_until: Option<Instant>,
@@ -54,7 +55,14 @@ impl Controller {
             info!(service = ?order.service, backend = %order.backend, user, process, text, "refused to close connections");
             return answer.send(CloseAnswer::Refused(CloseRefusal { is_permission: false, text }));
         }
-        let begun_ns = known.map_or_else(|| self.environment.kernel.now_ns(), |job| job.begun_ns);
+        let begun_ns = known.map_or_else(
+            || {
+                // Also if the daemon is killed before the job ends, the log has its beginning.
+                info!(service = ?order.service, backend = %order.backend, user, process, "closing connections of a backend");
+                self.environment.kernel.now_ns()
+            },
+            |job| job.begun_ns,
+        );
         jobs.insert(key, ClosingJob { user, process, begun_ns, reserved_until: None });
         let running = |client_task: &ClientTask| ReclaimTarget {
             pins: client_task.pins.clone(),
