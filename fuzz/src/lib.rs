@@ -15,7 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 
-use lb_config::endpoints::{self, ListContext, Target};
+use lb_config::endpoints::{self, ListContext};
 use lb_document::diagnostic::{Diagnostics, utf8};
 use lb_report::keys::{BackendKey, Keys, ServiceKey};
 use lb_user::config::{self, ProcessEnvironment};
@@ -184,12 +184,12 @@ fn consul(text: &[u8]) {
     for is_ipv6 in [false, true] {
         match endpoints::read_instances(text, "users", is_ipv6) {
             Ok((entries, notes)) => {
-                let targets: BTreeSet<&Target> =
+                let targets: BTreeSet<&endpoints::Target> =
                     entries.iter().filter_map(|one| one.target.as_ref()).collect();
                 assert_eq!(targets.len(), entries.len(), "every entry has an address or a name of its own");
                 assert!(targets.iter().all(|target| match target {
-                    Target::Address(address) => address.is_ipv6() == is_ipv6 && address.port() > 0,
-                    Target::Host(_, port) => *port > 0,
+                    endpoints::Target::Address(address) => address.is_ipv6() == is_ipv6 && address.port() > 0,
+                    endpoints::Target::Host(_, port) => *port > 0,
                 }));
                 notes.iter().for_each(|note| cannot_be_obeyed(note));
             }

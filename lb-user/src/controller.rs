@@ -210,6 +210,7 @@ pub enum Effect {
 }
 
 /// Work that takes time, so it runs beside the event loop. Its result is an event.
+#[expect(clippy::large_enum_variant, reason = "an effect holds it in a box")]
 pub enum BackgroundWork {
     /// Read the stamp of an endpoint file, and watch its directory.
     Look {
@@ -383,7 +384,7 @@ impl Controller {
             Event::Wakeup => self.wake_up(now),
             Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
             Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
-            Event::Answered(answers, hosts) => self.answered(&answers, hosts, now),
+            Event::Answered(answers, hosts) => self.answered(&answers, &hosts, now),
             Event::StoredRead(stored) => self.apply_stored(*stored, now),
             Event::Stored(stored) => self.stored(stored, now),
             Event::EnvoyFilesWritten(results) => self.envoy_files_written(results, now),

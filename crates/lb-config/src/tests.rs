@@ -240,6 +240,12 @@ fn a_valid_file_is_read_completely() {
         admins: None,
         reclaim_interval: Duration::from_secs(90),
         reports: ReportsConfig { listen: None, keys: None, xdp: Vec::new(), xdp_generic: false },
+        dns: discovery::DnsSettings {
+            servers: Vec::new(),
+            transport: discovery::DnsTransport::Tcp,
+            min_ttl: Duration::from_secs(5),
+            max_ttl: Duration::from_mins(5),
+        },
         envoy: None,
     };
     assert_eq!(good(GOOD), expected);

@@ -86,12 +86,12 @@ impl Controller {
 
     /// Handles what has become known about host names. A list is read again once all of its names
     /// are known, so that it does not take force with only some of them.
-    pub fn resolved(&mut self, table: Arc<HostTable>, now: Instant) {
-        let before = std::mem::replace(&mut self.sources.hosts.table, Arc::clone(&table));
+    pub fn resolved(&mut self, table: &Arc<HostTable>, now: Instant) {
+        let before = std::mem::replace(&mut self.sources.hosts.table, Arc::clone(table));
         for watched in self.sources.watched.values_mut() {
             let is_known = |table: &HostTable| watched.hosts.iter().all(|host| table.is_known(host));
             let is_changed = |host: &Host| is_changed(before.0.get(host), table.0.get(host));
-            if is_known(&table) && (!is_known(&before) || watched.hosts.iter().any(is_changed)) {
+            if is_known(table) && (!is_known(&before) || watched.hosts.iter().any(is_changed)) {
                 watched.read_again(now);
             }
         }

@@ -228,7 +228,7 @@ impl WatchedSource {
 
 impl Controller {
     /// Handles what servers have answered.
-    pub fn answered(&mut self, answers: &[(Wanted, Latest)], hosts: Arc<HostTable>, now: Instant) {
+    pub fn answered(&mut self, answers: &[(Wanted, Latest)], hosts: &Arc<HostTable>, now: Instant) {
         self.resolved(hosts, now);
         for watched in self.sources.watched.values_mut() {
             let Some(wanted) = watched.source.wanted() else { continue };

@@ -87,7 +87,7 @@ fn a_recorded_answer_becomes_a_list_and_notes() {
         { "targets": ["10.41.0.3:8080"], "labels": { "state": "down", "weight": "3", "zone": "b" } },
         { "targets": ["10.41.0.4:8080"], "labels": { "state": "down", "weight": "0", "zone": "b" } },
         { "targets": ["10.41.0.10:8080"], "labels": { "weight": "65535", "zone": "b" } },
-        { "targets": ["users.example.com:8080"] },
+        { "targets": ["users.example.com:8080"], "labels": { "weight": "3", "zone": "b" } },
     ]);
     assert_eq!((read, list.endpoints, &*list.version), (expected, 6, "23"));
     let notes = [

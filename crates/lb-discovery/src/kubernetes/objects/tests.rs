@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lb_config::endpoints::{self, ListContext};
+use lb_config::endpoints::{self, ListContext, NO_HOSTS};
 use serde_json::{Value, json};
 
 use super::*;
@@ -50,13 +50,8 @@ fn addresses(slices: &Objects) -> Vec<String> {
     match finding(slices).unwrap() {
         Finding::List(snapshot) => {
             let path = Path::new("users.json");
-            let context = ListContext {
-                path,
-                port_name: None,
-                service: None,
-                services: &[],
-                hosts: &endpoints::NO_HOSTS,
-            };
+            let context =
+                ListContext { path, port_name: None, service: None, services: &[], hosts: &NO_HOSTS };
             let list = endpoints::parse(&snapshot.text, &context).unwrap().list;
             assert_eq!(list.as_slice().len(), snapshot.endpoints);
             let mut addresses: Vec<String> =
@@ -151,8 +146,8 @@ fn a_wrong_value_refuses_the_list_and_names_the_slice() {
     }
     // The reader of lists refuses the number that Kubernetes itself does not accept.
     let Ok(Finding::List(list)) = finding(&listed(&[with_port(0)])) else { panic!("a list") };
-    let context =
-        ListContext { path: Path::new("users.json"), port_name: None, service: None, services: &[] };
+    let (path, hosts) = (Path::new("users.json"), &NO_HOSTS);
+    let context = ListContext { path, port_name: None, service: None, services: &[], hosts };
     let faults = endpoints::parse(&list.text, &context).unwrap_err().to_string();
     assert!(faults.contains("10.0.0.2:0 cannot be connected to"), "{faults}");
 }
