@@ -214,7 +214,7 @@ mod tests {
         check(
             &with_service(&format!("name = 's'\naddress = 'users:80'\nbackends = {{ static = {list} }}")),
             &[
-                "6:11: address \"users:80\" is a host name, and names are not resolved yet (write an IP address and a port, \
+                "6:11: address \"users:80\" is a host name, not an address (write an IP address and a port, \
                  as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
                 "7:24: 10.0.0.1:0 cannot be connected to: port 0",
                 "7:38: 224.0.0.1:80 cannot be connected to: a multicast address",

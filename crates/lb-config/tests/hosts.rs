@@ -158,5 +158,5 @@ fn a_list_that_grows_beyond_the_limit_by_its_names_is_refused() {
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let targets: Vec<String> = (1..=20).map(|port| format!("\"a:{port}\"")).collect();
     let faults = read(&format!("[{}]", targets.join(",")), &addresses(&[("a", &many)])).unwrap_err();
-    assert!(faults.contains("at most 8192 endpoints"), "{faults}");
+    assert!(faults.contains("at most 12288 endpoints"), "{faults}");
 }

@@ -449,7 +449,7 @@ mod tests {
              e.json:2:52: index is \"-1\" (write \"0\" to \"65535\")\n\
              e.json:3:13: target \"users!:1\" is not an address (write an IP address and a port, as \
              in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")\n\
-             e.json:3:49: index 1 is already on line 1\n\
+             e.json:3:50: index 1 is already on line 1\n\
              e.json:4:52: index 1 is already on line 1\n\
              e.json:4:71: unknown state \"dead\" (write \"healthy\" or \"lame-duck\" or \"down\")\n\
              e.json:5:13: address 10.0.0.1:1 is already on line 1\n\

@@ -177,7 +177,7 @@ fn a_wrong_entry_is_reported_with_a_correction() {
     }
     check(
         "[[endpoint]]\n[[endpoint]]\naddress = \"users!:80\"\n[[endpoints]]\n",
-        "e.toml:1:1: address is missing in an endpoint (write address = \"10.0.0.1:8080\")\n\
+        "e.toml:1:1: address is missing in an endpoint (write address = \"10.0.0.1:8080\" or \"users.example.com:8080\")\n\
          e.toml:3:11: address \"users!:80\" is not an address (write an IP address and a port, as in \
          \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")\n\
          e.toml:4:3: unknown key \"endpoints\" in an endpoint file (did you mean endpoint? known keys: endpoint)",
@@ -257,7 +257,7 @@ fn a_file_truncated_within_an_entry_is_refused() {
     );
     check(
         &GOOD[..GOOD.rfind("address").unwrap()],
-        "e.toml:9:1: address is missing in an endpoint (write address = \"10.0.0.1:8080\")",
+        "e.toml:9:1: address is missing in an endpoint (write address = \"10.0.0.1:8080\" or \"users.example.com:8080\")",
     );
 }
 

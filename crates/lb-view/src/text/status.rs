@@ -333,10 +333,15 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_table(service: &ServiceStatus, expected: &str) {
+    fn check_text(service: &ServiceStatus, expected: &str) {
         let mut text = String::new();
         assert_eq!(one_service(&mut text, service, Style::default()), [""; 0]);
         assert_eq!(text, expected);
+    }
+
+    #[track_caller]
+    fn check_table(service: &ServiceStatus, text: &str) {
+        check_text(service, text);
         let widest = text.lines().map(|line| line.chars().count()).max();
         assert!(widest <= Some(100), "the table must fit 100 columns: {widest:?}");
     }
@@ -364,7 +369,7 @@ mod tests {
         "drained".clone_into(&mut drained.state);
         (drained.witness, drained.reason) = (Some("operator".to_owned()), Some("operator: drain".to_owned()));
         (weighted.weight, weighted.weight_percent, weighted.share_wanted) = (4, Some(50), 1.0);
-        check_table(
+        check_text(
             &service,
             "service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
                backend                             state    weight   wanted   share  active    started   mean    p50    p99\n  \
