@@ -101,7 +101,7 @@ impl Dns {
 
     async fn service_records(&mut self) -> Result<(Finding, Duration), Failure> {
         let resolver = Arc::clone(&self.resolver);
-        let _hold = resolver.hold();
+        let _hold = Hold::of(Arc::clone(&resolver));
         let records = match resolver.srv(&self.origin.name).await? {
             Answer::Empty { why } => return Ok((Finding::Empty { why }, Duration::ZERO)),
             Answer::Records(records) => records,

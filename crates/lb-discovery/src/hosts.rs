@@ -14,7 +14,7 @@ use lb_config::endpoints::{HostAddresses, MAX_HOSTS};
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::dns::{Answer, IN_FLIGHT, Resolver};
+use crate::dns::{Answer, Hold, IN_FLIGHT, Resolver};
 use crate::retry::Retry;
 use crate::running::SPREAD;
 use crate::{Failure, Shared};
@@ -287,8 +287,15 @@ impl Inner {
 
 async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
     let mut questions = JoinSet::new();
+    // One connection serves all questions that follow each other.
+    let mut hold = None;
     loop {
         let due = begin(&inner, &mut questions);
+        if questions.is_empty() {
+            hold = None;
+        } else if hold.is_none() {
+            hold = inner.state().resolver.clone().map(|(_, resolver)| Hold::of(resolver));
+        }
         // A finished question makes room for the next.
         let is_full = questions.len() >= IN_FLIGHT;
         tokio::select! {

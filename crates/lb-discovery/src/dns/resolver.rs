@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -125,9 +126,17 @@ pub struct Resolver {
 }
 
 /// While this exists, the resolver's connection stays open.
-pub struct Hold<'r>(&'r Resolver);
+pub struct Hold<R: Deref<Target = Resolver>>(R);
 
-impl Drop for Hold<'_> {
+impl<R: Deref<Target = Resolver>> Hold<R> {
+    /// Holds the connection open between questions that follow each other.
+    pub fn of(resolver: R) -> Self {
+        resolver.users.fetch_add(1, Ordering::AcqRel);
+        Self(resolver)
+    }
+}
+
+impl<R: Deref<Target = Resolver>> Drop for Hold<R> {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
             // If the lock is taken, a new question has come, and closes the connection later.
@@ -196,12 +205,6 @@ impl Drop for Exchange {
 }
 
 impl Resolver {
-    /// Holds the connection open between questions that follow each other.
-    pub fn hold(&self) -> Hold<'_> {
-        self.users.fetch_add(1, Ordering::AcqRel);
-        Hold(self)
-    }
-
     /// Requests the SRV records of an absolute name.
     ///
     /// # Errors
@@ -219,7 +222,7 @@ impl Resolver {
     }
 
     async fn query<T: Record>(&self, question: &Question) -> Result<Answer<T>, Failure> {
-        let _hold = self.hold();
+        let _hold = Hold::of(self);
         let _permit = self.permits.acquire().await.expect("nothing closes it");
         let start = Instant::now();
         let servers = self.servers().await.map_err(|failure| of(question, failure))?;
