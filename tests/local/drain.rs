@@ -148,6 +148,20 @@ fn waiting_ends_with_the_last_connection_even_if_the_daemon_was_killed() {
 }
 
 #[test]
+fn a_drain_closes_the_flows_that_do_not_end_by_themselves() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let _open: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
+    let active = || ALL.map(|address| fixture.setup.backend(address).map_or(0, |backend| backend.active));
+    assert_eq!(active(), [2; 3]);
+    let (code, text) = run(&fixture, &["drain", "users", FIRST, "--close", "idle", "--after", "1s"]);
+    assert_eq!(code, Some(0), "connections that are not idle may stay: {text}");
+    assert_eq!(active(), [2; 3]);
+    let text = good(&fixture, &["drain", "users", FIRST, "--close", "all", "--wait", "--timeout", "60s"]);
+    assert_eq!(active(), [0, 2, 2], "{text}");
+}
+
+#[test]
 fn the_end_of_waiting_leaves_the_drain_in_force() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();

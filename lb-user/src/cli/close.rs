@@ -34,7 +34,7 @@ pub struct CloseOptions {
     #[arg(long, value_name = "TIME", value_parser = idle_time)]
     pub idle: Option<Duration>,
     /// Close at most this many connections per second on this host
-    #[arg(long, value_name = "N/s", value_parser = rate, default_value_t = Rate(DEFAULT_RATE))]
+    #[arg(long, value_name = "N/s", value_parser = rate, default_value_t = Rate::default())]
     pub rate: Rate,
     /// Only count the flows; close none
     #[arg(long)]
@@ -48,13 +48,19 @@ pub struct CloseOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate(u32);
 
+impl Default for Rate {
+    fn default() -> Self {
+        Self(DEFAULT_RATE)
+    }
+}
+
 impl std::fmt::Display for Rate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/s", self.0)
     }
 }
 
-fn rate(text: &str) -> Result<Rate, String> {
+pub fn rate(text: &str) -> Result<Rate, String> {
     let number = text.strip_suffix("/s").and_then(|number| number.parse().ok());
     let rate = number.filter(|number| RATES.contains(number)).map(Rate);
     rate.ok_or_else(|| {
@@ -73,15 +79,24 @@ fn idle_time(text: &str) -> Result<Duration, String> {
 /// The most requests of one command, each of which takes ten seconds: an hour.
 const REQUESTS: u32 = 360;
 
-/// Closes the connections, by one request to the daemon after the other.
+/// `socklb close`.
+///
+/// # Errors
+/// As for [`close`].
+pub fn run(options: &CloseOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
+    let is_complete = close(&paths_of(files)?, options)?;
+    Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
+}
+
+/// Closes the connections, by one request to the daemon after the other, and prints the numbers.
+/// Returns whether no selected connection is left.
 ///
 /// # Errors
 /// If no daemon answers, the daemon refuses this user, no client has the backend, another job
 /// closes its connections, or the daemon or its kernel cannot close connections.
-pub fn run(options: &CloseOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
-    let paths = paths_of(files)?;
+pub fn close(paths: &Paths, options: &CloseOptions) -> Result<bool, CommandFailure> {
     let path = path(options);
-    let mut all = request(&paths, &path)?;
+    let mut all = request(paths, &path)?;
     for _ in 1..REQUESTS {
         let left = all.sum(|counts| counts.left);
         if left == 0 {
@@ -90,17 +105,17 @@ pub fn run(options: &CloseOptions, files: &PathOptions) -> Result<ExitCode, Comm
         if !options.json {
             print::message(format_args!("{} closed, {left} left", all.sum(|counts| counts.closed)));
         }
-        all.followed_by(request(&paths, &path)?);
+        all.followed_by(request(paths, &path)?);
     }
     if options.json {
         print::json(&all)?;
     } else {
         print::text(&all.describe())?;
     }
-    Ok(if all.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
+    Ok(all.is_complete())
 }
 
-fn path(options: &CloseOptions) -> String {
+pub fn path(options: &CloseOptions) -> String {
     let CloseOptions { service, backend, client, idle, rate, dry_run, json: _ } = options;
     let mut path = format!(
         "/v1/close/{}?backend={}&rate={}&dry_run={dry_run}",
@@ -117,7 +132,11 @@ fn path(options: &CloseOptions) -> String {
     path
 }
 
-fn request(paths: &Paths, path: &str) -> Result<Closed, CommandFailure> {
+/// Sends one request to the daemon.
+///
+/// # Errors
+/// As for [`close`].
+pub fn request(paths: &Paths, path: &str) -> Result<Closed, CommandFailure> {
     match api::post_to_daemon::<CloseAnswer>(paths, path)? {
         Answer::Given(CloseAnswer::Counted(closed)) => Ok(closed),
         Answer::Given(CloseAnswer::Refused(refusal)) if refusal.is_permission => {

@@ -9,18 +9,37 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::anyhow;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use lb_document::parse_duration;
 use lb_view::overrides::{
     Overridden, OverrideScope, OverridesDocument, check_duration, check_percent, check_reason,
 };
 use lb_view::text::{self, Style};
 
+use super::close::{self, CloseOptions, Rate};
 use super::{DEGRADED, PathOptions, paths_of};
 use crate::api::{self, Answer, OverrideAction, quoted};
 use crate::config::Paths;
 use crate::error::CommandFailure;
 use crate::print;
+
+/// The flows that a drain closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CloseWhich {
+    /// TCP connections without data in either direction for 30 s
+    Idle,
+    /// All flows
+    All,
+}
+
+impl CloseWhich {
+    const fn idle(self) -> Option<Duration> {
+        match self {
+            Self::Idle => Some(Duration::from_secs(30)),
+            Self::All => None,
+        }
+    }
+}
 
 /// Backends to drain, and for how long
 #[derive(Clone, Debug, Args)]
@@ -45,6 +64,15 @@ pub struct DrainOptions {
     /// With --wait: stop waiting after this time
     #[arg(long, value_name = "TIME", value_parser = time, requires = "wait", default_value = "5m")]
     pub timeout: Duration,
+    /// Then close the open flows of the backends, as `socklb close` does
+    #[arg(long, value_name = "WHICH", conflicts_with_all = ["dry_run", "json"])]
+    pub close: Option<CloseWhich>,
+    /// With --close: first wait this long for the flows to end by themselves
+    #[arg(long, value_name = "TIME", value_parser = time, requires = "close")]
+    pub after: Option<Duration>,
+    /// With --close: close at most this many connections per second on this host
+    #[arg(long, value_name = "N/s", value_parser = close::rate, requires = "close", default_value_t = Rate::default())]
+    pub rate: Rate,
     /// Print what would change, and change nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -95,6 +123,21 @@ pub struct WeightOptions {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl DrainOptions {
+    /// What to close of a drained backend.
+    fn closing(&self, backend: SocketAddr) -> CloseOptions {
+        CloseOptions {
+            service: self.service.clone(),
+            backend,
+            client: self.client.clone(),
+            idle: self.close.and_then(CloseWhich::idle),
+            rate: self.rate,
+            dry_run: false,
+            json: false,
+        }
+    }
 }
 
 fn backend(text: &str) -> Result<String, String> {
@@ -187,8 +230,9 @@ impl Change<'_> {
 /// # Errors
 /// If no daemon answers, or the daemon refuses the drain.
 pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
-    let DrainOptions { service, backends, client, duration, reason, wait, timeout, dry_run, force, json } =
-        options;
+    let DrainOptions {
+        service, backends, client, duration, reason, wait, timeout, dry_run, force, json, ..
+    } = options;
     let change = Change {
         action: OverrideAction::Drain,
         service,
@@ -201,8 +245,19 @@ pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, Co
         dry_run: *dry_run,
     };
     let paths = paths_of(files)?;
+    if options.close.is_some() {
+        // Nothing is drained if the daemon or its kernel cannot close connections.
+        let planned = Change { dry_run: true, ..change }.request(&paths)?;
+        let known = planned.overrides.iter().map(|one| one.of.scope.backend);
+        if let Some(backend) = planned.changed.iter().copied().chain(known).next() {
+            close::request(
+                &paths,
+                &close::path(&CloseOptions { dry_run: true, ..options.closing(backend) }),
+            )?;
+        }
+    }
     let mut overridden = change.request(&paths)?;
-    if !*wait || overridden.refused.is_some() {
+    if !*wait && options.close.is_none() || overridden.refused.is_some() {
         return show(&overridden, change.action, *json);
     }
     let text = overridden.describe(change.action.name(), now());
@@ -216,6 +271,22 @@ pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, Co
         .filter(|of| of.kind.is_drain() && of.scope.client == *client)
         .map(|of| of.scope.clone())
         .collect();
+    let mut is_complete = true;
+    if options.close.is_some() {
+        if let Some(after) = options.after {
+            let waited = waiting::wait(&paths, scopes.clone(), after, *json)?;
+            if waited.is_interrupted() {
+                return Ok(ExitCode::from(waited.code));
+            }
+        }
+        for scope in &scopes {
+            is_complete &= close::close(&paths, &options.closing(scope.backend))?;
+        }
+        if !*wait {
+            let is_well = is_complete && overridden.not_kept.is_none();
+            return Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) });
+        }
+    }
     let waited = waiting::wait(&paths, scopes, *timeout, *json)?;
     if let Some(last) = waited.last {
         overridden.overrides = last.overrides;
@@ -225,8 +296,8 @@ pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, Co
     if *json {
         print::json(&overridden)?;
     }
-    let is_lost = overridden.not_kept.is_some() && waited.code == 0;
-    Ok(ExitCode::from(if is_lost { DEGRADED } else { waited.code }))
+    let is_degraded = (overridden.not_kept.is_some() || !is_complete) && waited.code == 0;
+    Ok(ExitCode::from(if is_degraded { DEGRADED } else { waited.code }))
 }
 
 /// Ends the drain of backends.
@@ -362,6 +433,12 @@ mod tests {
         let waiting = drained("socklb drain users 0 --wait");
         assert_eq!((waiting.wait, waiting.timeout), (true, Duration::from_mins(5)));
         assert_eq!(drained("socklb drain users 0 --wait --timeout 90s").timeout, Duration::from_secs(90));
+        let closes = drained("socklb drain users 0 --client a --close idle --after 60s --rate 50/s");
+        assert_eq!(closes.after, Some(Duration::from_secs(60)));
+        assert_eq!(
+            close::path(&closes.closing("10.0.0.1:80".parse().unwrap())),
+            "/v1/close/users?backend=10%2E0%2E0%2E1%3A80&rate=50&dry_run=false&client=a&idle_ms=30000"
+        );
     }
 
     #[test]
@@ -379,6 +456,8 @@ mod tests {
             (&long, "the reason has 10000 characters; at most 200 are allowed"),
             ("socklb drain users 0 --timeout 10s", "--wait"),
             ("socklb drain users 0 --wait --dry-run", "cannot be used with"),
+            ("socklb drain users 0 --close all --dry-run", "cannot be used with"),
+            ("socklb drain users 0 --close busy", "idle, all"),
             ("socklb weight users 0 0%", "use `socklb drain`"),
             ("socklb weight users 0 1001%", "write 1% to 1000%"),
             ("socklb weight users 0 99999%", "write a whole number from 1% to 1000%"),

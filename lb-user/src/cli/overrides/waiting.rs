@@ -37,6 +37,13 @@ pub struct Waited {
     pub scopes: Vec<OverrideScope>,
 }
 
+impl Waited {
+    /// Whether a signal has ended the waiting.
+    pub const fn is_interrupted(&self) -> bool {
+        self.code > 128
+    }
+}
+
 /// Waits for at most `timeout` until these drains have no open flows. Prints the progress to
 /// standard output, or to standard error if standard output is for JSON.
 ///
