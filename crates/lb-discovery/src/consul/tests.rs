@@ -98,7 +98,7 @@ fn a_recorded_answer_becomes_a_list_and_notes() {
     ];
     assert_eq!(list.notes, notes);
     let list = expect_list(finding(RECORDED.as_bytes(), 23, "Users", true).unwrap());
-    assert_eq!(list.endpoints, 1, "Consul ignores the case of the name");
+    assert_eq!(list.endpoints, 2, "Consul ignores the case of the name");
 }
 
 #[test]
