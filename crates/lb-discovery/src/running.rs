@@ -228,12 +228,15 @@ async fn run(
             latest.expires = provider.expires();
         });
         news.notify_one();
-        tokio::select! {
-            () = tokio::time::sleep_until(due) => {}
-            () = async {
-                refresh.notified().await;
-                tokio::time::sleep_until(began + PAUSE).await;
-            } => {}
+        let is_refreshed = tokio::select! {
+            () = tokio::time::sleep_until(due) => false,
+            () = refresh.notified() => true,
+        };
+        if is_refreshed {
+            // Without this, the next question could wait for a change.
+            provider.forget();
+            is_waiting = false;
+            tokio::time::sleep_until(began + PAUSE).await;
         }
         publish.send_modify(|latest| latest.next = None);
     }
@@ -423,21 +426,23 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_refresh_gives_up_a_question_that_waits_for_a_change() {
-        let (publish, mut latest) = watch::channel(Latest::default());
-        let at_once = |text: &str| Queried { finding: list(text), again: Again::AtOnce };
-        let script = Script::Answers([at_once("a")].into(), Some(at_once("b")));
-        let (refresh, random) = (Arc::new(Notify::new()), fastrand::Rng::with_seed(7));
-        let work = run(Provider::Script(script), publish, Arc::default(), Arc::clone(&refresh), random);
-        let task = tokio::spawn(work);
-        latest.wait_for(|latest| latest.answers == 1).await.unwrap();
-        let silent =
-            tokio::time::timeout(Duration::from_mins(1), latest.wait_for(|latest| latest.answers == 2));
-        assert!(silent.await.is_err());
-        refresh.notify_one();
-        let answered =
-            tokio::time::timeout(Duration::from_secs(1), latest.wait_for(|latest| latest.answers == 2));
-        assert_eq!(answered.await.unwrap().unwrap().finding, Some(list("b")));
-        task.abort();
+        // The refresh comes while the question waits, or within the pause before it.
+        for silence in [Duration::from_mins(1), PAUSE / 2] {
+            let (publish, mut latest) = watch::channel(Latest::default());
+            let at_once = |text: &str| Queried { finding: list(text), again: Again::AtOnce };
+            let script = Script::Answers([at_once("a")].into(), Some(at_once("b")));
+            let (refresh, random) = (Arc::new(Notify::new()), fastrand::Rng::with_seed(7));
+            let work = run(Provider::Script(script), publish, Arc::default(), Arc::clone(&refresh), random);
+            let task = tokio::spawn(work);
+            latest.wait_for(|latest| latest.answers == 1).await.unwrap();
+            let silent = tokio::time::timeout(silence, latest.wait_for(|latest| latest.answers == 2));
+            assert!(silent.await.is_err());
+            refresh.notify_one();
+            let answered =
+                tokio::time::timeout(Duration::from_secs(1), latest.wait_for(|latest| latest.answers == 2));
+            assert_eq!(answered.await.unwrap().unwrap().finding, Some(list("b")));
+            task.abort();
+        }
     }
 
     /// The numbers are those of docs/guide/remote-sources.md.
