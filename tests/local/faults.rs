@@ -31,11 +31,11 @@ fn a_configuration_is_refused_with_all_its_faults() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let text = "[[client]]\njob = \"web\"\ncgroup = \"a\"\nindex = 5\ncount = 5\n\n[[service]]\nname = \"users\"\n\
-                adress = \"10.96.0.10:80\"\nbackends = { static = [\"db:80\"] }\n";
+                adress = \"10.96.0.10:80\"\nbackends = { static = [\"db!:80\"] }\n";
     check(
         &start(&setup, text),
         1,
-        &["socklb.toml:4:", "index", "socklb.toml:9:", "adress", "socklb.toml:10:", "db:80"],
+        &["socklb.toml:4:", "index", "socklb.toml:9:", "adress", "socklb.toml:10:", "db!:80"],
     );
 }
 
