@@ -101,7 +101,8 @@ fn every_panel_of_the_dashboard_has_a_query_and_a_description() {
         );
         for target in panel["targets"].as_array().expect("queries") {
             let query = target["expr"].as_str().expect("a query");
-            // The metrics of datagrams to the daemon belong to no client, and overrides may concern all.
+            // The metrics of datagrams to the daemon belong to no client, and overrides may concern
+            // all.
             let is_of_client = !query.contains("socklb_report_") && !query.contains("socklb_overrides");
             assert!(query.contains("socklb_"), "{title}: {query}");
             assert_eq!(query.contains("client=~\"$client\""), is_of_client, "{title}: {query}");
