@@ -22,6 +22,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use anyhow::{Context, Result};
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use serde_json::Value;
 use stage::protocol::{Answer, Request, SocketId};
@@ -34,6 +35,9 @@ fn main() -> Result<()> {
     // This precedes the first socket: a socket belongs to the cgroup in which it was created.
     std::fs::write(format!("{cgroup}/cgroup.procs"), std::process::id().to_string())
         .with_context(|| format!("enter {cgroup}"))?;
+    // A test may want more sockets than the usual limit of 1,024.
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
     let (sender, requests) = channel();
     // Reads requests in a thread of its own, so that a request which runs until the next one can
     // check for it without waiting.
