@@ -8,6 +8,8 @@ use stage::fixture::{SERVICE, config};
 use stage::protocol::Counts;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, pace};
 
+use crate::http::Server;
+
 /// The fewest connects per second under which servers fail. The probe dials without pause: an idle
 /// machine opens thousands of connections per second, and one with eight other jobs on each CPU
 /// still sixty.
@@ -121,6 +123,24 @@ impl Client {
     #[track_caller]
     pub fn expect_more_lists(&self, before: u64) {
         eventually("another list", || self.lists(), |lists| *lists > before);
+    }
+
+    /// Lets other servers have the server's port, one after the other: one for each answer, one
+    /// that is no HTTP server, and one that is overloaded. Each must lead to its fault.
+    #[track_caller]
+    pub fn expect_faults_of_impostors<const N: usize>(&self, port: u16, cases: [(String, &str); N]) {
+        let of_any_server = [
+            ("SSH-2.0-OpenSSH_9.2\r\n\r\n".to_owned(), "invalid HTTP version parsed"),
+            (
+                "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n".to_owned(),
+                "503 Service Unavailable",
+            ),
+        ];
+        for (answer, fault) in cases.into_iter().chain(of_any_server) {
+            let _impostor = Server::impostor(port, answer);
+            self.refresh();
+            self.expect_fault(fault);
+        }
     }
 
     /// Makes the daemon query the server at once.

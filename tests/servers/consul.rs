@@ -15,7 +15,7 @@ use stage::probe::die_with_us;
 use stage::{Backend, eventually, pace};
 
 use crate::client::{Client, LARGE};
-use crate::http::{Server, ok, request};
+use crate::http::{ok, request};
 
 /// The server's ports for HTTP, gossip and RPC; the test has a network namespace of its own.
 const PORT: u16 = 8500;
@@ -232,17 +232,8 @@ fn no_connect_fails_while_another_server_has_consuls_port_or_the_token_expires()
         (ok(index, "<html>It works!</html>"), "expected value"),
         (ok(index, &shape), "answer:1:1:"),
         (ok(index, "[]"), "Consul lists no instance"),
-        ("SSH-2.0-OpenSSH_9.2\r\n\r\n".to_owned(), "invalid HTTP version parsed"),
-        (
-            "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n".to_owned(),
-            "503 Service Unavailable",
-        ),
     ];
-    for (answer, fault) in cases {
-        let _impostor = Server::impostor(PORT, answer);
-        scene.client.refresh();
-        scene.client.expect_fault(fault);
-    }
+    scene.client.expect_faults_of_impostors(PORT, cases);
     scene.start_consul();
     scene.wait_for_consul();
     scene.client.refresh();

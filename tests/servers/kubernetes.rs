@@ -291,17 +291,8 @@ fn no_connect_fails_while_another_server_has_the_port_or_the_token_expires() {
         (ok("Content-Type: text/html\r\n", "<html>It works!</html>\n"), "expected value at line 1"),
         (ok("", &list.to_string()), "the answer has the kind \"PodList\", not EndpointSliceList"),
         (ok("", "{}"), "the list: missing field `metadata`"),
-        ("SSH-2.0-OpenSSH_9.2\r\n\r\n".to_owned(), "invalid HTTP version parsed"),
-        (
-            "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n".to_owned(),
-            "503 Service Unavailable",
-        ),
     ];
-    for (answer, fault) in cases {
-        let _impostor = Server::impostor(PORT, answer);
-        scene.client.refresh();
-        scene.client.expect_fault(fault);
-    }
+    scene.client.expect_faults_of_impostors(PORT, cases);
     scene.start_server();
     scene.client.refresh();
     scene.client.expect_recovery();
