@@ -103,7 +103,7 @@ pub use self::addresses::address;
 pub use self::client_task::namespace::Search;
 pub use self::client_task::{ClientTask, ClientTaskError};
 use self::clients::Clients;
-pub use self::clock::Clock;
+pub use self::clock::{Clock, unix_seconds};
 use self::closing::ClosingJobs;
 use self::envoy_files::EnvoyFiles;
 pub use self::envoy_files::{EnvoyChanges, EnvoyFile, EnvoyResults, path as envoy_places_path};
@@ -122,7 +122,7 @@ use self::reload::Reload;
 pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
 use self::sources::Sources;
 pub use self::sources::{FirstRead, InForce, ListPurpose, Reading, complete, sources};
-pub use self::state_files::{StateFiles, StoreFailures, StoredFile, StoredRead, StoredState};
+pub use self::state_files::{StateFiles, StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState};
 pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
 use crate::api::{ControllerQuery, Reply};
 use crate::assignments::Consumer;
@@ -201,8 +201,8 @@ pub enum Effect {
     /// Resolve these host names from now on, and no others. [`Event::Answered`] follows each
     /// result.
     Resolve(BTreeSet<Host>, DnsSettings),
-    /// Query the addresses of these host names at once.
-    AskAgain(BTreeSet<Host>),
+    /// Resolve these host names at once.
+    ResolveAgain(BTreeSet<Host>),
     /// Notify the service manager.
     Notify(Notice),
     /// Run this work beside the event loop.
@@ -230,9 +230,8 @@ pub enum BackgroundWork {
         known: Option<Option<Stamp>>,
         purpose: ListPurpose,
     },
-    /// Read the files that an earlier daemon stored: learnt weights, and the overrides of
-    /// operators.
-    ReadStored,
+    /// Read files that an earlier daemon stored: learnt weights, or the overrides of operators.
+    ReadStored(StoredKinds),
     /// Store files for later starts.
     Store(StateFiles),
     /// Write or remove files that Envoy reads.
@@ -519,6 +518,7 @@ impl Controller {
         self.look_at_config();
         if self.ticks.is_multiple_of(RETRY_TICKS) {
             self.start_unstarted(now);
+            self.read_unread();
         }
         self.lapse_overrides(now);
         self.follow_cgroups(now);

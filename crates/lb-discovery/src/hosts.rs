@@ -51,7 +51,7 @@ pub struct HostState {
     /// The addresses in the last answer that had any; none if there was no such answer.
     pub addresses: Arc<[IpAddr]>,
     /// When the last question had a result; `None` before the first.
-    pub asked: Option<Instant>,
+    pub answered: Option<Instant>,
     /// Why the last question gave no addresses; `None` if it gave some.
     pub missing: Option<MissingAddresses>,
 }
@@ -66,7 +66,7 @@ pub struct MissingAddresses {
 impl HostState {
     /// Whether a list may be made with what is known: the name has addresses, or has failed once.
     pub fn is_known(&self) -> bool {
-        self.asked.is_some() || !self.addresses.is_empty()
+        self.answered.is_some() || !self.addresses.is_empty()
     }
 }
 
@@ -159,7 +159,7 @@ impl Schedule {
             Err(failure) => (retry.failed(draw), Some(failure.to_string())),
         };
         *due = Some(now + delay);
-        state.asked = Some(now);
+        state.answered = Some(now);
         state.missing = missing.map(|why| {
             let before = state.missing.take();
             let since = before.map_or(now, |before| before.since);
@@ -239,7 +239,7 @@ impl Hosts {
     }
 
     /// Queries these names at once.
-    pub fn ask_again(&self, hosts: &BTreeSet<Host>) {
+    pub fn resolve_again(&self, hosts: &BTreeSet<Host>) {
         let now = tokio::time::Instant::now().into_std();
         let mut state = self.inner.state();
         for (host, entry) in &mut state.schedule.0 {

@@ -20,6 +20,7 @@ use super::close::{self, CloseOptions, Rate};
 use super::{DEGRADED, PathOptions, paths_of};
 use crate::api::{self, Answer, OverrideAction, quoted};
 use crate::config::Paths;
+use crate::controller::unix_seconds;
 use crate::error::CommandFailure;
 use crate::print;
 
@@ -126,6 +127,20 @@ pub struct WeightOptions {
 }
 
 impl DrainOptions {
+    fn change(&self) -> Change<'_> {
+        Change {
+            action: OverrideAction::Drain,
+            service: &self.service,
+            backends: &self.backends,
+            client: self.client.as_deref(),
+            duration: self.duration,
+            reason: self.reason.as_deref(),
+            percent: None,
+            force: self.force,
+            dry_run: self.dry_run,
+        }
+    }
+
     /// What to close of a drained backend.
     fn closing(&self, backend: SocketAddr) -> CloseOptions {
         CloseOptions {
@@ -230,20 +245,8 @@ impl Change<'_> {
 /// # Errors
 /// If no daemon answers, or the daemon refuses the drain.
 pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
-    let DrainOptions {
-        service, backends, client, duration, reason, wait, timeout, dry_run, force, json, ..
-    } = options;
-    let change = Change {
-        action: OverrideAction::Drain,
-        service,
-        backends,
-        client: client.as_deref(),
-        duration: *duration,
-        reason: reason.as_deref(),
-        percent: None,
-        force: *force,
-        dry_run: *dry_run,
-    };
+    let DrainOptions { client, wait, timeout, json, .. } = options;
+    let change = options.change();
     let paths = paths_of(files)?;
     if options.close.is_some() {
         // Nothing is drained if the daemon or its kernel cannot close connections.
@@ -386,7 +389,7 @@ fn print_list(
 
 /// The time in seconds since 1970.
 fn now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    unix_seconds(SystemTime::now())
 }
 
 #[cfg(test)]
@@ -413,20 +416,8 @@ mod tests {
         let options = drained(
             "socklb drain users 10.0.0.1:80 3 [2001:db8::1]:80 --client a/b --for 10m --reason new&kernel --force --dry-run",
         );
-        let DrainOptions { service, backends, client, duration, reason, force, dry_run, .. } = &options;
-        let change = Change {
-            action: OverrideAction::Drain,
-            service,
-            backends,
-            client: client.as_deref(),
-            duration: *duration,
-            reason: reason.as_deref(),
-            percent: None,
-            force: *force,
-            dry_run: *dry_run,
-        };
         assert_eq!(
-            change.path(),
+            options.change().path(),
             "/v1/overrides/users?action=drain&backends=10%2E0%2E0%2E1%3A80%2C3%2C%5B2001%3Adb8%3A%3A1%5D%3A80\
              &client=a%2Fb&for=600&reason=new%26kernel&force=true&dry_run=true"
         );

@@ -1,7 +1,7 @@
 //! Converts times of events (`Instant`) to CLOCK_MONOTONIC as a number. Programs, reports and
 //! control laws use that number.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// One moment as an `Instant` and as a number. `Instant` is CLOCK_MONOTONIC, too.
 #[derive(Clone, Copy, Debug)]
@@ -21,4 +21,9 @@ impl Clock {
     pub fn monotonic(self, at: Instant) -> Duration {
         self.monotonic + at.saturating_duration_since(self.at)
     }
+}
+
+/// A time in seconds since 1970; 0 for an earlier time.
+pub fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use lb_core::control::factor::{Factor, Factors};
 use lb_core::control::{ControlSnapshot, Mode, Switch};
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::Controller;
+use super::clock::unix_seconds;
 use super::state_files::{StoredFile, StoredRead};
 
 /// The interval at which learnt weights are stored while they change.
@@ -73,7 +74,6 @@ pub struct LoadStore {
     written: Option<Instant>,
     /// Why the file could not be read; `None` once a read has succeeded.
     unread: Option<String>,
-    is_reading: bool,
     /// Whether an operator has set a switch that is not in the file yet.
     is_urgent: bool,
 }
@@ -132,11 +132,6 @@ impl StoredService {
     }
 }
 
-/// The time in seconds since 1970.
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
 fn differ(before: &Services, now: &Services) -> bool {
     before.len() != now.len()
         || now.iter().any(|(name, service)| before.get(name).is_none_or(|before| before.differs(service)))
@@ -173,7 +168,7 @@ impl LoadStore {
         now: SystemTime,
     ) -> Option<(ControlSnapshot, Duration)> {
         let client = self.known.get(client)?;
-        let now = seconds(now);
+        let now = unix_seconds(now);
         // A timestamp in the future counts as age zero: the clock was set back.
         let age = Duration::from_secs(now.saturating_sub(client.at));
         Some((client.services.get(service)?.snapshot(now), age))
@@ -182,10 +177,6 @@ impl LoadStore {
     /// Whether the file could not be read yet.
     pub const fn is_unread(&self) -> bool {
         self.unread.is_some()
-    }
-
-    pub const fn start_reading(&mut self) {
-        self.is_reading = true;
     }
 
     /// Requests that the switch that an operator has set is stored at once.
@@ -209,12 +200,9 @@ impl Controller {
         }
         self.load_store.looked = Some(now);
         if self.load_store.unread.is_some() {
-            if !self.load_store.is_reading {
-                self.read_stored();
-            }
             return;
         }
-        let at = seconds(self.wall);
+        let at = unix_seconds(self.wall);
         let mut clients = BTreeMap::new();
         let mut is_new = std::mem::take(&mut self.load_store.is_urgent);
         for client in &self.config.clients {
@@ -257,7 +245,6 @@ impl Controller {
 
     /// A retry of reading the file has ended.
     pub fn apply_stored_loads(&mut self, file: StoredRead<StoredLoads>, now: Instant) {
-        self.load_store.is_reading = false;
         self.load_store.take(file);
         if self.load_store.unread.is_some() {
             return;
@@ -295,6 +282,8 @@ impl Controller {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
 
     fn snapshot(switch: Switch, number: f64) -> ControlSnapshot {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use lb_core::control::factor::{Factor, Factors};
 use lb_core::endpoint::{Endpoint, EndpointList};
@@ -23,6 +23,7 @@ use tracing::{info, warn};
 
 use super::Controller;
 use super::client_task::ClientTask;
+use super::clock::unix_seconds;
 use super::state_files::{StoredFile, StoredRead};
 use crate::api::{OverrideAction, OverrideRequest, Reply};
 
@@ -34,11 +35,6 @@ const TO_ANSWER: Duration = Duration::from_secs(5);
 
 /// The most backends that an error message names.
 const MOST_NAMED: usize = 8;
-
-/// The path of the file, below the state directory.
-pub fn path(state: &Path) -> PathBuf {
-    state.join("overrides").join("overrides.json")
-}
 
 /// The content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -55,7 +51,7 @@ impl StoredFile for StoredOverrides {
         "the file of operators' overrides cannot be parsed; it was renamed; no backend is drained";
 
     fn path(state: &Path) -> PathBuf {
-        path(state)
+        state.join("overrides").join("overrides.json")
     }
 }
 
@@ -91,7 +87,6 @@ pub struct Overrides {
     pending: Vec<Pending>,
     /// Why the file could not be read; `None` once a read has succeeded.
     unread: Option<String>,
-    is_reading: bool,
 }
 
 impl Overrides {
@@ -138,13 +133,12 @@ impl Overrides {
     /// Applies the result of reading the file. Overrides that were set in the meantime have
     /// precedence.
     pub fn take(&mut self, file: StoredRead<StoredOverrides>, boot: Duration, wall: SystemTime) {
-        self.is_reading = false;
         match file {
             StoredRead::Read(stored) => {
                 let valid = stored.overrides.into_iter().filter(|of| is_valid(of.kind));
                 for of in valid.take(MAX_OVERRIDES) {
                     if !self.in_force.contains_key(&(of.scope.clone(), is_weight(of.kind))) {
-                        self.insert(of, boot, seconds(wall));
+                        self.insert(of, boot, unix_seconds(wall));
                     }
                 }
             }
@@ -177,18 +171,9 @@ impl Overrides {
         client_task.set_overrides(position, &drained, weights, now);
     }
 
-    /// Whether the file could not be read yet, and is not being read.
-    pub fn wants_read(&self) -> bool {
-        self.unread.is_some() && !self.is_reading
-    }
-
     /// Whether the file could not be read yet.
     pub const fn is_unread(&self) -> bool {
         self.unread.is_some()
-    }
-
-    pub const fn start_reading(&mut self) {
-        self.is_reading = true;
     }
 
     /// Notes that an attempt to store the file begins.
@@ -219,11 +204,6 @@ fn is_valid(kind: OverrideKind) -> bool {
         OverrideKind::Drain => true,
         OverrideKind::Weight { percent } => check_percent(percent).is_ok(),
     }
-}
-
-/// The time in seconds since 1970.
-fn seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 impl Controller {
@@ -269,7 +249,7 @@ impl Controller {
             let (reason, until) = (&request.reason, new.as_ref().and_then(|new| new.until));
             info!(%service, %backend, client, action = request.action.name(), percent = request.percent, reason, until, user, process, "an operator overrides a backend");
             match new {
-                Some(new) => self.overrides.insert(new, self.boot, seconds(self.wall)),
+                Some(new) => self.overrides.insert(new, self.boot, unix_seconds(self.wall)),
                 None => drop(self.overrides.in_force.remove(&(scope, is_weight))),
             }
         }
@@ -296,9 +276,6 @@ impl Controller {
         if !over.is_empty() {
             self.overrides_changed(&over, now);
         }
-        if self.overrides.wants_read() {
-            self.read_stored();
-        }
     }
 
     /// Applies and stores the changed overrides of these services.
@@ -316,7 +293,7 @@ impl Controller {
         }
         let overrides = self.overrides.in_force.values().map(|one| one.of.clone()).collect();
         if let Ok(text) = serde_json::to_vec(&StoredOverrides { schema: SCHEMA, overrides }) {
-            let path = path(&self.config.paths.state);
+            let path = StoredOverrides::path(&self.config.paths.state);
             self.sources.files_to_store.add(path, text.into());
             self.sources.files_to_store.hurry();
         }
@@ -347,7 +324,7 @@ impl Controller {
         if self.overrides.pending.is_empty() {
             return;
         }
-        let state = path(&self.config.paths.state);
+        let state = StoredOverrides::path(&self.config.paths.state);
         let error = self.sources.files_to_store.error_of(&state).map(str::to_owned);
         for mut waiting in std::mem::take(&mut self.overrides.pending) {
             let service = &waiting.overridden.service;
@@ -376,7 +353,7 @@ impl Controller {
         let services: BTreeSet<&str> =
             self.overrides.in_force.keys().map(|(scope, _)| scope.service.as_str()).collect();
         let overrides = services.iter().flat_map(|service| self.override_statuses(service, None)).collect();
-        let error = self.sources.files_to_store.error_of(&path(&self.config.paths.state));
+        let error = self.sources.files_to_store.error_of(&StoredOverrides::path(&self.config.paths.state));
         let not_kept = self.overrides.unread.as_deref().or(error).map(str::to_owned);
         OverridesDocument { schema: SCHEMA, overrides, not_kept }
     }
@@ -489,7 +466,7 @@ impl Controller {
                 changes.extend(known.map(|known| (known.clone(), None)));
                 continue;
             }
-            let wall = seconds(self.wall);
+            let wall = unix_seconds(self.wall);
             let kind = match request.percent {
                 Some(percent) => OverrideKind::Weight { percent },
                 None => OverrideKind::Drain,

@@ -155,7 +155,7 @@ impl Controller {
                 Some(wanted) => self.effects.push(Effect::QueryAgain(wanted)),
                 None => watched.feed.progress.changed(now),
             }
-            self.effects.push(Effect::AskAgain(BTreeSet::clone(&watched.hosts)));
+            self.effects.push(Effect::ResolveAgain(BTreeSet::clone(&watched.hosts)));
             watched.source.origin.to_string()
         });
         info!(?service, origin, user, process, "an operator requested to refresh a list");

@@ -224,8 +224,9 @@ impl Controller {
                 self.sources.statics = loaded.statics;
                 self.envoy_files.adopt(loaded.envoy_files);
                 if let Some(stored) = loaded.stored {
-                    self.load_store.take(stored.loads);
-                    self.overrides.take(stored.overrides, self.boot, self.wall);
+                    stored.loads.into_iter().for_each(|file| self.load_store.take(file));
+                    let overrides = stored.overrides.into_iter();
+                    overrides.for_each(|file| self.overrides.take(file, self.boot, self.wall));
                 }
                 let changed = (!is_first).then(|| changes(&configured(&self.config), &configured(&config)));
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, is_first, now);

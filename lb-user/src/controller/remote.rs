@@ -5,13 +5,14 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use lb_config::discovery::{OnEmpty, OnStale, RemoteRules};
 use lb_discovery::{Finding, Host, HostTable, Latest, Wanted};
 use lb_view::status::RemoteStatus;
 use tracing::{info, warn};
 
+use super::clock::unix_seconds;
 use super::sources::WatchedSource;
 use super::{Controller, Effect, addresses};
 use crate::source::{Guard, PendingRemovals, Suspension};
@@ -150,10 +151,7 @@ impl RemoteState {
             empty_s: self.latest.empty_since.map(|since| seconds(now.saturating_duration_since(since))),
             pending_removals: self.shrink.as_ref().map_or(0, |shrink| shrink.pending.removed.len() as u64),
             suspension: self.suspension.map(|suspension| suspension.name().to_owned()),
-            certificate_expiry_s: self
-                .latest
-                .expires
-                .map(|expires| expires.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()),
+            certificate_expiry_s: self.latest.expires.map(unix_seconds),
         }
     }
 
@@ -280,7 +278,7 @@ impl Controller {
             if is_due && !shrink.is_queried {
                 shrink.is_queried = true;
                 self.effects.extend(watched.source.wanted().map(Effect::QueryAgain));
-                self.effects.push(Effect::AskAgain(BTreeSet::clone(&watched.hosts)));
+                self.effects.push(Effect::ResolveAgain(BTreeSet::clone(&watched.hosts)));
             }
             // A later answer with other endpoints is read first, and compared again.
             let is_repeated = if watched.source.rules().is_some() {
@@ -289,8 +287,8 @@ impl Controller {
                     && matches!(remote.latest.finding, Some(Finding::List(_)))
             } else {
                 let due = shrink.since + SHRINK_AFTER;
-                let asked = |host: &Host| self.sources.hosts.table.0.get(host)?.asked;
-                watched.hosts.iter().all(|host| asked(host).is_some_and(|asked| asked >= due))
+                let answered = |host: &Host| self.sources.hosts.table.0.get(host)?.answered;
+                watched.hosts.iter().all(|host| answered(host).is_some_and(|answered| answered >= due))
             };
             if is_due && is_repeated && !std::mem::replace(&mut shrink.is_repeated, true) {
                 remote.must_read = true;

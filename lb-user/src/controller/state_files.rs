@@ -2,7 +2,9 @@
 //! background work. Files that could not be stored are retried.
 //!
 //! The file system may be full, or may not answer. Connects do not need these files, so a failure
-//! is only logged, once.
+//! is logged once; an operator whose change is to be stored also receives it as the answer.
+//!
+//! Files that could not be read at the start are read again, and not overwritten before that.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tracing::{info, warn};
 
 use super::load_store::StoredLoads;
-use super::overrides::{self, StoredOverrides};
+use super::overrides::StoredOverrides;
 use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
 
@@ -60,10 +62,21 @@ pub enum StoredRead<S> {
     Unread(String),
 }
 
-/// The results of reading all stored files except lists.
+/// Which stored files to read.
+#[derive(Clone, Copy)]
+pub struct StoredKinds {
+    pub loads: bool,
+    pub overrides: bool,
+}
+
+impl StoredKinds {
+    pub const ALL: Self = Self { loads: true, overrides: true };
+}
+
+/// The results of reading stored files; `None` for a file that was not to be read.
 pub struct StoredState {
-    pub loads: StoredRead<StoredLoads>,
-    pub overrides: StoredRead<StoredOverrides>,
+    pub loads: Option<StoredRead<StoredLoads>>,
+    pub overrides: Option<StoredRead<StoredOverrides>>,
 }
 
 /// Files by path, each with its complete content.
@@ -75,6 +88,8 @@ pub struct FilesToStore {
     files: StateFiles,
     is_busy: bool,
     retry: Backoff,
+    /// Whether files that could not be read at the start are being read again.
+    is_reading: bool,
 }
 
 /// The files that could not be stored, and the first error.
@@ -104,10 +119,10 @@ impl FilesToStore {
 impl Controller {
     /// Starts to store the waiting files, unless an attempt is under way or a pause has not ended.
     pub fn start_storing(&mut self, now: Instant) {
-        let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
+        let FilesToStore { files, is_busy, retry, .. } = &mut self.sources.files_to_store;
         if !*is_busy && !files.is_empty() && retry.is_due(now) {
             *is_busy = true;
-            if files.contains_key(&overrides::path(&self.config.paths.state)) {
+            if files.contains_key(&StoredOverrides::path(&self.config.paths.state)) {
                 self.overrides.start_storing();
             }
             self.effects.push(BackgroundWork::Store(std::mem::take(files)).into());
@@ -116,9 +131,9 @@ impl Controller {
 
     /// Handles the end of an attempt to store files.
     pub fn stored(&mut self, StoreFailures { mut left, error }: StoreFailures, now: Instant) {
-        let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
+        let FilesToStore { files, is_busy, retry, .. } = &mut self.sources.files_to_store;
         *is_busy = false;
-        self.overrides.end_storing(!left.contains_key(&overrides::path(&self.config.paths.state)));
+        self.overrides.end_storing(!left.contains_key(&StoredOverrides::path(&self.config.paths.state)));
         left.append(files);
         *files = left;
         match error {
@@ -138,19 +153,22 @@ impl Controller {
         }
     }
 
-    /// Reads the stored files again, because one of them could not be read.
-    pub fn read_stored(&mut self) {
-        self.overrides.start_reading();
-        self.load_store.start_reading();
-        self.effects.push(BackgroundWork::ReadStored.into());
+    /// Reads the files that could not be read at the start, unless a read is under way.
+    pub fn read_unread(&mut self) {
+        let kinds = StoredKinds { loads: self.load_store.is_unread(), overrides: self.overrides.is_unread() };
+        let is_any = kinds.loads || kinds.overrides;
+        if is_any && !std::mem::replace(&mut self.sources.files_to_store.is_reading, true) {
+            self.effects.push(BackgroundWork::ReadStored(kinds).into());
+        }
     }
 
-    /// A retry of reading the stored files has ended.
+    /// A retry of reading stored files has ended.
     pub fn apply_stored(&mut self, StoredState { loads, overrides }: StoredState, now: Instant) {
-        if self.overrides.is_unread() {
+        self.sources.files_to_store.is_reading = false;
+        if let Some(overrides) = overrides {
             self.apply_stored_overrides(overrides, now);
         }
-        if self.load_store.is_unread() {
+        if let Some(loads) = loads {
             self.apply_stored_loads(loads, now);
         }
     }

@@ -200,7 +200,7 @@ impl Shell {
                 Effect::Query(wanted) => self.remotes.query_only(wanted),
                 Effect::QueryAgain(wanted) => self.remotes.query_again(&wanted),
                 Effect::Resolve(hosts, settings) => self.remotes.hosts.resolve_only(hosts, &settings),
-                Effect::AskAgain(hosts) => self.remotes.hosts.ask_again(&hosts),
+                Effect::ResolveAgain(hosts) => self.remotes.hosts.resolve_again(&hosts),
                 Effect::Notify(Notice::Ready(status)) => self.notifier.ready(status),
                 Effect::Notify(Notice::Status(status)) => self.notifier.status(status),
                 Effect::Notify(Notice::Reloading) => self.notifier.reloading(),

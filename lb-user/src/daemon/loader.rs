@@ -17,7 +17,7 @@ use super::{Reread, work};
 use crate::assignments::{self, AssignmentsByService};
 use crate::config::Config;
 use crate::config::addresses::KnownAddresses;
-use crate::controller::{self, ConfigLoad, InForce, ListPurpose, LoadRequest, Loaded, Reading};
+use crate::controller::{self, ConfigLoad, InForce, ListPurpose, LoadRequest, Loaded, Reading, StoredKinds};
 use crate::source::{ListSource, NO_VERSION, Stamp};
 
 pub struct Loader {
@@ -47,7 +47,7 @@ impl Loader {
             statics: AssignmentsByService::new(),
             opened: Vec::new(),
             stored: if is_start {
-                Some(work::read_stored(&self.lists, &running.paths.state).await)
+                Some(work::read_stored(&self.lists, &running.paths.state, StoredKinds::ALL).await)
             } else {
                 None
             },

@@ -18,7 +18,7 @@ use super::{Reread, files, opener};
 use crate::closing;
 use crate::controller::{
     BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, Event, NamespaceFound, Search, StateFiles,
-    StoreFailures, StoredFile, StoredRead, StoredState, envoy_places_path,
+    StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState, envoy_places_path,
 };
 use crate::source::{MAX_BYTES, NoAnswer, Stamp, directory_of};
 
@@ -72,8 +72,8 @@ impl Worker {
                 let (version, result) = self.lists.read(&source, known, purpose).await;
                 Event::Read { service, source, begun, version, result }
             }
-            BackgroundWork::ReadStored => {
-                Event::StoredRead(Box::new(read_stored(&self.lists, &self.state).await))
+            BackgroundWork::ReadStored(kinds) => {
+                Event::StoredRead(Box::new(read_stored(&self.lists, &self.state, kinds).await))
             }
             BackgroundWork::Store(files) => Event::Stored(self.store(files).await),
             BackgroundWork::WriteEnvoyFiles(changes) => {
@@ -166,9 +166,12 @@ impl Worker {
     }
 }
 
-/// Reads the files that an earlier daemon stored.
-pub async fn read_stored(lists: &ListReader, state: &Path) -> StoredState {
-    StoredState { loads: read_one(lists, state).await, overrides: read_one(lists, state).await }
+/// Reads files that an earlier daemon stored.
+pub async fn read_stored(lists: &ListReader, state: &Path, kinds: StoredKinds) -> StoredState {
+    StoredState {
+        loads: if kinds.loads { Some(read_one(lists, state).await) } else { None },
+        overrides: if kinds.overrides { Some(read_one(lists, state).await) } else { None },
+    }
 }
 
 async fn read_one<S: StoredFile + Send + 'static>(lists: &ListReader, state: &Path) -> StoredRead<S> {

@@ -266,7 +266,7 @@ fn an_override_ends_at_its_time() {
         stage.accepted(for_a_minute());
         stage.kill();
         stage.pass(61 * SECOND);
-        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "nobody ends it");
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "no daemon ends it");
         stage.start(&BACKENDS);
         stage.pass(2 * SECOND);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS));

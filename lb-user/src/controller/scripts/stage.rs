@@ -235,7 +235,7 @@ impl ServersState {
             let nothing = Some(Err("NXDOMAIN".to_owned()));
             let answer = self.named.get(&*host.name).unwrap_or(&nothing);
             let Some(answer) = answer else { continue };
-            state.asked = Some(self.now);
+            state.answered = Some(self.now);
             state.missing = match answer {
                 Ok(addresses) => {
                     state.addresses = addresses.as_slice().into();
@@ -294,7 +294,7 @@ impl ScriptedServers {
         state.resolve(&new);
     }
 
-    fn ask_again(&self, hosts: &BTreeSet<Host>, now: Instant) {
+    fn resolve_again(&self, hosts: &BTreeSet<Host>, now: Instant) {
         let mut state = self.state();
         state.now = now;
         state.resolve(hosts);
@@ -875,8 +875,8 @@ impl Stage {
                     self.servers.resolve_only(&hosts);
                     self.inbox.push_back(self.servers.answers());
                 }
-                Effect::AskAgain(hosts) => {
-                    self.servers.ask_again(&hosts, self.now);
+                Effect::ResolveAgain(hosts) => {
+                    self.servers.resolve_again(&hosts, self.now);
                     self.inbox.push_back(self.servers.answers());
                 }
                 Effect::Notify(Notice::Status(line)) => self.state_line = line,

@@ -88,7 +88,7 @@ async fn a_name_whose_question_fails_keeps_its_addresses_and_other_names_change(
     let (hosts, wanted) = (resolving(1000), names(0..2));
     let settings = settings(&[server.address], DnsTransport::Tcp);
     let before = known(&hosts, &wanted, &settings).await;
-    hosts.ask_again(&wanted);
+    hosts.resolve_again(&wanted);
     let mut table = hosts.resolve_too(BTreeSet::new(), &settings);
     let [first, second] = [0, 1].map(|number| named(&format!("n{number}.example.com"), false));
     let is_over = |table: &Arc<HostTable>| {
