@@ -133,12 +133,19 @@ fn load_keys(ControlRules { law, mode, .. }: ControlRules) -> Keys {
 
 fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
     // The other fields follow from the probe, which has its own keys.
-    let HealthRules { panic_threshold, replace_after, drain_fallback, first_look: _, heeds_reports: _ } =
-        health;
+    let HealthRules {
+        panic_threshold,
+        replace_after,
+        drain_fallback,
+        on_backend_loss,
+        first_look: _,
+        heeds_reports: _,
+    } = health;
     let mut all = keys([
         ("health.panic_threshold", panic_threshold.to_string()),
         ("health.replace_after", in_units(replace_after)),
         ("health.drain_fallback", drain_fallback.to_string()),
+        ("on_backend_loss", on_backend_loss.name().to_owned()),
         ("health.probe", or_none(probe.map(ProbeConfig::name))),
     ]);
     let Some(ProbeConfig { kind, port, interval }) = probe else { return all };
@@ -419,6 +426,7 @@ mod tests {
                 "health.probe = none",
                 "health.replace_after = 10s",
                 "load = none",
+                "on_backend_loss = keep",
                 "on_no_backend = EHOSTUNREACH",
                 "overflow = least-loaded",
                 "policy = weighted-round-robin",

@@ -1,6 +1,7 @@
 //! The `health` of a `[[service]]`: how backends are probed, and what happens when they are
 //! unavailable.
 
+use lb_core::health::loss::OnBackendLoss;
 use lb_core::service::{HealthRules, Protocol};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
@@ -32,7 +33,16 @@ pub fn read(
     });
     let heeds_reports = probe.as_ref().is_some_and(ProbeConfig::is_by_report);
     let (replace_after, drain_fallback) = (replace_after?, drain_fallback?);
-    let rules = HealthRules { panic_threshold, replace_after, first_look, heeds_reports, drain_fallback };
+    // `on_backend_loss` is a key of the service.
+    let on_backend_loss = OnBackendLoss::Keep;
+    let rules = HealthRules {
+        panic_threshold,
+        replace_after,
+        first_look,
+        heeds_reports,
+        drain_fallback,
+        on_backend_loss,
+    };
     Some((rules, probe))
 }
 

@@ -22,6 +22,7 @@ use thiserror::Error;
 use crate::control::by_address::Next;
 use crate::control::factor::Factors;
 use crate::endpoint::EndpointList;
+use crate::health::loss::Presence;
 use crate::health::{self, BackendEvidence, Health, ReportedVerdict, Who, Why};
 use crate::ids::{BackendRef, ServiceIndex, Slot};
 use crate::limits::Limits;
@@ -592,6 +593,22 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             slots.chain(adopted.fallback).collect::<Vec<_>>()
         };
         NamedMembers { states, adopted: adopted.flat_map(named).collect() }
+    }
+
+    /// Which backends of the service at this position are missing; `None` before it has a list.
+    pub fn presence(&self, position: usize) -> Option<Presence> {
+        let state = &self.services[position];
+        let ListInUse { endpoints, row, .. } = state.list.as_ref()?;
+        let is_missing = |identity: &Identity| {
+            let refuses =
+                |standing: &BackendEvidence<T>| standing.health() == Health::Refusing && !standing.accepts();
+            endpoints.get(identity.address).is_none() || self.standings.get(identity).is_some_and(refuses)
+        };
+        let known = self.slots.of(state.index).map(|(identity, _)| identity);
+        let missing: BTreeSet<_> = known.filter(is_missing).map(|identity| identity.address).collect();
+        let present = row.members.iter().map(|(address, _)| address).chain(row.replaced.keys());
+        let all = missing.len() + present.filter(|address| !missing.contains(address)).count();
+        Some(Presence { missing, all, is_panic: row.is_panic })
     }
 
     /// The evidence on a backend.

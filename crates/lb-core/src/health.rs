@@ -3,14 +3,16 @@
 //!
 //! Witnesses are independent of each other. [`probed`] turns probe results into a verdict. Other
 //! files decide the consequences for a service: [`tiers`] decides which backends a connect may
-//! choose, and [`replacement`] which backends substitute for others. docs/design/health.md has the
-//! truth table.
+//! choose, [`replacement`] which backends substitute for others, and [`loss`] whose open connections
+//! are closed. docs/design/health.md has the truth table.
 
 pub mod tiers;
 
 pub mod replacement;
 
 pub mod probed;
+
+pub mod loss;
 
 use lb_common::abi::{BackendState, HealthReason, Usable};
 

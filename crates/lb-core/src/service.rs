@@ -8,6 +8,7 @@ pub use lb_common::abi::{Overflow, Policy};
 use lb_common::net::{IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::control;
+use crate::health::loss::OnBackendLoss;
 use crate::load_band::LoadBand;
 use crate::subset::Algorithm;
 
@@ -190,6 +191,8 @@ pub struct HealthRules {
     pub heeds_reports: bool,
     /// Whether connects may choose backends that an operator has drained, if there are no others.
     pub drain_fallback: bool,
+    /// What happens to the open connections of a lost backend.
+    pub on_backend_loss: OnBackendLoss,
 }
 
 impl Default for HealthRules {
@@ -200,6 +203,7 @@ impl Default for HealthRules {
             first_look: None,
             heeds_reports: false,
             drain_fallback: false,
+            on_backend_loss: OnBackendLoss::Keep,
         }
     }
 }
