@@ -117,7 +117,7 @@ pub enum ControllerQuery {
     /// Wait until a client's programs are attached to one of these cgroups, and then answer.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
     /// Close the connections of flows to a backend. The peer's permission has been checked.
-    Close { order: CloseOrder, answer: Reply<CloseAnswer> },
+    Close { order: CloseOrder, who: PeerCredentials, answer: Reply<CloseAnswer> },
 }
 
 /// What an operator requests for backends.
@@ -462,13 +462,13 @@ async fn close(
     if query(&desk.queries, ControllerQuery::Clients).await.is_none() {
         return stopping();
     }
-    let order = CloseOrder { service, backend, client, idle, rate, is_dry_run: dry_run, who };
+    let order = CloseOrder { service, backend, client, idle, rate, is_dry_run: dry_run, most: None };
     let (mut document, awaited) = oneshot::channel();
     tokio::spawn(async move {
         let answer = tokio::select! {
             // The requester has disconnected. This drops the query, which cancels the job.
             () = document.closed() => return,
-            answer = query(&desk.queries, |answer| ControllerQuery::Close { order, answer }) => answer,
+            answer = query(&desk.queries, |answer| ControllerQuery::Close { order, who, answer }) => answer,
         };
         // If the daemon is stopping, the answer is cut off.
         if let Some(Ok(answer)) = answer.map(|answer| json(&answer)) {

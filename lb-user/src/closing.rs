@@ -9,6 +9,7 @@ use lb_kernel::{CloseRequest, DatapathError, Fate, Fates, FlowSnapshot, ReclaimT
 use lb_view::closing::{ClientClosed, CloseAnswer, CloseCounts, CloseRefusal, Closed, SCHEMA};
 use lb_view::filter::Filter;
 
+use crate::api::Reply;
 use crate::error::chain;
 use crate::{flows, names};
 
@@ -18,8 +19,10 @@ const TICK: Duration = Duration::from_millis(100);
 /// within the socket's time limit.
 const TICKS: u64 = 100;
 
-/// The most jobs at the same time: each holds a thread and some descriptors.
-pub const MAX_JOBS: usize = 4;
+/// The most jobs of operators at the same time: each holds a thread and some descriptors.
+pub const MAX_OPERATOR_JOBS: usize = 4;
+/// The most jobs that the daemon runs by itself at the same time.
+pub const MAX_OWN_JOBS: usize = 2;
 
 /// The limits of the rate, in connections per second.
 pub const RATES: std::ops::RangeInclusive<u32> = 1..=10_000;
@@ -28,7 +31,47 @@ pub const DEFAULT_RATE: u32 = 100;
 pub const IDLE_TIMES: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_hours(24);
 
-/// What an operator wants to have closed.
+/// Why connections are closed. The metric and the log have a name for each cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CloseCause {
+    /// An operator has requested it (`socklb close`, `socklb drain --close`).
+    Operator,
+    /// The backend is lost (`on_backend_loss`).
+    BackendLoss,
+}
+
+impl CloseCause {
+    /// All causes, in the order of the documentation.
+    pub const ALL: [Self; 2] = [Self::Operator, Self::BackendLoss];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Operator => "operator",
+            Self::BackendLoss => "backend-loss",
+        }
+    }
+}
+
+/// Who receives the result of a job.
+#[derive(Debug)]
+pub enum Requester {
+    /// An operator, who waits for the answer.
+    Operator(PeerCredentials, Reply<CloseAnswer>),
+    /// The daemon itself.
+    Daemon(CloseCause),
+}
+
+impl Requester {
+    /// Waits until the requester has given up.
+    pub async fn gone(&mut self) {
+        match self {
+            Self::Operator(_, answer) => answer.closed().await,
+            Self::Daemon(_) => std::future::pending().await,
+        }
+    }
+}
+
+/// What is to be closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloseOrder {
     pub service: String,
@@ -40,7 +83,8 @@ pub struct CloseOrder {
     /// The most connections per second, summed over all clients of the host.
     pub rate: u32,
     pub is_dry_run: bool,
-    pub who: PeerCredentials,
+    /// Close at most this many connections, if given.
+    pub most: Option<u64>,
 }
 
 /// One job: an order, and the clients and flows to which it applies.
@@ -59,11 +103,13 @@ struct Pace {
     tick: u64,
     /// The turns in this tick.
     used: u64,
+    /// The turns that are left for the whole job.
+    left: u64,
 }
 
 impl Pace {
-    const fn new(rate: u32) -> Self {
-        Self { rate, tick: 0, used: 0 }
+    fn new(rate: u32, most: Option<u64>) -> Self {
+        Self { rate, tick: 0, used: 0, left: most.unwrap_or(u64::MAX) }
     }
 
     /// The number of turns in the present tick: the rounded-up numbers of turns in all ticks add up
@@ -73,9 +119,12 @@ impl Pace {
         until(self.tick + 1) - until(self.tick)
     }
 
-    /// Waits for the next turn. Returns `false` if the job is over: its time is, or `wait`, which
-    /// waits for a tick, has returned `false`.
+    /// Waits for the next turn. Returns `false` if the job is over: its time or its turns are used
+    /// up, or `wait`, which waits for a tick, has returned `false`.
     fn turn(&mut self, wait: &mut impl FnMut(Duration) -> bool) -> bool {
+        if self.left == 0 {
+            return false;
+        }
         // Bound: the ticks of a job.
         while self.used == self.quota() {
             if self.tick == TICKS || !wait(TICK) {
@@ -83,7 +132,7 @@ impl Pace {
             }
             (self.tick, self.used) = (self.tick + 1, 0);
         }
-        self.used += 1;
+        (self.used, self.left) = (self.used + 1, self.left - 1);
         self.tick < TICKS
     }
 }
@@ -102,7 +151,7 @@ fn counted(
     CloseJob { order, targets, begun_until_ns }: &CloseJob,
     wait: &mut (impl FnMut(Duration) -> bool + Send),
 ) -> Result<Closed, CloseRefusal> {
-    let CloseOrder { service, backend, client, idle, rate, is_dry_run, who: _ } = order.clone();
+    let CloseOrder { service, backend, client, idle, rate, is_dry_run, most } = order.clone();
     let filter = Filter { client, service: Some(service.clone()), backend: Some(backend) };
     let unknown = |text| CloseRefusal { is_permission: false, text };
     names::check_client(&filter, targets.iter().map(|target| target.pins.client.as_str()), "here")
@@ -119,7 +168,7 @@ fn counted(
         .map_err(unknown)?;
     let request =
         CloseRequest { service: service.clone(), backend, begun_until_ns: *begun_until_ns, idle, is_dry_run };
-    let mut pace = Pace::new(rate);
+    let mut pace = Pace::new(rate, most);
     let mut clients = unread;
     for (target, snapshot) in &read {
         let name = &target.pins.client;
@@ -172,7 +221,7 @@ mod tests {
 
     /// The number of turns before each wait of a job, with as many turns as it can get.
     fn batches(rate: u32) -> Vec<u64> {
-        let (mut pace, mut batches) = (Pace::new(rate), vec![0]);
+        let (mut pace, mut batches) = (Pace::new(rate, None), vec![0]);
         let mut turns = 0;
         let mut wait = |time| {
             assert_eq!(time, TICK);
@@ -208,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_job_ends_when_its_requester_gives_up() {
-        let mut pace = Pace::new(100);
+        let mut pace = Pace::new(100, None);
         let mut waits = 0;
         let mut wait = |_| {
             waits += 1;
@@ -216,6 +265,13 @@ mod tests {
         };
         let turns = (0..).take_while(|_| pace.turn(&mut wait)).count();
         assert_eq!((turns, waits), (30, 3));
+    }
+
+    #[test]
+    fn a_job_has_at_most_its_number_of_turns() {
+        let mut pace = Pace::new(10, Some(25));
+        assert_eq!((0..).take_while(|_| pace.turn(&mut |_| true)).count(), 25);
+        assert_eq!(pace.tick, 24, "one turn per tick");
     }
 
     #[test]

@@ -19,7 +19,7 @@
 //! the changes in it (`changes`) and the settings that it cannot change (`fixed`); one client
 //! (`client_task`), all clients (`clients`), clients that cannot be started (`unstarted`) and
 //! clients that leave (`leaving`); the start (`start`, `first_look`); passes over the flow records
-//! (`flow_records`), connections that an operator closes (`closing`) and the network namespaces of
+//! (`flow_records`), jobs that close connections (`closing`) and the network namespaces of
 //! clients (`namespaces`); the backends that are probed (`probing`, through `network`) and the
 //! backends that report (`register`), weights that follow load (`control`) and the file that stores
 //! the learnt weights (`load_store`), the overrides of operators (`overrides`); queries (`queries`)
@@ -124,9 +124,9 @@ use self::sources::Sources;
 pub use self::sources::{FirstRead, InForce, ListPurpose, Reading, complete, sources};
 pub use self::state_files::{StateFiles, StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState};
 pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
-use crate::api::{ControllerQuery, Reply};
+use crate::api::ControllerQuery;
 use crate::assignments::Consumer;
-use crate::closing::{CloseJob, CloseOrder};
+use crate::closing::{CloseJob, CloseOrder, Requester};
 use crate::config::Config;
 use crate::source::{Contents, ListSource, NoAnswer, SourceError, Stamp};
 
@@ -181,7 +181,7 @@ pub enum Event {
     /// A search for the network namespaces of clients has ended.
     NamespacesFound(Vec<NamespaceFound>),
     /// A job that closes connections has ended.
-    FlowsClosed(CloseOrder, CloseAnswer, Reply<CloseAnswer>),
+    FlowsClosed(CloseOrder, CloseAnswer, Requester),
     /// A process has sent a query, through the socket or the metrics port.
     Query(ControllerQuery),
     /// Probes or reports have changed the health of a backend.
@@ -257,7 +257,7 @@ pub enum BackgroundWork {
     /// Search for the network namespaces of these clients, which are given by name.
     SearchNamespaces(Vec<(String, Search)>),
     /// Close connections. The work ends early when the requester gives up.
-    Close(CloseJob, Reply<CloseAnswer>),
+    Close(CloseJob, Requester),
 }
 
 impl From<BackgroundWork> for Effect {
@@ -419,7 +419,7 @@ impl Controller {
                 self.namespaces_found(found, now);
                 self.apply_probes(now);
             }
-            Event::FlowsClosed(order, result, answer) => self.flows_closed(order, result, answer, now),
+            Event::FlowsClosed(order, result, requester) => self.flows_closed(order, result, requester, now),
             Event::Query(query) => self.answer(query, now),
             Event::HealthChanged => {
                 // If a backend becomes healthy while it is ejected, the next connect is its trial.
@@ -547,6 +547,7 @@ impl Controller {
         self.follow_flows(now);
         self.probe_again(now);
         self.follow_load(now);
+        self.close_lost(now);
         self.follow_envoy_files(now);
         self.reclaim_flows(now);
         // If the last wait for readers has failed, this retries it.

@@ -5,7 +5,7 @@
 //! connections to two listeners. The daemon's own work needs a constant number, and a number for
 //! each client. `docs/reference/limits.md` has the arithmetic for operators.
 
-use crate::closing::MAX_JOBS as MAX_CLOSING;
+use crate::closing::{MAX_OPERATOR_JOBS, MAX_OWN_JOBS};
 use crate::probes::MAX_UNDER_WAY;
 use lb_view::text::counted;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -19,7 +19,8 @@ pub const OF_CLIENT: u64 = 20;
 /// that are under way; 264 for connections to servers that send lists, one for each of 256 services
 /// and 8 for DNS servers; at most 8 for a socket, an event and the host's maps, which reports need;
 /// and for each job that closes connections, the maps of one client and 4 for lists of sockets.
-pub const OF_DAEMON: u64 = 448 + MAX_UNDER_WAY as u64 + 264 + 8 + MAX_CLOSING as u64 * (OF_CLIENT + 4);
+pub const OF_DAEMON: u64 =
+    448 + MAX_UNDER_WAY as u64 + 264 + 8 + (MAX_OPERATOR_JOBS + MAX_OWN_JOBS) as u64 * (OF_CLIENT + 4);
 /// The most connections per listener.
 pub const CONNECTIONS: u64 = 64;
 /// The number of connections per listener that are accepted even if descriptors are scarce.
@@ -82,7 +83,7 @@ mod tests {
             (wanted(1) - 2, 1, 63),
             (wanted(64), 64, 64),
             (u64::MAX, 64, 64),
-            (1200, 1, 43),
+            (1200, 1, 19),
             (0, 64, 4),
         ] {
             assert_eq!(connections_limit(limit, clients), expected, "{limit} for {clients}");

@@ -23,6 +23,7 @@ use lb_view::load::ServiceLoadStatus;
 use lb_view::overrides::Override;
 use lb_view::status::{DaemonStatus, InterfaceStatus, Reclaim, SourceStatus, UnusedEndpoints};
 
+use crate::closing::CloseCause;
 use crate::window::Lately;
 
 /// The state of the event loop at one moment.
@@ -110,6 +111,8 @@ pub struct ClientFacts {
     pub probes: BTreeMap<(String, SocketAddr), BackendHealth>,
     /// The operators' overrides that are in force for it.
     pub overrides: Vec<Override>,
+    /// How many connections were closed since the daemon started, by service name and cause.
+    pub closed: BTreeMap<(String, CloseCause), u64>,
     /// The state of weights that change although the list does not, for each service, by name.
     pub loads: BTreeMap<String, ServiceLoadStatus>,
     /// The runs of the programs of each hook; empty if the kernel has not counted them.

@@ -1,9 +1,10 @@
 //! `socklb close` on real sockets: the connections of a backend's flows are closed, and no others.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use lb_view::closing::{CloseCounts, Closed};
 use rustix::process::Signal;
@@ -13,7 +14,9 @@ use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::namespace::another_network;
 use stage::probe::without;
 use stage::udp::{SERVICE as DATAGRAM_SERVICE, Scene, backend_of};
-use stage::{Backend, Cgroup, Daemon, Family, Probe, Setup, SocketId, Stage, eventually, look};
+use stage::{
+    Backend, Cgroup, Daemon, Family, Probe, Setup, SocketId, Stage, eventually, look, patience, within,
+};
 
 const BACKENDS: [&str; 2] = ["127.0.0.1:8001", "127.0.0.1:8002"];
 
@@ -111,7 +114,7 @@ fn a_thousand_connections_of_one_backend_are_closed_and_no_others() {
     look(|| (active(&setup, "web"), active(&setup, "mail"))).becomes(([0, of_other_backend], before.1));
     let errors: Vec<_> = sockets.iter().filter_map(|socket| web.take_error(*socket)).collect();
     assert_eq!((errors.len() as u64, errors[0]), (flows, libc::ECONNABORTED));
-    assert!(daemon.log().contains("an operator closed the connections of a backend"), "{}", daemon.log());
+    assert!(daemon.log().contains("closed connections of a backend"), "{}", daemon.log());
     // Nothing is left to do.
     assert_eq!(of_client(&close(&setup, 0, &arguments), "web"), (&only(0), &only(0)));
 }
@@ -204,6 +207,35 @@ fn with_an_idle_time_busy_connections_stay() {
     for socket in busy {
         assert_eq!(probe.read_name(socket), "b1");
     }
+}
+
+/// A minute must pass, so this test mostly waits.
+#[test]
+fn idle_connections_of_a_backend_that_left_the_list_are_closed() {
+    let fixture = Fixture::without_daemon();
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "on_backend_loss = \"close-idle\"");
+    let daemon = Daemon::start(&fixture.setup, &text);
+    let mut probe = fixture.probe();
+    let idle: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
+    // These have not read what the backend has sent.
+    let busy: Vec<SocketId> = (0..3).map(|_| probe.start_connect(SERVICE)).collect();
+    fixture.setup.active_becomes(9);
+    fixture.write_endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
+    let active = || {
+        let backends = fixture.setup.backends("web", "users");
+        backends.iter().map(|backend| (backend.address.port(), backend.active)).collect::<BTreeMap<_, _>>()
+    };
+    let expected = BTreeMap::from([(8001, 1), (8002, 3), (8003, 3)]);
+    within(Duration::from_secs(75) + patience(), active, |seen| *seen == expected)
+        .unwrap_or_else(|seen| panic!("last seen: {seen:?}: {}", daemon.log()));
+    for dialled in idle {
+        let error = (dialled.name == "b1").then_some(libc::ECONNABORTED);
+        assert_eq!(probe.take_error(dialled.socket), error, "{}", dialled.name);
+    }
+    let names: BTreeSet<String> = busy.into_iter().map(|socket| probe.read_name(socket)).collect();
+    assert_eq!(names, ["b1", "b2", "b3"].map(str::to_owned).into());
+    let log = daemon.log();
+    assert!(log.contains("cause=\"backend-loss\"") && log.contains("closed=2"), "{log}");
 }
 
 #[test]

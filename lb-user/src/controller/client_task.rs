@@ -9,7 +9,8 @@
 //! the cgroup (`attachment`), the network namespace (`namespace`), the verdicts of the programs on
 //! backends (`health`), guesses from probes (`guesses`), the counters (`counts`), weights that
 //! change although the lists do not (`control`), errors that count as load (`errors`), subsets
-//! whose size follows load (`size`), and the overrides of operators (`overrides`).
+//! whose size follows load (`size`), the overrides of operators (`overrides`), and lost backends whose
+//! connections are closed (`loss`).
 
 mod lists;
 
@@ -31,6 +32,8 @@ mod size;
 
 mod overrides;
 
+mod loss;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -39,6 +42,7 @@ use std::time::Instant;
 use lb_core::balancer::{Adopted, Balancer, Fact, UnusableList};
 use lb_core::control::reported_errors::ReportedErrors;
 use lb_core::grace_period::GracePeriods;
+use lb_core::health::loss::MissingBackends;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::service::{Policy, Service};
@@ -52,6 +56,7 @@ use thiserror::Error;
 pub use self::attachment::Followed;
 pub use self::errors::error_decay;
 use crate::backoff::Backoff;
+use crate::closing::CloseCause;
 use crate::config::ClientConfig;
 use crate::controller::{Clock, Environment};
 use crate::window::Window;
@@ -143,6 +148,10 @@ pub struct ClientTask {
     /// name. Empty until the sizes are created.
     sizes: Vec<Option<(String, size::FollowedSize)>>,
     override_grace: overrides::OverrideGrace,
+    /// How many connections were closed since the daemon started, by service and cause.
+    pub closed: BTreeMap<(String, CloseCause), u64>,
+    /// The missing backends of each service with `on_backend_loss`, by its name.
+    missing: BTreeMap<String, MissingBackends>,
 }
 
 impl ClientTask {
@@ -207,6 +216,8 @@ impl ClientTask {
             reported_errors: BTreeMap::new(),
             sizes: Vec::new(),
             override_grace: overrides::OverrideGrace::default(),
+            closed: BTreeMap::new(),
+            missing: BTreeMap::new(),
         })
     }
 

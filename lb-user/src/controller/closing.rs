@@ -1,27 +1,34 @@
-//! Decides which jobs close connections: at most one for each service and backend.
+//! Decides which jobs close connections. Operators request jobs, at most one for each service and
+//! backend. The daemon starts jobs by itself, at most one for each client.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use lb_http::peer::PeerCredentials;
 use lb_kernel::ReclaimTarget;
 use lb_view::closing::{CloseAnswer, CloseRefusal};
 use tracing::{info, warn};
 
 use super::{BackgroundWork, Controller};
 use crate::api::Reply;
-use crate::closing::{CloseJob, CloseOrder, MAX_JOBS};
+use crate::closing::{CloseCause, CloseJob, CloseOrder, MAX_OPERATOR_JOBS, MAX_OWN_JOBS, Requester};
 use crate::controller::client_task::ClientTask;
 
 /// How long the requester of a job that has left connections open may continue it before another
 /// requester may begin. The command continues at once.
 const RESERVED: Duration = Duration::from_secs(2);
 
-/// The jobs by service and backend.
 #[derive(Default)]
-pub struct ClosingJobs(BTreeMap<(String, SocketAddr), ClosingJob>);
+pub struct ClosingJobs {
+    /// The jobs of operators, by service and backend.
+    of_operators: BTreeMap<(String, SocketAddr), OperatorJob>,
+    /// The jobs of the daemon, in the order in which they were requested. As each client has at
+    /// most one, a client loses connections at most at the rate of one job.
+    own: VecDeque<OwnJob>,
+}
 
-struct ClosingJob {
+struct OperatorJob {
     user: u32,
     process: u32,
     /// The time of the requester's first request, in nanoseconds of `CLOCK_MONOTONIC`. Later flows
@@ -32,23 +39,46 @@ struct ClosingJob {
     reserved_until: Option<Instant>,
 }
 
+struct OwnJob {
+    /// Its one client.
+    client: String,
+    cause: CloseCause,
+    /// What to close, until the job starts.
+    waiting: Option<CloseJob>,
+}
+
+impl ClosingJobs {
+    /// Whether a job of the daemon closes flows of this client, or waits for its start.
+    pub fn closes_by_itself(&self, client: &str) -> bool {
+        self.own.iter().any(|job| job.client == client)
+    }
+}
+
 impl Controller {
-    /// Starts a job, or refuses it.
-    pub fn close_flows(&mut self, order: CloseOrder, answer: Reply<CloseAnswer>, now: Instant) {
-        let jobs = &mut self.closing.0;
+    /// Starts a job for an operator, or refuses it.
+    pub fn close_for_operator(
+        &mut self,
+        order: CloseOrder,
+        who: PeerCredentials,
+        answer: Reply<CloseAnswer>,
+        now: Instant,
+    ) {
+        let jobs = &mut self.closing.of_operators;
         jobs.retain(|_, job| job.reserved_until.is_none_or(|until| until > now));
-        let (user, process) = (order.who.user, order.who.process);
+        let (user, process) = (who.user, who.process);
         let key = (order.service.clone(), order.backend);
         let known = jobs.get(&key);
         let is_continued =
-            |job: &ClosingJob| job.reserved_until.is_some() && (job.user, job.process) == (user, process);
+            |job: &OperatorJob| job.reserved_until.is_some() && (job.user, job.process) == (user, process);
         let running = jobs.values().filter(|job| job.reserved_until.is_none()).count();
         let refusal = match known {
             Some(job) if !is_continued(job) => Some(format!(
                 "user {} (process {}) is closing the connections of service {} to {}; retry when that has ended",
                 job.user, job.process, order.service, order.backend
             )),
-            _ if running == MAX_JOBS => Some(format!("{MAX_JOBS} other jobs are closing connections; retry")),
+            _ if running == MAX_OPERATOR_JOBS => {
+                Some(format!("{MAX_OPERATOR_JOBS} other jobs are closing connections; retry"))
+            }
             _ => None,
         };
         if let Some(text) = refusal {
@@ -63,68 +93,146 @@ impl Controller {
             },
             |job| job.begun_ns,
         );
-        jobs.insert(key, ClosingJob { user, process, begun_ns, reserved_until: None });
-        let running = |client_task: &ClientTask| ReclaimTarget {
-            pins: client_task.pins.clone(),
-            cgroup: Some(client_task.path().to_owned()),
-        };
+        jobs.insert(key, OperatorJob { user, process, begun_ns, reserved_until: None });
         let tasks = self.clients.tasks.iter().filter(|client_task| !client_task.is_unpinned());
         let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         let leaving = leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None });
-        let job = CloseJob {
-            order,
-            targets: tasks.map(running).chain(leaving).collect(),
-            begun_until_ns: begun_ns,
-        };
-        self.effects.push(BackgroundWork::Close(job, answer).into());
+        let job =
+            CloseJob { order, targets: tasks.map(target).chain(leaving).collect(), begun_until_ns: begun_ns };
+        self.effects.push(BackgroundWork::Close(job, Requester::Operator(who, answer)).into());
     }
 
-    /// Logs and answers a job that has ended.
+    /// Closes flows of one client without a request, as soon as fewer than [`MAX_OWN_JOBS`] jobs of
+    /// the daemon run. `order` must name the client. Flows that are younger than `age` stay. Does
+    /// nothing while an earlier job of the client runs or waits.
+    pub fn close_by_itself(&mut self, order: CloseOrder, cause: CloseCause, age: Duration) {
+        let tasks = &self.clients.tasks;
+        let Some(client_task) =
+            tasks.iter().find(|client_task| order.client.as_ref() == Some(&client_task.client.name))
+        else {
+            return;
+        };
+        let client = client_task.client.name.clone();
+        if client_task.is_unpinned() || self.closing.closes_by_itself(&client) {
+            return;
+        }
+        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        let begun_until_ns = self.environment.kernel.now_ns().saturating_sub(age);
+        let job = CloseJob { order, targets: vec![target(client_task)], begun_until_ns };
+        self.closing.own.push_back(OwnJob { client, cause, waiting: Some(job) });
+        self.start_own_jobs();
+    }
+
+    /// Closes connections of lost backends, as the configuration requires.
+    pub fn close_lost(&mut self, now: Instant) {
+        let Self { clients, closing, .. } = self;
+        let follow = |client_task: &mut ClientTask| {
+            let is_closing = closing.closes_by_itself(&client_task.client.name);
+            client_task.follow_losses(is_closing, now)
+        };
+        let orders: Vec<CloseOrder> = clients.tasks.iter_mut().filter_map(follow).collect();
+        for order in orders {
+            self.close_by_itself(order, CloseCause::BackendLoss, Duration::ZERO);
+        }
+    }
+
+    fn start_own_jobs(&mut self) {
+        let running = self.closing.own.iter().filter(|job| job.waiting.is_none()).count();
+        let waiting = self.closing.own.iter_mut().filter(|job| job.waiting.is_some());
+        for OwnJob { cause, waiting, .. } in waiting.take(MAX_OWN_JOBS - running) {
+            let job = waiting.take().map(|job| BackgroundWork::Close(job, Requester::Daemon(*cause)).into());
+            self.effects.extend(job);
+        }
+    }
+
+    /// Logs, counts and answers a job that has ended.
     pub fn flows_closed(
         &mut self,
         order: CloseOrder,
         result: CloseAnswer,
-        answer: Reply<CloseAnswer>,
+        requester: Requester,
         now: Instant,
     ) {
-        let CloseOrder { service, backend, client, idle, rate, is_dry_run, who } = order;
-        let (user, process) = (who.user, who.process);
-        let mut is_over = true;
+        let (cause, user, process, is_canceled) = match &requester {
+            Requester::Operator(who, answer) => {
+                (CloseCause::Operator, Some(who.user), Some(who.process), answer.is_closed())
+            }
+            Requester::Daemon(cause) => (*cause, None, None, false),
+        };
+        let CloseOrder { service, backend, client, idle, rate, is_dry_run, most: _ } = order;
+        let mut left = 0;
         match &result {
             CloseAnswer::Counted(counts) => {
-                let left = counts.sum(|counts| counts.left);
-                is_over = left == 0 || answer.is_closed();
-                info!(
-                    service,
-                    %backend,
-                    client,
-                    ?idle,
-                    rate,
-                    is_dry_run,
-                    user,
-                    process,
-                    closed = counts.sum(|counts| counts.closed),
-                    gone = counts.sum(|counts| counts.gone),
-                    not_idle = counts.sum(|counts| counts.not_idle),
-                    unconnected = counts.sum(|counts| counts.unconnected),
-                    other_namespaces = counts.sum(|counts| counts.other_namespaces),
-                    unlisted = counts.sum(|counts| counts.unlisted),
-                    failed = counts.sum(|counts| counts.failed.values().sum()),
-                    left,
-                    is_canceled = answer.is_closed(),
-                    "an operator closed the connections of a backend"
-                );
+                left = counts.sum(|counts| counts.left);
+                if !is_dry_run {
+                    self.count_closed(&service, cause, counts);
+                }
+                let closed = counts.sum(|counts| counts.closed);
+                // The daemon retries its own jobs, which often have nothing to close.
+                if closed > 0 || cause == CloseCause::Operator {
+                    info!(
+                        service,
+                        %backend,
+                        client,
+                        ?idle,
+                        rate,
+                        is_dry_run,
+                        cause = cause.name(),
+                        user,
+                        process,
+                        closed,
+                        gone = counts.sum(|counts| counts.gone),
+                        not_idle = counts.sum(|counts| counts.not_idle),
+                        unconnected = counts.sum(|counts| counts.unconnected),
+                        other_namespaces = counts.sum(|counts| counts.other_namespaces),
+                        unlisted = counts.sum(|counts| counts.unlisted),
+                        failed = counts.sum(|counts| counts.failed.values().sum()),
+                        left,
+                        is_canceled,
+                        "closed connections of a backend"
+                    );
+                }
             }
             CloseAnswer::Refused(refusal) => {
-                warn!(?service, %backend, user, process, text = refusal.text, "cannot close connections");
+                warn!(?service, %backend, cause = cause.name(), user, process, text = refusal.text, "cannot close connections");
             }
         }
-        let key = (service, backend);
-        if is_over {
-            self.closing.0.remove(&key);
-        } else if let Some(job) = self.closing.0.get_mut(&key) {
-            job.reserved_until = Some(now + RESERVED);
+        match requester {
+            Requester::Operator(_, answer) => {
+                let key = (service, backend);
+                if left == 0 || is_canceled {
+                    self.closing.of_operators.remove(&key);
+                } else if let Some(job) = self.closing.of_operators.get_mut(&key) {
+                    job.reserved_until = Some(now + RESERVED);
+                }
+                answer.send(result);
+            }
+            Requester::Daemon(cause) => {
+                let mut tasks = self.clients.tasks.iter_mut();
+                if let Some(client_task) =
+                    tasks.find(|client_task| client.as_ref() == Some(&client_task.client.name))
+                    && cause == CloseCause::BackendLoss
+                    && left > 0
+                {
+                    client_task.continue_loss(&service, backend, now);
+                }
+                self.closing.own.retain(|job| job.waiting.is_some() || client.as_ref() != Some(&job.client));
+                self.start_own_jobs();
+            }
         }
-        answer.send(result);
     }
+
+    fn count_closed(&mut self, service: &str, cause: CloseCause, closed: &lb_view::closing::Closed) {
+        for of_client in &closed.clients {
+            let mut tasks = self.clients.tasks.iter_mut();
+            if let Some(client_task) = tasks.find(|client_task| client_task.client.name == of_client.client) {
+                let count = client_task.closed.entry((service.to_owned(), cause)).or_default();
+                *count += of_client.tcp.closed + of_client.udp.closed;
+            }
+        }
+    }
+}
+
+fn target(client_task: &ClientTask) -> ReclaimTarget {
+    ReclaimTarget { pins: client_task.pins.clone(), cgroup: Some(client_task.path().to_owned()) }
 }

@@ -84,6 +84,7 @@ impl Controller {
             probes: self.probe_views(client_task),
             loads: client_task.loads(),
             overrides: self.overrides_of(client_task),
+            closed: client_task.closed.clone(),
             // If the run times of programs cannot be read, the facts lack only these.
             runs: client_task.datapath().kernel().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),

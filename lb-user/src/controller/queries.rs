@@ -95,9 +95,9 @@ impl Controller {
                     answer.send(self.refresh(service, &who, now));
                 }
             }
-            ControllerQuery::Close { order, answer } => {
+            ControllerQuery::Close { order, who, answer } => {
                 if !answer.is_closed() {
-                    self.close_flows(order, answer, now);
+                    self.close_for_operator(order, who, answer, now);
                 }
             }
             ControllerQuery::Cover { client, cgroups, answer } => {

@@ -111,13 +111,13 @@ impl Worker {
                 };
                 beside(move || Event::NamespacesFound(wanted.into_iter().map(find).collect())).await
             }
-            BackgroundWork::Close(job, mut answer) => {
+            BackgroundWork::Close(job, mut requester) => {
                 let runtime = Handle::current();
                 let close = move || {
                     let mut wait =
-                        |time| runtime.block_on(async { timeout(time, answer.closed()).await.is_err() });
+                        |time| runtime.block_on(async { timeout(time, requester.gone()).await.is_err() });
                     let result = closing::run(&job, &mut wait);
-                    Event::FlowsClosed(job.order, result, answer)
+                    Event::FlowsClosed(job.order, result, requester)
                 };
                 beside(close).await
             }

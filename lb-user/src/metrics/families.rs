@@ -119,6 +119,8 @@ families! {
         "1 if at least one backend of the service may be chosen, else 0: connects are refused.");
     PANIC = gauge("socklb_service_panic", SERVICE,
         "1 if so few backends of the service are available that connects may choose ejected ones, else 0.");
+    CLOSED = counter("socklb_closed_connections", &["client", "service", "cause"],
+        "Open connections that the daemon has closed since it started, by cause: an operator's command (operator), a backend that is lost (backend-loss).");
     LOAD_MEMBERS = gauge("socklb_load_members", SERVICE,
         "Available members with a weight, in a service whose weights follow load; missing if the service has no `load`.");
     LOAD_REPORTING = gauge("socklb_load_members_reporting", SERVICE,

@@ -1,12 +1,16 @@
 //! Scripts of jobs that close connections. What a job closes is tested on real sockets.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use lb_http::peer::PeerCredentials;
 use lb_view::closing::{ClientClosed, CloseAnswer, CloseCounts, Closed, SCHEMA};
 use tokio::sync::oneshot::Receiver;
 
 use super::stage::{BACKENDS, SECOND, Stage, address, script};
 use crate::api::{ControllerQuery, Reply};
-use crate::closing::{CloseJob, CloseOrder};
+use crate::closing::{CloseCause, CloseJob, CloseOrder, Requester};
 use crate::controller::{BackgroundWork, Event};
 
 /// What a job answers that has closed one connection and left as many.
@@ -30,9 +34,10 @@ fn ask(stage: &mut Stage, process: u32, backend: &str) -> Receiver<CloseAnswer> 
         idle: None,
         rate: 100,
         is_dry_run: false,
-        who: PeerCredentials { user: 0, groups: vec![0], process },
+        most: None,
     };
-    stage.dispatch(Event::Query(ControllerQuery::Close { order, answer }));
+    let who = PeerCredentials { user: 0, groups: vec![0], process };
+    stage.dispatch(Event::Query(ControllerQuery::Close { order, who, answer }));
     reply
 }
 
@@ -120,5 +125,127 @@ fn a_fifth_job_is_refused() {
         stage.finish_hung();
         assert!(jobs.into_iter().map(refusal).all(|text| text.is_empty()));
         assert_eq!(refusal(ask(stage, 5, "10.0.0.5:80")), "");
+    });
+}
+
+/// Opens connections until each backend has one.
+fn connect_to_all(stage: &mut Stage) {
+    let connected: BTreeSet<SocketAddr> = (0..60).filter_map(|_| stage.connect().ok()).collect();
+    assert_eq!(connected.len(), BACKENDS.len());
+}
+
+/// The orders of the jobs that have begun and not ended.
+fn orders(stage: &Stage) -> Vec<&CloseOrder> {
+    let jobs = stage.hung.iter().filter_map(|work| match work {
+        BackgroundWork::Close(job, Requester::Daemon(CloseCause::BackendLoss)) => Some(&job.order),
+        _ => None,
+    });
+    jobs.collect()
+}
+
+fn of_lost(backend: &str, idle: Option<Duration>) -> CloseOrder {
+    CloseOrder {
+        service: "users".to_owned(),
+        backend: address(backend),
+        client: Some("web".to_owned()),
+        idle,
+        rate: 100,
+        is_dry_run: false,
+        most: None,
+    }
+}
+
+#[test]
+fn connections_to_a_backend_that_left_the_list_are_closed_after_a_minute() {
+    script("on_backend_loss = \"close-idle\"", |stage| {
+        stage.closes = |job| closed(job, 7);
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        connect_to_all(stage);
+        stage.pass(120 * SECOND);
+        stage.list(&BACKENDS[..2]);
+        stage.pass(55 * SECOND);
+        assert_eq!(orders(stage).len(), 0);
+        // The list may have been applied late, because operations fail.
+        stage.pass(25 * SECOND);
+        let expected = of_lost(BACKENDS[2], Some(30 * SECOND));
+        assert_eq!(orders(stage), [&expected]);
+        stage.finish_hung();
+        assert_eq!(stage.task().closed[&("users".to_owned(), CloseCause::BackendLoss)], 1);
+        // Connections are left, so the next job begins at once.
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.closes = |job| closed(job, 0);
+        stage.pass(2 * SECOND);
+        assert_eq!(orders(stage), [&expected]);
+        stage.finish_hung();
+        // What is still open was not idle. The daemon tries again later.
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.pass(20 * SECOND);
+        assert_eq!(orders(stage).len(), 0);
+        stage.pass(12 * SECOND);
+        assert_eq!(orders(stage), [&expected]);
+        stage.finish_hung();
+        stage.list(&BACKENDS);
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.pass(120 * SECOND);
+        assert_eq!(orders(stage).len(), 0, "the backend is back");
+    });
+}
+
+#[test]
+fn connections_to_a_backend_that_refuses_connections_are_closed_after_a_minute() {
+    script("on_backend_loss = \"close\"\nhealth = { probe = \"tcp\" }\nejection = \"off\"", |stage| {
+        stage.closes = |job| closed(job, 0);
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.find(&BACKENDS, true);
+        connect_to_all(stage);
+        stage.find(&BACKENDS[..1], false);
+        stage.pass(55 * SECOND);
+        assert_eq!(orders(stage).len(), 0);
+        stage.pass(25 * SECOND);
+        assert_eq!(orders(stage), [&of_lost(BACKENDS[0], None)]);
+    });
+}
+
+#[test]
+fn connections_stay_if_more_than_a_third_of_the_backends_are_lost() {
+    script("on_backend_loss = \"close\"", |stage| {
+        connect_to_all(stage);
+        stage.list(&BACKENDS[..1]);
+        stage.pass(120 * SECOND);
+        let warning = "more than a third of the backends are lost";
+        assert_eq!((orders(stage).len(), stage.logged(warning)), (0, 1));
+    });
+}
+
+#[test]
+fn connections_stay_if_a_backend_leaves_only_the_subset_or_nothing_is_configured() {
+    script("on_backend_loss = \"close\"", |stage| {
+        connect_to_all(stage);
+        stage.configure("on_backend_loss = \"close\"\nsubset = { size = 2 }");
+        stage.pass(120 * SECOND);
+        assert_eq!(stage.dialled(60).len(), 2, "one has left the subset");
+        stage.configure("");
+        stage.list(&BACKENDS[..2]);
+        stage.pass(120 * SECOND);
+        assert_eq!(orders(stage).len(), 0);
+    });
+}
+
+/// The list says nothing before it was read, so no backend is missing then.
+#[test]
+fn the_minute_of_a_lost_backend_starts_again_with_the_daemon() {
+    script("on_backend_loss = \"close\"", |stage| {
+        stage.closes = |job| closed(job, 0);
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        connect_to_all(stage);
+        stage.list(&BACKENDS[..2]);
+        stage.pass(50 * SECOND);
+        stage.kill();
+        stage.pass(600 * SECOND);
+        stage.start(&BACKENDS[..2]);
+        stage.pass(55 * SECOND);
+        assert_eq!(orders(stage).len(), 0);
+        stage.pass(25 * SECOND);
+        assert_eq!(orders(stage), [&of_lost(BACKENDS[2], None)]);
     });
 }

@@ -904,9 +904,9 @@ impl Stage {
                     })
                     .collect(),
             ),
-            BackgroundWork::Close(job, answer) => {
+            BackgroundWork::Close(job, requester) => {
                 let result = (self.closes)(&job);
-                Event::FlowsClosed(job.order, result, answer)
+                Event::FlowsClosed(job.order, result, requester)
             }
             // This is done without a thread, because there are two such pieces of work per second.
             BackgroundWork::Look { service, source, path } => {

@@ -13,6 +13,7 @@ use lb_view::load::ServiceLoadStatus;
 use lb_view::status::SourceStatus;
 
 use super::{MetricsPage, SeriesValue, Sheet, seconds_of_ns, unix_time};
+use crate::closing::CloseCause;
 use crate::metrics::collect::{ClientMetrics, MapMetrics};
 use crate::metrics::families as f;
 use crate::status;
@@ -132,6 +133,16 @@ impl MetricsPage {
             })
         });
         sheet.family(&f::PANIC, panics)?;
+        let closed = self.clients.iter().flat_map(|client| {
+            client.maps.iter().flat_map(|maps| &maps.snapshot.services).flat_map(|service| {
+                let name = &service.view.name;
+                CloseCause::ALL.map(|cause| {
+                    let count = client.facts.closed.get(&(name.clone(), cause)).copied();
+                    ([client.name(), name, cause.name()], SeriesValue::Whole(count.unwrap_or_default()))
+                })
+            })
+        });
+        sheet.family(&f::CLOSED, closed)?;
         self.each_load(sheet)?;
         sheet.family(
             &f::OUTCOMES,

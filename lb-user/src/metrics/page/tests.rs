@@ -18,6 +18,7 @@ use lb_kernel::{
 use super::super::collect::MapMetrics;
 use super::super::families::ALL;
 use super::*;
+use crate::closing::CloseCause;
 use crate::facts::{ClientFacts, Reloads, ReportCounts};
 use lb_view::backend::BackendHealth;
 use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
@@ -173,6 +174,7 @@ fn client() -> ClientMetrics {
             sources: BTreeMap::from([("users".to_owned(), source)]),
             loads: BTreeMap::from([("users".to_owned(), load())]),
             overrides: Vec::new(),
+            closed: [(("users".to_owned(), CloseCause::Operator), 48)].into(),
             runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
             lately: None,
         },
@@ -349,6 +351,18 @@ fn a_page_shows_weights_that_follow_load() {
         "weights with only slow start do not follow load"
     );
     assert!(!lines(&page, "socklb_backend_load_factor{").is_empty());
+}
+
+#[test]
+fn closed_connections_count_by_cause() {
+    let page = page(ExpositionFormat::Text, vec![client()]);
+    assert_eq!(
+        lines(&page, "socklb_closed_connections_total{"),
+        [
+            r#"socklb_closed_connections_total{client="web",service="users",cause="operator"} 48"#,
+            r#"socklb_closed_connections_total{client="web",service="users",cause="backend-loss"} 0"#
+        ]
+    );
 }
 
 #[test]
