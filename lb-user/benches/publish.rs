@@ -4,8 +4,8 @@
 //! Two plans with 128 backends each, none in common, alternate. The measured time is that of
 //! changing the maps to the other plan: finding the differences, writing 128 slots and 4,096
 //! entries, and switching the table. Then one connect must reach a backend of the new plan. The
-//! wait for readers of the old table is not included: it happens beside this, and no publication
-//! needs it while there is room for a new table.
+//! wait for readers of the old table is not included: it runs in parallel, and a publication does
+//! not depend on it while there is room for a new table.
 
 use std::collections::BTreeMap;
 use std::fs;

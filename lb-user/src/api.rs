@@ -103,8 +103,8 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Switched>,
     },
-    /// Drains backends or changes their weights, or ends this. The peer's permission has been
-    /// checked.
+    /// Drains backends, changes their weights, or removes such overrides. The peer's permission has
+    /// been checked.
     Override { service: String, request: OverrideRequest, who: PeerCredentials, answer: Reply<Overridden> },
     /// All overrides of operators.
     Overrides(Reply<OverridesDocument>),
@@ -155,7 +155,7 @@ pub struct OverrideRequest {
     /// Whether a drain may leave a client without an available backend.
     #[serde(default)]
     pub force: bool,
-    /// Whether to answer only what would change.
+    /// Whether to only report what would change, and change nothing.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -407,7 +407,7 @@ async fn overrides(State(desk): State<Queries>) -> Response {
     }
 }
 
-/// Drains backends or changes their weights, or ends this.
+/// Drains backends, changes their weights, or removes such overrides.
 async fn override_backends(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -436,7 +436,7 @@ struct ToClose {
 }
 
 /// Closes the connections of flows to a backend, for at most ten seconds. The answer begins at
-/// once. When the requester disconnects, the rest is left.
+/// once. When the requester disconnects, the remaining connections stay open.
 async fn close(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -458,7 +458,7 @@ async fn close(
         let text = format!("idle_ms: must be from {least} to {most}, not {idle}");
         return (StatusCode::BAD_REQUEST, text).into_response();
     }
-    // If the event loop hangs, this does not return, and the answer does not begin.
+    // If the event loop hangs, this query does not return, and the answer does not begin.
     if query(&desk.queries, ControllerQuery::Clients).await.is_none() {
         return stopping();
     }

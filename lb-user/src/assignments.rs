@@ -19,7 +19,7 @@ use crate::config::{ClientConfig, EndpointSource};
 /// A client task that dials a service. Its membership depends only on these fields and the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consumer {
-    /// The first field, because comparisons of consumers usually end there.
+    /// This is the first field because it decides most comparisons of two consumers.
     pub task: Task,
     /// The service with the task's settings.
     pub service: Service,
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_computed_together_get_the_same_as_alone() {
+    fn tasks_computed_together_get_the_same_memberships_as_alone() {
         let consumers =
             [consumer(0, 5, 7), consumer(4, 5, 7), consumer(4, 6, 7), consumer(4, 5, 8), consumer(0, 5, 7)];
         let mut assignments = Assignments::new(list(7));

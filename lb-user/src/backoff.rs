@@ -14,7 +14,7 @@ const SHORTEST: Duration = Duration::from_secs(1);
 /// succeeds.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// An action that is retried until it succeeds. `T` is a time of any clock.
+/// An action that is retried until it succeeds. `T` is a point in time on any clock.
 #[derive(Debug)]
 pub struct Backoff<T = Instant> {
     /// The time of the next attempt, and the pause before it; `None` after a success.

@@ -158,8 +158,8 @@ pub enum Event {
         version: Version<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
-    /// What servers have answered so far, and what is known about host names; sent whenever a
-    /// server has answered.
+    /// The newest answers of all servers, and the addresses of all host names. Arrives after each
+    /// answer of a server.
     Answered(Vec<(Wanted, Latest)>, Arc<HostTable>),
     /// A retry has read the files that an earlier daemon stored. A read at the start had failed.
     StoredRead(Box<StoredState>),

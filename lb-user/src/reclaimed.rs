@@ -1,4 +1,4 @@
-//! The share of recently ended flows whose end no program saw. If it is more than a small part,
+//! The share of recently ended flows whose end no program saw. If this share is not small,
 //! something is wrong with the host: links were lost, or another program clears callback flags.
 //! This module reads no clock.
 

@@ -170,7 +170,7 @@ impl Stamp {
         Version { stamp, is_settled: stamp.is_none_or(Self::is_settled) }
     }
 
-    /// The stamp of what a server has answered: different for each number.
+    /// The stamp of a server's answer: different for each number.
     pub fn numbered(number: u64) -> Self {
         Self { device: 0, inode: number, bytes: 0, modified: (0, 0), changed: (0, 0) }
     }
@@ -346,8 +346,8 @@ impl ListSource {
     }
 
     /// Parses a text that was read from `path`: the endpoint file, the stored last good list, or
-    /// the name of the server's list. `hosts` is what is known about host names; `None`: no name is
-    /// resolved, and entries with names are left out.
+    /// the name of the server's list. `hosts` has the known addresses of host names; if it is
+    /// `None`, entries with host names are left out.
     ///
     /// # Errors
     /// If it is not valid under this configuration, or the stored list is not complete. If host
@@ -386,7 +386,7 @@ impl ListSource {
         checked
             .and_then(|()| self.check_addresses(&list, &resolved))
             .map_err(|error| at_hosts(&names, error))?;
-        // The stored list has the addresses.
+        // The stored list has addresses in place of host names.
         let text = if names.is_empty() { text.into() } else { render_list(&list) };
         Ok(Contents {
             assignments: Assignments::new(list),
@@ -397,7 +397,7 @@ impl ListSource {
         })
     }
 
-    /// Refuses a list with host names that have no answer yet, so that it does not take force with
+    /// Refuses a list with host names that have no answer yet, so that it does not take effect with
     /// only a part of its endpoints, and a list without any endpoint.
     fn check_hosts(
         &self,
@@ -483,13 +483,14 @@ pub struct Contents {
     pub notes: Arc<[String]>,
     /// The text of the list; empty once it is stored.
     pub text: Arc<[u8]>,
-    /// What the server's answer would remove, and does not yet; `None` if the list is the answer.
+    /// The removals in the server's answer that do not take effect yet; `None` if the list is the
+    /// whole answer.
     pub pending: Option<PendingRemovals>,
 }
 
 impl Contents {
-    /// Defers the removal of most endpoints. The list is not stored then, because it is no
-    /// answer of the server.
+    /// Defers the removal of most endpoints. The list is not stored then, because the server has
+    /// not sent it in this form.
     pub fn defer_removals(&mut self, guard: &Guard) {
         let Some((pending, joined)) = guard.defer_removals(self.assignments.list()) else { return };
         self.assignments = Assignments::new(joined);
@@ -535,8 +536,8 @@ pub fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
 
 /// Like [`read_whole`], for a file of at most `most` bytes.
 fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
-    /// The most attempts. A file that changes during each of them is not renamed into place by its
-    /// writer.
+    /// The most attempts. If a file changes during each of them, its writer does not rename it into
+    /// place.
     const ATTEMPTS: usize = 3;
     let fail = |source| SourceError::Read { path: path.to_owned(), source };
     for _ in 0..ATTEMPTS {

@@ -20,7 +20,8 @@ use crate::source::{self, ListSource, SourceError, read_whole};
 /// How long a command waits for a server's answer. A provider itself gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Checks the sources of all services, at the same time; in the order of the services' names.
+/// Checks the sources of all services at the same time. Returns the results in the order of the
+/// services' names.
 ///
 /// # Errors
 /// If the kernel refuses a thread or a descriptor.
@@ -28,7 +29,7 @@ pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
     check_all(controller::sources(config), config)
 }
 
-/// As [`check`], but only of the lists that come from servers.
+/// Like [`check`], but only for the lists that come from servers.
 ///
 /// # Errors
 /// As for [`check`].

@@ -392,8 +392,8 @@ fn skew(backends: &[BackendStatus]) -> Option<f64> {
     wanted.iter().map(ratio).max_by(f64::total_cmp)
 }
 
-/// The status of all pinned clients, without a daemon. `why` says why no daemon supplied the
-/// status.
+/// The status of all pinned clients, without a daemon. `why` is the reason why no daemon supplied
+/// the status.
 ///
 /// # Errors
 /// If the directory of pins cannot be read, or a permission is missing. If the maps of one client

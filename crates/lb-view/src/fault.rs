@@ -58,7 +58,7 @@ pub enum FaultCode {
     Probes,
     /// A service's endpoints cannot be used.
     Source,
-    /// The newest list of a server removes most endpoints, and does not take force yet.
+    /// The newest list of a server removes most endpoints, and does not take effect yet.
     ListShrunk,
     /// The address of a service is not known, or its server does not confirm it.
     ServiceAddress,

@@ -63,8 +63,9 @@ pub fn post_and_store<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<
     request(paths, Method::POST, path, TO_STORE)
 }
 
-/// The usual limit for the beginning of an answer. A status begins between two events of the
-/// daemon's loop, each of which takes milliseconds. An explanation begins when it is complete.
+/// The usual limit for the beginning of an answer. The daemon starts to send a status between two
+/// events of its loop, each of which takes milliseconds. It starts to send an explanation when the
+/// explanation is complete.
 const TO_BEGIN: Duration = Duration::from_secs(2);
 
 fn request<T: DeserializeOwned>(

@@ -37,8 +37,8 @@ impl Rounds {
         Self { waiting }
     }
 
-    /// Requests the next document that has not begun. If it cannot be made, the sending end is
-    /// dropped.
+    /// Requests the next document that the task has not begun to build. If building it fails, the
+    /// task drops the sender.
     pub async fn next(&self) -> oneshot::Receiver<Arc<CompressedDocument>> {
         let (turn, document) = oneshot::channel();
         // The task that receives requests ends only with the runtime.

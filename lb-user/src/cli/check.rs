@@ -195,8 +195,8 @@ fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) 
     CommandFailure::Other(anyhow::anyhow!(text))
 }
 
-/// Notes on endpoints that no task uses, and on lists without indexes whose connections would be
-/// more even with indexes. The notes on a service are the same for all tasks of a job, and appear
+/// Notes on endpoints that no task uses, and on lists whose endpoints need indexes for an even
+/// spread of connections. The notes on a service are the same for all tasks of a job, and appear
 /// once.
 fn subsets(balancers: &[(&ClientConfig, Balancer<Duration>)]) -> BTreeSet<String> {
     let of_client = |(client, balancer): &(&ClientConfig, Balancer<Duration>)| {

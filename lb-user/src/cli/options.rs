@@ -232,8 +232,8 @@ pub enum Command {
     /// A cgroup is covered if the client's programs are attached to it, even if no daemon runs or
     /// answers.
     ///
-    /// Exit codes: 0 covered; 1 not covered in time, or it never will be (the message says why); 4
-    /// a permission is missing.
+    /// Exit codes: 0 covered; 1 not covered in time, or it never will be (the message has the
+    /// reason); 4 a permission is missing.
     Wait {
         /// Client
         client: String,
@@ -243,9 +243,9 @@ pub enum Command {
     },
     /// Start a command in a client's cgroup once the cgroup is covered
     ///
-    /// If the cgroup does not exist but its parent does, the command creates the cgroup, says so on
-    /// standard error, and does not remove it afterwards. It does not create the cgroup while the
-    /// client's programs are attached to another one.
+    /// If the cgroup does not exist but its parent does, the command creates the cgroup, reports
+    /// this on standard error, and does not remove it afterwards. It does not create the cgroup
+    /// while the client's programs are attached to another one.
     ///
     /// Exit codes: that of the command, which replaces this process; 127 the command does not
     /// exist; 126 it cannot be started; 1 the cgroup is not covered in time, or it never will be; 4
@@ -310,11 +310,11 @@ pub enum Command {
     /// Exit codes: 0 the backends are not drained; 1 refused or not found; 3 done, but a restart of
     /// the daemon would lose this; 4 a permission is missing.
     Undrain(overrides::UndrainOptions),
-    /// Multiply the weight of a backend on this host, from 1% to 1000%; 100% ends this
+    /// Multiply the weight of a backend on this host, from 1% to 1000%; 100% removes the override
     ///
-    /// The weight is multiplied after weights that follow load, which leave this backend's factor
-    /// as it is in the meantime. The shares of the other backends change so that they add up to
-    /// 100 %. The daemon stores the weight across restarts and upgrades.
+    /// The multiplication comes after the factor from load, which stays frozen while the weight is
+    /// set. The shares of the other backends change so that all shares add up to 100 %. The daemon
+    /// stores the weight across restarts and upgrades.
     ///
     /// Exit codes: as for undrain.
     Weight(overrides::WeightOptions),

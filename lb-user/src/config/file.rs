@@ -43,9 +43,8 @@ pub fn read(path: &Path, env: &dyn ProcessEnvironment) -> Result<Config, ConfigF
 /// Reads only `[paths]` of the configuration file at `path`, for commands that need nothing else.
 /// Ignores faults elsewhere in the file.
 ///
-/// # Errors
-/// If the file cannot be read, or this table has faults. If the text cannot be parsed so far that
-/// the table is found, the error contains the faults of the text.
+/// # Errors If the file cannot be read, or this table has faults. If a fault of syntax hides the
+/// table, the error contains the faults of the text.
 pub fn read_paths(path: &Path) -> Result<Paths, ConfigFileError> {
     let bytes = read_file(path)?;
     Ok(parse_paths(utf8(&bytes, path)?, path)?)

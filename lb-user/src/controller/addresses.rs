@@ -1,8 +1,8 @@
 //! The addresses of services that servers know.
 //!
-//! An address is part of the configuration, so a new address takes force by a reload. It is stored
-//! once it is in force, and a later start begins with it. A service without an address is part of
-//! no client, so its connects are not balanced.
+//! An address is part of the configuration, so a new address takes effect through a reload. The
+//! controller stores an address once it is in force, and a later start begins with it. A service
+//! without an address is part of no client, so its connects are not balanced.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -70,7 +70,8 @@ impl Addresses {
 }
 
 impl Controller {
-    /// Takes addresses from what servers have answered. New ones take force by a reload.
+    /// Applies the addresses in the answers of servers. A new address takes effect through a
+    /// reload.
     pub fn take_addresses(&mut self, answers: &[(Wanted, Latest)], now: Instant) {
         let mut is_new = false;
         self.addresses.answers.clear();

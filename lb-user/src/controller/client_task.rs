@@ -221,9 +221,9 @@ impl ClientTask {
         })
     }
 
-    /// Applies another configuration of the same client, with the result of a restart: the tables
-    /// in the kernel stay in use until lists are delivered again, and services and backends that
-    /// are no longer configured leave after their last flow. An equal configuration changes
+    /// Applies another configuration of the same client. The result is that of a restart: the
+    /// tables in the kernel stay in use until lists are delivered again, and services and backends
+    /// that are no longer configured leave after their last flow. An equal configuration changes
     /// nothing. If the new configuration needs other programs, they are attached at the next check
     /// of the cgroup ([`ClientTask::follow_cgroup`]), which is retried until it succeeds.
     ///

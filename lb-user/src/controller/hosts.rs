@@ -18,7 +18,7 @@ use crate::source::{Contents, SourceError};
 /// The host names of all lists.
 #[derive(Default)]
 pub struct HostNames {
-    /// What was known when the lists were last compared with it.
+    /// The addresses of host names at the last comparison with the lists.
     pub table: Arc<HostTable>,
     /// The names that are resolved.
     resolving: BTreeSet<Host>,
@@ -41,8 +41,8 @@ impl WatchedSource {
 }
 
 impl Controller {
-    /// Stores the host names of a list that was read. Refuses a list whose names and those of the
-    /// other lists are too many; its earlier names are still resolved.
+    /// Stores the host names of a list that was read. Refuses a list if all lists together would
+    /// have too many names; the names of its earlier version are still resolved.
     pub fn take_hosts(
         &mut self,
         service: &str,
@@ -59,7 +59,8 @@ impl Controller {
         let all = others.len() + hosts.iter().filter(|host| !others.contains(host)).count();
         let hosts = Arc::clone(hosts);
         let Some(watched) = watched.get_mut(service) else { return result };
-        // The list of a suspension has no names, and the server's list will be used again.
+        // While the server's list is suspended, the list that was read has no names. The names of
+        // the server's list stay, because that list will be used again.
         if watched.remote.suspension.is_some() {
             return result;
         }
@@ -84,8 +85,8 @@ impl Controller {
         self.effects.push(Effect::Resolve(hosts, self.config.dns.clone()));
     }
 
-    /// Handles what has become known about host names. A list is read again once all of its names
-    /// are known, so that it does not take force with only some of them.
+    /// Handles new results of queries for host names. A list is read again once all of its names
+    /// have a result, so that it does not take effect with only some of them.
     pub fn resolved(&mut self, table: &Arc<HostTable>, now: Instant) {
         let before = std::mem::replace(&mut self.sources.hosts.table, Arc::clone(table));
         for watched in self.sources.watched.values_mut() {

@@ -179,7 +179,7 @@ impl LoadStore {
         self.unread.is_some()
     }
 
-    /// Requests that the switch that an operator has set is stored at once.
+    /// Requests that an operator's switch is stored at once.
     pub fn hurry(&mut self) {
         self.is_urgent = true;
     }

@@ -76,8 +76,8 @@ pub struct Probing {
 #[derive(Default)]
 struct Disagreements {
     /// Backends for which two services have no key in common. The daemon cannot know which key is
-    /// right, so it does not poll these backends: the holder of either key could report for the
-    /// backend of the other.
+    /// right, so it does not poll these backends: otherwise the holder of the wrong key could
+    /// report in their names.
     keys: BTreeSet<Name>,
     /// Backends for which lists or services name two agents. The daemon polls the first agent. It
     /// accepts no report without the key, so a wrong agent can only fail to answer.
@@ -639,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn replacing_keys_file_by_file_leaves_no_gap() {
+    fn a_backend_is_always_polled_while_its_key_is_replaced_file_by_file() {
         let mut probing = Probing::new(Box::new(WireEnd::default()));
         // The keys of the two services at each step of a replacement, and the keys that both have.
         for (first, second, expected) in [

@@ -3,7 +3,7 @@
 //!
 //! The register outlives the daemon. Only the event loop creates and removes entries. The thread
 //! that receives reports ([`Stores`]), and the receiver program of network interfaces if it is
-//! attached, store reports in existing entries. Of two reports the later one stays.
+//! attached, store reports in existing entries. A later report replaces an earlier one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -32,7 +32,7 @@ pub struct Register {
     ids: ReportIds,
     /// The keys of each entry, as they were written.
     written: BTreeMap<Name, Keys<BackendKey>>,
-    /// Backends that have an entry but are no longer polled, and the time since which they are not.
+    /// Backends that have an entry but are no longer polled, and since when.
     absent: BTreeMap<Name, Instant>,
 }
 
@@ -209,7 +209,8 @@ impl Entries for Stores {
         let number = Base::number(Some(base));
         let is_stored = if known == number {
             // The receiver program or another listener stored this report when it arrived. This
-            // thread is late, and must not start the times of the report a second time.
+            // thread is late, and must not restart the time limits that began when the report
+            // arrived.
             before == Some(base)
         } else {
             !is_old(base, Base::of(known), before) && self.maps.replace_base(target.id, known, number)

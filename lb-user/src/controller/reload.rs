@@ -124,7 +124,8 @@ impl Controller {
         self.request(true, now);
     }
 
-    /// Reads the file because something else that the configuration consists of has changed.
+    /// Reads the file because another part of the configuration has changed: the address of a
+    /// service.
     pub fn reload_changed(&mut self, now: Instant) {
         self.request(false, now);
     }

@@ -1,7 +1,8 @@
-//! Lists that servers send: the state of each server, and when its answers take force.
+//! Lists that servers send: the state of each server, and when its answers take effect.
 //!
-//! An answer without endpoints, or none, changes nothing, until the rules of the configuration
-//! require it. An answer that removes most endpoints takes force once the server has repeated it.
+//! An answer without endpoints, or a failed query, changes nothing until the rules of the
+//! configuration require a change. An answer that removes most endpoints takes effect once the
+//! server has repeated it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ pub struct RemoteState {
     ended: Option<Suspension>,
     /// When the server last confirmed a list that is valid, as far as that is known.
     valid_at: Option<Instant>,
-    /// Removals that wait for a repetition.
+    /// Removals that the server has not repeated yet, or not for long enough.
     pub shrink: Option<Shrink>,
     /// Whether the newest answer must be read even if it was read before.
     pub must_read: bool,
@@ -68,7 +69,7 @@ pub struct Shrink {
 }
 
 impl Shrink {
-    /// What is pending, for people.
+    /// Describes the pending removals.
     pub fn describe(&self) -> String {
         format!(
             "its host names no longer have {} of {} endpoints; they stay until the answers are repeated",
@@ -135,7 +136,7 @@ impl RemoteState {
         }
     }
 
-    /// The state of the server for people.
+    /// The state of the server, as `status` shows it.
     pub fn status(&self, origin: String, now: Instant) -> RemoteStatus {
         let list = match &self.latest.finding {
             Some(Finding::List(list)) => Some(list),
@@ -186,8 +187,8 @@ impl RemoteState {
 impl WatchedSource {
     /// The list with which the server's next answer is compared.
     pub fn guard(&self) -> Option<Guard> {
-        // The list of a suspension is not the server's, so the end of the suspension removes
-        // nothing.
+        // The list in use during a suspension is not the server's, so the end of the suspension
+        // removes nothing.
         let limits_shrink = match self.source.rules() {
             Some(rules) => rules.limits_shrink,
             None => !self.hosts.is_empty(),
@@ -203,13 +204,14 @@ impl WatchedSource {
         Some(Guard { base: Arc::clone(&shrink.pending.base), accepted })
     }
 
-    /// Notes the removals of an answer that has been read, which do not take force yet.
+    /// Notes the removals of an answer that has been read. They do not take effect yet.
     pub fn take_pending(&mut self, service: &str, pending: Option<PendingRemovals>, now: Instant) {
         let Some(pending) = pending else {
             self.remote.shrink = None;
             return;
         };
-        // An answer that removes more repeats the earlier removals, but not its own.
+        // If an answer removes more endpoints than the one before, it repeats the earlier removals,
+        // and its other removals are new.
         let before = self.remote.shrink.take().filter(|shrink| shrink.pending == pending);
         self.remote.shrink = Some(before.unwrap_or_else(|| {
             warn!(
@@ -238,7 +240,7 @@ impl Controller {
             }
             let remote = &mut watched.remote;
             remote.latest = latest.clone();
-            // An unchanged answer is not read again. It is as valid as it was.
+            // An unchanged answer is not read again. Its validity has not changed.
             if remote.number_read == latest.number && remote.suspension.is_none() && remote.invalid.is_none()
             {
                 remote.valid_at = latest.confirmed;

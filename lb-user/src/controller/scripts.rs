@@ -134,7 +134,7 @@ fn verdicts_of_the_programs_outlive_lists_policies_and_starts() {
 }
 
 #[test]
-fn a_removed_backend_holds_its_slot_and_counts_until_its_last_flow() {
+fn a_removed_backend_retains_its_slot_and_counts_until_its_last_flow_ends() {
     script("", |stage| {
         for _ in 0..3 {
             stage.connect().expect("all are well");
@@ -326,7 +326,7 @@ fn a_failing_backend_gets_at_most_its_share() {
 /// `p2c` compares the failing backend with one other backend at a time. If that backend has few
 /// open connections while others have many, the failing backend must still not get more connects.
 #[test]
-fn unequal_open_flows_give_a_failing_backend_no_more() {
+fn unequal_open_flows_give_a_failing_backend_no_more_connects() {
     let list = |first: &str| {
         let weights = [first, "weight = 4", "weight = 4"].into_iter().zip(BACKENDS);
         weights
@@ -361,7 +361,7 @@ fn unequal_open_flows_give_a_failing_backend_no_more() {
 
 /// The other backends lose a connection now and then, as every backend does.
 #[test]
-fn single_errors_of_others_give_a_failing_backend_no_more() {
+fn single_errors_of_others_give_a_failing_backend_no_more_connects() {
     for policy in ["p2c", "least-loaded"] {
         for every in [2, 4, 20] {
             let lines = format!("policy = \"{policy}\"\nejection = \"off\"\nerror_decay = \"5s\"");

@@ -50,12 +50,12 @@ pub struct ListPurpose {
     pub consumers: Vec<Consumer>,
     /// The earlier assignments; parts of them may still be valid.
     pub before: Option<Assignments>,
-    /// The list with which a server's answer is compared; `None` if every answer takes force.
+    /// The list with which a server's answer is compared; `None` if every answer takes effect.
     pub guard: Option<Guard>,
     /// What connects do if the server's list is suspended.
     pub suspension: Option<Suspension>,
-    /// The version of the file that was read last. Only its unchanged text is compared: what an
-    /// editor of the file removes, is removed at once.
+    /// The version of the file that was read last. Removals are deferred only if the file is
+    /// unchanged: an endpoint that an edit of the file removes is removed at once.
     pub seen: Option<Option<Stamp>>,
     /// How host names are resolved.
     pub dns: DnsSettings,
@@ -88,7 +88,8 @@ pub struct WatchedSource {
     pub feed: Feed<Stamp, Contents>,
     /// The notes of the last valid read: ignored parts of the list, with reasons.
     pub notes: Arc<[String]>,
-    /// The state of the server. If the list does not come from one, only its removals and reads.
+    /// The state of the server. If the list does not come from a server, only the fields about
+    /// removals and reads are used.
     pub remote: RemoteState,
     /// The host names in the list.
     pub hosts: Arc<BTreeSet<Host>>,
@@ -285,7 +286,7 @@ impl Controller {
             self.sources.readings += 1;
             let begun = self.sources.readings;
             let seen = known;
-            // The same text may have to be read again, because it may now take force, or because
+            // The same text may have to be read again, because it may now take effect, or because
             // host names have other addresses.
             let known = known.filter(|_| !watched.remote.take_must_read());
             let purpose = ListPurpose {

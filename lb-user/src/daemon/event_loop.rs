@@ -60,8 +60,7 @@ pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
 /// The runtime. The event loop runs on this thread. One other thread serves the socket and the
 /// metrics port, and blocking work runs on further threads.
 ///
-/// # Errors
-/// If the kernel refuses a descriptor or a thread. Where tokio panics instead of returning an
+/// # Errors If the kernel refuses a descriptor or a thread. If tokio panics instead of returning an
 /// error, the panic becomes an error.
 fn runtime() -> Result<Runtime> {
     let build = || {
@@ -223,7 +222,7 @@ impl Shell {
 /// the loop has applied its report.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The shortest time between two turns in which the loop takes the answers of servers.
+/// The shortest time between two turns in which the loop handles answers of servers.
 const ANSWER_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Waits for news, and until `interval` has passed since the last news.
@@ -286,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn early_news_waits_and_is_not_lost() {
+    async fn an_early_notification_is_delayed_and_not_lost() {
         let (news, now) = (Notify::new(), Instant::now());
         assert!(!is_notified(&news, None));
         news.notify_one();

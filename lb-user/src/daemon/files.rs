@@ -88,7 +88,8 @@ impl Files for HostFiles {
 
     fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError> {
         let published = StateDirectory::public(directory);
-        // Envoy reads a file again whenever it is replaced. A longer file differs.
+        // Envoy reads a file again whenever it is replaced, so a file with this content stays. A
+        // longer file has other content.
         if published.read(name, text.len() as u64).is_ok_and(|before| before.as_deref() == Some(text)) {
             return Ok(());
         }

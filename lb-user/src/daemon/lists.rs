@@ -1,6 +1,6 @@
-//! Reads endpoint lists beside the loop, from files and from what servers have answered. Any number
-//! of files may fail to answer without delaying the others, and only a few texts are in memory at
-//! the same time.
+//! Reads endpoint lists beside the loop, from files and from the answers of servers. Any number of
+//! files may fail to answer without delaying the others, and only a few texts are in memory at the
+//! same time.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -75,11 +75,11 @@ impl ListReader {
         wants_last_good: bool,
         patience: Duration,
     ) -> FirstRead {
-        // What servers have answered is also compared with the list of the earlier run.
+        // A server's answer is also compared with the list of the earlier run.
         let is_compared = wants_last_good && source.rules().is_none_or(|rules| rules.limits_shrink);
         let (version, mut result) = match source.file() {
             Some(path) => {
-                // The file may have been edited.
+                // The file may have been edited, so no removal is deferred.
                 purpose.guard = None;
                 match self.version(path, patience).await {
                     Ok(version) => (version, self.list(source, path, purpose.clone(), patience).await),
@@ -146,8 +146,7 @@ impl ListReader {
         true
     }
 
-    /// The list that a server has answered, or that is in the configuration, with complete
-    /// assignments.
+    /// The list in a server's answer or in the configuration, with complete assignments.
     async fn answer(
         &self,
         source: &ListSource,
@@ -258,7 +257,7 @@ impl ListReader {
     }
 }
 
-/// The version of what a server has answered.
+/// The version of a server's answer.
 fn answer_version(latest: &Latest) -> Version<Stamp> {
     Version { stamp: Some(Stamp::numbered(latest.number)), is_settled: true }
 }

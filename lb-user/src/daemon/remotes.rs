@@ -12,13 +12,13 @@ use crate::controller::Event;
 
 /// The servers of a network.
 pub trait Servers: Send + Sync {
-    /// Requests this list from now on, and returns what the server answers.
+    /// Requests this list from now on, and returns the server's answers.
     fn query(&self, wanted: Wanted) -> watch::Receiver<Latest>;
 
-    /// What is known about host names now.
+    /// The addresses of host names that are known now.
     fn host_table(&self) -> Arc<HostTable>;
 
-    /// Resolves these host names as well, and returns what becomes known.
+    /// Resolves these host names as well, and returns the results.
     fn resolve(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>>;
 }
 
@@ -66,7 +66,7 @@ impl Remotes {
         running.iter().filter(|running| running.wanted == *wanted).for_each(Running::refresh);
     }
 
-    /// What the servers have answered so far.
+    /// The newest answers of all servers, as an event.
     pub fn answers(&self) -> Event {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let latest = |running: &Running| (running.wanted.clone(), running.latest.borrow().clone());

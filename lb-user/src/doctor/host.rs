@@ -43,7 +43,7 @@ fn cgroup2(diagnosis: &mut Diagnosis) {
                 diagnosis.add("cgroup2", Severity::Note, warning, None);
             }
             if lb_kernel::sockets_have_their_cgroup() == Some(false) {
-                let text = "the kernel has no cgroup for new sockets, so nothing is balanced: below Linux 5.15 they lose it once the \
+                let text = "the kernel has no cgroup for new sockets, so nothing is balanced: before Linux 5.15, sockets lose their cgroup once the \
                             controller net_cls or net_prio of cgroup version 1 is used";
                 let help = "boot with cgroup_no_v1=net_cls,net_prio, or a newer kernel";
                 diagnosis.add("cgroup2", Severity::Problem, text, Some(help));
@@ -128,7 +128,7 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
     );
     let holders = lb_kernel::try_holders();
     feature(
-        "telling which sockets processes hold",
+        "finding which sockets processes hold",
         holders.is_ok(),
         &format!(
             "{}. An open socket that is not connected is no longer counted after two lists of sockets have missed it. If the \

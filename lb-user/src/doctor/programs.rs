@@ -56,11 +56,11 @@ fn order(neighbour: &Neighbour) -> &'static str {
             "before socklb's: socklb looks up the address that it writes among the services"
         }
         (true, "sock_ops") => {
-            "after socklb's: if it sets the socket's callback flags without those that are set, socklb does not see the end of \
+            "after socklb's: if it overwrites the socket's callback flags, socklb does not see the end of \
              the connection"
         }
         (false, "sock_ops") => {
-            "before socklb's: if it sets the socket's callback flags later, socklb does not see the end of the connection"
+            "before socklb's: if it overwrites the socket's callback flags later, socklb does not see the end of the connection"
         }
         (_, "sock_release") => "beside socklb's: neither program changes what the other one sees",
         (true, _) => {

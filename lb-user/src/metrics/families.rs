@@ -99,7 +99,7 @@ families! {
     MAP_USED = gauge("socklb_map_used", &["client", "map"], "Used entries of a map of limited size.");
     MAP_CAPACITY = gauge("socklb_map_capacity", &["client", "map"], "Entries that a map of limited size can hold.");
     ANOMALIES = counter("socklb_anomalies", &["client", "kind"],
-        "Events that the kernel programs should not have seen; only close-without-record also counts sockets that dialled another address later.");
+        "Events that the kernel programs should not have seen; close-without-record also counts sockets that later dialled another address, which is normal.");
     RECORDS_RECLAIMED = counter("socklb_records_reclaimed", CLIENT,
         "Flow records reclaimed since the daemon started, because their sockets were gone.");
     RECORDS_RETAINED = gauge("socklb_records_kept", &["client", "reason"],

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-/// The time between turns if many datagrams arrive. A change is stored later by at most this time,
-/// which is less than half of the time after which an agent repeats a change.
+/// The time between turns if many datagrams arrive. So the storing of a change is delayed by at
+/// most this time. It is less than half of the time after which an agent repeats a change.
 pub const APART: Duration = Duration::from_millis(4);
 
 /// The number of turns that may follow each other without a pause. About 250 backends that are

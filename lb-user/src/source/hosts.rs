@@ -32,7 +32,7 @@ pub fn unresolved(hosts: &BTreeSet<Host>, table: &HostTable, now: Instant) -> Op
     (!texts.is_empty()).then(|| format!("{count}: {shown}{more}"))
 }
 
-/// The addresses of some of these names, for people; `None` if none resolves.
+/// The addresses of some of these names, as text; `None` if none resolves.
 pub fn resolved(hosts: &BTreeSet<Host>, table: &HostTable) -> Option<String> {
     let addresses = |host: &Host| {
         let state = table.0.get(host).filter(|state| !state.addresses.is_empty())?;

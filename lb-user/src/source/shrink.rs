@@ -2,7 +2,7 @@
 //!
 //! A server that has just started, or that answers from a part of its data, may list only some of
 //! the endpoints. Such an answer is a valid, shorter list, and would remove healthy backends. So
-//! its removals must be repeated before they take force; its additions take force at once.
+//! its removals must be repeated before they take effect; its additions take effect at once.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use lb_core::endpoint::EndpointList;
 
-/// Removals of fewer endpoints always take force at once.
+/// Removals of fewer endpoints always take effect at once.
 const LEAST: usize = 3;
 
 /// The list that an answer is compared with.
@@ -22,7 +22,7 @@ pub struct Guard {
     pub accepted: Option<Arc<BTreeSet<SocketAddr>>>,
 }
 
-/// The removals of an answer that have not taken force yet.
+/// The removals of an answer that have not taken effect yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRemovals {
     pub removed: Arc<BTreeSet<SocketAddr>>,
@@ -31,8 +31,9 @@ pub struct PendingRemovals {
 }
 
 impl Guard {
-    /// What of an answer does not take force yet, and the list that takes force instead: the base
-    /// with the answer's changes and additions. `None` if the answer takes force as it is.
+    /// The removals of an answer that do not take effect yet, and the list that takes effect
+    /// instead: the base with the answer's changes and additions. `None` if the answer takes effect
+    /// as it is.
     pub fn defer_removals(&self, answer: &EndpointList) -> Option<(PendingRemovals, EndpointList)> {
         let gone = self.base.difference(answer).removed;
         if gone.len() < LEAST || gone.len() * 2 <= self.base.as_slice().len() {
@@ -42,8 +43,8 @@ impl Guard {
         if self.accepted.as_ref().is_some_and(|accepted| removed.is_subset(accepted)) {
             return None;
         }
-        // If both together are no list, because two endpoints have the same index, or because they
-        // are too many, the additions wait as well.
+        // If base and additions together are not a valid list, because two endpoints have the same
+        // index or there are too many endpoints, the additions wait as well.
         let joined = answer.joined(gone).unwrap_or_else(|| (*self.base).clone());
         Some((PendingRemovals { removed: Arc::new(removed), base: Arc::clone(&self.base) }, joined))
     }
@@ -90,7 +91,7 @@ mod tests {
             let removed: BTreeSet<SocketAddr> =
                 gone.iter().map(|last| SocketAddr::from(([10, 0, 0, *last], 80))).collect();
             assert_eq!((&*pending.base, &*pending.removed), (&list(base), &removed));
-            assert_eq!(joined, list(answer.chain(gone)), "additions take force at once");
+            assert_eq!(joined, list(answer.chain(gone)), "additions take effect at once");
         }
     }
 

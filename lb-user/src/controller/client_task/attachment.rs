@@ -12,7 +12,7 @@ use lb_kernel::{Cgroup, ClientKernel, DatapathError};
 
 use super::ClientTask;
 
-/// How often links to a cgroup that still exists are checked. This is rare, because only an
+/// How often links to a cgroup that still exists are checked. The interval is long, because only an
 /// operator removes such links, and each check takes three system calls.
 const LINKS: Duration = Duration::from_secs(10);
 

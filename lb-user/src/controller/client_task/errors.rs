@@ -34,8 +34,8 @@ struct ServiceLoad {
     members: Vec<(Slot, MemberLoad, bool)>,
     /// The base-2 logarithm of the number of entries of the table.
     length_log2: u8,
-    /// The peak: the number of open flows of a member divided by its share, for the member with the
-    /// largest quotient. It has the form that the kernel programs receive.
+    /// The peak: the largest quotient of a member's open flows and its share, in the format of the
+    /// kernel programs.
     peak_flows: u64,
 }
 

@@ -1,5 +1,5 @@
 //! Guesses: if the client and the daemon are in different network namespaces, a failed probe of a
-//! backend is only a guess, until the client's own connections refute it.
+//! backend is only a guess, which the client's own connections can refute.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -28,7 +28,7 @@ use crate::controller::probing::{ProbeCandidate, connect_target};
 use crate::probes::probed;
 use crate::status;
 
-/// The most lines that one call logs per client task. One more line gives the number of the rest.
+/// The most lines that one call logs per client task. One more line has the number of all others.
 const MOST_LINES: usize = 8;
 
 /// The health and panics as the log last showed them, and the early trials of backends that have
@@ -136,11 +136,11 @@ impl ClientTask {
         }
     }
 
-    /// Finds the services that have too few available backends but still serve, which means that a
-    /// backend has established connections within the duration of a first ejection. Call this
-    /// before a service's changes are carried out; otherwise one new fact could start panic
-    /// although the service still serves. If counters cannot be read, the check is repeated about a
-    /// second later.
+    /// Finds the services that have too few available backends but still serve. A service serves if
+    /// one of its backends has established a connection within the duration of a first ejection.
+    /// Call this before a service's changes are carried out; otherwise one new fact could start
+    /// panic although the service still serves. If counters cannot be read, the check is repeated
+    /// about a second later.
     pub fn look_who_serves(&mut self, now: Instant) {
         /// The most backends that are checked per service.
         const LOOKS: usize = 256;

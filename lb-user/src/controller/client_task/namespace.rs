@@ -78,7 +78,7 @@ impl ClientTask {
     ) {
         self.recorded = recorded.unwrap_or(self.recorded);
         let has_process = !matches!(found, Ok(None));
-        // While a client restarts, the records of both its old and its new process look current
+        // While a client restarts, records of both its old and its new process count as current
         // until the new process runs.
         self.search.has_new_flows |= !has_process && self.recorded.are_several;
         let namespace = found.map_or(None, |found| found.or(self.namespace));
@@ -102,7 +102,7 @@ impl ClientTask {
 
     /// Publishes to the programs which flows may provide evidence: those in the namespace that the
     /// search found. If that namespace may not be read, the namespace in the flow records is used,
-    /// and if these have none, the daemon's namespace. This is also needed for each new service.
+    /// and if these have none, the daemon's namespace. Each new service needs this call, too.
     pub(super) fn publish_evidence_scope(&mut self) {
         let RecordedProcesses { are_several, namespace } = self.recorded;
         let found = self.namespace.and_then(|found| found.cookie);

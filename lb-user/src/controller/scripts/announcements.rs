@@ -1,4 +1,4 @@
-//! Scripts of what backends announce of themselves, for each policy, and to a host that starts.
+//! Scripts of the states that backends report: under each policy, and when a host starts.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -38,7 +38,7 @@ fn a_lame_duck_gets_no_connects_under_any_policy_with_and_without_a_daemon() {
     }
 }
 
-/// The interval of polls is long, so that only the first poll can have found it.
+/// The interval of polls is long, so only the first poll can have found the lame duck.
 #[test]
 fn an_existing_lame_duck_gets_no_connect_from_a_new_host() {
     let mut stage = Stage::new(&REPORTS.replace("\"1s\"", "\"30s\""));
@@ -55,8 +55,8 @@ fn an_existing_lame_duck_gets_no_connect_from_a_new_host() {
     assert!(stage.sent.keys().copied().eq(BACKENDS[1..].iter().map(|one| address(one))), "{:?}", stage.sent);
 }
 
-/// The register is full of entries that other backends have left: a new backend has no place, and
-/// takes none from another.
+/// The register is full of entries of earlier backends. So a new backend gets no entry, and no
+/// other backend loses its entry.
 #[test]
 fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {
     let name = |address: SocketAddr| SenderName {

@@ -233,8 +233,8 @@ fn fixed_settings_are_named_and_all_others_change() {
     });
 }
 
-/// The pins have another owner, first those of one client, then those of both. A client with such
-/// pins is refused.
+/// First the pins of one client belong to another user, then the pins of both clients. A client
+/// with such pins is refused.
 #[test]
 fn an_unstartable_client_is_retried_and_affects_no_other() {
     script("", |stage| {
@@ -468,7 +468,8 @@ fn a_client_stays_until_its_successor_is_attached() {
     });
 }
 
-/// The client is opened with the configuration and the list of the time when the opening began.
+/// A client that is slow to open first has the configuration and the list that were in force when
+/// the opening began.
 #[test]
 fn a_late_client_follows_changes_made_meanwhile() {
     script("", |stage| {

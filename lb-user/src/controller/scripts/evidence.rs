@@ -178,10 +178,10 @@ fn a_dead_backend_costs_five_connects_under_each_policy() {
     }
 }
 
-/// One of three is less than half, but it serves: this is not panic, in which connects would choose
-/// the dead ones again.
+/// One of three backends is less than half, but it serves. So there is no panic, in which connects
+/// would choose the dead backends again.
 #[test]
-fn two_dead_backends_of_three_cost_five_connects_each_and_are_no_panic() {
+fn two_dead_backends_of_three_cost_five_connects_each_and_cause_no_panic() {
     script(FOR_LONG, |stage| {
         stage.stop_faults();
         stage.dead = [address(BACKENDS[0]), address(BACKENDS[1])].into();

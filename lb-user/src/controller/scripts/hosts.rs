@@ -126,7 +126,7 @@ fn a_list_of_which_no_host_name_resolves_leaves_the_list_in_force() {
 }
 
 #[test]
-fn a_list_takes_force_only_when_every_host_name_has_an_answer() {
+fn a_list_takes_effect_only_when_every_host_name_has_an_answer() {
     script("", |stage| {
         stage.stop_faults();
         stage.name("b.example", &["10.0.0.2"]);
@@ -242,7 +242,7 @@ fn the_removal_of_most_endpoints_by_host_names_waits_for_a_second_answer() {
             (stage.dialled_backends(), stage.fault()),
             (vec!["10.0.0.4:80".to_owned()], String::new())
         );
-        // What the file itself removes, is removed at once.
+        // An endpoint that the file itself no longer lists is removed at once.
         stage.name("b.example", &["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"]);
         stage.list_text(&list_of(&["10.0.0.9:80", "c.example:80"]));
         stage.expect("10.0.0.9:80");

@@ -18,8 +18,8 @@ impl Stage {
     }
 }
 
-/// 15 connections cannot be spread evenly over 7 backends: one backend has three, and with whole
-/// connections would get half as much again as a backend with two.
+/// 15 connections cannot be spread evenly over 7 backends: if all connections had equal weight, a
+/// backend with three would get half as much load again as a backend with two.
 #[test]
 fn five_tasks_together_load_seven_backends_evenly() {
     const DIALLED: u32 = 128;
@@ -86,7 +86,8 @@ fn five_tasks_together_load_seven_backends_evenly() {
             };
             assert_eq!(wanted.collect::<BTreeMap<_, _>>(), members.iter().map(of_table).collect());
             let skew = service.skew.expect("more than ten connects per backend");
-            // Two entries more than its share, of at least a sixth of the dialled connects.
+            // A backend gets at most two connects more than its share, and its share is at least a
+            // sixth of the connects.
             assert!((1.0..1.0 + 2.0 / (f64::from(DIALLED) / 6.0)).contains(&skew), "{skew}");
         }
         for (backend, (_, tasks)) in sums {

@@ -144,7 +144,7 @@ fn weights_stay_and_a_fault_is_shown_if_fewer_than_half_report() {
 
 /// Each flow ends before the next tick, so no tick shows an open flow.
 #[test]
-fn reports_have_arrived_when_short_flows_end_an_idle_time() {
+fn short_flows_after_an_idle_time_make_reports_arrive() {
     let seldom = lines(FEEDBACK).replace("\"1s\"", "\"1s\", idle_interval = \"10m\"");
     script(&seldom, |stage| {
         stage.utilize([300; 3]);

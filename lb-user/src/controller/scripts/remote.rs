@@ -32,7 +32,7 @@ impl Stage {
 }
 
 #[test]
-fn the_list_of_a_server_takes_force() {
+fn the_list_of_a_server_takes_effect() {
     script(DNS, |stage| {
         stage.answer(&BACKENDS);
         stage.stop_faults();
@@ -96,7 +96,7 @@ fn the_removal_of_most_endpoints_waits_until_the_server_repeats_it() {
         assert_eq!(stage.used(), ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80", "10.0.0.5:80"]);
         assert_eq!(stage.remote().pending_removals, 3);
         assert!(stage.status().faults.iter().any(|fault| fault.code == FaultCode::ListShrunk));
-        // Without another answer, the removals never take force.
+        // Without another answer, the removals never take effect.
         stage.pass(2 * MINUTE);
         assert_eq!((stage.used().len(), stage.queried_again.len()), (5, 1));
         stage.answer(&["10.0.0.4:80", "10.0.0.5:80"]);
@@ -117,7 +117,7 @@ fn a_server_that_repeats_a_removal_too_early_has_not_repeated_it() {
         assert_eq!(stage.used().len(), 4);
         stage.pass(Duration::from_secs(6));
         assert_eq!(stage.used(), ["10.0.0.4:80"], "it was repeated, and ten seconds have passed");
-        // The list returns before the removal takes force.
+        // The list returns before the removal takes effect.
         stage.answer(&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"]);
         stage.answer(&["10.0.0.1:80"]);
         stage.pass(Duration::from_secs(5));
@@ -171,7 +171,7 @@ fn an_invalid_answer_confirms_no_list() {
 }
 
 #[test]
-fn with_max_shrink_off_every_removal_takes_force_at_once() {
+fn with_max_shrink_off_every_removal_takes_effect_at_once() {
     script(&dns("max_shrink = \"off\""), |stage| {
         stage.answer(&BACKENDS);
         stage.answer(&["10.0.0.4:80"]);
@@ -181,7 +181,7 @@ fn with_max_shrink_off_every_removal_takes_force_at_once() {
 }
 
 #[test]
-fn connects_fail_while_a_server_says_for_a_minute_that_there_are_no_endpoints() {
+fn connects_fail_after_a_server_has_reported_no_endpoints_for_a_minute() {
     script(&dns("on_empty = \"refuse\""), |stage| {
         stage.answer(&BACKENDS);
         stage.stop_faults();
@@ -207,7 +207,7 @@ fn connects_fail_while_a_server_says_for_a_minute_that_there_are_no_endpoints() 
 }
 
 #[test]
-fn a_stale_list_is_kept_passed_by_or_refused_as_configured() {
+fn on_stale_decides_what_connects_do_with_a_stale_list() {
     for (on_stale, reached) in [("keep", &BACKENDS[..]), ("pass", &[super::SERVICE]), ("refuse", &[])] {
         script(&dns(&format!("stale_after = \"10m\", on_stale = \"{on_stale}\"")), |stage| {
             stage.expect(super::SERVICE);
@@ -243,7 +243,7 @@ fn a_restart_uses_the_stored_list_while_the_server_is_down() {
         stage.start(&BACKENDS);
         assert_eq!(stage.used(), BACKENDS);
         assert_eq!(stage.error(), "no list so far: 10.0.0.53:53: no answer; the list in force stays");
-        // The first answer of a server that has just started itself is withheld as well.
+        // The removals in the first answer of a server that has just started wait as well.
         stage.answer(&["10.0.0.4:80"]);
         assert_eq!(stage.used().len(), 4);
     });

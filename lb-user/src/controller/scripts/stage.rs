@@ -200,7 +200,8 @@ impl Files for Disk {
         self.try_to_write(path, last_good::whole(text))
     }
 
-    /// Unlike on a host, an equal file is written as well, so that scripts notice it.
+    /// Unlike on a host, a file with equal content is written again, so that scripts notice
+    /// unnecessary writes.
     fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError> {
         self.try_to_write(&directory.join(name), text)
     }
@@ -219,8 +220,8 @@ pub struct ScriptedServers(Mutex<ServersState>);
 struct ServersState {
     finding: Finding,
     queried: Vec<(Wanted, watch::Sender<Latest>)>,
-    /// What the server answers about host names: addresses, or why there are none. It answers
-    /// nothing about a name with `None`, and NXDOMAIN about other names.
+    /// The server's answers about host names: addresses, or why there are none. For a name with
+    /// `None` there is no answer; for a name that is not in the map the answer is NXDOMAIN.
     named: BTreeMap<String, Option<Result<Vec<IpAddr>, String>>>,
     hosts: watch::Sender<Arc<HostTable>>,
     now: Instant,

@@ -1,5 +1,5 @@
-//! Scripts of what operators see: states and reasons, with and without a daemon, and shares and
-//! counts that stay with their backends.
+//! Scripts of the output for operators: states and reasons, with and without a daemon, and shares
+//! and counts that stay with their backends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -209,7 +209,7 @@ fn a_slot_with_an_open_flow_goes_to_no_other_backend() {
 }
 
 #[test]
-fn a_part_of_a_table_is_that_part_of_each_share() {
+fn a_part_of_a_table_contains_the_same_part_of_each_share() {
     script("", |stage| {
         let weights = [1, 3, 4].into_iter().zip(BACKENDS);
         let endpoint = |(weight, backend)| format!("{}weight = {weight}\n", list_of(&[backend]));
@@ -247,8 +247,8 @@ fn p2c_spreads_open_flows_in_proportion_to_weights() {
             stage.connect().expect("all are well");
         }
         let counts = open(stage);
-        // Samples are of a hash, the same in each run. By chance alone the counts would be further
-        // off.
+        // Samples come from a hash, so they are the same in each run. Random choices would deviate
+        // more.
         assert!(counts.iter().zip([20, 20, 40]).all(|(count, even)| count.abs_diff(even) <= 6), "{counts:?}");
         // A backend that loses its flows gets more of the next ones, until it has its share again.
         let (ends, keep): (Vec<_>, Vec<_>) = std::mem::take(&mut stage.open)
@@ -260,8 +260,8 @@ fn p2c_spreads_open_flows_in_proportion_to_weights() {
         for _ in 0..140 + counts[1] {
             stage.connect().expect("all are well");
         }
-        // The backend's share is 55 of the 220 connections that are open then. By chance alone it
-        // would get 40 of these.
+        // The backend's share is 55 of the 220 connections that are open then. Random choices would
+        // give it 40 of these.
         let part = 220 / 4;
         assert!(open(stage)[1].abs_diff(part) <= 9, "{:?}, {part}", open(stage));
     });
