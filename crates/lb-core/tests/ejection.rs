@@ -72,7 +72,7 @@ fn a_backend_is_ejected_tried_and_readmitted() {
     let mut service = service(RULES, 4);
     assert_eq!(fail(&mut service, 1, 7), [Remembered, Remembered, Remembered, Remembered, Ejected]);
     assert_eq!(service.next_trial(), NextTrial::of(1, 7 + BASE, 0));
-    assert_eq!(service.report(1, REFUSED, 8, NO_JITTER), Unchanged, "one that was under way");
+    assert_eq!(service.report(1, REFUSED, 8, NO_JITTER), Unchanged, "this connect was under way before the ejection");
     assert_eq!(service.due_trial(6 + BASE, never), None);
     assert_eq!(service.due_trial(7 + BASE, never), Some(1));
     assert_eq!(service.due_trial(7 + BASE, never), None, "one connect is the trial");
@@ -113,7 +113,7 @@ fn a_trial_waits_while_its_backend_is_at_the_limit() {
     let mut service = service(RULES, 4);
     fail(&mut service, 1, 0);
     assert_eq!(service.due_trial(BASE, |slot| slot == 1), None);
-    assert_eq!(service.due_trial(BASE, never), None, "it is not asked at each connect anew");
+    assert_eq!(service.due_trial(BASE, never), None, "connects do not try again before the next due time");
     assert_eq!(service.due_trial(2 * BASE, never), Some(1));
 }
 

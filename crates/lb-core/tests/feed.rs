@@ -88,7 +88,7 @@ fn each_result_of_a_reading_has_its_effect() {
     for (number, (stamp, result, effect, failures)) in (2..).zip(readings) {
         assert_eq!(feed.read(at(number), number, version(stamp), result), effect, "reading {number}");
         assert_eq!(feed.failures(), failures, "reading {number}");
-        assert_eq!(feed.newest(), Some(&list(1, 1)), "what was in force stays");
+        assert_eq!(feed.newest(), Some(&list(1, 1)), "the list in force stays");
     }
 }
 
@@ -113,7 +113,7 @@ fn a_refused_list_waits_for_room_and_counts_once() {
         assert_eq!((feed.error_of("web/0"), feed.error_of("web/1")), (Some("no slot"), None));
         assert_eq!(feed.room_appeared(), Some(list(2, 2)));
     }
-    // A later fault of the file does not keep the good list from coming into force.
+    // A later fault of the file does not prevent the good list from coming into force.
     feed.read(at(3), 3, version(3), Some(Err(faulty("line 1"))));
     let next = feed.delivered(list(2, 2), Delivered::default());
     assert_eq!(next, ListDecision::InForce { was_refused: true, refused: None });

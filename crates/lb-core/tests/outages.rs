@@ -355,7 +355,7 @@ fn a_full_list_of_dead_backends_is_tried_and_readmitted() {
         host.is_listed_down = true;
         host.deliver(ALL);
         assert_eq!(host.balancer.row(0).map(|row| row.tier), Some(Tier::Refusing));
-        assert_eq!(host.run(10), 0, "they serve, whatever the list says");
+        assert_eq!(host.run(10), 0, "they serve, whatever their state in the list is");
         host.is_alive.fill(false);
         assert_eq!(host.run(60), 60 * RATE);
         host.is_listed_down = false;
@@ -567,12 +567,12 @@ fn a_new_endpoint_waits_for_its_first_probe() {
     host.is_alive[3] = false;
     host.sent.fill(0);
     host.connects(RATE);
-    assert_eq!(host.sent[3], 0, "nothing is known of it");
+    assert_eq!(host.sent[3], 0, "no probe of it has ended");
     host.run(5);
     assert_eq!(host.sent[3], 0, "it refuses");
     host.is_alive[3] = true;
     host.run(2);
-    assert!(host.sent[3] > 0, "it is well");
+    assert!(host.sent[3] > 0, "a probe has found it healthy");
 }
 
 /// On a fresh host, all backends are used equally until the time for their first probes is over,

@@ -243,7 +243,7 @@ proptest! {
             for member in used {
                 *loads.entry(member.endpoint.index).or_default() += member.share;
                 let before = *first_loads.entry(member.endpoint.index).or_insert(member.load);
-                prop_assert!((before - member.load).abs() < 1e-12, "all clients say the same");
+                prop_assert!((before - member.load).abs() < 1e-12, "all clients compute the same load");
             }
         }
         // Each client's own computation of all loads equals the loads from all clients' shares.

@@ -128,7 +128,7 @@ fn an_ejected_member_is_replaced_and_later_returns() {
     assert_eq!((in_table(&after), replaced(&after)), (members, vec![]));
     assert_eq!(backend(&after, substitute).state, BackendState::Leaving);
     assert!(balancer.unneeded().contains(&substitute));
-    assert_eq!(balancer.handle(at(300), Fact::Time), Ok(false), "and that is all");
+    assert_eq!(balancer.handle(at(300), Fact::Time), Ok(false), "nothing changes after that");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_failed_substitute_is_replaced_and_still_gets_trials() {
     let mut balancer = balancer(4, &"h".repeat(20));
     let members = in_table(&balancer.plan());
     let lost = *members.first().expect("four");
-    let stands_in = |plan: &Plan| *in_table(plan).difference(&members).next().expect("one stands in");
+    let stands_in = |plan: &Plan| *in_table(plan).difference(&members).next().expect("one substitute serves");
     balancer.handle(at(100), ejected(&[lost])).expect("only a list can be refused");
     balancer.handle(at(110), Fact::Time).expect("only a list can be refused");
     let first = stands_in(&balancer.plan());

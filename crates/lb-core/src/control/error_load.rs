@@ -46,7 +46,7 @@ impl MemberLoad {
 /// The mean would be too low if members have very different numbers of flows per share: with `p2c`
 /// a failing backend would win each draw against a member above the mean. With the bound of twice
 /// the mean, it wins draws only against members above the bound. These have less than half of all
-/// shares, so it wins less than its share. The bound also keeps a single member with very many
+/// shares, so it wins less than its share. The bound also prevents a single member with very many
 /// flows from deciding for how long a backend is avoided.
 pub fn peak_flows(policy: Policy, length: usize, members: impl IntoIterator<Item = MemberLoad>) -> u64 {
     let length = if policy == Policy::LeastLoaded { 1 } else { length as u128 };

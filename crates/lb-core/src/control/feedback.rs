@@ -36,9 +36,9 @@ const STEP: f64 = 0.1;
 /// not run too far ahead of long-lived flows.
 const AHEAD: f64 = 0.5;
 
-/// Reported utilizations are clamped to this range. The lower limit keeps an almost unused member
-/// from getting ten times its traffic. The upper limit bounds the effect of one absurd report; real
-/// utilizations, which include waiting, do not exceed it.
+/// Reported utilizations are clamped to this range. Without the lower limit, an almost unused
+/// member could get ten times its traffic. The upper limit bounds the effect of one absurd report;
+/// real utilizations, which include waiting, do not exceed it.
 const UTILIZATION: (f64, f64) = (0.1, 2.0);
 
 /// The largest gain, at which a single step corrects the whole difference.

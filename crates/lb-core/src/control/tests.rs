@@ -139,7 +139,7 @@ fn a_step_is_linear_in_the_utilization_and_preserves_the_sum() {
     // Utilizations above 1 count in full.
     assert_eq!(ticked(&[load(0.0, 1.0), load(0.05, 0.0)], Flows::default()), [1.0; 2]);
     near(&ticked(&[load(0.9, 1.0), load(1.6, 1.0)], Flows::default()), &[1.028, 0.972]);
-    assert_eq!(ticked(&[load(0.9, 1.0)], Flows::default()), [1.0], "nobody else is there");
+    assert_eq!(ticked(&[load(0.9, 1.0)], Flows::default()), [1.0], "the row has no other member");
 }
 
 #[test]
@@ -217,9 +217,9 @@ fn absurd_reports_neither_hide_nor_slow_down_other_members() {
     let ages = ReportedLoad { age: s(100_000), window: s(65), ..load(0.1, 1.0) };
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0), ages], Flows::default()), &[1.02, 0.98, 1.0]);
     let failing = ReportedLoad { eps: Some(1), qps: Some(0), ..load(0.1, 1.0) };
-    assert!(ticked(&[failing, load(0.6, 1.0)], Flows::default())[0] <= 1.0, "it serves nobody");
+    assert!(ticked(&[failing, load(0.6, 1.0)], Flows::default())[0] <= 1.0, "it serves no request");
     let long = Flows { life: Duration::MAX };
-    assert!(ticked(&[load(0.4, 1.0), load(0.6, 1.0)], long)[0] > 1.0, "a life that cannot be told is a day");
+    assert!(ticked(&[load(0.4, 1.0), load(0.6, 1.0)], long)[0] > 1.0, "an unknown lifetime counts as a day");
 }
 
 #[test]
@@ -429,7 +429,7 @@ fn a_table_is_published_when_a_share_moves_by_two_percent_or_an_entry() {
     // which is 2 % of that share.
     assert!(!is(1.02, 512) && is(1.025, 512));
     assert!(!is(1.05, 64) && is(1.2, 64), "an entry of 64 is 1.6 % of all");
-    assert!(!is_worth(&SeenRow::default(), &with(2.0), &Factors::default(), 0), "nobody is there");
+    assert!(!is_worth(&SeenRow::default(), &with(2.0), &Factors::default(), 0), "the row is empty");
 }
 
 #[test]
@@ -534,7 +534,7 @@ fn in_panic_there_is_no_learning_and_no_slow_start() {
 fn a_new_member_starts_slowly_and_does_not_learn() {
     let slow = ControlRules { slow_start: Some(s(10)), ..rules(Law::Feedback) };
     let mut control = fed(slow, [0.5, 0.5]);
-    assert_eq!(numbers(control.in_force(), 2), [1.0; 2], "who is there at first has its share");
+    assert_eq!(numbers(control.in_force(), 2), [1.0; 2], "members of the first row have their share");
     let with_third =
         |second| look(row(&[load(0.5, 1.0), load(0.5, 1.0), load(0.1, 1.0)], s(second)), Flows::default());
     // Slow start sets the factors at once, before the next tick.
@@ -682,7 +682,7 @@ fn observed_factors_are_not_in_force_after_a_restart() {
     assert_eq!(next.adopt(&observed.snapshot(s(0)), s(1)), Factors::default());
     let mut next = Control::new(observed.rules());
     next.adopt(&observed.snapshot(s(0)), Duration::ZERO);
-    assert_eq!(next.wanted(), &observed.snapshot(s(0)).factors, "it goes on to be shown");
+    assert_eq!(next.wanted(), &observed.snapshot(s(0)).factors, "it is still shown");
     assert!(numbers(next.wanted(), 1)[0] > 1.01);
 }
 
