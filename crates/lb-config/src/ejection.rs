@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(ejection(""), Some(default));
         assert_eq!(ejection("ejection = {}"), Some(default));
         assert_eq!(ejection("ejection = 'off'"), None);
-        assert_eq!(ejection("protocol = 'udp'"), None, "an ICMP error is mostly taken by the application");
+        assert_eq!(ejection("protocol = 'udp'"), None, "the application usually reads the ICMP error first");
         assert_eq!(
             ejection("ejection = { failures = 255, base = '1h', max = '1h' }"),
             Some(Ejection {

@@ -95,7 +95,7 @@ impl ProbeConfig {
     }
 }
 
-/// What the reader of these keys needs besides the table.
+/// The facts that the reader of these keys needs besides the table.
 #[derive(Clone, Copy)]
 pub struct Around<'a> {
     /// Relative paths are relative to this directory.

@@ -140,7 +140,7 @@ fn faults_of_names_have_a_position_and_a_correction() {
     }
     let text = "[[endpoint]]\naddress = 'a:80'\n[[endpoint]]\naddress = 'A.:80'\n";
     assert_eq!(read(text, &addresses(&[("a", TWO)])).unwrap_err(), "users:4:11: a:80 is already on line 2");
-    // What addresses may not be does not depend on where they come from.
+    // The address of a host name is refused for the same reasons as an address in the list.
     let text = "[[endpoint]]\naddress = 'a:80'\n";
     for (ip, why) in [
         ("10.96.0.10", "10.96.0.10:80 is the address of a service"),

@@ -19,7 +19,7 @@ use super::{Index, ListEntry};
 use crate::discovery::dns_name;
 
 /// The maximum number of host names in the lists of one host. A name that is needed for both
-/// address families counts twice, because it takes two questions.
+/// address families counts twice, because it needs two queries.
 pub const MAX_HOSTS: usize = 1024;
 
 /// The addresses of host names, all of the address family of the service. A name without addresses
@@ -70,7 +70,7 @@ impl Target {
                 Err(NotAnAddress { why: "has a wrong port", help: "write 1 to 65535".to_owned() })
             }
             (None, _) => parse_address(text).map(Self::Address).map_err(|refusal| {
-                // It looks like a name, but no name is like this.
+                // The text looks like a host name, but is not a valid one.
                 let is_like_name = refusal.why.starts_with("is a host name");
                 let why = if is_like_name { "is not an address" } else { refusal.why };
                 NotAnAddress { why, ..refusal }

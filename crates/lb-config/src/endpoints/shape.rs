@@ -1,5 +1,5 @@
-//! Detects the shape of a list in JSON or YAML from its content. Also has what the readers of all
-//! shapes share.
+//! Detects the shape of a list in JSON or YAML from its content. Also contains the code that the
+//! readers of all shapes share.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -141,14 +141,14 @@ pub fn read(
 pub enum SlicesError {
     /// The faults of the first slice that has some. Their path is the name of the slice.
     Faults(Diagnostics),
-    /// There are more endpoints than two for each that a service may have. Twice, because an
-    /// endpoint may be in two slices.
+    /// There are more than twice as many endpoints as a service may have. (An endpoint may be in
+    /// two slices.)
     TooMany,
 }
 
 /// Reads slices of one service from separate texts, each with a name for faults. The port is the
 /// key `port` beside `kubernetes` in the configuration. Returns the entries, which may be none, and
-/// notes about what is left out. An entry's span is a position in the text of its slice.
+/// notes about the parts that are left out. An entry's span is a position in the text of its slice.
 ///
 /// # Errors
 /// If a text is not a slice, or has a wrong value, or if there are too many endpoints.
