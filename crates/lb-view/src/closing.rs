@@ -47,7 +47,7 @@ pub struct ClientClosed {
     pub error: Option<String>,
 }
 
-/// The number of flows by what became of them.
+/// The number of flows, by their state after the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CloseCounts {
     pub closed: u64,

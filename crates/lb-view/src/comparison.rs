@@ -23,7 +23,8 @@ pub struct Comparison {
     /// Changed keys that belong to no client and no service.
     pub host: Vec<KeyChange>,
     pub shares: Vec<ShareChanges>,
-    /// Changes that the daemon cannot make while it runs, each with what the change needs instead.
+    /// Changes that the daemon cannot make while it runs, each with the steps that the change
+    /// needs.
     pub unchangeable: Vec<String>,
 }
 

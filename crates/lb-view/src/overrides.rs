@@ -75,7 +75,7 @@ pub struct OverrideScope {
     pub client: Option<String>,
 }
 
-/// An override, and who has set it.
+/// An override, and the user that set it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Override {
     #[serde(flatten)]
@@ -120,8 +120,8 @@ pub struct OverrideStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClientEffect {
     pub client: String,
-    /// Whether every connect that began before the override has ended, so that `open_flows` cannot
-    /// grow because of the past.
+    /// Whether every connect that began before the override has ended, so that no earlier connect
+    /// can still increase `open_flows`.
     pub is_settled: bool,
     /// The backend's active flows.
     pub open_flows: u64,

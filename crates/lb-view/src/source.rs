@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 pub const SCHEMA: u32 = 1;
 
-/// The sources of a service that were requested to be read or queried at once.
+/// The result of a request to read or query the source of a service's list at once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refreshed {
     pub schema: u32,
@@ -14,17 +14,17 @@ pub struct Refreshed {
     pub origin: Option<String>,
 }
 
-/// What a source of lists has answered to a command.
+/// The answer of a source of lists to a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckedSource {
     pub service: String,
     pub origin: String,
-    /// The number of endpoints; `None` if the list cannot be used, or if the source is that of the
+    /// The number of endpoints; `None` if the list cannot be used, or if the source provides the
     /// service's address.
     pub endpoints: Option<u64>,
     /// Why the list cannot be used; `None` if it can.
     pub error: Option<String>,
-    /// What may surprise, each with the reason.
+    /// Facts that an operator may not expect, each with the reason.
     pub notes: Vec<String>,
     /// How long the source took to answer.
     pub took_ms: u64,

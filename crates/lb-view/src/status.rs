@@ -206,7 +206,7 @@ impl ClientStatus {
     }
 }
 
-/// What the passes over the records of open flows have found. A pass looks for records whose socket
+/// The findings of the passes over the records of open flows. A pass looks for records whose socket
 /// is in none of the kernel's lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaim {
@@ -260,7 +260,7 @@ pub struct ServiceStatus {
     /// `active_limit`; `None` without a daemon or without that limit.
     #[serde(default)]
     pub limited_60s: Option<u64>,
-    /// How long handshakes with its backends took in the last minute; `None` without a daemon,
+    /// The duration of handshakes with its backends in the last minute; `None` without a daemon,
     /// without handshakes, or for a service over UDP.
     #[serde(default)]
     pub handshake_60s: Option<ConnectLatency>,
@@ -420,7 +420,7 @@ pub struct SourceStatus {
 /// The state of a server that sends a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteStatus {
-    /// What is requested, such as `dns users.example.com port 80`.
+    /// The request, such as `dns users.example.com port 80`.
     pub origin: String,
     /// The server's version of its newest list; empty if it has none.
     pub version: String,

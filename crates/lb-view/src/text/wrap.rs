@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn quoted_commands_are_not_broken() {
         check("remove it with `socklb detach web`\n", 20, "remove it with\n  `socklb detach web`\n");
-        check("what is `not closed is kept whole\n", 12, "what is\n  `not closed is kept whole\n");
+        check("what is `not closed is left whole\n", 12, "what is\n  `not closed is left whole\n");
     }
 
     #[test]
