@@ -194,7 +194,7 @@ impl SocketLists {
     }
 
     /// Tries [`SocketLists::destroy`] with a UDP socket of this process. A request with a wrong
-    /// cookie would not do: the kernel compares the cookie before it checks the privilege.
+    /// cookie would not test the privilege, because the kernel compares the cookie first.
     ///
     /// # Errors
     /// Those of [`SocketLists::destroy`], or if the socket cannot be made.
@@ -416,7 +416,7 @@ mod tests {
         let find = |cookie: u64| sockets.iter().find(|socket| socket.cookie == cookie);
         let seen = find(cookie(&stream)).expect("the accepted one");
         assert_eq!((seen.local, seen.queued), (local, 7));
-        assert!(seen.idle.expect("told of a connection") < Duration::from_mins(1));
+        assert!(seen.idle.expect("the kernel reports the idle time of a connection") < Duration::from_mins(1));
         assert!(!seen.is_closed);
         assert!(find(cookie(&listener)).expect("it listens").listens);
         // The own port of these sockets is another one.

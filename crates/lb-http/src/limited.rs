@@ -7,8 +7,8 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A stream that fails with [`io::ErrorKind::FileTooLarge`] when more than `left` bytes have been
-/// read. So nothing that a server sends is without an end: heads, informational answers, the
-/// framing of a body, trailers.
+/// read. This bounds every part of an answer: heads, informational answers, the framing of a body,
+/// trailers.
 pub struct Limited<S> {
     pub stream: S,
     pub left: usize,

@@ -2,7 +2,7 @@
 //! that state the unit.
 //!
 //! So that drawings do not mislead, an axis shows its whole range, and figures that are compared
-//! have the same range. Must not know the meaning of the numbers.
+//! have the same range. This module must not know the meaning of the numbers.
 
 use crate::drawing::{Anchor, Drawing, LineStyle};
 use crate::geometry::{Area, Point, at};

@@ -3,7 +3,7 @@
 //! Shapes have classes instead of colours, so that a picture follows the light or dark scheme of
 //! the reader's page; [`crate::palette`] defines the classes. A drawing also records where its
 //! shapes and labels are, so that tests can find cut-off shapes and overlapping labels without a
-//! browser. Must not depend on axes or data.
+//! browser. This module must not depend on axes or data.
 
 use std::fmt::Write as _;
 

@@ -1,6 +1,7 @@
 //! Points and areas of a drawing, in its units.
 //!
-//! The origin is the upper left corner and y grows downwards, as in SVG. Must not depend on shapes.
+//! The origin is the upper left corner and y grows downwards, as in SVG. This module must not
+//! depend on shapes.
 
 /// A point of a drawing.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,8 +5,8 @@
 //! crates do not offer. Colours are set by class, so that a figure follows the colours of the
 //! reader's page without scripts. The positions of labels and shapes are recorded, so that tests
 //! can find cut-off ones without a browser. The crate `svg` would replace only the few lines that
-//! format elements, and its attributes are untyped. Must not know what is drawn, and must not
-//! depend on another crate.
+//! format elements, and its attributes are untyped. This crate must not know the meaning of a
+//! drawing, and must not depend on another crate.
 #![forbid(unsafe_code)]
 
 pub mod geometry;
