@@ -235,7 +235,7 @@ mod tests {
                 mode: "native".to_owned(),
                 why: None,
             }],
-            backends: vec![backend("ready", ""), backend("down", "nobody listens there")],
+            backends: vec![backend("ready", ""), backend("down", "no process listens there")],
             datagrams: DatagramCounts::default(),
         }
     }
@@ -250,7 +250,7 @@ answered on eth0 native
   backend      readiness  for  utilization    qps  eps  clients  unheard  check
   10.0.0.1:80  ready       2m         60 %  100.0    -       12        1  tcp 10.0.0.1:80
 ! 10.0.0.1:80  down        2m         60 %  100.0    -       12        1  tcp 10.0.0.1:80
-nobody listens there
+no process listens there
 ";
         let text = status().text(Style::default());
         let lines = |text: &str| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>();

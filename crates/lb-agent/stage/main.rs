@@ -83,7 +83,7 @@ struct Diary {
 impl ReadinessReporter for Diary {
     async fn report(&mut self, readiness: Readiness) -> anyhow::Result<()> {
         anyhow::ensure!(!self.log.with_file_name("broken").exists(), "the agent is broken");
-        write(&self.log, &format!("said {readiness:?}"))
+        write(&self.log, &format!("reported {readiness:?}"))
     }
 
     async fn unacknowledged(&mut self) -> anyhow::Result<usize> {

@@ -30,7 +30,7 @@ async fn wait_all_acknowledged(reporter: &mut LocalReporter) {
             looks.tick().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), look).await.expect("all have heard");
+    tokio::time::timeout(Duration::from_secs(60), look).await.expect("all clients acknowledge in time");
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn an_operators_lame_duck_survives_an_agent_restart() {
             tokio::task::yield_now().await;
         }
     });
-    waited.await.expect("it is kept");
+    waited.await.expect("the lame duck is stored");
     let Stage { folder, agent } = stage;
     agent.stop().await;
     let agent = start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap();
@@ -133,7 +133,7 @@ async fn an_operators_lame_duck_survives_an_agent_restart() {
     assert_eq!(after.backends[0].readiness, "lame-duck");
     assert!(after.incarnation > before.incarnation);
     stage.post("/v1/ready", &[("backend", "10.0.0.1:80")]).await.unwrap();
-    assert_eq!(stage.status().await.backends[0].readiness, "unknown", "nobody says more of it");
+    assert_eq!(stage.status().await.backends[0].readiness, "unknown", "neither a check nor a program reports its state");
     // An operator can also undo the lame duck of a backend that no longer exists.
     let run = stage.folder.path().join("run");
     let other = lb_agent::name::parse("10.0.0.2:80").unwrap();
@@ -270,7 +270,7 @@ async fn a_program_without_keys_waits_for_the_agent() {
         tokio::time::timeout(stage::DEADLINE, registered)
     };
     // A program that has the keys does not wait, because it can be an agent itself.
-    let error = register(Some(keys())).await.expect("nobody is waited for").err().unwrap();
+    let error = register(Some(keys())).await.expect("a program that has the keys does not wait").err().unwrap();
     assert!(matches!(error, ClientError::NotRunning(_)), "{error}");
     // The wait begins before any agent runs.
     let agent = async {
@@ -278,7 +278,7 @@ async fn a_program_without_keys_waits_for_the_agent() {
         start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap()
     };
     let (reporter, agent) = tokio::join!(register(None), agent);
-    reporter.expect("it is waited for").unwrap().leave().await.unwrap();
+    reporter.expect("the program waits for the agent").unwrap().leave().await.unwrap();
     agent.stop().await;
 }
 
@@ -352,7 +352,7 @@ async fn a_lame_duck_stays_one_after_an_agent_restart() {
     let agent = start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap();
     let stage = Stage { folder, agent };
     let status = stage.until(has_passed).await;
-    assert_eq!(status.backends[0].readiness, "ready", "who was ready is judged by its check at once");
+    assert_eq!(status.backends[0].readiness, "ready", "the check decides at once about a backend that was ready");
 }
 
 #[tokio::test]

@@ -148,9 +148,10 @@ impl ReadinessReporter for RemoteReporter {
 }
 
 impl Link {
-    /// Whether a failed request is worth a retry. It is if a killed program still has the backend,
-    /// until the agent notices its death. It also is if no agent runs but one may be starting: if
-    /// this host should have an agent, or if the program has no keys to report by itself.
+    /// Whether a retry may succeed. If a killed program still has the backend, it may, because the
+    /// agent will notice its death. If no agent runs, one may be starting: a retry may succeed if
+    /// this host should have an agent, and is the only way if the program has no keys to report by
+    /// itself.
     fn may_succeed_later(&self, error: &ClientError) -> bool {
         match error {
             ClientError::Taken(_)

@@ -65,7 +65,7 @@ struct Program {
     who: Registrant,
 }
 
-/// What a program states when it claims a backend.
+/// The statement with which a program claims a backend.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// A number that the program has drawn ([`draw`]), which identifies it from now on.
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(all.refresh(1, at(4)), Some(name));
         assert_eq!((all.next_at(), all.expire(at(8))), (Some(at(9)), vec![]));
         assert_eq!(all.expire(at(9)), [RegistrationEnd::Died(name)]);
-        assert_eq!(all.refresh(1, at(9)), None, "it has to register anew");
+        assert_eq!(all.refresh(1, at(9)), None, "it has to register again");
         assert_eq!((all.expire(at(68)), all.expire(at(69))), (vec![], vec![RegistrationEnd::Gone(name)]));
         assert_eq!((all.by_name.len(), all.next_at()), (0, None));
         all.register(name, claim(1, true), true, who(1), start).unwrap();
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(
             all.register(name, claim(2, true), true, who(2), at(6)),
             Ok(()),
-            "the dead one has nothing to say"
+            "a dead program cannot report"
         );
     }
 

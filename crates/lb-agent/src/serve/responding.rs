@@ -227,7 +227,7 @@ struct WantedResponder {
     listen: Vec<SocketAddr>,
 }
 
-/// What the thread that follows interfaces does for the kernel's answers.
+/// The work of the thread that follows interfaces, for the kernel's answers.
 struct Attaching {
     responder: Responder,
 }

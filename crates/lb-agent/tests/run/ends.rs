@@ -44,7 +44,7 @@ fn a_backend_that_crashes_is_down() {
     let mut run = stage.serve(&[], &[]);
     kill_process(stage.application(), Signal::KILL).unwrap();
     assert_eq!(run.end().signal(), Some(9));
-    assert_eq!(stage.story(), ["said LameDuck", "said Ready", "said Down"]);
+    assert_eq!(stage.story(), ["reported LameDuck", "reported Ready", "reported Down"]);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_command_that_forks_away_is_followed_to_its_end() {
     assert_eq!(run.end().code(), Some(0));
     assert_eq!(
         stage.story(),
-        ["said LameDuck", "said Ready", "app got HUP", "said LameDuck", "app got TERM"]
+        ["reported LameDuck", "reported Ready", "app got HUP", "reported LameDuck", "app got TERM"]
     );
 }
 
@@ -83,7 +83,7 @@ fn the_run_ends_by_the_crash_of_a_forked_application() {
     eventually("the first process has ended", || run.descendants(), |left| left == &[application]);
     kill_process(application, Signal::ABORT).unwrap();
     assert_eq!(run.end().signal(), Some(6));
-    assert_eq!(stage.story(), ["said LameDuck", "said Ready", "said Down"]);
+    assert_eq!(stage.story(), ["reported LameDuck", "reported Ready", "reported Down"]);
 }
 
 #[test]

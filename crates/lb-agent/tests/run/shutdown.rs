@@ -25,10 +25,10 @@ fn shutdown_waits_for_a_connection_in_use() {
     assert_eq!(run.end().code(), Some(0));
     // The agent and the application are notified in no fixed order.
     let story = stage.story();
-    assert_eq!(story[..2], ["said LameDuck", "said Ready"]);
+    assert_eq!(story[..2], ["reported LameDuck", "reported Ready"]);
     let mut notified = story[2..4].to_vec();
     notified.sort();
-    assert_eq!(notified, ["app got USR1", "said LameDuck"]);
+    assert_eq!(notified, ["app got USR1", "reported LameDuck"]);
     assert_eq!(story[4..], ["test closes", "app got TERM"]);
 }
 
@@ -56,7 +56,7 @@ fn shutdown_waits_for_clients_that_have_not_acknowledged() {
     assert!(within(LONG, || stage.story(), is_notified).is_err());
     fs::remove_file(stage.file("unheard")).unwrap();
     assert_eq!(run.end().code(), Some(0));
-    assert_eq!(stage.story(), ["said LameDuck", "said Ready", "said LameDuck", "app got TERM"]);
+    assert_eq!(stage.story(), ["reported LameDuck", "reported Ready", "reported LameDuck", "app got TERM"]);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn the_grace_bounds_the_wait_and_a_stubborn_application_is_killed() {
     let _client = stage.dial();
     run.signal(Signal::TERM);
     assert_eq!(run.end().signal(), Some(9));
-    assert_eq!(stage.story(), ["said LameDuck", "said Ready", "said LameDuck", "app got TERM"]);
+    assert_eq!(stage.story(), ["reported LameDuck", "reported Ready", "reported LameDuck", "app got TERM"]);
 }
 
 #[test]
@@ -76,8 +76,8 @@ fn a_second_signal_is_passed_on_at_once() {
     let mut run = stage.serve(&["--idle", "150s", "--grace", "150s"], &[]);
     let _client = stage.dial();
     run.signal(Signal::TERM);
-    stage.until("said LameDuck");
-    let twice = |log: &Vec<String>| log.iter().filter(|line| *line == "said LameDuck").count() == 2;
+    stage.until("reported LameDuck");
+    let twice = |log: &Vec<String>| log.iter().filter(|line| *line == "reported LameDuck").count() == 2;
     super::stage::eventually("it is a lame duck again", || stage.log(), twice);
     run.signal(Signal::TERM);
     assert_eq!(run.end().code(), Some(0));

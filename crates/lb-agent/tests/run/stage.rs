@@ -73,7 +73,7 @@ impl Stage {
     /// and lines that the test has written.
     pub fn story(&self) -> Vec<String> {
         let is_of_story = |line: &String| {
-            line.starts_with("said") || line.starts_with("app got") || line.starts_with("test")
+            line.starts_with("reported") || line.starts_with("app got") || line.starts_with("test")
         };
         self.log().into_iter().filter(is_of_story).collect()
     }
@@ -115,7 +115,7 @@ impl Stage {
     pub fn serve(&self, options: &[&str], application: &[&str]) -> Run {
         let run = self.start(options, &self.program(&[&["serve"], application].concat()));
         self.until("app takes signals");
-        self.until("said Ready");
+        self.until("reported Ready");
         run
     }
 
@@ -164,7 +164,7 @@ impl Run {
     /// Waits for the end, and returns how the run ended.
     #[track_caller]
     pub fn end(&mut self) -> ExitStatus {
-        let look = || self.child.try_wait().expect("its parent may ask");
+        let look = || self.child.try_wait().expect("this process is the parent of the run");
         let status = eventually("the run ends", look, Option::is_some);
         self.has_ended = true;
         status.expect("it has ended")

@@ -14,11 +14,11 @@ fn a_backend_is_announced_once_ready_and_prewarmed() {
     let check = format!("cmd:test -e {}", stage.file("ready").display());
     let _run = stage.start(&["--ready", &check, "--prewarm", &prewarm], &stage.program(&["serve"]));
     stage.until("app takes signals");
-    assert_eq!(stage.story(), ["said LameDuck"]);
+    assert_eq!(stage.story(), ["reported LameDuck"]);
     fs::write(stage.file("ready"), "").unwrap();
-    stage.until("said Ready");
+    stage.until("reported Ready");
     let prewarms = format!("test prewarms {}", stage.application());
-    assert_eq!(stage.story(), ["said LameDuck", &prewarms, "said Ready"]);
+    assert_eq!(stage.story(), ["reported LameDuck", &prewarms, "reported Ready"]);
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn a_failing_agent_does_not_stop_the_application_and_receives_the_report_later()
     stage.until("app takes signals");
     stage.dial();
     fs::remove_file(stage.file("broken")).unwrap();
-    stage.until("said Ready");
+    stage.until("reported Ready");
     fs::write(stage.file("broken"), "").unwrap();
     // The agent receives no report, but the run ends.
     run.signal(Signal::TERM);
@@ -50,7 +50,7 @@ fn the_first_process_of_a_pid_namespace_passes_signals_on() {
     let program = stage.program(&["run", "--"]).into_iter().chain(stage.program(&["serve"]));
     let mut run = Run::start(Command::new(IN_PID_NAMESPACE[0]).args(&IN_PID_NAMESPACE[1..]).args(program));
     stage.until("app takes signals");
-    stage.until("said Ready");
+    stage.until("reported Ready");
     let first = run.descendants()[0];
     passes_signals_on(&stage, first);
     kill_process(first, Signal::TERM).expect("it runs");
@@ -77,13 +77,13 @@ fn a_stopped_application_is_down_until_it_continues() {
     let application = stage.application();
     run.signal(Signal::TSTP);
     eventually("stopped", || state(application), |state| *state == Some('T'));
-    stage.until("said Down");
+    stage.until("reported Down");
     run.signal(Signal::CONT);
     eventually("going on", || state(application), |state| *state == Some('S'));
     eventually(
         "ready again",
         || stage.story(),
-        |story| story.last().is_some_and(|entry| entry == "said Ready"),
+        |story| story.last().is_some_and(|entry| entry == "reported Ready"),
     );
 }
 

@@ -1,4 +1,4 @@
-//! What the tests of agents share: an agent over real sockets on loopback, a client that sends
+//! Code that the tests of agents share: an agent over real sockets on loopback, a client that sends
 //! requests to it, and functions that wait for a status.
 
 use std::net::SocketAddr;

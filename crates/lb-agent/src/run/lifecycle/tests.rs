@@ -298,7 +298,7 @@ proptest! {
                 for action in actions {
                     match action {
                         Action::ReportReadiness(readiness) => {
-                            prop_assert_ne!(reported.last(), Some(&action), "said twice");
+                            prop_assert_ne!(reported.last(), Some(&action), "reported twice");
                             let is_ready = readiness == Readiness::Ready;
                             prop_assert!(!is_ready || end_requested.is_none() && was_ready && (!prewarms || was_prewarmed));
                             prop_assert!(stopped.is_none());
@@ -309,7 +309,7 @@ proptest! {
                             prop_assert_ne!(reported.last(), Some(&Action::ReportReadiness(Readiness::Ready)), "stopped while ready");
                         }
                         Action::Kill => {
-                            let since = stopped.expect("it is asked first");
+                            let since = stopped.expect("a kill comes after a stop");
                             prop_assert!(now >= since + RULES.kill_after);
                         }
                         Action::Report(wait) => {
