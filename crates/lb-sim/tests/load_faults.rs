@@ -120,7 +120,7 @@ fn a_silent_backend_returns_to_its_structural_share_after_three_minutes() {
     // The weight of the silent backend returns to the value that it had before any load report.
     // Meanwhile the weights of the others do not change.
     assert!(even(300, 360) > 1.2, "{}", even(300, 360));
-    assert!(even(390, 430) < 1.15, "heard again: {}", even(390, 430));
+    assert!(even(390, 430) < 1.15, "reporting again: {}", even(390, 430));
 }
 
 #[test]
@@ -186,5 +186,5 @@ fn factors_stay_the_same_in_panic() {
         // All backends except one are lame ducks, and the remaining one gets the whole load.
         assert_eq!((weights(row).tables, weights(row).factors), (0, before), "{row:?}");
     }
-    assert!(weights(rows(&report, "as written", (90, 100))[0]).tables > 0, "it is over");
+    assert!(weights(rows(&report, "as written", (90, 100))[0]).tables > 0, "the panic is over");
 }

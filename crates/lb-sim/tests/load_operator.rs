@@ -24,10 +24,10 @@ fn a_changed_weight_restarts_shares_without_oscillation() {
     // The weight is halved. The backend gets its former load again, because it has free capacity.
     let report = played(&reweighted(50));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
-    assert!(least[0] < 0.75, "it acts at once: {least:?}");
+    assert!(least[0] < 0.75, "the new weight acts at once: {least:?}");
     assert!(
         least.windows(2).all(|pair| pair[1] > pair[0] - 0.08),
-        "it comes back without a swing: {least:?}"
+        "the load returns without oscillation: {least:?}"
     );
     let settled = |report| most(&busiest_over_least(&rows(report, "as written", (130, 180))));
     assert!(settled(&report) < 1.12, "{}", settled(&report));
@@ -71,7 +71,7 @@ fn a_switch_freezes_or_turns_off_the_law_of_all_tasks() {
     let before = weights(rows(&report, "as written", (50, 60))[0]).factors;
     let frozen = rows(&report, "as written", (60, 120));
     for row in &frozen {
-        assert_eq!((weights(row).tables, weights(row).factors), (0, before), "to the digit: {row:?}");
+        assert_eq!((weights(row).tables, weights(row).factors), (0, before), "frozen factors are equal to the last digit: {row:?}");
     }
     assert!(most(&busiest_over_least(&frozen)) > 1.4, "while loads change");
     let off = rows(&report, "as written", (120, 160));

@@ -102,7 +102,7 @@ struct Loss {
     traffic: f64,
 }
 
-/// Makes the first `lost` clients of `order` leave. The others keep their shares.
+/// Makes the first `lost` clients of `order` leave. The others retain their shares.
 fn lose(fleet: &Fleet, rates: &[f64], order: &[usize], lost: usize) -> Loss {
     let graph = fleet.graph();
     let sharing = Sharing::of(fleet, &graph, true);

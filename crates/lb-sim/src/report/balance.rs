@@ -43,7 +43,7 @@ pub fn section(extent: Extent) -> ReportSection {
     table.row(["relative standard deviation", &percent(spread.rsd), &percent(even_spread.rsd)]);
     table.row(["capacity that can be used", &percent(usable), &percent(used(&even))]);
     let reading = vec![
-        "The article says of its Figure 1 that \u{201c}the connection distribution from random subsetting is \
+        "The article states about its Figure 1 that \u{201c}the connection distribution from random subsetting is \
          far from uniform\u{201d}; it prints no numbers and names no sizes. Here every client chooses 20 of \
          256 backends at random. A bar shows how many backends got a number of connections; chance gives the \
          bars the shape of a bell."

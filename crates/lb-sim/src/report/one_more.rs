@@ -81,7 +81,7 @@ pub fn section() -> ReportSection {
             "The article: \u{201c}Despite this being a minor change in size, there are many changes to the \
              subsets\u{2014}and one unlucky frontend task (3) is assigned a completely different \
              subset.\u{201d} Which client this is depends on the shuffle, and the article prints no seed. \
-             Both figures use seed {SEED}, which shows the effect: client {UNLUCKY} keeps no backend. With \
+             Both figures use seed {SEED}, which shows the effect: client {UNLUCKY} retains no backend. With \
              {unlucky} of the first {SEEDS} seeds, deterministic subsets replace the whole subset of at \
              least one of the ten clients."
         ),
@@ -136,7 +136,7 @@ fn figure(case: &ChangeFigure, dropped_of_all: &Churn) -> Figure {
         id,
         title: format!("Figure 3: {algorithm}, from 10 to 11 backends"),
         description: format!(
-            "For each of ten clients, which of its backends it keeps, drops and gains; {} of all connections are dropped.",
+            "For each of ten clients, which of its backends it retains, drops and gains; {} of all connections are dropped.",
             percent(moved)
         ),
         drawing,

@@ -74,7 +74,7 @@ pub fn page(sections: &[ReportSection]) -> String {
          how even the load is, how many connections it takes, and how many of them close when a job is resized. This page shows \
          the figures of three publications on this question, computed with the decisions of socklb\u{2019}s daemon, each beside the \
          numbers that its source has published.</p>\n\
-         <p>All job seeds are 0 unless the text says otherwise, so the same build gives the same page. A <em>client</em> is a \
+         <p>All job seeds are 0 unless the text states otherwise, so the same build gives the same page. A <em>client</em> is a \
          task that connects, a <em>backend</em> is a task that accepts connections; each of M clients uses k of N backends.</p>\n\
          <nav aria-label=\"Contents\">\n<ol>\n{contents}</ol>\n</nav>\n</header>\n<main>\n{sections}</main>\n<footer>\n\
          <h2 id=\"sources\">Sources</h2>\n<ul>\n{sources}</ul>\n</footer>\n</body>\n</html>\n"

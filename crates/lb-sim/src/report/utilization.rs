@@ -88,7 +88,7 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
             grouped(sweep(extent, false).cells())
         ),
         format!(
-            "The article prints no numbers, but says: 2c \u{201c}achieves lower utilization in some cases \
+            "The article prints no numbers, but states: 2c \u{201c}achieves lower utilization in some cases \
              than deterministic subsetting (see Figure 2b) but is significantly better than random \
              subsetting (see Figure 2a)\u{201d}. Here the means of 2c, 2b and 2a are {}, {} and {}. On the \
              right-hand side of 2c \u{201c}utilization does not converge toward the ideal\u{201d}: from four \

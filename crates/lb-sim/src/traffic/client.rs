@@ -3,8 +3,8 @@
 //!
 //! The controller is a real [`Balancer`]. The kernel's own [`pick`] decides each connect, with a
 //! cursor for each CPU on which the task runs. An [`Ejector`] ejects failing backends. If the
-//! policy considers errors, they also count as load. The caller decides when anything happens. Must
-//! not know anything of backends except their indexes.
+//! policy considers errors, they also count as load. The caller decides when anything happens. This
+//! module must not know anything about backends except their indexes.
 
 mod load;
 

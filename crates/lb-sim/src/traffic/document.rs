@@ -272,8 +272,8 @@ pub struct JobTable {
     /// The CPU time of a request. If it is left out, a request takes no CPU time, and `lasts`
     /// determines how long it lasts.
     pub cost: Option<CostChoice>,
-    /// The mean time that a request takes in addition to its CPU time, for example to wait for
-    /// input and output elsewhere. Only for requests with a cost.
+    /// The mean time of a request in addition to its CPU time, for example to wait for input and
+    /// output elsewhere. Only for requests with a cost.
     pub wait: Option<Span>,
     /// The mean lifetime of a connection that carries several requests, one after the other. If it
     /// is left out, each connection has one request.
@@ -417,8 +417,8 @@ pub struct RunTable {
     pub rate: Option<Rate>,
     /// How unequal the tasks of all jobs are.
     pub skew: Option<SkewChoice>,
-    /// The mean time that a request takes in addition to its CPU time, in all jobs. Only for
-    /// requests with a cost.
+    /// The mean time of a request in addition to its CPU time, in all jobs. Only for requests with
+    /// a cost.
     pub wait: Option<Span>,
     /// How often a client retries a failed request, in all jobs.
     pub retries: Option<Within<0, 10>>,

@@ -381,7 +381,7 @@ fn written_out(job: JobTable) -> impl Iterator<Item = JobTable> {
     })
 }
 
-/// Sorts tables by time. Tables of the same time keep their order in the file.
+/// Sorts tables by time. Tables of the same time retain their order in the file.
 fn sorted<T: Clone>(
     tables: &[Spanned<T>],
     end: Span,

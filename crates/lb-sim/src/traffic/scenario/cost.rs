@@ -1,4 +1,4 @@
-//! What playing a scenario costs: the numbers of its clients, members and arrivals, and of the
+//! The cost of playing a scenario: the numbers of its clients, members and arrivals, and of the
 //! notices that its clients receive.
 //!
 //! The cost follows from the file, so the planner refuses a scenario that is too large before it
@@ -194,7 +194,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     limit(&span, "changes times clients times backends of all runs", ordered, MAX_ORDERED)
 }
 
-/// What one task of a job demands.
+/// The demand of one task of a job.
 struct Demand {
     /// The number of arrivals in the whole run, including retries.
     each: u64,
@@ -202,7 +202,7 @@ struct Demand {
     alive: u64,
 }
 
-/// What one task of a job demands in a run. If the demand exceeds the capacity of the machines,
+/// The demand of one task of a job in a run. If the demand exceeds the capacity of the machines,
 /// their `queue` limits the number of requests that they process at the same time.
 fn demand(
     scenario: &Scenario,

@@ -1,6 +1,6 @@
 //! The requests and connects of clients, from arrival to end.
 //!
-//! A request has the same number from its arrival to its end, also if it is retried. There is one
+//! A request has the same number from its arrival to its end, even if it is retried. There is one
 //! exception: if a backend still works on the failed request, the retry gets a new number. A
 //! backend does not know that a client has given up a request, so it finishes the work in vain.
 //! This module must not know when backends stop and start, nor how machines share time.
