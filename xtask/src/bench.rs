@@ -95,10 +95,10 @@ enum What {
     Publish,
     /// The start of the demo's daemon, and the CPU time of an idle daemon
     Daemon,
-    /// What a dead backend costs a client, with and without ejection
+    /// The cost of a dead backend for a client, with and without ejection
     Failover,
-    /// What backends' reports achieve and cost: restarts without a failed request, pushes, probes,
-    /// hostile datagrams
+    /// The benefits and costs of backends' reports: restarts without a failed request, pushes,
+    /// probes, hostile datagrams
     LameDuck,
     /// How even the load of backends with different capacities is, with policies and with weights
     /// that follow load, and what it costs to follow load

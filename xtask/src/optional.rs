@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cached, output, target};
 use crate::object::hex;
 
-/// How long setup does not try again after a failure.
+/// The time after a failure in which setup makes no further attempt.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
 
 /// A program that is unpacked into the cache, but not installed.
@@ -58,11 +58,11 @@ impl OptionalProgram {
 
     fn unpack(&self) -> Result<()> {
         let folder = target().join(self.name);
-        // Removes what an interrupted attempt has left.
+        // Removes the remains of an interrupted attempt.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
         let unpacked = (self.fetch)(&folder)?;
-        // A running program cannot be overwritten, but replaced.
+        // A running program cannot be overwritten, but it can be replaced.
         let new = self.program().with_extension("new");
         fs::copy(&unpacked, &new).with_context(|| format!("copy {}", unpacked.display()))?;
         make_executable(&new)?;

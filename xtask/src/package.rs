@@ -49,7 +49,7 @@ const FILES: [(&str, &str); 26] = [
     ("packaging/debian/p*", "DEBIAN/"),
 ];
 
-/// What Debian requires to be compressed.
+/// The folders whose files Debian requires to be compressed.
 const COMPRESSED: [&str; 2] = ["usr/share/man", "usr/share/doc/socklb/changelog"];
 
 /// `cargo xtask package`.

@@ -46,7 +46,7 @@ fn program(name: &str) -> PathBuf {
 
 fn fetch() -> Result<()> {
     let folder = target().join("prometheus");
-    // Removes what an interrupted attempt has left.
+    // Removes the remains of an interrupted attempt.
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(tools().join("bin"))?;
     // Debian's name for the architecture that this program is built for.

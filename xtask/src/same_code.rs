@@ -233,11 +233,11 @@ mod tests {
 
     #[test]
     fn words_formatting_imports_and_names_of_tests_do_not_count() {
-        let old = "//! Old.\nuse a::b;\n/// Says.\nfn told(a: u8) -> u8 { match a { 1 => { f(a) } _ => g(\"x y\", a,), } }\n\
-                   #[test]\nfn who() { told(1); }\n#[expect(clippy::a, reason = \"b\")]\nconst A: u8 = 1;";
+        let old = "//! Old.\nuse a::b;\n/// An old comment.\nfn stated(a: u8) -> u8 { match a { 1 => { f(a) } _ => g(\"x y\", a,), } }\n\
+                   #[test]\nfn who() { stated(1); }\n#[expect(clippy::a, reason = \"b\")]\nconst A: u8 = 1;";
         let new = "//! New words.\nuse b;\nuse c;\nfn reported(a: u8) -> u8 {\n match a { 1 => f(a), _ => g(\"z\", a) }\n}\n\
                    #[test]\nfn a_claim() { reported(1); }\nconst A: u8 = 1;";
-        let table = renames("told reported\n").unwrap();
+        let table = renames("stated reported\n").unwrap();
         assert_eq!(
             first_difference(&names(old, &table).unwrap(), &names(new, &BTreeMap::new()).unwrap()),
             None

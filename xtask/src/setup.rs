@@ -216,7 +216,7 @@ fn run_patiently(command: &mut Command, patience: Duration, pause: Duration) -> 
         let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| format!("start {text}"))?;
         let mut is_locked = false;
         for line in BufReader::new(child.stderr.take().expect("it is piped")).lines() {
-            let line = line.with_context(|| format!("read what {text} says"))?;
+            let line = line.with_context(|| format!("read the output of {text}"))?;
             eprintln!("{line}");
             is_locked |= line.contains(LOCKED);
         }
@@ -230,7 +230,7 @@ fn run_patiently(command: &mut Command, patience: Duration, pause: Duration) -> 
         if Instant::now() >= deadline {
             bail!("{text}: another package manager has held the lock for {} s", patience.as_secs());
         }
-        println!("setup: another package manager is at work; trying again");
+        println!("setup: another package manager is at work; retrying");
         std::thread::park_timeout(pause);
     }
 }

@@ -66,7 +66,7 @@ const EDGES: [(&str, Allowed); 23] = [
             "lb-view",
         ]),
     ),
-    // What all our programs use to read files and to serve requests, whatever their subject.
+    // The code with which all our programs read files and serve requests.
     ("lb-document", Allowed::Ours(&[])),
     ("lb-http", Allowed::Ours(&[])),
     ("lb-host", Allowed::Ours(&[])),
@@ -318,7 +318,7 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
         {
             for word in IMPURE.iter().filter(|word| has_word(line, word)) {
                 faults.push(format!(
-                    "{name}:{}: `{word}` in a pure room: pass its result as an argument",
+                    "{name}:{}: `{word}` in a folder of pure code: pass its result as an argument",
                     number + 1
                 ));
             }
@@ -338,7 +338,7 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
             if line.split("crate::").skip(1).any(|path| !is_open(path)) {
                 let at = number + 1;
                 faults.push(format!(
-                    "{name}:{at}: a room may name only itself and later rooms: {KERNEL_ROOMS:?}"
+                    "{name}:{at}: a layer may name only itself and later layers: {KERNEL_ROOMS:?}"
                 ));
             }
         }
@@ -405,17 +405,18 @@ mod tests {
     }
 
     #[test]
-    fn a_pure_room_has_no_clock_and_no_thread() {
+    fn pure_code_has_no_clock_and_no_thread() {
         let text = "//! Head of tokio.\nuse tokio::sync;\nlet tokioish = SystemTime::nowhere();\n";
-        let fault = "lb-user/src/controller/a.rs:2: `tokio` in a pure room: pass its result as an argument";
+        let fault =
+            "lb-user/src/controller/a.rs:2: `tokio` in a folder of pure code: pass its result as an argument";
         check("lb-user/src/controller/a.rs", text, &[fault]);
         check("lb-user/src/daemon/a.rs", text, &[]);
     }
 
     #[test]
-    fn a_room_of_the_kernel_side_names_no_room_before_it() {
+    fn a_layer_of_the_kernel_side_names_no_layer_before_it() {
         let text = "//! Head.\nuse crate::error::E;\nuse crate::sys::a;\nuse crate::client::b;\n";
-        let fault = "crates/lb-kernel/src/host/a.rs:4: a room may name only itself and later rooms: \
+        let fault = "crates/lb-kernel/src/host/a.rs:4: a layer may name only itself and later layers: \
                      [\"read\", \"client\", \"host\", \"sys\"]";
         check("crates/lb-kernel/src/host/a.rs", text, &[fault]);
         check("crates/lb-kernel/src/kernel.rs", text, &[]);

@@ -35,8 +35,8 @@ pub fn prepare() -> Result<()> {
             Place::Target => target(),
             Place::Temporary => std::env::temp_dir(),
         };
-        let stat =
-            rustix::fs::statvfs(&folder).with_context(|| format!("ask for room in {}", folder.display()))?;
+        let stat = rustix::fs::statvfs(&folder)
+            .with_context(|| format!("read the free space of {}", folder.display()))?;
         check_room(&folder, stat.f_bavail * stat.f_frsize, needed)?;
     }
     let removed = remove_old(&std::env::temp_dir(), OLD)?;

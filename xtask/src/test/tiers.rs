@@ -150,7 +150,7 @@ impl Workspace {
     }
 
     fn parse(text: &str) -> Result<Self> {
-        let metadata: Value = serde_json::from_str(text).context("read what cargo metadata prints")?;
+        let metadata: Value = serde_json::from_str(text).context("read the output of cargo metadata")?;
         let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
         let mut found =
             Self { targets: Vec::new(), libraries: Vec::new(), folders: Vec::new(), edges: Vec::new() };
