@@ -186,8 +186,8 @@ impl World {
     fn pushed(&mut self, to: Requester, push: &Datagram) {
         let name = Name::of(push).expect("a name");
         assert_eq!(push.kind(), Some(Kind::Push));
-        assert!(self.returned.contains(&(to.address, name)), "it has returned a cookie");
-        let change = self.reports.get(name).expect("it is here").change();
+        assert!(self.returned.contains(&(to.address, name)), "the address has returned a cookie");
+        let change = self.reports.get(name).expect("a report of the agent").change();
         let times = self.pushed.entry((to.address, name)).or_default();
         *times = if times.0 == change { (change, times.1 + 1) } else { (change, 1) };
         assert!(times.1 <= TIMES, "each push is repeated a limited number of times");
@@ -196,7 +196,7 @@ impl World {
 
     /// Checks a report that an address receives, and records it.
     fn sent(&mut self, report: &Datagram, name: Name, to: Requester) {
-        let entry = self.reports.get(name).expect("it is here");
+        let entry = self.reports.get(name).expect("a report of the agent");
         let key = entry.key(report.key_id.to_host()).expect("a key of its own");
         assert!(report.is_authentic(key));
         assert_eq!(report.readiness(), Some(entry.readiness()));
@@ -270,14 +270,14 @@ impl World {
         match by_kernel {
             Some((Response::Answered, frame)) => {
                 let theirs = answer.expect("both answer");
-                assert!(frame.ends_with(theirs.bytes()), "both answer the same");
+                assert!(frame.ends_with(theirs.bytes()), "program and socket send the same answer");
             }
             Some((Response::Refused(why), _)) => {
                 assert_eq!(self.reports.counts().refused[why.number()], refused[why.number()] + 1, "{why:?}");
             }
-            None => assert!(bytes.len() > LONGEST, "it is for the agent"),
+            None => assert!(bytes.len() > LONGEST, "the program leaves only long datagrams to the agent"),
         }
-        assert_eq!(total(&self.reports), before + 1, "each is counted");
+        assert_eq!(total(&self.reports), before + 1, "each datagram is counted");
         let request = Datagram::parse(bytes).ok().filter(|request| request.kind() == Some(Kind::Request));
         let name = request.as_ref().and_then(Name::of);
         let entry = name.and_then(|name| self.reports.get(name));

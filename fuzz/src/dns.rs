@@ -1,5 +1,6 @@
-//! Answers of DNS servers. The first byte of a text decides what was requested: whether addresses
-//! instead of SRV records, and whether for a service with an IPv6 address. The rest is the message.
+//! Answers of DNS servers. The first byte of a text decides which request is answered: one for
+//! addresses or for SRV records, and whether the service has an IPv6 address. The rest of the text
+//! is the message.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -173,7 +173,7 @@ impl World {
             Err(Refusal::Malformed(_)) => Reception::Malformed,
             Err(Refusal::Disbelieved(why)) => Reception::Disbelieved(why),
         };
-        assert_eq!(reception, expected, "both come to the same result");
+        assert_eq!(reception, expected, "program and socket have the same result");
         if result.is_ok() {
             assert!(goes_on && payload.len() == BYTES);
             self.compare(payload);
@@ -182,12 +182,12 @@ impl World {
 
     /// Compares the two results of a report that both accept.
     fn compare(&mut self, payload: &[u8]) {
-        let datagram = Datagram::parse(payload).expect("it was believed");
+        let datagram = Datagram::parse(payload).expect("an accepted datagram can be parsed");
         assert!(datagram.is_authentic(KEYS.current().key.wire()));
-        let (_, reported) = self.socket.get(self.name).expect("it is a target");
+        let (_, reported) = self.socket.get(self.name).expect("a target of requests");
         let (last, until) = self.state();
         assert_eq!(Base::of(last.base), reported.base());
-        assert_eq!((last.nonce, reported.nonce()), (0, 0), "it is spent");
+        assert_eq!((last.nonce, reported.nonce()), (0, 0), "the nonce is used up");
         self.outstanding = 0;
         let by_socket = reported.lame_until();
         let by_socket = by_socket.map_or(0, |until| u64::try_from(until.as_nanos()).expect("some years"));

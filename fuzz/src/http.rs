@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 /// Sends a text as a client that then closes its side of the connection, and checks the answer.
 pub fn requests(text: &[u8]) {
-    // Each text has a runtime of its own, so that no task of one text is left for the next.
+    // Each text has its own runtime, so that no task of one text runs during the next text.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let answer = runtime.block_on(exchange(text));
     if answer.is_empty() {
@@ -41,7 +41,7 @@ async fn exchange(text: &[u8]) -> Vec<u8> {
         answer
     };
     tokio::select! {
-        () = daemon => unreachable!("it waits for ever"),
+        () = daemon => unreachable!("the daemon waits forever"),
         (answer, ()) = async { tokio::join!(client, lb_http::answer(connection, router)) } => answer,
     }
 }

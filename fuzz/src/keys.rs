@@ -12,7 +12,7 @@ pub fn keys(text: &[u8]) {
     let backend = read::<BackendKey>(text);
     if let Some(keys) = &backend {
         let lines = lb_agent::keys::lines(keys);
-        assert_eq!(Keys::parse(&lines).as_ref(), Ok(keys), "it is read as it is written");
+        assert_eq!(Keys::parse(&lines).as_ref(), Ok(keys), "a written file is read with the same keys");
     }
     let service = read::<ServiceKey>(text);
     assert!(backend.is_none() || service.is_none(), "a file is of one kind");

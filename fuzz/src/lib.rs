@@ -95,11 +95,11 @@ fn configuration(text: &[u8]) {
     match read() {
         Ok(config) => {
             assert!(!config.clients.is_empty(), "a configuration has a client");
-            assert_eq!(format!("{config:?}"), format!("{:?}", read().expect("it was good")));
+            assert_eq!(format!("{config:?}"), format!("{:?}", read().expect("the first reading succeeded")));
         }
         Err(faults) => {
             can_be_shown(&faults);
-            assert_eq!(read().expect_err("it was bad"), faults);
+            assert_eq!(read().expect_err("the first reading failed"), faults);
         }
     }
 }
@@ -132,11 +132,11 @@ fn agent_configuration(text: &[u8]) {
                     );
                 }
             }
-            assert_eq!(read().expect("it was good"), config);
+            assert_eq!(read().expect("the first reading succeeded"), config);
         }
         Err(faults) => {
             can_be_shown(&faults);
-            assert_eq!(read().expect_err("it was bad"), faults);
+            assert_eq!(read().expect_err("the first reading failed"), faults);
         }
     }
 }
@@ -169,11 +169,11 @@ fn endpoint_file(text: &[u8], path: &Path) {
                 "no endpoint is the service itself"
             );
             parsed.notes.iter().for_each(|note| cannot_be_obeyed(note));
-            assert_eq!(read().expect("it was good"), parsed);
+            assert_eq!(read().expect("the first reading succeeded"), parsed);
         }
         Err(faults) => {
             can_be_shown(&faults);
-            assert_eq!(read().expect_err("it was bad"), faults);
+            assert_eq!(read().expect_err("the first reading failed"), faults);
         }
     }
 }

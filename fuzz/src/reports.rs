@@ -145,13 +145,13 @@ impl World {
     /// may be due.
     fn settle(&mut self) {
         for change in self.senders.pass(self.now) {
-            assert!(self.senders.get(change.name).is_some(), "it is a target");
+            assert!(self.senders.get(change.name).is_some(), "a change is about a target of requests");
         }
         while self.poll() == BATCH {}
         let is_later = self.senders.next_due().is_none_or(|due| due > self.now);
         assert!(is_later || self.targets.is_empty(), "a completed step is not due again");
         let health_of = |target: &Target| {
-            let (_, reported) = self.senders.get(target.name).expect("it is a target");
+            let (_, reported) = self.senders.get(target.name).expect("a target of requests");
             Some((target.name, reported.verdict(self.now)?.health))
         };
         let expected: BTreeMap<Name, Health> = self.targets.iter().filter_map(health_of).collect();
@@ -280,9 +280,9 @@ impl World {
             }
         };
         assert!(is_authentic, "a believed datagram is authentic");
-        let datagram = datagram.expect("it was parsed");
+        let datagram = datagram.expect("an accepted datagram can be parsed");
         for (other, shown) in &after {
-            assert!(*other == name || Some(shown) == before.get(other), "it is about one backend");
+            assert!(*other == name || Some(shown) == before.get(other), "a datagram is about one backend");
         }
         let (before, after) = (&before[&name], &after[&name]);
         let base = Base { incarnation: datagram.incarnation.to_host(), counter: datagram.counter.to_host() };
@@ -290,12 +290,15 @@ impl World {
         let nonce = self.outstanding.remove(&name);
         match datagram.kind() {
             Some(Kind::Answer) => {
-                assert_eq!(nonce, Some(datagram.nonce), "it answers the outstanding request");
+                assert_eq!(nonce, Some(datagram.nonce), "an accepted answer is for the outstanding request");
             }
-            Some(Kind::Push) => assert!(before.base.is_some_and(|before| before < base), "it is later"),
+            Some(Kind::Push) => assert!(
+                before.base.is_some_and(|before| before < base),
+                "an accepted push is later than the last one"
+            ),
             Some(Kind::Request) | None => panic!("a request is no report"),
         }
-        let (_, reported) = self.senders.get(name).expect("it is a target");
+        let (_, reported) = self.senders.get(name).expect("a target of requests");
         let report = reported.report().expect("there is a report");
         assert!(report.valid_for <= MAX_VALID_FOR, "bounded");
         assert!(after.lame_until.is_none_or(|until| until <= self.now + MAX_HOLD), "bounded");

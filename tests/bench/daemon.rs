@@ -1,4 +1,4 @@
-//! What the daemon costs when it starts, while nothing happens, and when it reloads its
+//! The cost of the daemon: when it starts, while nothing happens, and when it reloads its
 //! configuration.
 
 use std::time::{Duration, Instant};
@@ -82,8 +82,8 @@ fn many(setup: &Setup) -> Result<()> {
     reloads(setup, &cgroups)
 }
 
-/// Measures what unchanged clients cost when the configuration is reloaded, with default limits and
-/// with long lists.
+/// Measures the cost of unchanged clients when the configuration is reloaded, with default limits
+/// and with long lists.
 fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
     const TIMES: u32 = 20;
     const ADDED: u32 = 5;

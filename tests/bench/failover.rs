@@ -1,4 +1,4 @@
-//! What a dead backend costs a client, with and without ejection; whether healthy backends are
+//! The cost of a dead backend for a client, with and without ejection; whether healthy backends are
 //! ejected; and how soon a recovered backend has its share again.
 //!
 //! This is a benchmark, not a test: it runs in real time, and its results depend on timing. It runs

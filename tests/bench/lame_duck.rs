@@ -1,6 +1,7 @@
-//! What backends' reports achieve and cost: restarts and crashes; the time from SIGTERM to the last
-//! connect that chose a lame duck; pushes to many clients; the time until a datagram is stored, and
-//! until a request is answered; probes of many backends; and datagrams of senders without a key.
+//! The benefits and costs of backends' reports: restarts and crashes; the time from SIGTERM to the
+//! last connect that chose a lame duck; pushes to many clients; the time until a datagram is
+//! stored, and until a request is answered; probes of many backends; and datagrams of senders
+//! without a key.
 //!
 //! This is a benchmark, not a test: it runs in real time, and its results depend on timing. It runs
 //! daemon, agent and backends as processes, as an operator does. For thousands of agents, and for
@@ -107,7 +108,7 @@ pub fn run(options: &Options) -> Result<()> {
         if !options.parts.is_empty() && !options.parts.contains(&part) {
             continue;
         }
-        // Each part has its own network, so that it does not find what another part has left.
+        // Each part has its own network, so that it does not find the remains of another part.
         let stage = Stage::new();
         let findings = part.measure(&stage)?;
         println!("{}", finding::print(&findings));

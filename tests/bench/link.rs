@@ -1,6 +1,6 @@
 //! A link to other hosts, with a delay and an optional loss. It consists of two TAP devices, one of
 //! them in its own network namespace, and of threads that carry frames from one to the other some
-//! milliseconds later. Loopback would not do: there, an answer arrives while the packet is being
+//! milliseconds later. Loopback is not suitable: there, an answer arrives while the packet is being
 //! sent, so even with fifty connects at a time, only as many are under way as there are CPUs. The
 //! link does not use netem, because some kernels do not have it, and because here the losses are
 //! the same in each run.

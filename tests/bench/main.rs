@@ -35,7 +35,7 @@ enum Command {
     Daemon,
     /// The cost of a dead backend for a client, with and without ejection
     Failover(failover::Options),
-    /// What backends' reports achieve and cost
+    /// The benefits and costs of backends' reports
     LameDuck(lame_duck::Options),
     /// How even load is on backends with different capacities, and the cost of weights that follow
     /// load

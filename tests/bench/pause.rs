@@ -35,8 +35,8 @@ pub fn until(moment: Instant) {
     }
 }
 
-/// Runs `work` while a thread of ordinary priority keeps each processor busy. Also returns the
-/// number of processors.
+/// Runs `work` while a thread of ordinary priority occupies each processor. Also returns the number
+/// of processors.
 pub fn while_busy<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let ends = AtomicBool::new(false);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);

@@ -184,9 +184,8 @@ impl Run {
     }
 
     /// Runs all phases without a fault, to find the call sites: twice, or with `--all` until two
-    /// rounds in a row find nothing new, because a daemon does some things only now and then. Sites
-    /// that are reached only after another fault are not tried, because only one call fails at a
-    /// time.
+    /// rounds in a row find nothing new, because a daemon does some things only rarely. Sites that
+    /// are reached only after another fault are not tried, because only one call fails at a time.
     fn explore(&self, scene: &mut Scene) -> Result<()> {
         let (mut known, mut same) = (0, 0);
         for _ in 0..if self.options.all { ROUNDS } else { 2 } {

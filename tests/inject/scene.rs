@@ -107,7 +107,7 @@ impl Scene {
         }
         let mut ours = None;
         let mut daemon = Daemon::spawn_with(&self.setup, |command| ours = Some(filter::put_under(command)));
-        self.desk.supervise(daemon.pid(), filter::listener(&ours.expect("it was prepared")));
+        self.desk.supervise(daemon.pid(), filter::listener(&ours.expect("the filter was prepared")));
         self.logged = self.logged.max(daemon.log().len());
         let socket = self.setup.folder.join("run/socklb.sock");
         let look = || (daemon.ending(), UnixStream::connect(&socket).is_ok());
@@ -269,7 +269,7 @@ impl Scene {
         match within(3 * patience(), both, |(seen, has_ended)| *has_ended || fact(seen)) {
             Ok((seen, _)) if fact(&seen) => Ok(()),
             Ok((seen, _)) => Err((seen, "the daemon has ended")),
-            Err((seen, _)) => Err((seen, "it does not come true")),
+            Err((seen, _)) => Err((seen, "the time limit has passed")),
         }
     }
 

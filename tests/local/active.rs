@@ -103,7 +103,7 @@ fn every_refused_connect_is_counted_once() {
     all_gone(&fixture);
     let after = look(|| fixture.setup.backends("web", "users")[0].clone()).now("every socket is closed");
     let counts = |backend: &lb_view::backend::BackendStatus| (backend.started, backend.endings.clone());
-    assert_eq!(counts(&after), counts(&backend), "closing the sockets ends nothing twice");
+    assert_eq!(counts(&after), counts(&backend), "closing the sockets counts no end again");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_direct_connection_after_a_refusal_is_not_counted() {
     all_gone(&fixture);
     let after =
         look(|| fixture.setup.backends("web", "users")[0].endings.clone()).now("the socket is closed");
-    assert_eq!(after, endings, "the direct connection counts nowhere");
+    assert_eq!(after, endings, "the direct connection is not counted");
 }
 
 #[test]
@@ -135,11 +135,11 @@ fn a_disconnected_socket_can_dial_again() {
     names.insert(first.name);
     for _ in 0..2 {
         probe.disconnect(first.socket);
-        names.insert(probe.try_redial(first.socket, SERVICE).expect("it dials again").name);
+        names.insert(probe.try_redial(first.socket, SERVICE).expect("the socket can dial again").name);
         // There is one socket, so one flow is active.
         fixture.setup.active_becomes(1);
     }
-    assert_eq!(names.len(), 3, "each dial is a choice of its own");
+    assert_eq!(names.len(), 3, "each dial chooses separately");
     probe.close(first.socket);
     all_gone(&fixture);
 }
@@ -173,8 +173,8 @@ fn flows_of_a_killed_process_end() {
     all_gone(&fixture);
 }
 
-/// The kernel dials for an MPTCP socket with a socket of its own, and no program sees the end of
-/// that one.
+/// For an MPTCP socket the kernel dials with a separate socket, and no program sees the end of that
+/// socket.
 #[test]
 fn mptcp_connections_are_balanced_but_not_tracked() {
     // Debian's kernels without this helper have no MPTCP at all.

@@ -34,7 +34,7 @@ fn counts_stay_exact_if_another_program_clears_the_callbacks() {
     drop(foreign);
     let socket = probe.dial(SERVICE).socket;
     probe.close(socket);
-    eventually("a connection that is announced ends as before", backend, |found| {
+    eventually("the end of a new connection is counted", backend, |found| {
         (found.active, found.endings["closed"]) == (0, 101)
     });
 }
@@ -57,7 +57,7 @@ fn callbacks_do_not_outlive_the_flow() {
     probe.accept(socket);
     drop(caller);
     probe.kill();
-    eventually("all have ended", || fixture.setup.active(), |active| *active == 0);
+    eventually("all flows have ended", || fixture.setup.active(), |active| *active == 0);
     assert_eq!(
         look(|| fixture.setup.client().anomalies)
             .now("an anomaly is counted when it happens, and the flows have ended"),

@@ -92,7 +92,7 @@ fn every_command_reads_its_directories_from_the_configuration() {
     let _daemon =
         stage::daemon::ChildGuard::of(socklb(&["run", "-c", file]).spawn().expect("start the daemon"));
     let socket = setup.folder.join("run/socklb.sock");
-    stage::eventually("it answers", || socket.exists(), |answers| *answers);
+    stage::eventually("the daemon answers", || socket.exists(), |answers| *answers);
     // Commands that only read use a configuration that has a fault elsewhere.
     let good = std::fs::read_to_string(&path).expect("read");
     setup.write("socklb.toml", &(good.clone() + "[metrics]\nlisten = 1\n"));
@@ -106,7 +106,7 @@ fn every_command_reads_its_directories_from_the_configuration() {
     let mut probe = fixture.probe();
     probe.dial(SERVICE);
     assert_eq!(String::from_utf8_lossy(&run(&["flows"]).stdout).lines().count(), 2);
-    let (code, text) = failure(&by_variable(&["wait", "nobody"]));
+    let (code, text) = failure(&by_variable(&["wait", "cron"]));
     assert!(code == Some(1) && text.contains("not configured; clients here are: web"), "{text}");
     let doctor = String::from_utf8_lossy(&run(&["doctor"]).stdout).into_owned();
     assert!(doctor.contains("daemon         running (pid"), "{doctor}");
@@ -296,7 +296,7 @@ fn explain_shows_inputs_order_and_formula() {
     let mut online: Vec<Explanation> = fixture.setup.document(&command);
     assert_eq!((offline[0].from_daemon, online[0].from_daemon), (false, true));
     online[0].from_daemon = false;
-    assert_eq!(offline, online, "the configuration alone explains the same");
+    assert_eq!(offline, online, "the explanation is the same without a daemon");
     let inputs = &online[0].inputs;
     assert_eq!((inputs.index, inputs.count, inputs.backends, inputs.size), (3, 10, 3, Some(2)));
     let members: Vec<String> = online[0].members.iter().map(|member| member.address.to_string()).collect();
@@ -321,10 +321,7 @@ fn explain_of_an_unknown_name_lists_the_known_ones() {
             &["explain", "users", "--client", "a&client=web"],
             "there is no client a&client=web here; clients here are: web",
         ),
-        (
-            &["explain", "users", "--client", "nobody"],
-            "there is no client nobody here; clients here are: web",
-        ),
+        (&["explain", "users", "--client", "cron"], "there is no client cron here; clients here are: web"),
         (
             &["explain", "user", "--client", "web"],
             "no client here dials a service user; did you mean users? services here are: users",
@@ -352,8 +349,8 @@ fn status_prints_a_table_or_json() {
     assert!(!text.contains('\x1b'), "no escape sequences in a pipe");
     look(|| fixture.setup.status())
         .has(|status| (status.schema, status.faults.len()), (lb_view::status::SCHEMA, 0));
-    let (code, text) = failure(&fixture.setup.run(&["status", "nobody"]));
-    assert_eq!((code, text.contains("no client nobody")), (Some(1), true), "{text}");
+    let (code, text) = failure(&fixture.setup.run(&["status", "cron"]));
+    assert_eq!((code, text.contains("no client cron")), (Some(1), true), "{text}");
 }
 
 #[test]
@@ -382,7 +379,7 @@ fn status_filters_and_sorts_backends() {
             &["--backend", "127.0.0.1:9"],
             "there is no backend 127.0.0.1:9; backends here are: 127.0.0.1:8001, ",
         ),
-        (&["nobody", "--failing"], "there is no client nobody here; clients here are: web"),
+        (&["cron", "--failing"], "there is no client cron here; clients here are: web"),
     ] {
         let (code, message) = failure(&fixture.setup.run(&[&["status"][..], arguments].concat()));
         assert!(code == Some(1) && message.contains(expected), "{message}");

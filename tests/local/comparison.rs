@@ -6,8 +6,8 @@ use lb_view::comparison::{ChangeKind, Comparison};
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 
-/// A different configuration than the one in force: another policy, another list, and one more
-/// client.
+/// A configuration that differs from the one in force: it has another policy, another list, and one
+/// more client.
 fn another(fixture: &Fixture) -> String {
     let list = [("127.0.0.1:8001", "weight = 3"), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")];
     fixture.setup.write("other.toml", &endpoints(&list));
@@ -67,7 +67,7 @@ fn the_predicted_changes_of_a_file_are_its_real_changes() {
         .filter(|shares| shares.client == "web")
         .flat_map(|shares| &shares.backends)
         .filter(|backend| backend.kind != ChangeKind::Removed)
-        .map(|backend| (backend.address, backend.after.expect("it is there after")))
+        .map(|backend| (backend.address, backend.after.expect("a backend of the new list")))
         .collect();
     fixture.setup.write("socklb.toml", &text);
     let shares = || -> BTreeMap<_, _> {
@@ -109,7 +109,7 @@ fn an_endpoint_list_is_previewed_against_the_one_in_use() {
         "127.0.0.1:8004 added - 75.0 % 3 -",
     ];
     assert_eq!(lines[lines.len() - expected.len()..], expected, "{text}");
-    assert!(!text.contains("backends.file"), "only the list is another: {text}");
+    assert!(!text.contains("backends.file"), "only the list differs: {text}");
     std::fs::remove_file(fixture.setup.folder.join("next.toml")).expect("remove it");
     let (code, text) = failure(&preview("users"));
     assert!(

@@ -12,7 +12,7 @@ use stage::fixture::{Fixture, SERVICE};
 
 #[track_caller]
 fn backend(fixture: &Fixture, address: &str) -> BackendStatus {
-    fixture.setup.backend(address).expect("it has a slot")
+    fixture.setup.backend(address).expect("the backend has a slot")
 }
 
 /// A chosen flow is ended, open, reclaimed or untracked.
@@ -74,14 +74,14 @@ struct Offline(String);
 impl Offline {
     fn take(cpu: usize) -> Self {
         let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
-        std::fs::write(&file, "0").expect("the kernel lets a CPU go");
+        std::fs::write(&file, "0").expect("switch the CPU off");
         Self(file)
     }
 }
 
 impl Drop for Offline {
     fn drop(&mut self) {
-        std::fs::write(&self.0, "1").expect("it comes back");
+        std::fs::write(&self.0, "1").expect("switch the CPU on");
     }
 }
 
@@ -131,14 +131,14 @@ fn counts_that_do_not_add_up_are_a_fault() {
     let mut active = array::<abi::Backend>(&fixture.setup.map("web", map::BACKENDS));
     let Raw(mut row) = active.get(&slot, 0).expect("a slot");
     row.flows += 2;
-    active.set(slot, Raw(row), 0).expect("two flows that never were");
+    active.set(slot, Raw(row), 0).expect("add two flows that never existed");
     let expected =
         "service users, backend 127.0.0.1:8002: the counts do not add up: 2 flows too many ended or active";
     assert!(faults(&fixture).contains(expected), "{}", faults(&fixture));
     look(|| backend(&fixture, "127.0.0.1:8002").unaccounted).becomes(-2);
     // Calls that are under way at any moment are no fault.
     row.flows -= 2;
-    active.set(slot, Raw(row), 0).expect("as it was");
+    active.set(slot, Raw(row), 0).expect("restore the count");
     probe.start_dialling(SERVICE);
     for _ in 0..10 {
         assert!(!faults(&fixture).contains("add up"), "{}", faults(&fixture));

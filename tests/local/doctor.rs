@@ -46,7 +46,7 @@ fn the_doctor_finds_no_problem_on_a_healthy_host() {
         "limits",
     ] {
         let found = of(&findings, check);
-        assert!(!found.is_empty(), "{check} is not looked at");
+        assert!(!found.is_empty(), "no finding of the check {check}");
         assert!(
             found.iter().all(|(state, _, _)| *state == Severity::Ok || *state == Severity::Note),
             "{found:?}"
@@ -160,7 +160,7 @@ fn two_daemons_on_one_cgroup_report_each_other() {
     for (setup, order) in [(&first, "runs after this one"), (&second, "runs before this one")] {
         let expected = format!("client web: another socklb is attached to {here} and {order}");
         stage::eventually(
-            "it is named",
+            "the other daemon is reported",
             || faults(setup),
             |(runs, degraded, neighbours)| *runs && degraded.contains(&expected) && *neighbours == 10,
         );
@@ -260,7 +260,7 @@ fn inherited_uncovered_sockets_are_reported() {
         std::net::TcpStream::connect(listener.local_addr().expect("its address")).expect("connect");
     let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
     let inherit = |fd: std::os::fd::BorrowedFd<'_>| {
-        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("let it be inherited");
+        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("make the socket inheritable");
     };
     use std::os::fd::AsFd as _;
     inherit(connected.as_fd());
@@ -287,7 +287,7 @@ fn control_characters_in_process_names_are_escaped() {
     let direct = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
     // SAFETY: the descriptor is open while the test runs.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&direct)) };
-    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("let it be inherited");
+    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("make the socket inheritable");
     // The kernel names a process after the file that it was started from.
     let program = fixture.setup.folder.join("\x1b[2J\nok  x");
     std::os::unix::fs::symlink("/usr/bin/sleep", &program).expect("name it");
@@ -346,7 +346,8 @@ fn open_files_per_client_stay_within_the_estimate_of_the_doctor() {
         let text: String = cgroups.iter().take(clients).enumerate().map(client).collect();
         let daemon = Daemon::start(&setup, &(text + service));
         setup.status();
-        let count = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("its files").count();
+        let count =
+            std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("the daemon's files").count();
         assert_eq!(daemon.stop(), Some(0));
         count
     };
@@ -371,7 +372,7 @@ fn r10_a_cgroup_namespace_is_resolved_or_reported() {
     // The configuration has the host's path, which does not exist inside the namespace.
     let daemon = Daemon::spawn_with(&setup, inside);
     let degraded = || stage::faults_of(&setup.status()).join("\n");
-    stage::eventually("it is named", degraded, |faults| {
+    stage::eventually("the fault is reported", degraded, |faults| {
         faults.contains("there is no cgroup") && faults.contains("--cgroupns=host")
     });
     assert_eq!(daemon.stop(), Some(0));
@@ -385,7 +386,7 @@ fn r10_a_cgroup_namespace_is_resolved_or_reported() {
     let daemon = Daemon::spawn_with(&setup, inside);
     // All daemons append to the same log.
     let attached = || daemon.log().matches(&format!("id={}", cgroup.id())).count();
-    stage::eventually("it attaches", attached, |times| *times == 1);
+    stage::eventually("the daemon attaches", attached, |times| *times == 1);
     assert_eq!(daemon.stop(), Some(0));
     setup.write("socklb.toml", &text);
     // If the host's whole tree is mounted, the namespace does not matter.
@@ -394,7 +395,7 @@ fn r10_a_cgroup_namespace_is_resolved_or_reported() {
         stage::namespace::in_a_cgroup_namespace_with_the_hosts_tree(command);
     });
     let attached = || daemon.log().matches(&format!("id={}", cgroup.id())).count();
-    stage::eventually("it attaches", attached, |times| *times == 2);
+    stage::eventually("the daemon attaches", attached, |times| *times == 2);
     assert_eq!(daemon.stop(), Some(0));
 }
 

@@ -108,7 +108,7 @@ fn a_dead_backend_costs_five_connects_with_and_without_a_daemon() {
             assert!(likely.contains(&counts[name]), "{policy:?}, daemon {daemon}: {counts:?}");
         }
         let dead = at(&fixture, DEAD[0]);
-        let ejection = dead.ejection.clone().expect("it is ejected");
+        let ejection = dead.ejection.clone().expect("the backend is ejected");
         assert_eq!((dead.state.as_str(), dead.usable), ("ejected", false));
         assert_eq!((ejection.failures, ejection.cause.as_str(), ejection.times), (5, "refused", 1));
         assert!(ejection.trial_in_s.is_some_and(|seconds| (3000.0..4000.0).contains(&seconds)));
@@ -123,9 +123,9 @@ fn after_an_ejection_no_further_connect_reaches_the_backend() {
     for probe in &mut probes {
         probe.start_dialling(SERVICE);
     }
-    eventually("it is ejected", || is_ejected(&fixture, DEAD[0]), |ejected| *ejected);
+    eventually("the backend is ejected", || is_ejected(&fixture, DEAD[0]), |ejected| *ejected);
     let before = at(&fixture, DEAD[0]).started;
-    eventually("others go on", || at(&fixture, THREE[0]).started, |started| *started > 2_000);
+    eventually("other backends get connects", || at(&fixture, THREE[0]).started, |started| *started > 2_000);
     for probe in &mut probes {
         probe.stop_dialling();
     }
@@ -152,7 +152,7 @@ fn one_successful_trial_restores_the_full_share() {
     let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], &lines);
     fixture.stop();
     let mut probe = fixture.probe();
-    eventually("it is ejected", || dial(&mut probe, 30), |_| is_ejected(&fixture, DEAD[0]));
+    eventually("the backend is ejected", || dial(&mut probe, 30), |_| is_ejected(&fixture, DEAD[0]));
     let back = Backend::start("back", DEAD[0]);
     let is_back = |fixture: &Fixture| !is_ejected(fixture, DEAD[0]);
     eventually("a trial takes it back", || dial(&mut probe, 1), |_| is_back(&fixture));
@@ -175,7 +175,7 @@ fn mptcp_connects_are_never_trials() {
     }
     let fixture = start(&[DEAD[0], THREE[0], THREE[1]], &briefly());
     let mut probe = fixture.probe();
-    eventually("it is ejected", || dial(&mut probe, 30), |_| is_ejected(&fixture, DEAD[0]));
+    eventually("the backend is ejected", || dial(&mut probe, 30), |_| is_ejected(&fixture, DEAD[0]));
     let trial_in_s = || at(&fixture, DEAD[0]).ejection.and_then(|ejection| ejection.trial_in_s);
     eventually("a trial is due", trial_in_s, |seconds| *seconds == Some(0.0));
     let trials = at(&fixture, DEAD[0]).trials;
@@ -187,7 +187,11 @@ fn mptcp_connects_are_never_trials() {
         look(|| at(&fixture, DEAD[0]).trials).now("a trial is counted before its connect returns"),
         trials
     );
-    eventually("a connect of TCP is", || dial(&mut probe, 1), |_| at(&fixture, DEAD[0]).trials > trials);
+    eventually(
+        "an ordinary connect is a trial",
+        || dial(&mut probe, 1),
+        |_| at(&fixture, DEAD[0]).trials > trials,
+    );
 }
 
 #[test]
@@ -255,5 +259,5 @@ fn readmit_reports_that_a_hung_daemon_may_lift_the_ejection_later() {
         "does not answer: it may still end the ejection when it continues (check with `socklb status`)";
     assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
     fixture.daemon().signal(Signal::CONT);
-    eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
+    eventually("the daemon answers again", || fixture.setup.status(), |status| status.daemon.is_some());
 }

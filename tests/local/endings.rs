@@ -19,10 +19,10 @@ fn every_ending_is_counted_as_the_client_saw_it() {
     let mut worker = Worker::start(&cgroup, play);
     for _ in 0..ROUNDS {
         let ledger = worker.play(flows);
-        eventually("it counts what was seen", || differences(&setup, &ledger), Vec::is_empty);
+        eventually("the counts are what the client saw", || differences(&setup, &ledger), Vec::is_empty);
     }
     let ledger = worker.rest();
-    eventually("it counts what was seen", || differences(&setup, &ledger), Vec::is_empty);
+    eventually("the counts are what the client saw", || differences(&setup, &ledger), Vec::is_empty);
     assert_eq!(ledger.held(), 0);
     setup.active_becomes(0);
     assert!(ledger.chosen() >= ROUNDS * flows, "{}", ledger.chosen());

@@ -63,7 +63,7 @@ fn a_pipe_in_place_of_the_file_does_not_block_the_daemon() {
     let made = std::process::Command::new("mkfifo").arg(&fixture.file).status().expect("mkfifo");
     assert!(made.success());
     let error = || fixture.setup.source().error.unwrap_or_default();
-    eventually("it is reported", error, |error| error.contains("not a regular file"));
+    eventually("the pipe is reported", error, |error| error.contains("not a regular file"));
     assert_eq!(answering(&fixture).len(), 3);
 }
 
@@ -174,5 +174,5 @@ fn ten_faulty_files_at_once_take_little_memory() {
         replace(&fixture.setup.folder.join(name(service)), &good(service));
     }
     let code = || fixture.setup.run(&["status"]).status.code();
-    eventually("all is well again", code, |code| *code == Some(0));
+    eventually("status reports no fault", code, |code| *code == Some(0));
 }

@@ -134,7 +134,7 @@ fn sockets_with_routing_options_of_their_own_eject_no_backend() {
     let dead = look(|| at(&fixture, DEAD[0])).now("many connects have failed");
     assert!(dead.endings["refused"] >= 20 && dead.ejections == 0, "{dead:?}");
     let counts = probe.dial_many(SERVICE, 100);
-    assert_eq!(failed(&counts), 5, "ordinary ones do: {counts:?}");
+    assert_eq!(failed(&counts), 5, "ordinary sockets eject it: {counts:?}");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn resets_eject_a_backend_only_if_several_processes_receive_them() {
     let resetting = Backend::with_manner("b0", RESETTING, Manner::ResetsAtOnce);
     let (mut first, mut second) = two_known_processes(&mut fixture);
     write(&fixture, &[RESETTING, THREE[0], THREE[1], THREE[2]]);
-    eventually("it is listed", || fixture.setup.backend(RESETTING), Option::is_some);
+    eventually("the backend is in the list", || fixture.setup.backend(RESETTING), Option::is_some);
     first.dial_many(SERVICE, 100);
     assert!(resetting.accepted() >= 20, "{}", resetting.accepted());
     look(|| at(&fixture, RESETTING).ejections).now("resets are counted when the sockets are closed");
@@ -239,7 +239,7 @@ fn a_silent_backend_is_ejected_while_others_answer() {
     let fixture = start(&[HUNG, THREE[0], THREE[1], THREE[2]], FOR_LONG);
     let _hung = TcpListener::bind(HUNG).expect("listen");
     let mut probe = fixture.probe();
-    // One connection waits in vain, and three are answered. The kernel of the hung backend needs a
+    // One connection gets no answer, and three are answered. The kernel of the hung backend needs a
     // moment to acknowledge a close, so each round shows the result of the previous round. A
     // missing answer counts as two failures: one more than the success that the established
     // connection was.
@@ -250,9 +250,9 @@ fn a_silent_backend_is_ejected_while_others_answer() {
             let flows = fixture.setup.document::<FlowsDocument>(&["flows"]).flows;
             flows.iter().map(|flow| flow.age_s).fold(f64::INFINITY, f64::min)
         };
-        eventually("each has waited for an answer", youngest, |age| *age > 0.6);
+        eventually("each connection has waited for an answer", youngest, |age| *age > 0.6);
         sockets.into_iter().for_each(|socket| probe.close(socket));
         at(&fixture, HUNG).ejection.map(|ejection| ejection.cause)
     };
-    eventually("it is ejected", round, |cause| cause.as_deref() == Some("no-answer"));
+    eventually("the backend is ejected", round, |cause| cause.as_deref() == Some("no-answer"));
 }

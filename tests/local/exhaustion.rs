@@ -66,7 +66,7 @@ fn changes_wait(
     let wanted = ["127.0.0.1:8002", "127.0.0.1:8003"];
     eventually("the daemon applies the list by itself", || addresses(fixture), |found| *found == wanted);
     eventually(
-        "and the client as well",
+        "the daemon adds the client by itself",
         || status(fixture),
         |(code, text)| *code == Some(0) && text.contains("client second"),
     );
@@ -98,7 +98,7 @@ fn a_daemon_without_descriptors_stops_cleanly() {
     fixture.daemon().leave_descriptors(Some(0));
     fixture.stop();
     fixture.start();
-    eventually("all is well", || status(&fixture), |(code, _)| *code == Some(0));
+    eventually("status reports no fault", || status(&fixture), |(code, _)| *code == Some(0));
     all_reached(probe);
 }
 
@@ -134,7 +134,7 @@ fn connects_succeed_while_the_daemon_lacks_memory() {
         add_client(&fixture, &second);
         let look = || (fixture.daemon.as_mut().expect("a daemon").ending().is_some(), status(&fixture));
         // The remaining memory may also suffice.
-        eventually("it reports a fault or ends", look, |(ended, (code, text))| {
+        eventually("the daemon reports a fault or ends", look, |(ended, (code, text))| {
             *ended || *code == Some(3) || *code == Some(0) && text.contains("client second")
         });
         fixture.daemon().leave_memory(None);
@@ -182,7 +182,7 @@ fn starts_or_reports(fixture: &Fixture, resource: Resource, amount: u64, words: 
     let socket = fixture.setup.folder.join("run/socklb.sock");
     let mut look = || (daemon.ending(), std::os::unix::net::UnixStream::connect(&socket).is_ok());
     let (ending, _) =
-        eventually("it runs or ends", &mut look, |(ending, answers)| ending.is_some() || *answers);
+        eventually("the daemon runs or ends", &mut look, |(ending, answers)| ending.is_some() || *answers);
     let code = match ending {
         Some(ending) => {
             assert!(!ending.success(), "{amount} of {resource:?}: {ending}");
@@ -219,7 +219,7 @@ fn a_start_with_too_few_descriptors_reports_it_and_changes_nothing() {
     assert!(ran.contains(&1024), "{ran:?}");
     assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
     fixture.start();
-    eventually("all is well", || status(&fixture), |(code, _)| *code == Some(0));
+    eventually("status reports no fault", || status(&fixture), |(code, _)| *code == Some(0));
     all_reached(probe);
 }
 
@@ -243,7 +243,7 @@ fn a_start_with_too_little_memory_reports_it_and_changes_nothing() {
     }
     assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
     fixture.start();
-    eventually("all is well", || status(&fixture), |(code, _)| *code == Some(0));
+    eventually("status reports no fault", || status(&fixture), |(code, _)| *code == Some(0));
     all_reached(probe);
 }
 
@@ -254,7 +254,11 @@ fn a_daemon_without_inotify_polls_once_per_second() {
     let daemon = Daemon::spawn_with(&fixture.setup, |command| {
         stage::daemon::refuse(command, libc::SYS_inotify_init1, libc::EMFILE);
     });
-    eventually("all is well", || (status(&fixture), daemon.log()), |((code, _), _)| *code == Some(0));
+    eventually(
+        "status reports no fault",
+        || (status(&fixture), daemon.log()),
+        |((code, _), _)| *code == Some(0),
+    );
     assert!(daemon.log().contains("cannot watch directories (inotify)"), "{}", daemon.log());
     fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
     eventually("the daemon applies the list", || addresses(&fixture), |found| *found == ["127.0.0.1:8002"]);

@@ -152,7 +152,7 @@ fn two_capabilities_suffice_or_the_missing_third_is_reported() {
     let knows_mptcp = !enough && kernel::SKC_TO_MPTCP_SOCK.is_here();
     assert_eq!(setup.daemon().features["knows_mptcp"], knows_mptcp);
     let knows_causes = setup.daemon().features["socket_errors"];
-    assert_eq!(knows_causes, !enough, "it takes the third one");
+    assert_eq!(knows_causes, !enough, "causes are known only with the third capability");
     let expected = if knows_causes { EjectionMode::On } else { EjectionMode::CausesUnknown };
     look(|| setup.service().ejection).becomes(expected);
     let text = String::from_utf8_lossy(&setup.run(&["status"]).stdout).into_owned();

@@ -104,7 +104,8 @@ fn a_socket_in_its_handshake_is_shown_as_connecting() {
         let of_phase = |phase| count(shown, |flow| flow.phase == phase);
         (of_phase("established"), of_phase("connecting"))
     };
-    let shown = eventually("they have their phases", look, |shown| phases(shown).0 + phases(shown).1 == 10);
+    let shown =
+        eventually("all flows have their phases", look, |shown| phases(shown).0 + phases(shown).1 == 10);
     assert!(phases(&shown).0 >= 1 && phases(&shown).1 >= 5, "{:?}", phases(&shown));
     drop(full);
 }
@@ -128,7 +129,7 @@ fn flows_are_filtered_by_client_service_and_backend() {
     assert_eq!((number(&["--backend", "127.0.0.1:8001"]), number(&["--backend", "127.0.0.1:8002"])), (3, 2));
     assert_eq!(number(&["--service", "mail", "--backend", "127.0.0.1:8001"]), 1);
     for (arguments, expected) in [
-        (&["--client", "nobody"][..], format!("there is no client nobody below {}; clients here are: web", fixture.setup.pins.display())),
+        (&["--client", "cron"][..], format!("there is no client cron below {}; clients here are: web", fixture.setup.pins.display())),
         (&["--service", "chat"], "no client here dials a service chat; services here are: mail, users".to_owned()),
         (&["--client", "web", "--service", "chat"], "client web does not dial service chat; services here are: mail, users".to_owned()),
         (
@@ -168,7 +169,7 @@ fn flows_are_shown_without_a_daemon_and_after_a_restart() {
     assert_eq!(of(&after), of(&before));
     assert_eq!(count(&after, |flow| flow.process_name.as_deref() == Some("probe")), 3);
     probe.kill();
-    eventually("they end with the process", || flows(&fixture, &[]), Vec::is_empty);
+    eventually("the flows end with the process", || flows(&fixture, &[]), Vec::is_empty);
 }
 
 #[test]
@@ -185,7 +186,7 @@ fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
         count(shown, |flow| flow.state == "leaving") == 1
             && shown.iter().all(|flow| flow.table_share.is_none())
     };
-    let shown = eventually("it leaves", left, has_left);
+    let shown = eventually("the backend is shown as leaving", left, has_left);
     assert_eq!((shown.len(), shown[0].table_generation), (1, 1));
     assert!(shown[0].table_entries >= 341, "{shown:?}");
     assert_eq!(flows(&fixture, &[]).len(), 3);
@@ -193,7 +194,7 @@ fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
     probe.close(leaver.socket);
     // With its last flow the backend is gone, and requests for it fail.
     let status_code = || fixture.setup.run(&["flows", "--backend", "127.0.0.1:8003"]).status.code();
-    eventually("its slot is freed", status_code, |code| *code == Some(1));
+    eventually("the backend's slot is freed", status_code, |code| *code == Some(1));
 }
 
 /// `flows` counts the flows that another version leaves, and does not read that version's maps

@@ -60,9 +60,9 @@ fn wanted(fixture: &Fixture) -> BTreeMap<String, f64> {
 #[test]
 fn a_busy_backend_loses_share_until_an_operator_switches() {
     let (fixture, agent) = start();
-    let busy = eventually("its factor falls", || load(&fixture), |load| factor(load, 0) < 0.7);
+    let busy = eventually("the busy backend's factor falls", || load(&fixture), |load| factor(load, 0) < 0.7);
     assert!(factor(&busy, 1) > 1.05 && factor(&busy, 2) > 1.05, "{busy:?}");
-    let first = member(&busy, 0).expect("it is a member");
+    let first = member(&busy, 0).expect("the backend is a member");
     assert!(first.utilization == Some(0.9) && first.held_by.is_none() && first.share < 0.25, "{first:?}");
     let run = fixture.setup.folder.join("run");
     let switched = fixture.setup.run(&["load", "--run", run.to_str().expect("UTF-8"), "freeze", "users"]);

@@ -1,5 +1,5 @@
-//! The program that processes reports, run by the kernel on frames of every shape: it does the same
-//! as the same code compiled for this host.
+//! The program that processes reports, run by the kernel on frames of every shape: it has the same
+//! effects as the same code compiled for this host.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -45,7 +45,7 @@ impl Twins {
         let backend = stage::address(ALL[0]);
         let name = Datagram::about(Kind::Push, IPPROTO_TCP, backend).name();
         let senders = hash::<_, Sender>(&fixture.setup.host_map(map::SENDERS));
-        let sender = senders.get(&Raw(name), 0).expect("it is registered").0;
+        let sender = senders.get(&Raw(name), 0).expect("the backend is registered").0;
         Self { fixture, program, daemon, sender, backend, listener: Listener::default(), counter: 0 }
     }
 
@@ -169,7 +169,7 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
             }
         }
     }
-    assert_eq!(believed, 3 * 4 * 2 + 3, "one tag or none, all options, whole");
+    assert_eq!(believed, 3 * 4 * 2 + 3, "whole frames with at most one tag are accepted");
     let push = twins.push();
     let fine = twins.sealed(push);
     // A test run accepts no frame that is shorter than an Ethernet header.
@@ -192,7 +192,8 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     for at in 0..fine.len() {
         let mut changed = fine.clone();
         changed[at] ^= 0x11;
-        let received = twins.run(plain, at % 2 == 0, &changed, usize::MAX).expect("it is for the daemon");
+        let received =
+            twins.run(plain, at % 2 == 0, &changed, usize::MAX).expect("a datagram for the daemon");
         assert_ne!(received.reception, Reception::Believed, "byte {at}");
     }
     // Cases that occur only once each.
@@ -200,7 +201,7 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
         let mut datagram = twins.push();
         change(&mut datagram);
         let payload = twins.sealed(datagram);
-        twins.run(plain, false, &payload, usize::MAX).expect("it is for the daemon").reception
+        twins.run(plain, false, &payload, usize::MAX).expect("a datagram for the daemon").reception
     };
     let answer = Kind::Answer as u8;
     let answered = change(&mut twins, &|datagram| (datagram.kind, datagram.nonce) = (answer, 77));
@@ -223,7 +224,7 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     for (id, is_believed) in [(7, true), (twins.sender.keys[0].id, false)] {
         push.key_id = Be16::from_host(id);
         let payload = push.sealed(lb_report::wire::Key::from_bytes(second)).bytes().to_vec();
-        let received = twins.run(plain, false, &payload, usize::MAX).expect("it is for the daemon");
+        let received = twins.run(plain, false, &payload, usize::MAX).expect("a datagram for the daemon");
         assert_eq!(received.reception == Reception::Believed, is_believed, "key {id}");
     }
     // If the daemon requests datagrams that the program rejects, it receives them, and the counts

@@ -11,8 +11,8 @@ use stage::{Cgroup, Daemon, Probe, eventually};
 
 const SECOND: &str = "10.96.0.11:80";
 
-/// A set-up without a running daemon. It has a second service with a file in a directory of its
-/// own, and a second client in another cgroup. Also returns the cgroup and the directory. `None` in
+/// A set-up without a running daemon. It has a second service with a file in a separate directory,
+/// and a second client in another cgroup. Also returns the cgroup and the directory. `None` in
 /// guests without FUSE.
 fn scene() -> Option<(Fixture, Cgroup, PathBuf)> {
     if !Hung::is_possible() {
@@ -66,7 +66,7 @@ fn a_hung_file_system_does_not_delay_a_stop() {
     fs::write(&path, stage::daemon::read(&path) + metrics).expect("write");
     fixture.start();
     let _hung = Hung::over(&directory);
-    eventually("it is reported", || fixture.setup.faults().len(), |count| *count > 0);
+    eventually("the hung file is reported", || fixture.setup.faults().len(), |count| *count > 0);
     let manager = stage::Manager::new(fixture.setup.folder.join("notify"));
     for _ in 0..2 {
         let begun = Instant::now();

@@ -30,7 +30,7 @@ fn some_connects(fixture: &Fixture) {
         backends.iter().map(|backend| backend.started).sum()
     };
     let before = connects();
-    eventually("the client gets on", connects, |now| *now > before + 200);
+    eventually("the client makes more connects", connects, |now| *now > before + 200);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn detach_leaves_nothing_behind() {
     fixture.stop();
     let done = fixture.setup.run(&["detach", "web"]);
     assert!(done.status.success(), "{done:?}");
-    assert!(!fixture.setup.pins.exists(), "its directories are removed as well");
+    assert!(!fixture.setup.pins.exists(), "the pins' directories are removed as well");
     // Connects of the cgroup go to the dialled address.
     assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(probe.peer(open.socket), fixture.backends[backend(&open.name)].address());
@@ -206,7 +206,11 @@ fn a_start_succeeds_after_a_kill_at_any_step_of_the_previous_start() {
     for wanted in (0..=whole).step_by(if stage::in_a_guest() { 4 } else { 1 }) {
         let fixture = Fixture::without_daemon();
         let daemon = Daemon::spawn(&fixture.setup);
-        eventually("the start gets on", || progress(&fixture), |progress| *progress >= wanted);
+        eventually(
+            "the start reaches the wanted step",
+            || progress(&fixture),
+            |progress| *progress >= wanted,
+        );
         daemon.kill();
         let daemon = Daemon::start_again(&fixture.setup);
         assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "killed at {wanted} of {whole}");
@@ -240,7 +244,7 @@ fn a_start_succeeds_under_constant_signals() {
         }
         daemon.log()
     };
-    eventually("it runs", running, |log| log.contains("running"));
+    eventually("the daemon runs", running, |log| log.contains("running"));
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     assert_eq!(daemon.stop(), Some(0));
 }
@@ -250,8 +254,8 @@ fn a_start_succeeds_under_constant_signals() {
 #[test]
 fn tables_are_replaced_without_membarrier() {
     let fixture = Fixture::without_daemon();
-    // There is room for one table and its successor, so each publication needs the room of the last
-    // table but one.
+    // There is room for one table and its successor, so each publication reuses the room of the
+    // table before the last one.
     let text =
         config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nschedule_entries = 1024\n";
     fixture.setup.write("socklb.toml", &text);
@@ -291,7 +295,7 @@ fn an_attached_client_without_configuration_is_reported() {
     // The command in the message repairs the fault, while the daemon runs.
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
-    assert_eq!(fixture.setup.run(&["detach", "other"]).status.code(), Some(1), "that one is the daemon's");
+    assert_eq!(fixture.setup.run(&["detach", "other"]).status.code(), Some(1), "the daemon uses this client");
 }
 
 #[test]

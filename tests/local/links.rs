@@ -45,7 +45,7 @@ fn links_that_cannot_be_inspected_are_not_replaced() {
     assert_eq!(links(&fixture), before);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     fixture.daemon().leave_descriptors(None);
-    eventually("all is well again", || fixture.setup.faults(), Vec::is_empty);
+    eventually("status reports no fault", || fixture.setup.faults(), Vec::is_empty);
     assert_eq!(links(&fixture), before);
     // The daemon retries, and reports it once.
     assert_eq!(attach_failures(fixture.daemon()), 1, "{}", fixture.daemon().log());
@@ -61,8 +61,8 @@ fn a_link_with_a_foreign_program_is_restored() {
     assert_eq!(probe.dial_many(SERVICE, 3).len(), 3);
     stage::sys::disable_connect4(&link(&fixture, "connect4"));
     let balanced = || probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'));
-    eventually("it is balanced again", balanced, |balanced| *balanced);
-    assert_eq!(links(&fixture), before, "none was replaced");
+    eventually("the client is balanced again", balanced, |balanced| *balanced);
+    assert_eq!(links(&fixture), before, "no link was replaced");
 }
 
 /// A link that was detached by hand still has its pin, but attaches no program.
@@ -74,7 +74,7 @@ fn a_detached_but_pinned_link_is_replaced() {
     eventually("the link is replaced", || links(&fixture), |now| *now != before);
     let mut probe = fixture.probe();
     let balanced = || probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'));
-    eventually("it is balanced again", balanced, |balanced| *balanced);
+    eventually("the client is balanced again", balanced, |balanced| *balanced);
     let changed: Vec<String> =
         links(&fixture).into_iter().filter(|link| !before.contains(link)).map(|(name, _)| name).collect();
     assert_eq!(changed, [format!("connect4@{}", fixture.cgroup.id())]);
@@ -95,7 +95,7 @@ fn a_start_completes_the_interrupted_rename_of_a_link() {
     fixture.start();
     let counts = probe.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-    assert_eq!(links(&fixture), before, "it is the same link");
+    assert_eq!(links(&fixture), before, "the link is the same");
 }
 
 /// A client leaves, and its open flows cannot be counted, because the map with the counts was

@@ -69,7 +69,7 @@ fn connects_through_io_uring_are_balanced_and_attributed_to_their_process() {
     for socket in sockets {
         probe.close(socket);
     }
-    eventually("they end", || ended(&fixture, "closed"), |closed| *closed == 6);
+    eventually("the flows end", || ended(&fixture, "closed"), |closed| *closed == 6);
 }
 
 /// Clients request cookies, and listeners with fast open send them.
@@ -92,7 +92,7 @@ fn tcp_fast_open_connects_are_balanced_and_counted_once() {
         assert_eq!(probe.peer(socket), address(SERVICE));
         probe.close(socket);
     }
-    eventually("they end", || fixture.setup.active(), |active| *active == 0);
+    eventually("the flows end", || fixture.setup.active(), |active| *active == 0);
     look(|| sum(&fixture, |backend| backend.started)).becomes(9);
     look(|| sum(&fixture, |backend| backend.connecting)).becomes(9);
     look(|| sum(&fixture, |backend| backend.established)).becomes(9);
@@ -110,7 +110,7 @@ fn a_deferred_connect_counts_from_the_choice_until_its_socket_is_closed() {
         probe.read_name(socket);
         probe.close(socket);
     }
-    eventually("they end", || fixture.setup.active(), |active| *active == 0);
+    eventually("the flows end", || fixture.setup.active(), |active| *active == 0);
     let with_data = probe.dial_deferred(SERVICE);
     let silent = probe.dial_deferred(SERVICE);
     // Both flows are active, although neither socket has sent a SYN.
@@ -123,7 +123,7 @@ fn a_deferred_connect_counts_from_the_choice_until_its_socket_is_closed() {
     fixture.setup.active_becomes(1);
     look(|| ended(&fixture, "not-sent")).becomes(1);
     probe.close(with_data);
-    eventually("both ended", || fixture.setup.active(), |active| *active == 0);
+    eventually("both flows have ended", || fixture.setup.active(), |active| *active == 0);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_connect_timeout_is_set_unless_the_application_has_set_one() {
     fixture.setup.write("socklb.toml", &text.replace("7s", "3s"));
     fixture.daemon().signal(rustix::process::Signal::HUP);
     eventually(
-        "the next connect gives up sooner",
+        "the next connect fails sooner",
         || {
             let socket = probe.start_connect(SERVICE);
             probe.syn_retries(socket)

@@ -38,7 +38,9 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
     let more: Vec<(&str, &str)> = more.iter().map(|address| (address.as_str(), "")).collect();
     fixture.write_endpoints(&more);
     let source = || fixture.setup.source();
-    eventually("it is counted", source, |source| source.failures == 1 && source.error.is_some());
+    eventually("the refused list is counted", source, |source| {
+        source.failures == 1 && source.error.is_some()
+    });
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
 }
@@ -68,7 +70,7 @@ fn r7_a_service_without_backends_fails_with_its_errno_and_never_eperm() {
 fn r9_a_recreated_cgroup_is_covered_before_status_shows_it() {
     let fixture = Fixture::new();
     let mut old = fixture.probe();
-    // A socket keeps the removed cgroup alive.
+    // The socket holds a reference to the cgroup, so the cgroup still exists after its removal.
     let held = old.dial(SERVICE);
     let ids = |fixture: &Fixture| fixture.setup.client().cgroup_id;
     let before = ids(&fixture);
@@ -81,7 +83,7 @@ fn r9_a_recreated_cgroup_is_covered_before_status_shows_it() {
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
     assert_eq!(ids(&fixture), None, "attached is not effective");
     fixture.cgroup.create();
-    eventually("it is covered", || ids(&fixture), |id| *id == Some(fixture.cgroup.id()));
+    eventually("the recreated cgroup is covered", || ids(&fixture), |id| *id == Some(fixture.cgroup.id()));
     assert_ne!(ids(&fixture), before);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     // The old cgroup's socket is still counted, and still ends.

@@ -120,13 +120,17 @@ fn r22_changes_of_the_list_read_and_change_no_open_flow() {
     let is_open = |flow: &(String, u64, Option<SocketAddr>, u32, String)| flow.4 == "established";
     let all = CLIENTS.len() * flows;
     let before = eventually(
-        "all are established",
+        "all connections are established",
         || crowd.flows(),
         |flows| flows.len() == all && flows.iter().all(is_open),
     );
     let active = look(|| crowd.active()).has(|active| active.values().sum::<u64>(), all as u64);
     let taken: u64 = crowd.at(FAILS).iter().map(|backend| backend.active).sum();
-    eventually("its connections are accepted", || failing.accepted(), |accepted| *accepted == taken);
+    eventually(
+        "the failing backend's connections are accepted",
+        || failing.accepted(),
+        |accepted| *accepted == taken,
+    );
     crowd.hide_records(true);
     // From here on every read of a flow record fails.
     let mut lines: BTreeMap<String, &str> = list.iter().map(|address| (address.clone(), "")).collect();
@@ -163,7 +167,7 @@ fn r22_changes_of_the_list_read_and_change_no_open_flow() {
         }
     }
     eventually(
-        "each client task has ejected it, and connects are over",
+        "each client task has ejected the backend, and no connect is pending",
         || (crowd.at(FAILS).into_iter().map(|backend| backend.state).collect::<Vec<_>>(), crowd.active()),
         |(states, now)| *states == ["ejected"; 3] && *now == active,
     );
@@ -180,7 +184,7 @@ fn r22_changes_of_the_list_read_and_change_no_open_flow() {
         faults.contains("the flow records could not be checked")
     });
     crowd.hide_records(false);
-    assert_eq!(crowd.flows(), before, "each flow is as it was");
+    assert_eq!(crowd.flows(), before, "no flow has changed");
     let service = address(SERVICE);
     for (probe, sockets) in &mut probes {
         assert!(sockets.iter().all(|socket| probe.peer(*socket) == service));
@@ -190,7 +194,7 @@ fn r22_changes_of_the_list_read_and_change_no_open_flow() {
     // close, because the last answer came while the process was still closing it. A listener that
     // closes resets the connections in its queue.
     drop(listener);
-    eventually("all end", || crowd.fixture.setup.active(), |active| *active == 0);
+    eventually("all flows end", || crowd.fixture.setup.active(), |active| *active == 0);
     let slots = || crowd.at(&list[3]).len();
     eventually("the slot of one that left is free", slots, |slots| *slots == 0);
 }

@@ -45,7 +45,7 @@ fn r3_a_direct_connection_of_a_reused_socket_is_no_flow() {
     fixture.setup.active_becomes(0);
     look(|| ended(&fixture, "users", "aborted")).becomes(1);
     let direct = probe.try_redial(socket, "127.0.0.1:8001").expect("the backend listens");
-    assert_eq!(direct.peer, address("127.0.0.1:8001"), "it dialled that");
+    assert_eq!(direct.peer, address("127.0.0.1:8001"), "the socket is connected to the backend's address");
     assert_eq!(active(&fixture, "users"), 0);
     let FlowsDocument { flows, .. } = fixture.setup.document(&["flows"]);
     assert_eq!(flows, [], "no flow is open");
@@ -132,7 +132,7 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
         killed.start_connect(SERVICE);
     }
     let sockets: Vec<SocketId> = (0..20).map(|_| closing.start_connect(SERVICE)).collect();
-    look(|| fixture.setup.active()).matches("some are open", |active| *active > 0);
+    look(|| fixture.setup.active()).matches("some flows are open", |active| *active > 0);
     drop(elsewhere);
     killed.kill();
     for socket in sockets {

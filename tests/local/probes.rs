@@ -49,7 +49,7 @@ fn a_backend_without_a_route_is_refusing() {
     fixture.write_endpoints(&list);
     for address in &lost {
         let state = || fixture.setup.backend(address).map(|backend| backend.state);
-        eventually("it refuses", state, |state| state.as_deref() == Some("refusing"));
+        eventually("the backend is refusing", state, |state| state.as_deref() == Some("refusing"));
     }
     assert!(fixture.probe().dial_many(SERVICE, 60).keys().eq(["b1"]));
 }
@@ -60,7 +60,7 @@ fn http_probes_decide_whether_backends_are_healthy() {
     let all = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
     // Nothing listens at that port, so all are refusing, and all serve as the last resort.
     for address in all {
-        eventually("it is found", || state(&fixture, address), |state| state == "refusing");
+        eventually("the backend is refusing", || state(&fixture, address), |state| state == "refusing");
     }
     assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
     let listener = TcpListener::bind("127.0.0.1:9001").expect("listen");
@@ -72,7 +72,7 @@ fn http_probes_decide_whether_backends_are_healthy() {
         }
     });
     for address in all {
-        eventually("it is well", || state(&fixture, address), |state| state == "healthy");
+        eventually("the backend is healthy", || state(&fixture, address), |state| state == "healthy");
     }
 }
 
@@ -82,22 +82,27 @@ fn connects_refute_a_failed_probe_for_a_client_in_another_network_namespace() {
     let address = fixture.backends[0].address().to_string();
     drop(fixture.backends.remove(0));
     fixture.start();
-    eventually("it is found", || state(&fixture, &address), |state| state == "refusing");
+    eventually("the backend is refusing", || state(&fixture, &address), |state| state == "refusing");
     another_network(|| {
         let there = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
         let _there = there.map(|address| Backend::start(address, address));
         let mut client = Probe::start(&fixture.cgroup);
         client.pin(0);
-        eventually("it is a guess", || state(&fixture, &address), |state| state == "ejected");
+        eventually(
+            "the failed probe is only a guess",
+            || state(&fixture, &address),
+            |state| state == "ejected",
+        );
         // One of these connects is the trial of the backend that the daemon does not reach.
         let dial = || client.dial_many(SERVICE, 30).contains_key(&address);
-        eventually("it is tried", dial, |is_tried| *is_tried);
+        eventually("the backend is tried", dial, |is_tried| *is_tried);
         eventually("the trial refutes the guess", || state(&fixture, &address), |state| state == "healthy");
         assert_eq!(client.dial_many(SERVICE, 60).len(), 3);
-        let probe = fixture.setup.backend(&address).and_then(|backend| backend.probe).expect("it is probed");
+        let probe =
+            fixture.setup.backend(&address).and_then(|backend| backend.probe).expect("the backend is probed");
         assert_eq!(probe.state, "failing");
     });
     // The results from the daemon's own namespace count for a client that is in it.
     let _client = fixture.probe();
-    eventually("it is refusing", || state(&fixture, &address), |state| state == "refusing");
+    eventually("the backend is refusing", || state(&fixture, &address), |state| state == "refusing");
 }

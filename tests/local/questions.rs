@@ -108,7 +108,7 @@ fn at_most_half_of_the_connections_may_wait() {
         let files = std::fs::read_dir(format!("/proc/{}/fd", fixture.daemon().pid()));
         files.expect("its descriptors").count()
     };
-    let before = eventually("its cgroup is gone", files, |_| !fixture.cgroup.path().exists());
+    let before = eventually("the client's cgroup is gone", files, |_| !fixture.cgroup.path().exists());
     let waiting: Vec<UnixStream> =
         (0..33).map(|_| request(&fixture.setup, "/v1/cover/web?cgroups=1")).collect();
     for stream in &waiting {
@@ -118,7 +118,7 @@ fn at_most_half_of_the_connections_may_wait() {
     let answered = || waiting.iter().filter_map(|mut stream| stream.read(&mut begins).ok()).count();
     eventually("one request too many is refused", answered, |answered| *answered == 1);
     assert_eq!(&begins, b"HTTP/1.0 503");
-    assert_eq!(answer(request(&fixture.setup, "/v1/status")).0, 200, "others are answered");
+    assert_eq!(answer(request(&fixture.setup, "/v1/status")).0, 200, "other requests are answered");
     // A closed connection makes room for another.
     drop(waiting);
     eventually("the closed connections are released", files, |now| *now <= before);
@@ -127,8 +127,8 @@ fn at_most_half_of_the_connections_may_wait() {
     assert!(code == 200 && body.contains("elsewhere"), "{code} {body}");
 }
 
-/// A stopped daemon accepts nothing any more, and a connect that waits for its queue would wait for
-/// ever.
+/// A stopped daemon accepts nothing any more, and a connect that waits for room in its queue would
+/// wait forever.
 #[test]
 fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
     let mut fixture = Fixture::without_daemon();
@@ -155,5 +155,5 @@ fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
     assert!(stage::faults_of(&status)[0].contains("does not answer"), "{status:?}");
     drop(queue);
     fixture.daemon().signal(Signal::CONT);
-    eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
+    eventually("the daemon answers again", || fixture.setup.status(), |status| status.daemon.is_some());
 }

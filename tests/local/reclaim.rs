@@ -98,7 +98,7 @@ fn tracked_flows_with_an_unseen_end_are_reclaimed() {
 }
 
 /// Connections that begin and end between two passes are in no list that the daemon reads. If their
-/// ends were missed, they would count for ever.
+/// ends were missed, they would count forever.
 #[test]
 fn flows_between_two_passes_are_reclaimed_and_their_number_is_a_fault() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -115,7 +115,7 @@ fn flows_between_two_passes_are_reclaimed_and_their_number_is_a_fault() {
     look(|| (fixture.setup.active(), reclaimed(&fixture))).becomes((0, 30));
     let degraded = || stage::faults_of(&fixture.setup.status()).join("\n");
     let is_degraded = |text: &String| text.contains("client web: no program saw the end of 30 of 30 flows");
-    eventually("it is a fault", degraded, is_degraded);
+    eventually("the unseen ends are a fault", degraded, is_degraded);
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
 }
 
@@ -238,7 +238,7 @@ fn sockets_are_searched_in_each_of_many_namespaces() {
     // A pass needs some descriptors for the client's maps and for the iteration over open files.
     fixture.daemon().leave_descriptors(Some(30));
     let expected = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, NAMESPACES as u64, 0] } else { [0; 4] };
-    eventually("all were looked into", || passes_found(&fixture), |found| *found == expected);
+    eventually("all namespaces were searched", || passes_found(&fixture), |found| *found == expected);
     drop(elsewhere);
     fixture.setup.active_becomes(0);
 }
@@ -256,7 +256,7 @@ fn flows_of_a_removed_namespace_are_reclaimed() {
     elsewhere.kill();
     assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 1);
     fixture.start();
-    eventually("it is counted", || passes_found(&fixture), |found| *found == [0, 0, 0, 1]);
+    eventually("the flow is counted as elsewhere", || passes_found(&fixture), |found| *found == [0, 0, 0, 1]);
     // Ten passes, a second apart.
     let given_back = || fixture.setup.active();
     stage::within(4 * stage::patience(), given_back, |active| *active == 0)
@@ -292,7 +292,7 @@ fn sockets_that_redial_during_a_pass_are_counted_exactly() {
     }
     let passes = || fixture.setup.reclaim().passes;
     let before = passes();
-    eventually("they were looked at", passes, |passes| *passes >= before + 4);
+    eventually("four passes have examined the flows", passes, |passes| *passes >= before + 4);
     for probe in &mut probes {
         probe.stop_redialling();
     }

@@ -47,7 +47,7 @@ fn clients_that_swap_cgroups_are_always_balanced() {
         write(&fixture.setup, &if round % 2 == 0 { back(&fixture) } else { there(&fixture) });
         let first = if round % 2 == 0 { other.id() } else { fixture.cgroup.id() };
         let attached = || fixture.setup.status().clients.first().and_then(|client| client.cgroup_id);
-        eventually("they have changed places", attached, |id| *id == Some(first));
+        eventually("the clients have exchanged their cgroups", attached, |id| *id == Some(first));
     }
     for probe in &mut busy {
         let counts = probe.stop_dialling();
@@ -87,6 +87,6 @@ fn a_reload_that_adds_many_clients_does_not_block_the_loop() {
     let fed = manager.count_until("READY=1", "WATCHDOG=1");
     assert!(fed >= 3, "the loop has turned {fed} times while {more} clients were started");
     let attached = || fixture.setup.status().clients.len();
-    eventually("all are there", attached, |count| *count == more + 1);
+    eventually("all clients are attached", attached, |count| *count == more + 1);
     look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }

@@ -93,10 +93,14 @@ fn a_key_is_replaced_without_a_gap() {
         let known = format!("[{}]", known.join(","));
         eventually("the agent has them", has, |all| all.iter().all(|of| *of == known));
         for address in ALL {
-            eventually("it is ready", || reported(&fixture, address), |state| state == "ready");
+            eventually("the backend is ready", || reported(&fixture, address), |state| state == "ready");
         }
     }
-    assert_eq!(refused(), (["0".to_owned(), "0".to_owned()], [0, 0]), "each was under a key that both have");
+    assert_eq!(
+        refused(),
+        (["0".to_owned(), "0".to_owned()], [0, 0]),
+        "each request was under a key that daemon and agent have"
+    );
 }
 
 /// The daemon's count of datagrams with this reception.
@@ -134,18 +138,18 @@ fn agent_run_without_an_agent_answers_requests_and_announces_its_end() {
         rustix::process::kill_process(pid, Signal::TERM).expect("send the signal");
     };
     let mut child = run(&["--key", &key.display().to_string(), "--listen", "127.0.0.1:9465"]);
-    eventually("it is ready", || reported(&fixture, ALL[0]), |state| state == "ready");
+    eventually("the backend is ready", || reported(&fixture, ALL[0]), |state| state == "ready");
     end(&mut child);
-    eventually("it leaves", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
-    let status = child.wait().expect("it ends");
+    eventually("the backend is a lame duck", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+    let status = child.wait().expect("the run ends");
     assert_eq!(status.signal(), Some(15), "as the command did: {}", log());
     assert!(is_lame(&fixture, ALL[0]), "the lame duck remains, because a restart follows");
     // Without keys and an agent the run cannot report the application, and waits. A request to end
     // takes effect at once.
     let mut child = run(&[]);
-    eventually("it waits for an agent", log, |log| log.contains("cannot register with the agent yet"));
+    eventually("the run waits for an agent", log, |log| log.contains("cannot register with the agent yet"));
     end(&mut child);
-    assert_eq!(child.wait().expect("it ends").signal(), Some(15));
+    assert_eq!(child.wait().expect("the run ends").signal(), Some(15));
     assert!(log().contains("a signal ended the run before the command was started"), "{}", log());
 }
 
@@ -176,7 +180,7 @@ fn datagrams_of_strangers_are_counted_and_change_nothing() {
         stranger.send_to(&forged[..40], daemon).expect("send");
     }
     eventually(
-        "all are counted",
+        "all datagrams are counted",
         || (datagrams(&fixture, "forged"), datagrams(&fixture, "malformed")),
         |counts| *counts == (1_000, 1_000),
     );

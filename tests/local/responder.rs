@@ -127,7 +127,11 @@ fn the_kernel_answers_for_a_stopped_agent_until_its_readiness_expires() {
         .write("socklb.toml", &text(&fixture, "round-robin", "").replace("127.0.0.1:0", "10.77.0.1:0"));
     fixture.start();
     eventually("the daemon shows the report", || reported(&fixture, ALL[0]), |state| state == "ready");
-    eventually("it is ready", || requester.readiness(), |readiness| *readiness == Some(Readiness::Ready));
+    eventually(
+        "the backend is ready",
+        || requester.readiness(),
+        |readiness| *readiness == Some(Readiness::Ready),
+    );
     // A client that returns a cookie is a subscriber, though the agent has not seen its requests.
     let before = requester.exchange(0);
     let cookie = requester.exchange(before.cookie).cookie;
@@ -145,10 +149,10 @@ fn the_kernel_answers_for_a_stopped_agent_until_its_readiness_expires() {
     );
     let answer = requester.exchange(cookie);
     assert_eq!((answer.readiness(), answer.cookie), (Some(Readiness::Unknown), cookie));
-    eventually("the daemon hears it", || reported(&fixture, ALL[0]), |state| state == "unknown");
+    eventually("the report reaches the daemon", || reported(&fixture, ALL[0]), |state| state == "unknown");
     agent.signal(Signal::CONT);
     eventually(
-        "it is ready again",
+        "the backend is ready again",
         || requester.readiness(),
         |readiness| *readiness == Some(Readiness::Ready),
     );
@@ -240,7 +244,7 @@ fn the_kernel_answers_for_the_backends_of_a_reloaded_configuration() {
     stage::replace(&path, &configured);
     agent.signal(Signal::HUP);
     let backends = || agent.status()["backends"].as_array().map(Vec::len);
-    eventually("it is there again", backends, |count| *count == Some(1));
+    eventually("the backend is known again", backends, |count| *count == Some(1));
     let requester = UdpRequester::new("127.0.0.1", "127.0.0.1:9465", key);
     requester.exchange(0);
     assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
@@ -284,7 +288,7 @@ fn a_key_is_replaced_while_the_kernel_answers() {
         requester.exchange(answer.cookie);
     }
     let subscribers = || agent.status()["backends"][0]["subscribers"].as_u64();
-    eventually("both are known", subscribers, |count| *count == Some(2));
+    eventually("both subscribers are known", subscribers, |count| *count == Some(2));
     reread(&new_line, "[2]");
     second.exchange(0);
     assert_eq!(
@@ -311,7 +315,7 @@ fn the_socket_answers_if_the_kernel_cannot_and_the_reason_is_reported() {
     let agent = Agent::start_again(&fixture.setup);
     let faults = |agent: &Agent| agent.status()["faults"].to_string();
     eventually(
-        "it is named",
+        "the reason is reported",
         || faults(&agent),
         |faults| faults.contains("lo: the kernel does") && faults.contains("another program is attached, "),
     );
@@ -320,7 +324,7 @@ fn the_socket_answers_if_the_kernel_cannot_and_the_reason_is_reported() {
     look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
     assert!(agent.log().contains("only the agent's socket answers requests"), "{}", agent.log());
     drop(other);
-    eventually("it is attached once it may be", || mode(&agent), |mode| mode == "generic");
+    eventually("the program is attached once no other is", || mode(&agent), |mode| mode == "generic");
     drop(agent);
     let agent = Agent::start_with(&fixture.setup, |command| {
         without(command, CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYS_ADMIN);
@@ -342,7 +346,7 @@ fn children_do_not_inherit_the_capabilities_for_the_responder() {
         unsafe { command.pre_exec(with_ambient_capabilities) };
     });
     eventually("the kernel answers", || mode(&agent), |mode| mode == "generic");
-    let threads = std::fs::read_dir(format!("/proc/{}/task", agent.id())).expect("its threads");
+    let threads = std::fs::read_dir(format!("/proc/{}/task", agent.id())).expect("the agent's threads");
     for thread in threads {
         let status = std::fs::read_to_string(thread.expect("one").path().join("status")).expect("read it");
         let ambient = status.lines().find_map(|line| line.strip_prefix("CapAmb:")).expect("a line");
@@ -396,7 +400,7 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     eventually("the kernel answers", by_kernel, |count| *count > before);
     router.run("ip link set far down");
     router.run("ip link set far name elsewhere");
-    eventually("it is detached", || mode(&agent), |mode| mode == "socket");
+    eventually("the program is detached", || mode(&agent), |mode| mode == "socket");
     router.run("ip link set elsewhere up");
     let count = datagrams(&agent, "answered_by_kernel");
     router.run("ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:01 dev elsewhere nud permanent");
@@ -410,5 +414,5 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     router.run("ip link set elsewhere down");
     router.run("ip link set elsewhere name far");
     router.run("ip link set far up");
-    eventually("it is attached", || mode(&agent), |mode| mode == "native");
+    eventually("the program is attached", || mode(&agent), |mode| mode == "native");
 }

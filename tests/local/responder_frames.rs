@@ -1,5 +1,5 @@
-//! The program that answers in an agent's place, run by the kernel on frames of every shape: it
-//! does the same as the same code compiled for this host.
+//! The program that answers in an agent's place, run by the kernel on frames of every shape: it has
+//! the same effects as the same code compiled for this host.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -98,7 +98,7 @@ impl Twins {
                 assert_eq!(after[..payload - 2], expected[..payload - 2], "{what}");
                 let addresses = if is_v6 { payload - 40..payload - 8 } else { payload - 16..payload - 8 };
                 let pseudo = [&after[addresses], &[0, 17, 0, 88], &after[payload - 8..]].concat();
-                assert_eq!(checksum(&pseudo), 0, "the sum makes it whole: {what}");
+                assert_eq!(checksum(&pseudo), 0, "the checksum of UDP is right: {what}");
                 let answer = Datagram::parse(&after[payload..]).expect("a datagram");
                 assert!(answer.is_authentic(self.key), "{what}");
                 assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 0x1234), "{what}");
@@ -173,7 +173,7 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     count(twins.run(plain, false, request(1, twins.key, answer.cookie ^ 1).bytes(), usize::MAX));
     assert_eq!(subscribers(), Some(0), "a cookie that no client received");
     count(twins.run(plain, false, request(1, twins.key, answer.cookie).bytes(), usize::MAX));
-    eventually("it is a subscriber", subscribers, |count| *count == Some(1));
+    eventually("the client is a subscriber", subscribers, |count| *count == Some(1));
     look(|| twins.counts()).has(|after| (after.0 - before.0, after.1 - before.1), (answered, refused));
     assert!(answered >= 2 * 3 + 3, "{answered}");
 }

@@ -28,7 +28,7 @@ fn a_cgroup_created_later_is_attached_at_once() {
     );
     assert_eq!(stage::faults_of(&status), [fault], "one fault, one line");
     cgroup.create();
-    eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
+    eventually("the cgroup is attached", || degraded(&setup), |code| *code == Some(0));
     look(|| setup.client().cgroup_id).becomes(Some(cgroup.id()));
     assert_eq!(Probe::start(&cgroup).dial(SERVICE).name, "b1");
 }
@@ -47,7 +47,7 @@ fn a_cgroup_created_with_its_parents_is_attached() {
         outer.create();
         std::fs::create_dir(outer.path().join("slice")).expect("make the slice");
         let service = outer.child("slice/service");
-        eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
+        eventually("the cgroup is attached", || degraded(&setup), |code| *code == Some(0));
         let mut probe = Probe::start(&service);
         assert_eq!(probe.dial(SERVICE).name, "b1");
         drop((probe, service));
@@ -78,7 +78,7 @@ fn wait_returns_when_the_cgroup_is_covered() {
 fn wait_reports_why_it_cannot_succeed() {
     let mut fixture = Fixture::new();
     let wait = |arguments: &[&str]| stage::daemon::failure(&fixture.setup.run(arguments));
-    let (code, text) = wait(&["wait", "nobody"]);
+    let (code, text) = wait(&["wait", "cron"]);
     assert!(code == Some(1) && text.contains("not configured; clients here are: web"), "{text}");
     // The test itself is in another cgroup.
     let (code, text) = wait(&["wait", "web"]);
@@ -134,7 +134,7 @@ fn exec_of_an_unstartable_program_exits_like_a_shell() {
 #[test]
 fn exec_for_an_unknown_client_lists_the_known_ones() {
     let fixture = Fixture::new();
-    let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "nobody", "--", "true"]));
+    let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "cron", "--", "true"]));
     assert!(code == Some(1) && text.contains("clients here are: web"), "{text}");
 }
 
@@ -183,7 +183,7 @@ fn exec_reports_the_cgroup_that_it_creates_and_refuses_a_mistyped_path() {
     let path = fixture.cgroup.path().display().to_string();
     assert!(code == Some(0) && text.contains(&format!("created cgroup {path}")), "{code:?} {text}");
     assert_eq!(exec(), (Some(0), String::new()));
-    eventually("it is attached", || degraded(&fixture.setup), |code| *code == Some(0));
+    eventually("the cgroup is attached", || degraded(&fixture.setup), |code| *code == Some(0));
     let wrong = fixture.cgroup.relative().join("wrogn").display().to_string();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
     let right = format!("cgroup = \"{}\"", fixture.cgroup.relative().display());
@@ -211,7 +211,7 @@ fn an_inherited_socket_is_reported_as_uncovered() {
     for fd in [direct.as_raw_fd(), listener.as_raw_fd()] {
         // SAFETY: the descriptor is open while the test runs.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("let it be inherited");
+        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("make the socket inheritable");
     }
     let mut probe = fixture.probe();
     probe.dial(SERVICE);
@@ -227,7 +227,7 @@ fn an_inherited_socket_is_reported_as_uncovered() {
     assert!(uncovered.iter().any(|text| text.contains("connected to 127.0.0.1:8001")), "{found:?}");
     assert!(uncovered.iter().any(|text| text.contains("it only listens")), "{found:?}");
     assert!(uncovered.iter().all(|text| text.contains("of probe (pid")), "{found:?}");
-    // A second process that inherits them is named with the first.
+    // If a second process inherits the sockets, the message names both processes.
     let second = fixture.probe();
     let found = sockets();
     let together: Vec<&String> =

@@ -30,7 +30,7 @@ fn every_slow_path_of_a_connect_works_without_a_daemon() {
         let lines = if is_followed { lines } else { with_active_accounting(&lines) };
         replace(&fixture.setup.folder.join("socklb.toml"), &lines);
         fixture.start();
-        fixture.daemon.take().expect("it runs").kill();
+        fixture.daemon.take().expect("the daemon runs").kill();
         let _elsewhere = Backend::start("elsewhere", "127.0.0.1:8005");
         let mut probe = fixture.probe();
 
@@ -42,7 +42,11 @@ fn every_slow_path_of_a_connect_works_without_a_daemon() {
             // The dead backend is ejected, and gets a trial.
             let dead = || at(&fixture, DEAD[0]);
             look(|| dead().ejections > 0).becomes(true);
-            eventually("it is tried", || (dial(&mut probe, 1), dead().trials), |(_, trials)| *trials > 0);
+            eventually(
+                "the dead backend is tried",
+                || (dial(&mut probe, 1), dead().trials),
+                |(_, trials)| *trials > 0,
+            );
         }
 
         // Diversion from a lame duck.
@@ -72,7 +76,11 @@ fn every_slow_path_of_a_connect_works_without_a_daemon() {
         // connects it takes depends on the sockets' cookies: a flow with an occupied bucket is not
         // in the active count while the overflow table is full.
         let overflowed = || fixture.setup.service().outcomes["overflowed"];
-        eventually("all are at the limit", || (hold(&mut probe, 1), overflowed()), |(_, count)| *count == 3);
+        eventually(
+            "all backends are at the limit",
+            || (hold(&mut probe, 1), overflowed()),
+            |(_, count)| *count == 3,
+        );
         fixture.setup.active_becomes(3 * limit + 3);
         drop(probe);
         fixture.setup.active_becomes(0);

@@ -23,7 +23,7 @@ fn a_client_that_cannot_attach_does_not_prevent_other_clients_from_starting() {
     with_another(&fixture, &other);
     let exclusive = Exclusive::attach(other.path());
     fixture.start();
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "the other one is balanced");
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "the other client is balanced");
     let faults = fixture.setup.faults();
     assert!(
         faults.len() == 1 && faults[0].starts_with("client two: ") && faults[0].contains("cannot attach"),
@@ -33,6 +33,6 @@ fn a_client_that_cannot_attach_does_not_prevent_other_clients_from_starting() {
     assert!(!reached(&mut probe));
     // The daemon retries by itself.
     drop(exclusive);
-    eventually("it is attached once it can be", || fixture.setup.faults(), Vec::is_empty);
+    eventually("the client is attached once the cgroup permits", || fixture.setup.faults(), Vec::is_empty);
     assert!(reached(&mut probe));
 }

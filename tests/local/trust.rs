@@ -28,7 +28,7 @@ fn lies(socket: &Path, user: u32, answer: String) {
             UnixListener::bind(&socket).expect("listen")
         })
     };
-    let listener = listening.join().expect("it listens");
+    let listener = listening.join().expect("the foreign daemon listens");
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };

@@ -1,6 +1,6 @@
 //! Services over UDP: sockets that are connected, and sockets that name the service with each
-//! datagram. Whatever happens to the backends, a socket receives answers from the service's
-//! address.
+//! datagram. A socket receives answers from the service's address, whatever happens to the
+//! backends.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
         scene.setup.active_becomes(1);
         names.insert(name);
     }
-    assert_eq!(names.len(), 3, "each connect is a choice of its own");
+    assert_eq!(names.len(), 3, "each connect chooses separately");
     look(|| (scene.outcome(0, "forwarded"), scene.outcome(0, "reused"))).becomes((3, 3));
     // A connect to an address that is no service ends the flow.
     probe.connect_datagram(socket, &backend_of(0, 2));
@@ -207,7 +207,7 @@ impl Concerned {
     fn until_slot_is_free(&self, n: u16) {
         let address = backend_of(0, n);
         let backends = || self.scene.setup.backends("web", "s0");
-        eventually("its slot is free", backends, |all| {
+        eventually("the backend's slot is free", backends, |all| {
             all.iter().all(|backend| backend.address.to_string() != *address)
         });
     }
@@ -267,10 +267,10 @@ fn make_both_lame_ducks(scene: &Scene) {
     let all = [backend_of(0, 1), backend_of(0, 2)];
     scene.list(&[(&all[0], "state = \"lame-duck\""), (&all[1], "state = \"lame-duck\"")]);
     let states = || [1, 2].map(|n| scene.backend(0, n).state);
-    eventually("both are lame ducks", states, |states| *states == ["lame-duck", "lame-duck"]);
+    eventually("both backends are lame ducks", states, |states| *states == ["lame-duck", "lame-duck"]);
 }
 
-/// No other backend may be chosen: the fallback keeps the flow, and no datagram begins another.
+/// No other backend may be chosen: the fallback retains the flow, and no datagram begins another.
 #[test]
 fn a_flow_stays_if_no_better_backend_exists() {
     let scene = Scene::new(1, 2);
@@ -302,10 +302,18 @@ fn a_service_without_backends_refuses_datagrams_and_retains_the_flow() {
     let all = [backend_of(0, 1), backend_of(0, 2)];
     scene.list(&[(&all[0], "weight = 0"), (&all[1], "weight = 0")]);
     let refused = Some(stage::kernel::refusal(libc::EHOSTUNREACH));
-    eventually("it is refused", || probe.send_datagram(socket, SERVICE).err(), |errno| *errno == refused);
+    eventually(
+        "the datagram is refused",
+        || probe.send_datagram(socket, SERVICE).err(),
+        |errno| *errno == refused,
+    );
     scene.setup.active_becomes(1);
     scene.list(&[(&all[0], ""), (&all[1], "")]);
-    eventually("it is sent again", || probe.send_datagram(socket, SERVICE).is_ok(), |is_sent| *is_sent);
+    eventually(
+        "a datagram can be sent again",
+        || probe.send_datagram(socket, SERVICE).is_ok(),
+        |is_sent| *is_sent,
+    );
     probe.close(socket);
     scene.all_gone();
 }
@@ -330,7 +338,11 @@ fn a_failed_reconnect_leaves_the_connection_unchanged() {
     // A backend without weight releases its slot with its last flow, and its counts are not shown
     // after that.
     scene.list(&[(&all[0], ""), (&all[1], "")]);
-    eventually("it is sent again", || probe.send_datagram(other, SERVICE).is_ok(), |is_sent| *is_sent);
+    eventually(
+        "a datagram can be sent again",
+        || probe.send_datagram(other, SERVICE).is_ok(),
+        |is_sent| *is_sent,
+    );
     probe.kill();
     scene.all_gone();
 }
@@ -376,7 +388,7 @@ fn a_flow_changes_its_backend_after_the_rebind_time() {
     rebind_each_tenth_of_a_second(&scene);
     let mut names = BTreeSet::new();
     eventually(
-        "all have their turn",
+        "all backends are used in turn",
         || {
             names.insert(probe.query(socket, SERVICE));
             names.len()

@@ -24,7 +24,7 @@ fn start(accounting: &str, backend: &str, lines: &str) -> Fixture {
 /// A listener that drops all received packets.
 fn unanswering() -> std::net::TcpListener {
     let listener = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");
-    stage::filter::drop_all(&listener).expect("drop what comes");
+    stage::filter::drop_all(&listener).expect("drop all packets");
     listener
 }
 
@@ -54,7 +54,7 @@ fn a_connect_cancelled_after_an_answer_was_due_counts_against_the_backend() {
         fixture.setup.active_becomes(0);
         look(|| ended(&fixture, "unanswered")).becomes(1);
         let errors = || backend(&fixture).rates_60s.map_or(0.0, |rates| rates.errors);
-        eventually("it counts as an error", errors, |errors| *errors > 0.0);
+        eventually("the cancelled connect counts as an error", errors, |errors| *errors > 0.0);
     });
 }
 
@@ -84,7 +84,7 @@ fn a_cancelled_connect_with_a_retransmitted_syn_is_unanswered() {
         let mut probe = fixture.probe();
         let socket = probe.start_connect(SERVICE);
         let retransmissions = || probe.retransmissions(socket);
-        eventually("its SYN is sent again", retransmissions, |times| *times > 0);
+        eventually("the socket's SYN is sent again", retransmissions, |times| *times > 0);
         probe.close(socket);
         look(|| (ended(&fixture, "unanswered"), ended(&fixture, "gave-up"))).becomes((1, 0));
     });
@@ -112,7 +112,7 @@ fn a_cancelled_connect_is_unreachable_while_an_icmp_error_is_stored() {
             probe.close(socket);
             Some(is_queued)
         };
-        let has_queue = eventually("one has taken the error off", look, Option::is_some) == Some(true);
+        let has_queue = eventually("one has cleared the error", look, Option::is_some) == Some(true);
         let matches_logged = || {
             if has_queue {
                 ended(&fixture, "unreachable")
@@ -126,7 +126,7 @@ fn a_cancelled_connect_is_unreachable_while_an_icmp_error_is_stored() {
             probe.close(socket);
             matches_logged() > before
         };
-        eventually("one has taken the error off and gives up", give_up, |gave_up| *gave_up);
+        eventually("one has cleared the error and gives up", give_up, |gave_up| *gave_up);
         fixture.setup.active_becomes(0);
     }
 }

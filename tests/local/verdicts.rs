@@ -86,7 +86,7 @@ fn names(counts: &BTreeMap<String, u32>) -> Vec<&str> {
 #[test]
 fn every_policy_skips_a_lame_duck_from_the_next_connect_on() {
     let mut fixture = three("");
-    fixture.daemon.take().expect("it runs").kill();
+    fixture.daemon.take().expect("the daemon runs").kill();
     let mut probe = fixture.probe();
     for policy in Policy::ALL {
         set_policy(&fixture, policy);
@@ -149,15 +149,19 @@ fn host_maps_outlive_the_daemon_and_services_without_reports_ignore_verdicts() {
     senders(&fixture.setup).insert(Raw(name), Raw(sender), 0).expect("register the name");
     judge(&fixture.setup, IDS[0], for_an_hour());
     let before = id_of_map(&fixture.setup);
-    fixture.daemon.take().expect("it runs").kill();
+    fixture.daemon.take().expect("the daemon runs").kill();
     fixture.start();
     assert_eq!(id_of_map(&fixture.setup), before);
-    assert_eq!(senders(&fixture.setup).get(&Raw(name), 0).expect("it is registered").0, sender);
+    assert_eq!(senders(&fixture.setup).get(&Raw(name), 0).expect("the backend is registered").0, sender);
     // The verdict on b1 is in force, but the service does not request reports: an operator may have
     // removed this setting while no daemon ran. The module `reports` tests a service that requests
     // reports.
     let mut probe = fixture.probe();
-    eventually("it is heeded no more", || dial(&mut probe, 30), |counts| names(counts) == ["b1", "b2", "b3"]);
+    eventually(
+        "the verdict has no effect any more",
+        || dial(&mut probe, 30),
+        |counts| names(counts) == ["b1", "b2", "b3"],
+    );
     let text = config(
         &fixture.cgroup,
         r#"{ file = "users.toml" }"#,
@@ -170,7 +174,7 @@ fn host_maps_outlive_the_daemon_and_services_without_reports_ignore_verdicts() {
         services.get(&0, 0).expect("the service").0.errno
     };
     eventually("the reload is in the kernel", errno, |errno| *errno == 111);
-    assert_eq!(senders(&fixture.setup).get(&Raw(name), 0).expect("it is registered").0, sender);
+    assert_eq!(senders(&fixture.setup).get(&Raw(name), 0).expect("the backend is registered").0, sender);
 }
 
 #[test]

@@ -140,7 +140,7 @@ fn programs_with_log_lines_are_accepted() {
     let all: Vec<(String, u64)> = of_client.into_iter().chain(others.into_iter().flatten()).collect();
     let shipped = verified(RESPONDER_OBJECT, &[], &[PORT], NO_CASTS);
     let with_lines = all.iter().find(|(name, _)| *name == shipped[0].0).expect("the same program");
-    assert!(with_lines.1 > shipped[0].1, "it writes some: {with_lines:?}, {shipped:?}");
+    assert!(with_lines.1 > shipped[0].1, "the program with log lines is longer: {with_lines:?}, {shipped:?}");
 }
 
 /// Instructions of each program of client tasks that this kernel can load, with maps of these

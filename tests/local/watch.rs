@@ -43,7 +43,7 @@ fn the_view_fits_every_size_of_the_terminal() {
     let fixture = Fixture::new();
     let mut terminal = watching(&fixture, 120, 24);
     let whole =
-        terminal.shows("all of it is shown", |rows| rows.iter().any(|row| row.contains("127.0.0.1:8003")));
+        terminal.shows("the whole status", |rows| rows.iter().any(|row| row.contains("127.0.0.1:8003")));
     assert!(whole[5].ends_with("p99"), "{whole:#?}");
     terminal.resize(60, 24);
     let narrow = terminal
@@ -60,7 +60,7 @@ fn the_view_fits_every_size_of_the_terminal() {
     let last = format!("... the end, {} above", whole.len() - 3);
     terminal.shows("the end", |rows| rows.last() == Some(&last));
     terminal.resize(120, 24);
-    terminal.shows("all of it again", |rows| rows.len() == whole.len());
+    terminal.shows("the whole status again", |rows| rows.len() == whole.len());
     terminal.types("q");
     assert_eq!(terminal.ended().code(), Some(0));
 }
@@ -94,7 +94,7 @@ fn watch_can_be_stopped_and_continued() {
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     };
     terminal.types("\x1a");
-    eventually("it stops", || is_stopped(&terminal), |is_stopped| *is_stopped);
+    eventually("the command is stopped", || is_stopped(&terminal), |is_stopped| *is_stopped);
     eventually("the screen is restored", || terminal.is_taken(), |is_taken| !is_taken);
     assert!(!terminal.is_raw());
     signal(terminal.program(), Signal::CONT);

@@ -114,9 +114,13 @@ fn a_lame_duck_is_skipped_without_a_running_daemon_until_it_is_ready() {
         agent.run_checked(&["lame-duck", ALL[1]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
         assert!(is_lame(&fixture, ALL[1]), "status shows it without a daemon");
-        assert_eq!(modes(&fixture)["lo"], "generic", "and how reports come in");
+        assert_eq!(modes(&fixture)["lo"], "generic", "status shows the mode without a daemon");
         fixture.start();
-        eventually("it is taken over", || reported(&fixture, ALL[1]), |state| state == "lame-duck");
+        eventually(
+            "the new daemon shows the report",
+            || reported(&fixture, ALL[1]),
+            |state| state == "lame-duck",
+        );
         agent.run_checked(&["ready", ALL[1]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b2"), |chosen| *chosen);
     }
@@ -128,10 +132,10 @@ fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
     let [link] = &links(&fixture)[..] else { panic!("one link: {:?}", links(&fixture)) };
     let before = stage::sys::link(link);
     fixture.stop();
-    assert_eq!(stage::sys::link(link), before, "it stays");
+    assert_eq!(stage::sys::link(link), before, "the link is unchanged");
     fixture.start();
     let program = || stage::sys::link(link).program;
-    eventually("its program is another", program, |program| *program != before.program);
+    eventually("the link's program is replaced", program, |program| *program != before.program);
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
     let shown = doctor_output(&fixture);
     assert!(shown.contains("lo: loopback, MTU 65536; the kernel receives reports, generic"), "{shown}");
@@ -141,19 +145,19 @@ fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
     std::fs::create_dir(&other).expect("make the directory");
     std::fs::rename(link, other.join("receive-generic@1")).expect("move the link");
     fixture.start();
-    eventually("it is taken over", || other.exists(), |exists| !*exists);
+    eventually("the new daemon uses the moved link", || other.exists(), |exists| !*exists);
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
     // The configuration no longer names the interface, and then names it again.
     let path = fixture.setup.folder.join("socklb.toml");
     replace(&path, &with_interfaces(&fixture, "round-robin", ""));
     fixture.daemon().signal(Signal::HUP);
-    eventually("it is detached", || links(&fixture), Vec::is_empty);
+    eventually("the receiver is detached", || links(&fixture), Vec::is_empty);
     replace(&path, &with_interfaces(&fixture, "round-robin", "\"lo\", \"absent0\""));
     fixture.daemon().signal(Signal::HUP);
-    eventually("it is attached", || modes(&fixture), |modes| modes["lo"] == "generic");
+    eventually("the receiver is attached", || modes(&fixture), |modes| modes["lo"] == "generic");
     look(|| modes(&fixture)["absent0"].clone()).becomes("socket");
     let faults = || fixture.setup.faults().join("\n");
-    eventually("it is named", faults, |faults| {
+    eventually("the missing interface is reported", faults, |faults| {
         faults.contains("interface absent0: the kernel does not receive reports there")
     });
     fixture.stop();
@@ -169,13 +173,19 @@ fn a_daemon_without_its_port_leaves_the_receiver_attached() {
     let taken = UdpSocket::bind(LISTEN).expect("the port");
     fixture.start();
     let faults = || fixture.setup.faults().join("\n");
-    eventually("it cannot", faults, |faults| faults.contains("reports cannot be received at 127.0.0.1:9467"));
+    eventually("the daemon cannot receive reports", faults, |faults| {
+        faults.contains("reports cannot be received at 127.0.0.1:9467")
+    });
     assert_eq!(links(&fixture).len(), 1);
     let mut probe = fixture.probe();
     agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     drop(taken);
-    eventually("it can", || reported(&fixture, ALL[0]), |state| state == "lame-duck");
+    eventually(
+        "the daemon receives reports again",
+        || reported(&fixture, ALL[0]),
+        |state| state == "lame-duck",
+    );
     eventually("status shows the mode", || modes(&fixture), |modes| modes["lo"] == "generic");
 }
 
@@ -194,7 +204,7 @@ fn a_start_detaches_receivers_that_are_no_longer_configured() {
     assert_eq!(links(&fixture).len(), 1);
     replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "round-robin", ""));
     fixture.start();
-    eventually("it is detached", || links(&fixture), Vec::is_empty);
+    eventually("the receiver is detached", || links(&fixture), Vec::is_empty);
 }
 
 #[test]
@@ -206,7 +216,7 @@ fn a_foreign_program_is_reported_and_never_replaced() {
     fixture.setup.write("socklb.toml", &with_interfaces(&fixture, "round-robin", "\"lo\""));
     fixture.start();
     let faults = || fixture.setup.faults().join("\n");
-    eventually("it is named", faults, |faults| {
+    eventually("the foreign program is reported", faults, |faults| {
         faults.contains("interface lo") && faults.contains("another program is attached, ")
     });
     let shown = doctor_output(&fixture);
@@ -225,7 +235,11 @@ fn a_foreign_program_is_reported_and_never_replaced() {
     );
     assert!(links(&fixture).is_empty());
     drop(other);
-    eventually("it is attached once it may be", || modes(&fixture), |modes| modes["lo"] == "generic");
+    eventually(
+        "the receiver is attached once no other program is",
+        || modes(&fixture),
+        |modes| modes["lo"] == "generic",
+    );
 }
 
 #[test]
@@ -254,7 +268,7 @@ fn datagrams_of_strangers_are_dropped_and_counted() {
     }
     for (kind, _) in kinds {
         let count = || taken_in(&fixture)[kind] - before[kind];
-        eventually("all are counted", count, |count| *count == 100);
+        eventually("all datagrams are counted", count, |count| *count == 100);
     }
     assert!(taken_in(&fixture)["believed"] > 0);
     assert_eq!(not_believed_by_the_daemon(&fixture), by_daemon, "the daemon has seen none of them");
@@ -326,20 +340,20 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     ip("link set near down");
     ip("link set near name elsewhere");
     eventually(
-        "it is detached",
+        "the receiver is detached",
         || (mode(), links(&fixture)),
         |(mode, links)| mode == "socket" && links.is_empty(),
     );
     ip("link set elsewhere name near");
-    eventually("it is attached", mode, |mode| mode == "native");
+    eventually("the receiver is attached", mode, |mode| mode == "native");
     ip("link del near");
     eventually(
-        "it is gone",
+        "the interface is gone",
         || (mode(), links(&fixture)),
         |(mode, links)| mode == "socket" && links.is_empty(),
     );
     ip("link add near type veth peer name nobody");
-    eventually("it is attached", mode, |mode| mode == "native");
+    eventually("the receiver is attached", mode, |mode| mode == "native");
 }
 
 /// This test runs only on kernels that accept the daemon's other programs without CAP_PERFMON.
@@ -365,7 +379,7 @@ fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
         faults.contains("interface lo") && faults.contains("CAP_PERFMON")
     });
     stage::daemon::signal(&daemon, Signal::TERM);
-    assert!(daemon.wait().expect("it ends").success());
+    assert!(daemon.wait().expect("the daemon ends").success());
 }
 
 /// A program of another version would read that version's maps, in which the answers to this
@@ -386,7 +400,7 @@ fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
     });
     fixture.daemon = Some(daemon);
     let mode = || fixture.setup.status().daemon.and_then(|_| modes(&fixture).remove("lo"));
-    eventually("the socket does it", mode, |mode| mode.as_deref() == Some("socket"));
+    eventually("the socket receives reports", mode, |mode| mode.as_deref() == Some("socket"));
     eventually("the other version is gone", || other.exists(), |exists| !*exists);
     assert!(links(&fixture).is_empty() && stage::sys::xdp_programs("lo").is_empty());
     agent.run_checked(&["lame-duck", ALL[0]]);
@@ -406,7 +420,7 @@ fn an_interrupted_upgrade_delays_no_verdict() {
         let daemon = Daemon::spawn(&fixture.setup);
         if has_begun {
             eventually(
-                "its program is there",
+                "the new daemon's program is attached",
                 || stage::sys::link(link).program,
                 |program| *program != before,
             );
@@ -449,8 +463,8 @@ fn a_silent_lame_duck_remains_one_until_its_hold_ends() {
     agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     agent.signal(Signal::KILL);
-    assert!(!is_chosen(&mut probe, "b1"), "its silence changes nothing");
-    eventually("its hold is over", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
+    assert!(!is_chosen(&mut probe, "b1"), "a silent lame duck remains one");
+    eventually("the hold of the lame duck is over", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }
 
 /// A version with a different layout under the same number might leave such a map.
@@ -470,9 +484,11 @@ fn a_host_map_of_another_size_is_reported_and_not_replaced() {
     fixture.setup.write("socklb.toml", &with_interfaces(&fixture, "round-robin", "\"lo\""));
     let daemon = Daemon::spawn(&fixture.setup);
     let log = || daemon.log();
-    eventually("it is named", log, |log| log.contains("host-v2/listeners") && log.contains("7 entries"));
+    eventually("the map is reported", log, |log| {
+        log.contains("host-v2/listeners") && log.contains("7 entries")
+    });
     drop(daemon);
-    assert!(pin.exists(), "it is left alone");
+    assert!(pin.exists(), "the map is not removed");
     std::fs::remove_file(&pin).expect("remove it");
     fixture.start();
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");

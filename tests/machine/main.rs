@@ -2,7 +2,7 @@
 //! of this machine under a copy-on-write layer, no network except loopback, and systemd or an idle
 //! process as init. Tests start this program.
 //!
-//! What the machine writes is in memory and disappears with its last process. The machine cannot
+//! The machine's writes stay in memory and disappear with its last process. The machine cannot
 //! change the host's kernel settings, devices and services: these are read-only, absent, or not
 //! started.
 
@@ -58,7 +58,7 @@ fn begin(init: &str, folder: &Path) {
     rustix::mount::unmount(".", UnmountFlags::DETACH).expect("leave the old root");
     let mut command = if init == "systemd" {
         let mut systemd = Command::new("/usr/lib/systemd/systemd");
-        // Tells systemd that it runs in a container, so that it does not manage hardware and the
+        // Informs systemd that it runs in a container, so that it does not manage hardware and the
         // clock.
         systemd.env_clear().env("container", "socklb-test").env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         systemd.args(["--system", "--unit=basic.target", "--log-target=journal", "--show-status=no"]);

@@ -68,7 +68,7 @@ fn peak(pid: u32) -> u64 {
 #[track_caller]
 fn until(what: &str, fact: impl FnMut() -> bool) {
     let time = 6 * stage::patience();
-    assert!(stage::within(time, fact, |holds| *holds).is_ok(), "{what} did not come true in {time:?}");
+    assert!(stage::within(time, fact, |holds| *holds).is_ok(), "not within {time:?}: {what}");
 }
 
 /// Whether the other side has ended a connection.
@@ -129,7 +129,7 @@ fn a_truncated_page_is_shorter_than_announced() {
     let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
     let length: usize = length.and_then(|length| length.parse().ok()).unwrap_or_else(|| panic!("{head}"));
     let before = files(daemon.pid());
-    until("it is cut off", || files(daemon.pid()) < before);
+    until("the reader is cut off", || files(daemon.pid()) < before);
     let mut rest = Vec::new();
     // It ends or is reset; in both cases fewer bytes arrive than were announced.
     let _ = stream.read_to_end(&mut rest);
@@ -149,7 +149,7 @@ fn a_page_is_compressed_on_request() {
     let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
     assert!(head.starts_with("http/1.0 200") && head.contains("content-encoding: gzip"), "{head}");
     let file = fixture.setup.folder.join("page.gz");
-    std::fs::write(&file, &bytes[end..]).expect("keep the page");
+    std::fs::write(&file, &bytes[end..]).expect("store the page");
     // gzip is part of every Debian.
     let unpacked = std::process::Command::new("gzip").arg("-dc").arg(&file).output().expect("run gzip");
     let unpacked = String::from_utf8(unpacked.stdout).expect("text");
@@ -177,11 +177,11 @@ fn unfinished_requests_take_little_memory_and_are_dropped() {
     scrape();
     // The limit is for the whole daemon: 8 KiB for each of 64 connections are half a megabyte.
     assert!(peak(pid) < before + (32 << 20), "{before} bytes, then {}", peak(pid));
-    // The daemon waits for an unfinished request within the limit, but not for ever.
+    // The daemon waits for an unfinished request within the limit, but not forever.
     let mut slow = TcpStream::connect(LISTEN).expect("reach the port");
     write!(slow, "GET /metrics HTTP/1.1\r\n").expect("send the first line of a request");
     slow.set_nonblocking(true).expect("look, not wait");
-    until("it is given up", || has_ended(&mut slow));
+    until("the unfinished request is dropped", || has_ended(&mut slow));
 }
 
 #[test]

@@ -77,8 +77,8 @@ fn no_fault(prometheus: &Prometheus) {
     let is_up = |target: &serde_json::Value| {
         (target["health"].as_str(), target["lastError"].as_str()) == (Some("up"), Some(""))
     };
-    eventually("both are up", targets, |active| active.len() == 2 && active.iter().all(is_up));
-    eventually("both were up", || prometheus.value("sum(up)"), |up| *up == 2.0);
+    eventually("both scrapes succeed", targets, |active| active.len() == 2 && active.iter().all(is_up));
+    eventually("both successes are stored", || prometheus.value("sum(up)"), |up| *up == 2.0);
     let failed = "count_over_time((up == 0 and scrape_duration_seconds < 0.9)[10m:1s])";
     assert_eq!(prometheus.query(failed), [], "every scrape that had its time succeeded");
     for fault in [

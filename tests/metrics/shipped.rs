@@ -54,7 +54,7 @@ fn dashboard_and_rules_use_only_existing_metrics() {
     let is_probed =
         |backend: &BackendStatus| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready");
     let backends = || fixture.setup.backends("web", "users");
-    eventually("all are probed", backends, |all| all.len() == 3 && all.iter().all(is_probed));
+    eventually("all backends are probed", backends, |all| all.len() == 3 && all.iter().all(is_probed));
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
     // Control of load reads the load once per second.
     let page = eventually(

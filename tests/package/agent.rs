@@ -112,7 +112,7 @@ fn a_service_with_the_drop_in_is_a_lame_duck_before_it_ends_and_ready_after_a_re
     machine.good(&["systemctl", "start", "socklb-agent.service", "users.service"]);
     until(&machine, "ready");
     let load = || backend(&machine)["load"]["utilization"].as_f64();
-    eventually("its cgroup is measured", load, Option::is_some);
+    eventually("the service's cgroup is measured", load, Option::is_some);
     // A restarted agent learns of the service by itself.
     machine.good(&["systemctl", "restart", "socklb-agent.service"]);
     until(&machine, "ready");

@@ -1,5 +1,5 @@
 //! The unit under a real systemd: it starts, is restricted as it declares, balances, and survives
-//! what happens to services.
+//! the usual events of a service.
 
 use lb_common::abi::ABI_VERSION;
 use stage::{Machine, eventually};
@@ -166,7 +166,11 @@ fn the_unit_is_ready_with_its_daemon_and_shows_how_many_clients_are_attached() {
     assert_eq!(dial(&machine), "b1");
     assert_eq!(property(&machine, "StatusText"), "1 of 1 clients attached");
     machine.good(&["systemctl", "reload", "socklb.service"]);
-    eventually("it is active again", || property(&machine, "ActiveState"), |state| state == "active");
+    eventually(
+        "the service is active again",
+        || property(&machine, "ActiveState"),
+        |state| state == "active",
+    );
     machine.good(&["systemctl", "stop", "frontend.service"]);
     let text = || property(&machine, "StatusText");
     eventually("the status text shows the clients", text, |text| text == "0 of 1 clients attached");
@@ -183,8 +187,9 @@ fn each_journal_line_has_its_priority() {
         machine.good(&[&["journalctl"], &unit[..], &[priority]].concat())
     };
     let warnings = || journal("--priority=warning");
-    let warnings =
-        eventually("it is a warning", warnings, |text| text.contains("the configuration cannot be used"));
+    let warnings = eventually("the fault is logged as a warning", warnings, |text| {
+        text.contains("the configuration cannot be used")
+    });
     assert!(!warnings.contains("INFO"), "{warnings}");
     let all = journal("--priority=info");
     let running = all.lines().find(|line| line.contains("running pins=")).expect("it has started");

@@ -42,10 +42,18 @@ impl Scene {
     fn play(&mut self, flows: u64, differences: impl Fn(&Setup, &Ledger) -> Vec<String>) -> Ledger {
         for _ in 0..ROUNDS {
             let ledger = self.worker.play(flows / ROUNDS);
-            eventually("it counts what was seen", || differences(&self.setup, &ledger), Vec::is_empty);
+            eventually(
+                "the counts are what the clients saw",
+                || differences(&self.setup, &ledger),
+                Vec::is_empty,
+            );
         }
         let ledger = self.worker.rest();
-        eventually("it counts what was seen", || differences(&self.setup, &ledger), Vec::is_empty);
+        eventually(
+            "the counts are what the clients saw",
+            || differences(&self.setup, &ledger),
+            Vec::is_empty,
+        );
         assert_eq!(ledger.held(), 0);
         self.setup.active_becomes(0);
         ledger

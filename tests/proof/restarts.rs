@@ -49,7 +49,7 @@ pub fn connects(setup: &Setup) -> u64 {
 /// Waits until some more connects were counted.
 pub fn some_connects(setup: &Setup) {
     let before = connects(setup);
-    eventually("clients get on", || connects(setup), |now| *now > before + 50);
+    eventually("clients make more connects", || connects(setup), |now| *now > before + 50);
 }
 
 #[test]

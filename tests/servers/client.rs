@@ -125,7 +125,7 @@ impl Client {
         eventually("another list", || self.lists(), |lists| *lists > before);
     }
 
-    /// Lets other servers have the server's port, one after the other: one for each answer, one
+    /// Starts other servers on the server's port, one after the other: one for each answer, one
     /// that is no HTTP server, and one that is overloaded. Each must lead to its fault.
     #[track_caller]
     pub fn expect_faults_of_impostors<const N: usize>(&self, port: u16, cases: [(String, &str); N]) {

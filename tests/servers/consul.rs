@@ -173,7 +173,7 @@ fn no_connect_fails_while_consul_is_killed_and_it_is_queried_again_when_status_s
     scene.start_consul();
     scene.wait_for_consul();
     scene.client.expect_recovery();
-    // It is away for longer.
+    // This time the server is away for longer.
     scene.consul = None;
     scene.client.expect_next_query_in(3);
     scene.start_consul();
@@ -189,13 +189,13 @@ fn no_connect_fails_while_consul_is_killed_and_it_is_queried_again_when_status_s
 fn no_connect_fails_while_consul_is_stopped_or_emptied() {
     let Some(mut scene) = Scene::new("") else { return };
     scene.client.start_dialling();
-    // A stopped server looks like one that waits for a change. The next question shows it.
+    // A stopped server looks like one that waits for a change. The next query shows the difference.
     scene.signal(Signal::STOP);
     scene.client.refresh();
     scene.client.expect_fault("no answer within 5s");
     scene.signal(Signal::CONT);
     scene.client.expect_recovery();
-    // A stop that is over before a question fails is no fault, and the list follows soon.
+    // A stop that ends before a query fails is no fault, and the list is updated soon.
     scene.signal(Signal::STOP);
     let stopped = Instant::now();
     scene.client.refresh();
@@ -238,8 +238,8 @@ fn no_connect_fails_while_another_server_has_consuls_port_or_the_token_expires()
     scene.wait_for_consul();
     scene.client.refresh();
     scene.client.expect_recovery();
-    // The token expires. A change wakes the question that waits for one.
-    let token = std::fs::read_to_string(scene.client.setup.folder.join("token")).expect("it was written");
+    // The token expires. A change completes the query that waits for one.
+    let token = std::fs::read_to_string(scene.client.setup.folder.join("token")).expect("read the token");
     let own = request(PORT, "GET", "/v1/acl/token/self", &format!("X-Consul-Token: {token}\r\n"), "");
     let own: Value = serde_json::from_str(&own.expect("Consul answers").1).expect("a token");
     let path = format!("/v1/acl/token/{}", own["AccessorID"].as_str().expect("an accessor"));
@@ -254,7 +254,7 @@ fn no_connect_fails_while_another_server_has_consuls_port_or_the_token_expires()
 }
 
 #[test]
-fn no_connect_fails_during_hundreds_of_changes_and_consul_gets_five_questions_a_second() {
+fn no_connect_fails_during_hundreds_of_changes_and_consul_gets_five_queries_a_second() {
     let Some(mut scene) = Scene::new("") else { return };
     scene.client.start_dialling();
     let (begun, before) = (Instant::now(), scene.client.lists());
@@ -283,6 +283,6 @@ fn a_list_of_consul_grows_from_one_to_ten_thousand_instances() {
     register_many(10_000);
     scene.client.expect_endpoints(10_001);
     let backends = || scene.client.setup.service().backends.len();
-    eventually("all are in the table", backends, |backends| *backends == 10_001);
+    eventually("all instances are in the table", backends, |backends| *backends == 10_001);
     scene.client.expect_no_failure(&["all", "b1"]);
 }

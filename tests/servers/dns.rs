@@ -39,7 +39,7 @@ impl Scene {
         scene
     }
 
-    /// Starts the server; its zone is as it was when it ended.
+    /// Starts the server; its zone is the same as when the server ended.
     fn start_named(&mut self) {
         let folder = &self.client.setup.folder;
         let log =
@@ -197,7 +197,7 @@ fn a_first_start_waits_for_the_server_and_a_later_one_does_not() {
     scene.client.expect(&["b1", "b2", "b3"]);
     let stored = scene.client.setup.folder.join("state/last-good/users.json");
     eventually("the list is stored", || stored.exists(), |exists| *exists);
-    scene.client.daemon.take().expect("it runs").stop();
+    scene.client.daemon.take().expect("the daemon runs").stop();
     scene.named = None;
     scene.client.start_daemon();
     assert_eq!(scene.client.probe.dial_many(SERVICE, 64).into_keys().collect::<Vec<_>>(), ["b1", "b2", "b3"]);
@@ -219,7 +219,7 @@ fn lists_can_be_checked_printed_and_refreshed() {
     // The printed list works as an endpoint file.
     scene.client.setup.write("dumped.json", &dumped);
     let config = scene.client.setup.folder.join("socklb.toml");
-    let text = std::fs::read_to_string(&config).expect("it was written");
+    let text = std::fs::read_to_string(&config).expect("read the configuration");
     std::fs::write(&config, text.replace(SRV, "{ file = \"dumped.json\" }")).expect("write");
     let (code, text) = scene.client.run(&["check"]);
     assert_eq!(code, Some(0), "{text}");
@@ -231,7 +231,9 @@ fn lists_can_be_checked_printed_and_refreshed() {
     scene.named = None;
     std::fs::write(
         &config,
-        std::fs::read_to_string(&config).expect("it was written").replace("{ file = \"dumped.json\" }", SRV),
+        std::fs::read_to_string(&config)
+            .expect("read the configuration")
+            .replace("{ file = \"dumped.json\" }", SRV),
     )
     .expect("write");
     let (code, text) = scene.client.run(&["source", "check"]);

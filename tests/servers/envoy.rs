@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The configuration of the page, with the files below this folder.
 fn configuration(setup: &Setup) -> String {
     let (_, yaml) = PAGE.split_once("```yaml\n").expect("the page has a configuration");
-    let (yaml, _) = yaml.split_once("```").expect("it ends");
+    let (yaml, _) = yaml.split_once("```").expect("the configuration of the page ends");
     yaml.replace(DIRECTORY, &setup.folder.join("envoy").display().to_string())
 }
 
@@ -112,7 +112,7 @@ fn envoy_obeys_the_weights_and_lame_ducks_of_its_file() {
     let [first, second, third] = BACKENDS;
     fixture.write_endpoints(&[(first, "weight = 3"), (second, ""), (third, "")]);
     let config = fixture.setup.folder.join("socklb.toml");
-    let text = std::fs::read_to_string(&config).expect("it was written");
+    let text = std::fs::read_to_string(&config).expect("read the configuration");
     fixture.setup.write("socklb.toml", &(text + "[envoy]\ndirectory = \"envoy\"\n"));
     fixture.start();
     let file = fixture.setup.folder.join("envoy/web/users.json");
@@ -134,7 +134,7 @@ fn envoy_obeys_the_weights_and_lame_ducks_of_its_file() {
     fixture.write_endpoints(&[(first, ""), (second, "")]);
     expect(&[(first, 512, "healthy"), (second, 512, "healthy")]);
 
-    // Without the daemon, Envoy goes on.
+    // Without the daemon, Envoy continues.
     fixture.stop();
     assert!(file.exists(), "the file stays at a stop");
     assert_eq!(answers(8).len(), 2);

@@ -72,7 +72,7 @@ impl Server {
         })
     }
 
-    /// Closes all connections, and listens on.
+    /// Closes all connections, and continues to listen.
     pub fn disconnect(&self) {
         shut_down(&self.connections);
     }

@@ -24,7 +24,7 @@ const EXPIRED_EVENT: &str =
 const EXPIRED: &str = include_str!("../../crates/lb-discovery/src/kubernetes/answers/expired.http");
 const UNAUTHORIZED: &str = include_str!("../../crates/lb-discovery/src/kubernetes/answers/unauthorized.http");
 
-/// How long the events of the test with many go on, and the time from one to the next.
+/// How long the test with many events sends them, and the time from one event to the next.
 const EVENTS: Duration = Duration::from_secs(3);
 const EVENT: Duration = Duration::from_millis(10);
 
@@ -298,7 +298,7 @@ fn no_connect_fails_while_another_server_has_the_port_or_the_token_expires() {
     scene.client.expect_recovery();
     // The token expires: the server refuses it from the next request on.
     scene.api.state().token = "second".to_owned();
-    scene.server.as_ref().expect("it runs").disconnect();
+    scene.server.as_ref().expect("the server runs").disconnect();
     scene.client.expect_fault("401 Unauthorized: Unauthorized; the token in ");
     scene.write_token("second");
     scene.client.expect_recovery();
@@ -348,7 +348,7 @@ fn a_list_grows_from_one_to_ten_thousand_endpoints_and_one_that_is_too_long_chan
     }
     scene.client.expect_endpoints(10_001);
     let backends = || scene.client.setup.service().backends.len();
-    eventually("all are in the table", backends, |backends| *backends == 10_001);
+    eventually("all endpoints are in the table", backends, |backends| *backends == 10_001);
     let more: Vec<String> = (0..2_288).map(|n| format!("127.2.{}.{}", n / 250, n % 250)).collect();
     scene.api.put("more", &more, 8009);
     scene.client.expect_fault("a list without indexes has at most 12288 endpoints, this is number 12289");

@@ -133,7 +133,11 @@ async fn an_operators_lame_duck_survives_an_agent_restart() {
     assert_eq!(after.backends[0].readiness, "lame-duck");
     assert!(after.incarnation > before.incarnation);
     stage.post("/v1/ready", &[("backend", "10.0.0.1:80")]).await.unwrap();
-    assert_eq!(stage.status().await.backends[0].readiness, "unknown", "neither a check nor a program reports its state");
+    assert_eq!(
+        stage.status().await.backends[0].readiness,
+        "unknown",
+        "neither a check nor a program reports its state"
+    );
     // An operator can also undo the lame duck of a backend that no longer exists.
     let run = stage.folder.path().join("run");
     let other = lb_agent::name::parse("10.0.0.2:80").unwrap();
@@ -270,7 +274,8 @@ async fn a_program_without_keys_waits_for_the_agent() {
         tokio::time::timeout(stage::DEADLINE, registered)
     };
     // A program that has the keys does not wait, because it can be an agent itself.
-    let error = register(Some(keys())).await.expect("a program that has the keys does not wait").err().unwrap();
+    let error =
+        register(Some(keys())).await.expect("a program that has the keys does not wait").err().unwrap();
     assert!(matches!(error, ClientError::NotRunning(_)), "{error}");
     // The wait begins before any agent runs.
     let agent = async {
@@ -352,7 +357,10 @@ async fn a_lame_duck_stays_one_after_an_agent_restart() {
     let agent = start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap();
     let stage = Stage { folder, agent };
     let status = stage.until(has_passed).await;
-    assert_eq!(status.backends[0].readiness, "ready", "the check decides at once about a backend that was ready");
+    assert_eq!(
+        status.backends[0].readiness, "ready",
+        "the check decides at once about a backend that was ready"
+    );
 }
 
 #[tokio::test]

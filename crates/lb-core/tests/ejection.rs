@@ -72,7 +72,11 @@ fn a_backend_is_ejected_tried_and_readmitted() {
     let mut service = service(RULES, 4);
     assert_eq!(fail(&mut service, 1, 7), [Remembered, Remembered, Remembered, Remembered, Ejected]);
     assert_eq!(service.next_trial(), NextTrial::of(1, 7 + BASE, 0));
-    assert_eq!(service.report(1, REFUSED, 8, NO_JITTER), Unchanged, "this connect was under way before the ejection");
+    assert_eq!(
+        service.report(1, REFUSED, 8, NO_JITTER),
+        Unchanged,
+        "this connect was under way before the ejection"
+    );
     assert_eq!(service.due_trial(6 + BASE, never), None);
     assert_eq!(service.due_trial(7 + BASE, never), Some(1));
     assert_eq!(service.due_trial(7 + BASE, never), None, "one connect is the trial");

@@ -72,7 +72,11 @@ fn a_self_reported_lame_duck_is_replaced_without_a_state_word() {
     let members = in_table(&balancer);
     let lame = membership.members[0].endpoint.address;
     assert!(report(&mut balancer, 100, Who::Report, &[(lame, Health::LameDuck)]));
-    assert_eq!(usable(&balancer.plan(), lame), Usable::UnlessEjected, "the state word does not contain the report");
+    assert_eq!(
+        usable(&balancer.plan(), lame),
+        Usable::UnlessEjected,
+        "the state word does not contain the report"
+    );
     let row = balancer.row(0).expect("a row");
     assert_eq!((row.available, row.tier), ((3, 4), Tier::Healthy));
     assert_eq!(row.usable[&lame].1, Health::LameDuck);
@@ -107,7 +111,11 @@ fn a_refusing_backend_is_not_chosen_for_any_witness() {
         assert_eq!(usable(&balancer.plan(), down), Usable::No);
         let other = if who == Who::Probe { Who::Report } else { Who::Probe };
         report(&mut balancer, 102, other, &[]);
-        assert_eq!(usable(&balancer.plan(), down), Usable::No, "the other witness cannot withdraw this verdict");
+        assert_eq!(
+            usable(&balancer.plan(), down),
+            Usable::No,
+            "the other witness cannot withdraw this verdict"
+        );
         // A fact from probes does not change backends that it does not contain. A fact from reports
         // is complete: all backends that it does not contain are healthy according to reports.
         let well = if who == Who::Probe { &[(down, Health::Healthy)][..] } else { &[] };

@@ -416,7 +416,9 @@ mod tests {
         let find = |cookie: u64| sockets.iter().find(|socket| socket.cookie == cookie);
         let seen = find(cookie(&stream)).expect("the accepted one");
         assert_eq!((seen.local, seen.queued), (local, 7));
-        assert!(seen.idle.expect("the kernel reports the idle time of a connection") < Duration::from_mins(1));
+        assert!(
+            seen.idle.expect("the kernel reports the idle time of a connection") < Duration::from_mins(1)
+        );
         assert!(!seen.is_closed);
         assert!(find(cookie(&listener)).expect("it listens").listens);
         // The own port of these sockets is another one.

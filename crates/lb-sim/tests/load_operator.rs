@@ -71,7 +71,11 @@ fn a_switch_freezes_or_turns_off_the_law_of_all_tasks() {
     let before = weights(rows(&report, "as written", (50, 60))[0]).factors;
     let frozen = rows(&report, "as written", (60, 120));
     for row in &frozen {
-        assert_eq!((weights(row).tables, weights(row).factors), (0, before), "frozen factors are equal to the last digit: {row:?}");
+        assert_eq!(
+            (weights(row).tables, weights(row).factors),
+            (0, before),
+            "frozen factors are equal to the last digit: {row:?}"
+        );
     }
     assert!(most(&busiest_over_least(&frozen)) > 1.4, "while loads change");
     let off = rows(&report, "as written", (120, 160));

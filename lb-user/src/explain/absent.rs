@@ -80,11 +80,7 @@ mod tests {
         let here =
             [dials("web", &["users", "mail"]), dials("batch", &["users", "queue"]), dials("idle", &[])];
         let cases = [
-            (
-                "nothing",
-                None,
-                "no client here dials a service nothing; services here are: mail, queue, users",
-            ),
+            ("chat", None, "no client here dials a service chat; services here are: mail, queue, users"),
             (
                 "user",
                 None,
@@ -105,7 +101,7 @@ mod tests {
                 Some("idle"),
                 "client idle does not dial service users; it dials: none; users is dialled by: web, batch",
             ),
-            ("users", Some("nobody"), "there is no client nobody here; clients here are: web, batch, idle"),
+            ("users", Some("cron"), "there is no client cron here; clients here are: web, batch, idle"),
             (
                 "users",
                 Some("bacth"),

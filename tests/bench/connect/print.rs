@@ -76,7 +76,7 @@ fn with_programs(outcome: &Outcome) -> impl Iterator<Item = (&Row, &Figures)> {
     measured.filter(|(_, figures)| !figures.costs.is_empty())
 }
 
-/// What an arm's programs cost in one operation.
+/// The cost of an arm's programs in one operation.
 fn programs(figures: &Figures) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut sum = 0.0;

@@ -52,7 +52,7 @@ fn machine(took: Duration) -> Result<String> {
     let model = model.map_or("unknown", |line| line.trim_start_matches([' ', '\t', ':']));
     let count = processors.lines().filter(|line| line.starts_with("processor")).count();
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let date = std::process::Command::new("date").args(["-u", "+%F"]).output().context("ask for the date")?;
+    let date = std::process::Command::new("date").args(["-u", "+%F"]).output().context("read the date")?;
     Ok(format!(
         "{}, {count} CPUs ({model}), Linux {}; the run took {} s.",
         String::from_utf8_lossy(&date.stdout).trim(),

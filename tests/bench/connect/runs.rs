@@ -1,5 +1,6 @@
 //! Compares several runs of one group, each with new processes, programs and maps. The memory
-//! layout differs from run to run, and no interval of a single run shows what this changes.
+//! layout differs from run to run, and the interval of a single run does not include the effect of
+//! this.
 
 use std::fmt::Write as _;
 

@@ -188,7 +188,7 @@ struct Pending {
     began: Duration,
 }
 
-/// How late a connect may begin and still be made.
+/// The maximum delay of a connect that is still made.
 const CATCH_UP: Duration = Duration::from_millis(3);
 
 /// Makes connects in the order in which they are due. If this process had no CPU when connects were

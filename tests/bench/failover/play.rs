@@ -16,7 +16,7 @@ use super::place::{Client, MOST_CLIENTS, Place, Wanted};
 use super::slow::Slow;
 use crate::link::Link;
 
-/// The time that a packet takes in one direction.
+/// The one-way travel time of a packet.
 const DELAY: Duration = Duration::from_millis(2);
 
 const LIVE: u16 = 8100;

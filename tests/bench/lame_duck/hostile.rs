@@ -43,7 +43,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
             stranger.send_to(bytes, to)?;
         }
         expected += batch.len() as u64;
-        eventually("all are counted", || refused(&scene.counts()), |count| *count >= expected);
+        eventually("all datagrams are counted", || refused(&scene.counts()), |count| *count >= expected);
     }
     let after = (scene.seen()?, scene.counts());
     let mut due: BTreeMap<String, u64> = before.1.clone();

@@ -1,5 +1,5 @@
-//! Thousands of backends: what requests to the agents of 10,000 backends cost the daemon, one to
-//! each backend every two seconds, and what probes by connection cost it.
+//! Thousands of backends: the daemon's cost of requests to the agents of 10,000 backends, with one
+//! request to each backend every two seconds, and its cost of probes by connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -103,7 +103,7 @@ fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     ])
 }
 
-/// What requests cost in a period of time.
+/// The cost of requests in a period of time.
 struct Cost {
     /// The processor time in seconds.
     cpu: f64,
@@ -201,7 +201,11 @@ fn connects(stage: &Stage, probe: &str) -> Result<Finding> {
     let health = format!("{{ probe = \"{probe}\", interval = \"1s\" }}");
     let wanted = Wanted { health: &health, key: None, listen: "", xdp: None, backends: &backends };
     let host = Host::start(stage, probe, &wanted);
-    eventually("all are well", || host.reported("well").unwrap_or(0), |well| *well == backends.len());
+    eventually(
+        "all backends are healthy",
+        || host.reported("well").unwrap_or(0),
+        |well| *well == backends.len(),
+    );
     let accepted = || listener.accepted.load(Ordering::Relaxed);
     let before = accepted();
     let (cpu, wall) = watched(&host, CONNECTED_WATCHED)?;

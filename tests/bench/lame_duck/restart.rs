@@ -18,7 +18,7 @@ use super::verdicts::{Verdicts, registered};
 use crate::link::{Link, NEAR};
 use crate::pause;
 
-/// The time that a packet takes in one direction.
+/// The one-way travel time of a packet.
 const DELAY: Duration = Duration::from_micros(500);
 const BACKENDS: u8 = 20;
 /// The maximum number of backends that are not ready at the same time. A connect examines 16

@@ -21,7 +21,7 @@ use super::verdicts::{Verdicts, registered};
 use crate::link::{Link, NEAR};
 use crate::pause;
 
-/// The time that a packet takes in one direction.
+/// The one-way travel time of a packet.
 const DELAY: Duration = Duration::from_millis(10);
 /// The maximum time that is allowed: two round trips and 10 ms.
 const NEEDED: Duration = Duration::from_millis(50);

@@ -1,6 +1,6 @@
-//! What it costs the daemon to follow load, on a host with the maximum number of clients. Each
-//! client uses ten services with 20 members each, whose reports change each second. Meanwhile all
-//! clients connect, so that the weights have an effect.
+//! The daemon's cost of following load, on a host with the maximum number of clients. Each client
+//! uses ten services with 20 members each, whose reports change each second. Meanwhile all clients
+//! connect, so that the weights have an effect.
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -51,7 +51,7 @@ enum Heeds {
     Load,
 }
 
-/// What a daemon costs.
+/// The cost of a daemon.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     /// The share of one processor that it uses.

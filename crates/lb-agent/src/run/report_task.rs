@@ -164,7 +164,9 @@ mod tests {
         report_task.set_readiness(Readiness::LameDuck);
         report_task.poll_unacknowledged();
         for expected in [2, 1, 0] {
-            let Some(RunEvent::Unacknowledged(count)) = received.recv().await else { panic!("no count arrived") };
+            let Some(RunEvent::Unacknowledged(count)) = received.recv().await else {
+                panic!("no count arrived")
+            };
             assert_eq!(count, expected);
         }
         report_task.set_readiness(Readiness::Down);
