@@ -589,7 +589,7 @@ mod tests {
                 let response = cover(State(desk), UrlPath("other".to_owned()), UrlQuery(cgroups)).await;
                 let code = response.status().as_u16();
                 let body = axum::body::to_bytes(response.into_body(), 1_024).await.expect("a text");
-                (code, String::from_utf8_lossy(&body).into_owned(), answering.await.expect("it ends"))
+                (code, String::from_utf8_lossy(&body).into_owned(), answering.await.expect("the answer ends"))
             })
         };
         assert_eq!(asked_for(64), (200, r#"{"coverage":"covered"}"#.to_owned(), 64));

@@ -247,7 +247,7 @@ mod tests {
         let mut after = Assignments::new(list(7));
         assert!(!after.is_of_the_same_reading(&before) && before.clone().is_of_the_same_reading(&before));
         after.follow(&before);
-        assert!(after.is_of_the_same_reading(&before), "both share one list object");
+        assert!(after.is_of_the_same_reading(&before), "both readings share one list object");
         after.complete(&[consumer(1, 5, 7), consumer(2, 5, 7)]);
         let at = |assignments: &Assignments, index| {
             assignments.memberships.iter().position(|(d, _)| d.task.index == index)

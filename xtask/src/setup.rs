@@ -215,7 +215,7 @@ fn run_patiently(command: &mut Command, patience: Duration, pause: Duration) -> 
     loop {
         let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| format!("start {text}"))?;
         let mut is_locked = false;
-        for line in BufReader::new(child.stderr.take().expect("it is piped")).lines() {
+        for line in BufReader::new(child.stderr.take().expect("standard error is piped")).lines() {
             let line = line.with_context(|| format!("read the output of {text}"))?;
             eprintln!("{line}");
             is_locked |= line.contains(LOCKED);

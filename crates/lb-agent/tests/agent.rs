@@ -338,12 +338,12 @@ async fn a_lame_duck_stays_one_after_an_agent_restart() {
     let agent = start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap();
     let stage = Stage { folder, agent };
     let has_passed = |status: &lb_agent::status::AgentStatus| {
-        let check = status.backends[0].check.as_ref().expect("it has one");
+        let check = status.backends[0].check.as_ref().expect("the backend has a check");
         check.ago_seconds.is_some() && check.failure.is_none()
     };
     let status = stage.until(has_passed).await;
     assert_eq!(status.backends[0].readiness, "lame-duck", "{status:?}");
-    let runner = status.backends[0].runner.as_ref().expect("it is remembered");
+    let runner = status.backends[0].runner.as_ref().expect("the agent remembers the run");
     assert_eq!((runner.alive, runner.process), (false, None));
     // The next program reports the readiness. Its last report before it dies is ready, so the check
     // decides after its death.
@@ -382,7 +382,7 @@ async fn a_program_registers_again_after_an_agent_restart() {
     drop(reporter);
     let dead =
         stage.until(|status| status.backends[0].runner.as_ref().is_some_and(|runner| !runner.alive)).await;
-    assert_eq!(dead.backends[0].readiness, "unknown", "it may still serve");
+    assert_eq!(dead.backends[0].readiness, "unknown", "the application may still serve");
 }
 
 #[tokio::test]

@@ -116,6 +116,6 @@ async fn a_command_that_takes_too_long_is_killed_with_all_that_it_has_started() 
         }
         reader.read_to_string(&mut text).await.unwrap();
     });
-    ended.await.expect("all are dead");
+    ended.await.expect("all processes are dead");
     failed(checked.await.unwrap(), "the command did not end within 1s and was killed");
 }

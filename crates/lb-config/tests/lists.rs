@@ -44,7 +44,7 @@ fn check(parsed: &Parsed, expected: &[&str], notes: &[&str]) {
 #[track_caller]
 fn refused(text: &str, expected: &str) {
     let begin: String = text.chars().take(200).collect();
-    assert_eq!(read(text, "users").expect_err("it is no list"), format!("users:{expected}"), "{begin}");
+    assert_eq!(read(text, "users").expect_err("the text is no list"), format!("users:{expected}"), "{begin}");
 }
 
 const EMPTY: &str = "1:1: no endpoint in file: an empty list is refused so that a truncated file does not take the service down (to stop \
@@ -616,7 +616,7 @@ fn slices_in_separate_texts_mean_the_same_as_in_one_list() {
 
     assert_eq!(read_slices([], None, false).unwrap().0.len(), 0, "no slices are no fault");
     let wrong = read_slices([("users-1", "{}"), ("users-2", "[]")], None, false);
-    let Err(SlicesError::Faults(faults)) = wrong else { panic!("they are no slices") };
+    let Err(SlicesError::Faults(faults)) = wrong else { panic!("the text has faults") };
     let expected = "users-1:1:1: addressType is missing in a slice (write \"addressType\": \"IPv4\")";
     assert_eq!(faults.to_string(), expected);
 }

@@ -224,7 +224,7 @@ mod tests {
         for (slot, next) in [(0, 9), (1, 5), (2, 7)] {
             slots.set_generation(Slot::new(slot).unwrap(), Generation(next));
         }
-        assert_eq!(slots.hold(identity(1)), Ok(backend(0, 3)), "it is in use");
+        assert_eq!(slots.hold(identity(1)), Ok(backend(0, 3)), "the slot is in use");
         assert_eq!(slots.hold(identity(2)), Ok(backend(1, 5)));
     }
 }

@@ -156,7 +156,7 @@ fn without_a_healthy_backend_trials_are_at_most_one_base_apart() {
     // One backend has recovered: trials come when the ejections are over.
     service.report(3, ESTABLISHED, 40 * BASE, NO_JITTER);
     let (first, slot) =
-        (40 * BASE..).find_map(|now| Some((now, service.due_trial(now, never)?))).expect("it is due");
+        (40 * BASE..).find_map(|now| Some((now, service.due_trial(now, never)?))).expect("a trial is due");
     assert!(first <= 41 * BASE);
     service.report(slot, of_trial(REFUSED), first, NO_JITTER);
     let left = service.next_trial().at - first;
@@ -229,7 +229,7 @@ fn backends_that_recover_together_are_readmitted_one_after_another() {
     let mut service = service(RULES, 10);
     (0..5).for_each(|slot| drop(fail(&mut service, slot, 0)));
     for _ in 0..5 {
-        let slot = service.due_trial(BASE, never).expect("it is due");
+        let slot = service.due_trial(BASE, never).expect("a trial is due");
         assert_eq!(service.report(slot, of_trial(ESTABLISHED), BASE, NO_JITTER), Judgement::Readmitted);
     }
     assert_eq!(ejected(&service, 10), 0);

@@ -82,7 +82,7 @@ impl Host {
         service.health.first_look = probes.then_some(SECOND);
         let adopted = Adopted::default();
         let now = 100 * SECOND;
-        let balancer = Balancer::new(vec![service.clone()], LIMITS, adopted, now).expect("it fits");
+        let balancer = Balancer::new(vec![service.clone()], LIMITS, adopted, now).expect("the plan fits");
         let ejector = Ejector::new(rules::of_ejection(&service));
         let mut host = Self {
             now,
@@ -121,14 +121,14 @@ impl Host {
             zone: None,
             agent: None,
         });
-        let list = EndpointList::new(endpoints.collect(), self.service.address, &[]).expect("it fits");
+        let list = EndpointList::new(endpoints.collect(), self.service.address, &[]).expect("the list fits");
         let membership = Membership::of(&self.service, TASK, &list);
         self.apply(Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         self.publish();
     }
 
     fn apply(&mut self, fact: Fact) {
-        self.balancer.handle(self.now, fact).expect("it fits");
+        self.balancer.handle(self.now, fact).expect("the plan fits");
     }
 
     /// Updates the programs' tables to the plan, like the daemon.
@@ -265,7 +265,7 @@ impl Host {
         let next_generations: Vec<BackendRef> = Vec::new();
         let adopted = Adopted { plan: self.plan.clone(), next_generations };
         self.balancer =
-            Balancer::new(vec![self.service.clone()], LIMITS, adopted, self.now).expect("it fits");
+            Balancer::new(vec![self.service.clone()], LIMITS, adopted, self.now).expect("the plan fits");
         let endpoints = self.is_alive.len();
         self.deliver(endpoints);
     }
@@ -569,7 +569,7 @@ fn a_new_endpoint_waits_for_its_first_probe() {
     host.connects(RATE);
     assert_eq!(host.sent[3], 0, "no probe of it has ended");
     host.run(5);
-    assert_eq!(host.sent[3], 0, "it refuses");
+    assert_eq!(host.sent[3], 0, "the backend is refusing");
     host.is_alive[3] = true;
     host.run(2);
     assert!(host.sent[3] > 0, "a probe has found it healthy");
@@ -580,8 +580,8 @@ fn a_new_endpoint_waits_for_its_first_probe() {
 #[test]
 fn backends_are_used_equally_until_the_first_probes_end() {
     let mut host = Host::new(4, None, true);
-    host.balancer =
-        Balancer::new(vec![host.service.clone()], LIMITS, Adopted::default(), host.now).expect("it fits");
+    host.balancer = Balancer::new(vec![host.service.clone()], LIMITS, Adopted::default(), host.now)
+        .expect("the plan fits");
     host.deliver(4);
     let first = (address(0), (Health::Healthy, Why::Probe));
     host.apply(Fact::Verdicts(0, Who::Probe, [first].into()));

@@ -39,12 +39,13 @@ fn balancer() -> (Balancer, Arc<Membership>) {
         zone: None,
         agent: None,
     });
-    let list = EndpointList::new(endpoints.collect(), vip, &[]).expect("it fits");
+    let list = EndpointList::new(endpoints.collect(), vip, &[]).expect("the list fits");
     let membership = Arc::new(Membership::of(&service, Task { index: 3, count: 10 }, &list));
     let limits = Limits { schedule_entries: 8192, flow_records: 64, slots: 64 };
-    let mut balancer = Balancer::new(vec![service], limits, Adopted::default(), at(0)).expect("it fits");
+    let mut balancer =
+        Balancer::new(vec![service], limits, Adopted::default(), at(0)).expect("the plan fits");
     let delivered = Fact::Endpoints(0, Arc::new(list), Arc::clone(&membership));
-    balancer.handle(at(0), delivered).expect("it fits");
+    balancer.handle(at(0), delivered).expect("the plan fits");
     (balancer, membership)
 }
 
@@ -59,7 +60,7 @@ fn pass(balancer: &mut Balancer, seconds: u64) {
 }
 
 fn usable(plan: &Plan, address: SocketAddr) -> Usable {
-    plan.backends.values().find(|backend| backend.address == address).expect("it has a slot").usable
+    plan.backends.values().find(|backend| backend.address == address).expect("the backend has a slot").usable
 }
 
 fn in_table(balancer: &Balancer) -> BTreeSet<SocketAddr> {
@@ -107,7 +108,7 @@ fn a_refusing_backend_is_not_chosen_for_any_witness() {
         let (mut balancer, membership) = balancer();
         let down = membership.members[1].endpoint.address;
         assert!(report(&mut balancer, 100, who, &[(down, Health::Refusing)]));
-        assert!(!report(&mut balancer, 101, who, &[(down, Health::Refusing)]), "it is no news");
+        assert!(!report(&mut balancer, 101, who, &[(down, Health::Refusing)]), "the report changes nothing");
         assert_eq!(usable(&balancer.plan(), down), Usable::No);
         let other = if who == Who::Probe { Who::Report } else { Who::Probe };
         report(&mut balancer, 102, other, &[]);
@@ -152,7 +153,7 @@ fn verdicts_on_backends_without_a_slot_remain_until_withdrawn() {
     );
     report(&mut balancer, 3, Who::Probe, &[(next, Health::Healthy)]);
     assert_eq!(balancer.standing(known).map(lb_core::health::BackendEvidence::is_proven), Some(true));
-    assert!(!report(&mut balancer, 4, Who::Probe, &[(next, Health::Healthy)]), "it is no news");
+    assert!(!report(&mut balancer, 4, Who::Probe, &[(next, Health::Healthy)]), "the report changes nothing");
     report(&mut balancer, 5, Who::Report, &[(next, Health::LameDuck)]);
     report(&mut balancer, 6, Who::Report, &[]);
     assert_eq!(balancer.standing(known).map(lb_core::health::BackendEvidence::health), Some(Health::Healthy));

@@ -43,7 +43,7 @@ fn list(pattern: &str) -> EndpointList {
         agent: None,
     });
     EndpointList::new(endpoints.collect(), "10.96.0.10:80".parse().expect("an address"), &[])
-        .expect("it fits")
+        .expect("the list fits")
 }
 
 fn delivered(size: u32, pattern: &str) -> Fact {
@@ -62,8 +62,9 @@ fn ejecting(size: u32, pattern: &str) -> Balancer {
 }
 
 fn balancing(service: Service, size: u32, pattern: &str) -> Balancer {
-    let mut balancer = Balancer::new(vec![service], LIMITS, Adopted::default(), at(0)).expect("it fits");
-    balancer.handle(at(0), delivered(size, pattern)).expect("it fits");
+    let mut balancer =
+        Balancer::new(vec![service], LIMITS, Adopted::default(), at(0)).expect("the plan fits");
+    balancer.handle(at(0), delivered(size, pattern)).expect("the plan fits");
     balancer
 }
 
@@ -121,7 +122,7 @@ fn an_ejected_member_is_replaced_and_later_returns() {
     assert_eq!(balancer.handle(at(200), Fact::Kernel(BTreeMap::new())), Ok(true));
     let failed = KernelVerdict { is_ejected: false, failures: 4 };
     balancer.handle(at(220), Fact::Kernel([(lost, failed)].into())).expect("only a list can be refused");
-    assert_eq!(balancer.handle(at(249), Fact::Time), Ok(false), "it has failed once more");
+    assert_eq!(balancer.handle(at(249), Fact::Time), Ok(false), "the backend has failed once more");
     assert_eq!(replaced(&balancer.plan()), [lost]);
     assert_eq!(balancer.handle(at(250), Fact::Time), Ok(true));
     let after = balancer.plan();
@@ -289,8 +290,8 @@ fn a_backup_without_a_slot_changes_nothing() {
     for (slots, has_backup) in [(3, false), (4, true)] {
         let limits = Limits { slots, ..LIMITS };
         let mut balancer =
-            Balancer::new(vec![service(3)], limits, Adopted::default(), at(0)).expect("it fits");
-        balancer.handle(at(0), delivered(3, "hhhl")).expect("it fits");
+            Balancer::new(vec![service(3)], limits, Adopted::default(), at(0)).expect("the plan fits");
+        balancer.handle(at(0), delivered(3, "hhhl")).expect("the plan fits");
         let plan = balancer.plan();
         let members = in_table(&plan);
         let fallback =
@@ -328,10 +329,10 @@ fn the_next_daemon_adopts_replacements() {
     first.handle(at(110), Fact::Time).expect("only a list can be refused");
     let kernel = first.plan();
     let adopted = Adopted { plan: kernel.clone(), next_generations: Vec::new() };
-    let mut second = Balancer::new(vec![service(4)], LIMITS, adopted, at(0)).expect("it fits");
+    let mut second = Balancer::new(vec![service(4)], LIMITS, adopted, at(0)).expect("the plan fits");
     assert_eq!(diff(&kernel, &second.plan()), [], "before it has a list");
     second.handle(at(0), ejected(&[lost])).expect("only a list can be refused");
-    second.handle(at(1), delivered(4, &"h".repeat(20))).expect("it fits");
+    second.handle(at(1), delivered(4, &"h".repeat(20))).expect("the plan fits");
     assert_eq!(diff(&kernel, &second.plan()), []);
 }
 
@@ -370,9 +371,9 @@ fn the_next_daemon_adopts_each_reason() {
         let well = (Usable::UnlessEjected, Healthy);
         let (service, plan) = maps(&[(usable, held), well, well, well]);
         let adopted = Adopted { plan: plan.clone(), next_generations: Vec::new() };
-        let mut next = Balancer::new(vec![service], LIMITS, adopted, at(10)).expect("it fits");
+        let mut next = Balancer::new(vec![service], LIMITS, adopted, at(10)).expect("the plan fits");
         assert_eq!(diff(&plan, &next.plan()), [], "{held:?}, before it has a list");
-        next.handle(at(10), delivered(4, "hhhh")).expect("it fits");
+        next.handle(at(10), delivered(4, "hhhh")).expect("the plan fits");
         let first = next.plan().backends.values().next().cloned().expect("four");
         assert_eq!((first.reason, first.usable), (reason, usable_then), "{held:?}");
     }
@@ -393,9 +394,9 @@ fn the_next_daemon_ignores_verdicts_of_unconfigured_witnesses() {
         let (service, plan) = maps(&[(Usable::No, reason), well, well, well]);
         let health = HealthRules { first_look, heeds_reports, ..service.health };
         let adopted = Adopted { plan, next_generations: Vec::new() };
-        let mut next =
-            Balancer::new(vec![Service { health, ..service }], LIMITS, adopted, at(10)).expect("it fits");
-        next.handle(at(10), delivered(4, "hhhh")).expect("it fits");
+        let mut next = Balancer::new(vec![Service { health, ..service }], LIMITS, adopted, at(10))
+            .expect("the plan fits");
+        next.handle(at(10), delivered(4, "hhhh")).expect("the plan fits");
         let first = next.plan().backends.values().next().cloned().expect("four");
         assert_eq!(first.reason, expected, "{reason:?}, {first_look:?}, {heeds_reports}");
     }
@@ -406,8 +407,8 @@ fn the_next_daemon_ignores_verdicts_of_unconfigured_witnesses() {
 fn a_state_word_follows_its_reason() {
     let (service, plan) = maps(&[]);
     let adopted = Adopted { plan, next_generations: Vec::new() };
-    let mut balancer = Balancer::new(vec![service], LIMITS, adopted, at(10)).expect("it fits");
-    balancer.handle(at(10), delivered(4, "hhhh")).expect("it fits");
+    let mut balancer = Balancer::new(vec![service], LIMITS, adopted, at(10)).expect("the plan fits");
+    balancer.handle(at(10), delivered(4, "hhhh")).expect("the plan fits");
     let address = list("hhhh").as_slice()[0].address;
     for (why, reason) in [(Why::Probe, HealthReason::ProbeConnect), (Why::Answer, HealthReason::ProbeAnswer)]
     {
@@ -418,7 +419,11 @@ fn a_state_word_follows_its_reason() {
                 .expect("only a list can be refused")
         );
         let plan = balancer.plan();
-        let backend = plan.backends.values().find(|backend| backend.address == address).expect("it is there");
+        let backend = plan
+            .backends
+            .values()
+            .find(|backend| backend.address == address)
+            .expect("the plan has the backend");
         assert_eq!((backend.reason, backend.usable), (reason, Usable::No));
     }
 }

@@ -42,7 +42,7 @@ fn delivered(position: usize, backends: &[u8]) -> Fact {
         agent: None,
     });
     let service = &services()[position];
-    let list = EndpointList::new(endpoints.collect(), service.address, &[]).expect("it fits");
+    let list = EndpointList::new(endpoints.collect(), service.address, &[]).expect("the list fits");
     let membership = Membership::of(service, Task { index: 0, count: 1 }, &list);
     Fact::Endpoints(position, Arc::new(list), Arc::new(membership))
 }
@@ -65,7 +65,7 @@ fn balancer(adopted: &Plan, backends: &[u8]) -> Balancer {
     let adopted = Adopted { plan: adopted.clone(), ..Adopted::default() };
     let mut balancer = Balancer::new(services(), LIMITS, adopted, NOW).expect("few services");
     for position in 0..2 {
-        balancer.handle(NOW, delivered(position, backends)).expect("it fits");
+        balancer.handle(NOW, delivered(position, backends)).expect("the plan fits");
     }
     balancer
 }
@@ -108,7 +108,7 @@ fn a_report_id_needs_only_one_step() {
     assert!(!set_ids(&mut balancer, 2, &BOTH));
     // A new backend is written with its id.
     set_ids(&mut balancer, 2, &[&BOTH[..], &[(Protocol::Udp, 3, 9)]].concat());
-    balancer.handle(NOW, delivered(1, &[1, 2, 3])).expect("it fits");
+    balancer.handle(NOW, delivered(1, &[1, 2, 3])).expect("the plan fits");
     let written = diff(&plan, &balancer.plan());
     assert!(written.iter().any(|step| matches!(step, Step::WriteBackend(_, row) if row.report == 9)));
     assert!(!written.iter().any(|step| matches!(step, Step::SetReport(..))), "{written:?}");
@@ -146,7 +146,7 @@ fn a_service_without_reports_has_no_ids_of_another_service() {
     services.iter_mut().for_each(|service| service.protocol = Protocol::Tcp);
     let mut balancer = Balancer::new(services, LIMITS, Adopted::default(), NOW).expect("few services");
     for position in 0..2 {
-        balancer.handle(NOW, delivered(position, &[1])).expect("it fits");
+        balancer.handle(NOW, delivered(position, &[1])).expect("the plan fits");
     }
     assert!(set_ids(&mut balancer, 1, &BOTH));
     assert_eq!(ids(&balancer.plan()), [(0, 1, 5), (1, 1, 0)]);

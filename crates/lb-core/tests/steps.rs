@@ -59,7 +59,7 @@ fn list(service: u8, members: &BTreeMap<u8, u8>) -> EndpointList {
         agent: None,
     });
     EndpointList::new(endpoints.collect(), SocketAddr::from(([10, 96, 0, service], 80)), &[])
-        .expect("it fits")
+        .expect("the list fits")
 }
 
 /// A service's tables as a connect reads them.
@@ -141,7 +141,7 @@ fn connect(
 ) -> Option<Pick> {
     let &index = keys.get(&address)?;
     let len = plan.services[&index].schedule.len();
-    let length_log2 = if len == 0 { 0 } else { u8::try_from(len.ilog2()).expect("it fits") };
+    let length_log2 = if len == 0 { 0 } else { u8::try_from(len.ilog2()).expect("a small number") };
     assert!(len == 0 || (MIN_SCHEDULE_LOG2..=MAX_SCHEDULE_LOG2).contains(&length_log2));
     let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
     Some(choose(&View { plan, index }, table, plan.services[&index].rules, sample, 0))
@@ -206,17 +206,17 @@ proptest! {
     ) {
         let services = vec![service("a", 0), service("b", 1)];
         let addresses: Vec<SocketAddr> = services.iter().map(|service| service.address).collect();
-        let mut balancer = Balancer::new(services.clone(), LIMITS, Adopted::default(), START).expect("it fits");
+        let mut balancer = Balancer::new(services.clone(), LIMITS, Adopted::default(), START).expect("the plan fits");
         let mut lists = [BTreeMap::from([(1, 1)]), BTreeMap::from([(1, 1)])];
         for (position, members) in lists.iter().enumerate() {
-            let list = list(u8::try_from(position).expect("it fits"), members);
-            balancer.handle(START, delivered(&services, position, list)).expect("it fits");
+            let list = list(u8::try_from(position).expect("a small number"), members);
+            balancer.handle(START, delivered(&services, position, list)).expect("the plan fits");
         }
         let mut keys = BTreeMap::new();
         let mut kernel = carry_out(&Plan::default(), &balancer.plan(), &mut keys, &[]);
         for (position, members, killed, at) in changes {
             lists[position] = members;
-            let changed = list(u8::try_from(position).expect("it fits"), &lists[position]);
+            let changed = list(u8::try_from(position).expect("a small number"), &lists[position]);
             if balancer.handle(START, delivered(&services, position, changed)).is_err() {
                 // No slot was free, and nothing changed.
                 prop_assert_eq!(&kernel, &balancer.plan());
@@ -227,14 +227,14 @@ proptest! {
                     kernel.record(&step);
                     record_key(&mut keys, &kernel, &step);
                 }
-                balancer = Balancer::new(services.clone(), LIMITS, adopt(&kernel), START).expect("it fits");
+                balancer = Balancer::new(services.clone(), LIMITS, adopt(&kernel), START).expect("the plan fits");
                 for (position, members) in lists.iter().enumerate() {
-                    let list = list(u8::try_from(position).expect("it fits"), members);
-                    balancer.handle(START, delivered(&services, position, list)).expect("it fits");
+                    let list = list(u8::try_from(position).expect("a small number"), members);
+                    balancer.handle(START, delivered(&services, position, list)).expect("the plan fits");
                 }
             }
             kernel = carry_out(&kernel, &balancer.plan(), &mut keys, &addresses);
-            balancer.handle(START, Fact::Idle(balancer.unneeded())).expect("it fits");
+            balancer.handle(START, Fact::Idle(balancer.unneeded())).expect("the plan fits");
             kernel = carry_out(&kernel, &balancer.plan(), &mut keys, &addresses);
             let taken: BTreeSet<Slot> = kernel.backends.keys().copied().collect();
             let wanted: usize = lists.iter().map(|list| {
@@ -249,11 +249,12 @@ proptest! {
 
 /// A balancer with a list of two endpoints for every service, and its plan.
 fn settled(services: &[Service], adopted: &Plan) -> (Balancer, Plan) {
-    let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopt(adopted), START).expect("it fits");
+    let mut balancer =
+        Balancer::new(services.to_vec(), LIMITS, adopt(adopted), START).expect("the plan fits");
     for position in 0..services.len() {
         let members = BTreeMap::from([(1, 1), (2, 1)]);
-        let list = list(u8::try_from(position).expect("it fits"), &members);
-        balancer.handle(START, delivered(services, position, list)).expect("it fits");
+        let list = list(u8::try_from(position).expect("a small number"), &members);
+        balancer.handle(START, delivered(services, position, list)).expect("the plan fits");
     }
     let plan = balancer.plan();
     (balancer, plan)
@@ -268,7 +269,7 @@ fn a_renamed_service_is_balanced_at_every_step() {
     let address = SocketAddr::from(([10, 96, 0, 0], 80));
     let kernel = carry_out(&kernel, &after, &mut keys, &[address]);
     assert_eq!(kernel.services.len(), 2, "the old one waits for its flows");
-    balancer.handle(START, Fact::Idle(balancer.unneeded())).expect("it fits");
+    balancer.handle(START, Fact::Idle(balancer.unneeded())).expect("the plan fits");
     let kernel = carry_out(&kernel, &balancer.plan(), &mut keys, &[address]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["new"]);
 }
@@ -276,9 +277,10 @@ fn a_renamed_service_is_balanced_at_every_step() {
 #[test]
 fn a_removed_service_without_backends_frees_its_index() {
     let mut keys = BTreeMap::new();
-    let empty = Balancer::new(vec![service("empty", 0)], LIMITS, Adopted::default(), START).expect("it fits");
+    let empty =
+        Balancer::new(vec![service("empty", 0)], LIMITS, Adopted::default(), START).expect("the plan fits");
     let kernel = carry_out(&Plan::default(), &empty.plan(), &mut keys, &[]);
-    let next = Balancer::new(vec![service("next", 1)], LIMITS, adopt(&kernel), START).expect("it fits");
+    let next = Balancer::new(vec![service("next", 1)], LIMITS, adopt(&kernel), START).expect("the plan fits");
     let kernel = carry_out(&kernel, &next.plan(), &mut keys, &[]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["next"]);
     assert_eq!(keys.len(), 1);
@@ -307,7 +309,8 @@ fn a_closing_service_never_refuses_a_connect() {
 #[test]
 fn an_unusable_backend_has_a_verdict_with_reason_and_time() {
     let services = [service("a", 0)];
-    let mut balancer = Balancer::new(services.to_vec(), LIMITS, Adopted::default(), START).expect("it fits");
+    let mut balancer =
+        Balancer::new(services.to_vec(), LIMITS, Adopted::default(), START).expect("the plan fits");
     let both = |kind| BTreeMap::from([(1, 1), (2, kind)]);
     // For each list: its time and members, since when the second backend is a lame duck, and
     // whether that backend is usable.
@@ -323,7 +326,7 @@ fn an_unusable_backend_has_a_verdict_with_reason_and_time() {
     ];
     let second = Identity { service: ServiceIndex(0), address: SocketAddr::from(([10, 0, 0, 2], 80)) };
     for (now, members, since, usable) in cases {
-        balancer.handle(at(now), delivered(&services, 0, list(0, &members))).expect("it fits");
+        balancer.handle(at(now), delivered(&services, 0, list(0, &members))).expect("the plan fits");
         let verdict = balancer.standing(second).and_then(|standing| standing.worst().copied());
         let expected = since.map(|since| Verdict {
             health: Health::LameDuck,
@@ -366,7 +369,7 @@ fn a_slot_is_freed_before_another_backend_gets_it() {
     balancer.handle(START, Fact::Idle(idle)).unwrap();
     let after = deliver(&[2, 3], &mut balancer);
     let slot = *before.backends.keys().next().unwrap();
-    assert_ne!(after.backends[&slot].address, before.backends[&slot].address, "it has another one");
+    assert_ne!(after.backends[&slot].address, before.backends[&slot].address, "the slot has another backend");
     let of_slot = |step: &Step| match step {
         Step::FreeBackend(of) => (*of == slot).then_some("free"),
         Step::WriteBackend(of, _) => (*of == slot).then_some("write"),

@@ -129,8 +129,8 @@ mod tests {
             (AF_INET, Ipv4Addr::new(10, 0, 0, 2).into()),
             (AF_INET6, Ipv4Addr::new(10, 0, 0, 2).to_ipv6_mapped().into()),
         ] {
-            let connection =
-                Connection::of(family, IPPROTO_TCP, &id(peer, 80, cookie)).expect("it has a peer");
+            let connection = Connection::of(family, IPPROTO_TCP, &id(peer, 80, cookie))
+                .expect("the connection has a peer");
             let request = connection.request(ExtensionFlags::empty());
             let mut bytes = vec![0; request.buffer_len()];
             request.emit(&mut bytes);

@@ -420,7 +420,7 @@ mod tests {
             seen.idle.expect("the kernel reports the idle time of a connection") < Duration::from_mins(1)
         );
         assert!(!seen.is_closed);
-        assert!(find(cookie(&listener)).expect("it listens").listens);
+        assert!(find(cookie(&listener)).expect("the listener is in the list").listens);
         // The own port of these sockets is another one.
         assert_eq!(find(cookie(&client)), None);
         assert_eq!(find(cookie(&other)), None);

@@ -87,7 +87,7 @@ fn lots_show_how_the_article_deals_backends() {
     for (column, lot) in [1, 5, 3, 0, 4, 2].into_iter().enumerate() {
         let mut dealt: Vec<u32> = rows.iter().map(|row| row[column]).collect();
         dealt.sort_unstable();
-        assert!(dealt.into_iter().eq(10 * lot..10 * lot + 10), "each lot is shuffled for itself");
+        assert!(dealt.into_iter().eq(10 * lot..10 * lot + 10), "each lot is shuffled separately");
     }
     // A client reads its own row, and then the following rows without the padding.
     for client in answer["clients"].as_array().unwrap() {

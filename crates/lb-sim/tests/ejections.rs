@@ -81,7 +81,7 @@ fn each_kind_of_failure_is_ejected_after_its_number_of_connects() {
     for seed in 0..4 {
         let run = |mode, ejection| {
             let report = played(&failing(mode, ejection), seed);
-            report.ejection.expect("it ejects").runs.remove(0)
+            report.ejection.expect("the run has ejections").runs.remove(0)
         };
         // Each of the ejections of 5, 10 and 20 seconds ends with a failed trial.
         let refused = run("refuse", "{}");
@@ -109,7 +109,7 @@ fn above_256_members_ejection_works_without_their_list() {
                 tasks = 1\nsize = \"auto\"\ntraffic = \"connections\"\ninterval = \"2ms\"\nejection = {}\n\
                 [[fail]]\nat = \"30s\"\nfor = \"1m\"\nshare = 10\n";
     let report = played(text, 1);
-    let run = &report.ejection.expect("it ejects").runs[0];
+    let run = &report.ejection.expect("the run has ejections").runs[0];
     assert_eq!((run.most.failed, run.counts.readmissions), (5, 30), "{run:?}");
     assert!(run.most.trials <= 5 && run.well_after_us.is_some(), "{run:?}");
 }
@@ -163,7 +163,7 @@ proptest! {
         let TrafficCounts { arrivals, served, abandoned, errors, opened, closed, dropped, .. } = total.counts;
         prop_assert_eq!(arrivals, served + abandoned + errors.sum() + total.under_way);
         prop_assert_eq!(opened, closed + dropped + total.connections_at_end);
-        let ejections = report.ejection.as_ref().expect("it ejects");
+        let ejections = report.ejection.as_ref().expect("the run has ejections");
         let sum = |of: fn(&lb_sim::traffic::ejections::EjectionCounts) -> u64| -> u64 {
             ejections.steps.iter().map(|row| of(&row.counts)).sum()
         };
@@ -182,7 +182,7 @@ proptest! {
     #[test]
     fn the_last_available_backend_is_never_ejected(text in busy(false), seed in any::<u64>()) {
         let report = played(&text, seed);
-        let run = &report.ejection.as_ref().expect("it ejects").runs[0];
+        let run = &report.ejection.as_ref().expect("the run has ejections").runs[0];
         if let Some(left) = run.fewest_left {
             prop_assert!(left >= 1, "{:?}", run);
         }

@@ -312,7 +312,7 @@ fn a_client_that_gives_up_early_ejects_no_backend() {
         let fail = "[[fail]]\nat = \"4s\"\nfor = \"10s\"\nbackends = 1\nmode = \"blackhole\"\n";
         let report = played(&format!("{STEADY}timeout = \"{timeout}\"\nejection = {{}}\n{fail}"));
         assert!(report.summary.runs[0].counts.errors.timed_out > 0);
-        report.ejection.expect("it may eject").runs[0].counts.ejections
+        report.ejection.expect("the scenario permits ejections").runs[0].counts.ejections
     };
     assert_eq!(ejections("150ms"), 0);
     assert!(ejections("250ms") > 0);
@@ -330,7 +330,7 @@ fn cursors_of_several_cpus_spread_the_load_like_one() {
 /// book-load` prints the full numbers.
 #[test]
 fn the_book_s_fleet_is_as_uneven_as_in_the_book() {
-    let text = lb_sim::traffic::shipped::text("book-load").expect("it is shipped");
+    let text = lb_sim::traffic::shipped::text("book-load").expect("book-load is shipped");
     let text =
         text.replace("\"160s\"", "\"12s\"").replace("\"60s\"", "\"4s\"").replace("seeds = 3", "seeds = 2");
     let report = played(&text);

@@ -107,7 +107,7 @@ fn requests_at_a_hung_backend_are_served_or_cut_and_counted_once() {
     assert!(errors(20) + errors(30) > 1_000, "{} {}", errors(20), errors(30));
     assert_eq!(report.summary.runs[0].counts.errors.cut, errors(20) + errors(30));
     let idle = rows(&report, "as written", (10, 30));
-    assert!(idle.iter().all(|row| row.cpu.expect("cost").min < 0.001), "they do nothing");
+    assert!(idle.iter().all(|row| row.cpu.expect("cost").min < 0.001), "idle daemons use no CPU time");
 }
 
 #[test]

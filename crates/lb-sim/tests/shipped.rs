@@ -160,7 +160,7 @@ struct Failures {
 
 impl Failures {
     fn play(name: &str, seed: u64) -> Self {
-        let text = shipped::text(name).expect("it comes with the program");
+        let text = shipped::text(name).expect("the scenario is shipped");
         let scenario = Scenario::read(name, name, text).unwrap_or_else(|fault| panic!("{fault}"));
         let report = play(&scenario, seed);
         Self { scenario, report }
@@ -209,7 +209,7 @@ impl Failures {
         assert!(after.peek().is_some());
         for (row, ejections) in after {
             let same = rows(&self.report, "no-ejection").into_iter().find(|theirs| theirs.at_us == row.at_us);
-            assert!(row.load.rsd < 1.5 * same.expect("both have all rows").load.rsd, "{row:?}");
+            assert!(row.load.rsd < 1.5 * same.expect("both reports have all rows").load.rsd, "{row:?}");
             assert_eq!((ejections.ejected, ejections.counts.trials), (0, 0), "{ejections:?}");
         }
         assert_eq!(without.counts.trials + without.counts.ejections + without.counts.withheld, 0);
@@ -293,7 +293,7 @@ fn a_returned_fleet_is_found_at_once_and_readmitted() {
 /// The figures of a shipped scenario with one seed, which is enough to show what the scenario is
 /// about.
 fn figures_of_one_seed(name: &str) -> Vec<RunFigures> {
-    let text = shipped::text(name).expect("it comes with the program");
+    let text = shipped::text(name).expect("the scenario is shipped");
     let mut scenario = Scenario::read(name, name, text).unwrap_or_else(|fault| panic!("{fault}"));
     scenario.seeds = 1;
     play(&scenario, scenario.seed).figures.expect("requests cost CPU time").runs
@@ -342,7 +342,7 @@ fn a_limit_of_active_requests_helps_and_backfires() {
 fn no_machine_of_the_book_s_fleet_is_overloaded() {
     let scenario = shipped::scenario("book-load");
     let job = &scenario.jobs[0];
-    let each = job.rate.expect("it has a rate").0 * job.cost.expect("it has a cost").0.mean();
+    let each = job.rate.expect("a rate").0 * job.cost.expect("a cost").0.mean();
     let speeds = scenario.machines.speeds(50, &mut SplitMix64::new(0));
     let can: Vec<f64> = speeds.iter().map(|speed| speed * f64::from(scenario.machines.cores)).collect();
     let offered = 50.0 * each / can.iter().sum::<f64>();
@@ -355,7 +355,7 @@ fn no_machine_of_the_book_s_fleet_is_overloaded() {
 #[test]
 fn a_hundred_small_jobs_are_even_only_with_weights_that_follow_load() {
     // Plays a third of the scenario, because only the state at the end matters.
-    let text = shipped::text("load-small-jobs").expect("it comes with the program");
+    let text = shipped::text("load-small-jobs").expect("the scenario is shipped");
     let text = text.replace("\"100s\"", "\"60s\"").replace("\"250s\"", "\"90s\"");
     let scenario = Scenario::read("small", "small", &text).unwrap_or_else(|fault| panic!("{fault}"));
     let report = play(&scenario, scenario.seed);

@@ -278,7 +278,7 @@ proptest! {
     /// The same file with the same seed gives the same document.
     #[test]
     fn runs_differ_only_by_seed(text in busy(), seed in any::<u64>()) {
-        let json = |seed| serde_json::to_string(&play(&scenario(&text), seed)).expect("it is a document");
+        let json = |seed| serde_json::to_string(&play(&scenario(&text), seed)).expect("a report has a JSON form");
         prop_assert_eq!(json(seed), json(seed));
         prop_assert_ne!(json(seed), json(seed ^ 1));
     }

@@ -410,8 +410,8 @@ mod tests {
     fn a_fault_is_one_flat_object_in_json() {
         let fault = Fault::of_client(FaultCode::NotAttached, "web", "there is no cgroup");
         let json = r#"{"code":"not-attached","client":"web","text":"there is no cgroup"}"#;
-        assert_eq!(serde_json::to_string(&fault).expect("it has a form"), json);
-        assert_eq!(serde_json::from_str::<Fault>(json).expect("it is one"), fault);
+        assert_eq!(serde_json::to_string(&fault).expect("a fault has a JSON form"), json);
+        assert_eq!(serde_json::from_str::<Fault>(json).expect("the JSON is a fault"), fault);
         let host = Fault::of_host(FaultCode::NoClients, "no client has pins");
         assert_eq!(host.to_string(), "no client has pins");
     }

@@ -24,7 +24,7 @@ use serde_json::Value;
 fn document<D: DeserializeOwned + Serialize>(text: &str) -> D {
     let read: D = serde_json::from_str(text).expect("the document is one of these");
     let whole: Value = serde_json::from_str(text).expect("JSON");
-    assert_eq!(serde_json::to_value(&read).expect("it has a form"), whole);
+    assert_eq!(serde_json::to_value(&read).expect("a document has a JSON form"), whole);
     read
 }
 
@@ -76,6 +76,9 @@ fn flows_have_these_keys() {
     let read: FlowsDocument = serde_json::from_str(text).expect("the document is a list of flows");
     assert_eq!(read.schema, flows::SCHEMA);
     let whole: Value = serde_json::from_str(text).expect("JSON");
-    assert_eq!(whole["flows"], serde_json::to_value(&read.flows).expect("they have a form"));
-    assert_eq!(whole["leaving"], serde_json::to_value(&read.leaving).expect("they have a form"));
+    assert_eq!(whole["flows"], serde_json::to_value(&read.flows).expect("flows have a JSON form"));
+    assert_eq!(
+        whole["leaving"],
+        serde_json::to_value(&read.leaving).expect("leaving clients have a JSON form")
+    );
 }

@@ -137,7 +137,7 @@ fn verdicts_of_the_programs_outlive_lists_policies_and_starts() {
 fn a_removed_backend_retains_its_slot_and_counts_until_its_last_flow_ends() {
     script("", |stage| {
         for _ in 0..3 {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
         }
         stage.list(&BACKENDS[1..]);
         stage.stop_faults();
@@ -209,7 +209,7 @@ fn constantly_changing_lists_lose_no_count_and_no_slot() {
 #[test]
 fn a_recreated_cgroup_is_covered_and_the_old_one_until_its_flows_end() {
     script("", |stage| {
-        stage.connect().expect("all are well");
+        stage.connect().expect("all backends accept connects");
         let old = stage.place;
         stage.kernel.remove_cgroup(&cgroup_path("web"));
         stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
@@ -284,7 +284,7 @@ impl Stage {
         self.list(&BACKENDS[1..]);
         self.settle();
         while self.open.len() < 2 * held {
-            self.connect().expect("both are well");
+            self.connect().expect("both backends accept connects");
         }
         self.tick();
         self.dead.insert(address(BACKENDS[0]));
@@ -338,7 +338,7 @@ fn unequal_open_flows_give_a_failing_backend_no_more_connects() {
             stage.list_text(&list("weight = 0"));
             stage.settle();
             while stage.open.len() < 200 {
-                stage.connect().expect("both are well");
+                stage.connect().expect("both backends accept connects");
             }
             for (backend, held) in BACKENDS[1..].iter().zip(held) {
                 let theirs = stage.open.iter().filter(|flow| flow.backend == address(backend)).count();
@@ -410,7 +410,7 @@ fn one_failed_operation_does_not_change_the_final_state() {
         }
         stage.start(&BACKENDS);
         stage.dial(9);
-        stage.connect().expect("all are well");
+        stage.connect().expect("all backends accept connects");
         for list in [&BACKENDS[1..], &BACKENDS[..1], &BACKENDS[..2]] {
             stage.list(list);
             stage.tick();

@@ -185,7 +185,7 @@ impl Controller {
         let read =
             result.as_ref().ok().map(|contents| (Arc::clone(&contents.notes), contents.pending.clone()));
         let (feed, reloaded) = Feed::reload(before, is_same_source, now, begun, version, result);
-        let watched = self.sources.watched.get_mut(&service).expect("it was just inserted");
+        let watched = self.sources.watched.get_mut(&service).expect("the service was just inserted");
         watched.feed = feed;
         watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
         if let Some((notes, pending)) = read {

@@ -266,7 +266,7 @@ mod tests {
             all.unregister(number);
             registered
         };
-        assert_eq!(register(1, 1_001, true), Ok(()), "it is not the first without a key");
+        assert_eq!(register(1, 1_001, true), Ok(()), "a run with the key reserves nothing for its user");
         assert_eq!(register(2, 1_000, false), Ok(()));
         assert_eq!(register(3, 1_001, false), Err(Claimed::User(1_000)));
         assert_eq!(register(4, 1_001, true), Ok(()));
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(all.refresh(1, at(4)), Some(name));
         assert_eq!((all.next_at(), all.expire(at(8))), (Some(at(9)), vec![]));
         assert_eq!(all.expire(at(9)), [RegistrationEnd::Died(name)]);
-        assert_eq!(all.refresh(1, at(9)), None, "it has to register again");
+        assert_eq!(all.refresh(1, at(9)), None, "the run has to register again");
         assert_eq!((all.expire(at(68)), all.expire(at(69))), (vec![], vec![RegistrationEnd::Gone(name)]));
         assert_eq!((all.by_name.len(), all.next_at()), (0, None));
         all.register(name, claim(1, true), true, who(1), start).unwrap();

@@ -139,6 +139,6 @@ fn the_application_outlives_a_run_that_is_killed() {
     run.signal(Signal::KILL);
     assert_eq!(run.end().signal(), Some(9));
     stage.dial();
-    kill_process(application.0, Signal::HUP).expect("it runs");
+    kill_process(application.0, Signal::HUP).expect("the application runs");
     stage.until("app got HUP");
 }

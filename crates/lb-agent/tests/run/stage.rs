@@ -158,7 +158,7 @@ impl Run {
     }
 
     pub fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).expect("it runs");
+        kill_process(self.pid(), signal).expect("the run has not ended");
     }
 
     /// Waits for the end, and returns how the run ended.
@@ -167,7 +167,7 @@ impl Run {
         let look = || self.child.try_wait().expect("this process is the parent of the run");
         let status = eventually("the run ends", look, Option::is_some);
         self.has_ended = true;
-        status.expect("it has ended")
+        status.expect("the run has ended")
     }
 
     /// The children of the run and all their descendants.

@@ -53,7 +53,7 @@ fn the_first_process_of_a_pid_namespace_passes_signals_on() {
     stage.until("reported Ready");
     let first = run.descendants()[0];
     passes_signals_on(&stage, first);
-    kill_process(first, Signal::TERM).expect("it runs");
+    kill_process(first, Signal::TERM).expect("the first process runs");
     run.end();
 }
 
@@ -61,7 +61,7 @@ fn passes_signals_on(stage: &Stage, run: Pid) {
     for (signal, name) in
         [(Signal::HUP, "HUP"), (Signal::USR1, "USR1"), (Signal::USR2, "USR2"), (Signal::WINCH, "WINCH")]
     {
-        kill_process(run, signal).expect("it runs");
+        kill_process(run, signal).expect("the run has not ended");
         stage.until(&format!("app got {name}"));
     }
     // rustix has no real-time signals.

@@ -60,7 +60,7 @@ impl Terminal {
             };
             self.shown += &String::from_utf8_lossy(&bytes);
         }
-        let (_, rest) = self.shown.split_once(text).expect("it is shown");
+        let (_, rest) = self.shown.split_once(text).expect("the terminal shows the text");
         self.shown = rest.to_owned();
     }
 }

@@ -21,8 +21,8 @@ const MOST_SECONDS: f64 = 86_400.0;
 /// The part of a count that is left after one tick, so that about the last minute counts.
 const LATE: f64 = 0.98;
 
-/// The part of a count for lifetimes that is left after one tick: about the last ten seconds count,
-/// so that lifetimes fall soon after a queue has emptied.
+/// The part of a count that is left after one tick, for lifetimes. About the last ten seconds
+/// count, so that lifetimes fall soon after a queue has emptied.
 const NOW: f64 = 0.9;
 
 /// The smallest number of recent flows from which the failing part is computed.

@@ -217,7 +217,7 @@ fn absurd_reports_neither_hide_nor_slow_down_other_members() {
     let ages = ReportedLoad { age: s(100_000), window: s(65), ..load(0.1, 1.0) };
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0), ages], Flows::default()), &[1.02, 0.98, 1.0]);
     let failing = ReportedLoad { eps: Some(1), qps: Some(0), ..load(0.1, 1.0) };
-    assert!(ticked(&[failing, load(0.6, 1.0)], Flows::default())[0] <= 1.0, "it serves no request");
+    assert!(ticked(&[failing, load(0.6, 1.0)], Flows::default())[0] <= 1.0, "the backend serves no request");
     let long = Flows { life: Duration::MAX };
     assert!(ticked(&[load(0.4, 1.0), load(0.6, 1.0)], long)[0] > 1.0, "an unknown lifetime counts as a day");
 }
@@ -538,7 +538,7 @@ fn a_new_member_starts_slowly_and_does_not_learn() {
     let with_third =
         |second| look(row(&[load(0.5, 1.0), load(0.5, 1.0), load(0.1, 1.0)], s(second)), Flows::default());
     // Slow start sets the factors at once, before the next tick.
-    let factors = arrange(&mut control, s(60), &with_third(60)).expect("it has a tenth");
+    let factors = arrange(&mut control, s(60), &with_third(60)).expect("the third backend has a tenth");
     near(&numbers(&factors, 3), &[1.0, 1.0, 0.1]);
     control.publish(factors);
     assert_eq!(arrange(&mut control, s(60), &with_third(60)), None);
@@ -682,7 +682,7 @@ fn observed_factors_are_not_in_force_after_a_restart() {
     assert_eq!(next.adopt(&observed.snapshot(s(0)), s(1)), Factors::default());
     let mut next = Control::new(observed.rules());
     next.adopt(&observed.snapshot(s(0)), Duration::ZERO);
-    assert_eq!(next.wanted(), &observed.snapshot(s(0)).factors, "it is still shown");
+    assert_eq!(next.wanted(), &observed.snapshot(s(0)).factors, "the wanted factors are still shown");
     assert!(numbers(next.wanted(), 1)[0] > 1.01);
 }
 

@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(progress.begin(SETTLE), Some(Some(Some(1))), "version 1 need not be read again");
         // A change during a reading belongs to the next reading.
         progress.changed(ms(210));
-        assert_eq!((progress.due(), progress.begin(ms(999))), (None, None), "it is being read");
+        assert_eq!((progress.due(), progress.begin(ms(999))), (None, None), "a reading is in progress");
         assert!(progress.done(settled(Some(2))));
         assert_eq!(progress.due(), Some(ms(410)));
         assert_eq!(progress.begin(ms(410)), Some(Some(Some(2))));

@@ -46,7 +46,7 @@ fn an_existing_lame_duck_gets_no_connect_from_a_new_host() {
     stage.announce(BACKENDS[0], Readiness::LameDuck);
     stage.write_list(&BACKENDS);
     stage.try_to_start(1);
-    assert_eq!(stage.connect(), Err(0), "it is not attached yet");
+    assert_eq!(stage.connect(), Err(0), "the client is not attached yet");
     // Bound: a first look lasts half a second.
     while stage.connect().is_err() {
         stage.pass(Duration::from_millis(10));
@@ -71,7 +71,8 @@ fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {
         stage.stop_faults();
         stage.kill();
         let maps = stage.kernel.host_maps(PINS.as_ref()).expect("no fault");
-        let sender = |address| maps.sender(&name(address)).expect("no fault").expect("it has one");
+        let sender =
+            |address| maps.sender(&name(address)).expect("no fault").expect("the backend has a sender");
         let (model, held) = (sender(third), [first, second].map(|address| sender(address).id));
         assert!(maps.remove_sender(&name(third)).expect("no fault"));
         for id in (1..=MAX_SENDERS).filter(|id| !held.contains(id)) {
@@ -87,7 +88,7 @@ fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {
         assert_eq!([first, second].map(|address| sender(address).id), held);
         stage.announce(BACKENDS[2], Readiness::LameDuck);
         stage.pass(3 * SECOND);
-        let probe = stage.backend(BACKENDS[2]).probe.expect("it is probed");
+        let probe = stage.backend(BACKENDS[2]).probe.expect("the backend is probed");
         assert_eq!(probe.state, "lame-duck", "the daemon has its report");
         assert_eq!(stage.dialled(60), [first, second, third].into(), "as the fault states");
         stage.announce(BACKENDS[0], Readiness::LameDuck);

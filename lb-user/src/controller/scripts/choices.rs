@@ -192,7 +192,7 @@ fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
 fn r15_counts_stay_with_their_backend_through_new_tables_and_restarts() {
     script("", |stage| {
         for _ in 0..9 {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
         }
         let counts = |stage: &Stage| {
             BACKENDS.map(|backend| {

@@ -34,7 +34,7 @@ impl Stage {
 
     fn open_to_more(&mut self) -> FakeFlow {
         let Connect::Sent(mut flow) = self.kernel.connect(self.place, 1, address(MORE)) else {
-            panic!("it is balanced");
+            panic!("the connect is balanced");
         };
         assert_eq!(flow.backend, address(MORE_BACKEND));
         self.kernel.send_syn(&flow);
@@ -97,7 +97,7 @@ fn second_service() -> String {
 #[test]
 fn an_added_service_is_balanced_and_a_removed_one_leaves_nothing() {
     script("", |stage| {
-        stage.connect().expect("all are well");
+        stage.connect().expect("all backends accept connects");
         stage.add(&second_service());
         stage.dispatch(Event::Hangup);
         stage.stop_faults();
@@ -114,7 +114,7 @@ fn an_added_service_is_balanced_and_a_removed_one_leaves_nothing() {
 #[test]
 fn a_renamed_service_retains_its_flows_and_serves() {
     script("", |stage| {
-        stage.connect().expect("all are well");
+        stage.connect().expect("all backends accept connects");
         stage.is_counted = false;
         let text = stage.config_text();
         stage.write_text(&text.replace("name = \"users\"", "name = \"renamed\""));
@@ -363,7 +363,7 @@ fn an_added_client_is_attached_and_a_removed_one_ends_with_its_last_flow() {
         stage.stop_faults();
         assert!(stage.reaches(other));
         let Connect::Sent(mut flow) = stage.kernel.connect(other, 1, address(SERVICE)) else {
-            panic!("it is balanced");
+            panic!("the connect is balanced");
         };
         stage.kernel.establish(&mut flow);
         stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
@@ -570,7 +570,7 @@ fn a_client_without_a_cgroup_waits_and_delays_no_other() {
 #[test]
 fn changes_made_without_a_daemon_are_applied_at_a_start() {
     script("", |stage| {
-        stage.connect().expect("all are well");
+        stage.connect().expect("all backends accept connects");
         stage.stop_faults();
         stage.kill();
         assert_eq!(stage.dial(30), 0, "connects still succeed");

@@ -75,7 +75,7 @@ impl World for Memory {
     }
 
     fn close(&mut self, Flow(flow): Flow) {
-        let flow = self.flows[flow].take().expect("it is open");
+        let flow = self.flows[flow].take().expect("the flow is open");
         self.stage.kernel.end(flow, Ending::Closed, 100, 100);
     }
 

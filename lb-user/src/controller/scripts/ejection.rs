@@ -145,7 +145,7 @@ fn more_dead_backends_than_can_be_listed_are_ejected_and_readmitted() {
 fn a_reset_after_an_answer_does_not_eject() {
     script(FOR_LONG, |stage| {
         for _ in 0..60 {
-            stage.connect().expect("all accept");
+            stage.connect().expect("all backends accept connects");
             let flow = stage.open.pop().expect("the flow is open");
             let ending = if flow.backend == address(BACKENDS[0]) { Ending::Reset } else { Ending::Closed };
             stage.kernel.end(flow, ending, 100, 100);
@@ -205,7 +205,7 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
         stage.stop_faults();
         for _ in 0..20 {
             let Connect::Sent(flow) = stage.kernel.connect(stage.place, 1, address(orders)) else {
-                panic!("it is balanced");
+                panic!("the connect is balanced");
             };
             stage.kernel.send_syn(&flow);
             let ending = if flow.backend == address(backends[0]) { Ending::Refused } else { Ending::Closed };

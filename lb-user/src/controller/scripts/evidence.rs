@@ -37,7 +37,7 @@ impl Stage {
     fn row(&self) -> Service {
         let mut row = None;
         self.kernel.change_service(&self.pins(), 0, |service| row = Some(*service));
-        row.expect("it has a row")
+        row.expect("the backend has a row")
     }
 
     /// The errors that the programs remember of a backend.
@@ -45,7 +45,7 @@ impl Stage {
         let slot = self.slot(address(backend)).at.slot.number() as usize;
         let mut errors = None;
         self.kernel.change_backend(&self.pins(), slot, |row| errors = Some(row.errors));
-        errors.expect("it has a row")
+        errors.expect("the backend has a row")
     }
 }
 
@@ -88,7 +88,7 @@ fn errors_are_held_at_the_peak_of_the_others_while_no_connect_arrives() {
             stage.list(&BACKENDS[1..]);
             stage.stop_faults();
             for _ in 0..100 {
-                stage.connect().expect("both are well");
+                stage.connect().expect("both backends accept connects");
             }
             stage.pass(2 * SECOND);
             // The mean of both; with `p2c` a backend may have a few more.
@@ -125,7 +125,7 @@ fn all_missing_answers_of_a_burst_count() {
         // ever.
         for _ in 0..3 {
             for _ in 0..24 {
-                stage.connect().expect("all accept");
+                stage.connect().expect("all backends accept connects");
             }
             let (waits, answered): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut stage.open).into_iter().partition(|flow| flow.backend == address(hung));
@@ -168,7 +168,7 @@ fn a_dead_backend_costs_five_connects_under_each_policy() {
                     stage.try_to_start(1);
                 }
                 let seen = stage.backend(dead);
-                let ejection = seen.ejection.expect("it is ejected");
+                let ejection = seen.ejection.expect("the backend is ejected");
                 assert_eq!((seen.state.as_str(), seen.usable), ("ejected", false));
                 assert_eq!((ejection.failures, ejection.cause.as_str(), ejection.times), (5, "refused", 1));
                 let counts = (seen.ejections, seen.trials, seen.readmissions, seen.withheld);

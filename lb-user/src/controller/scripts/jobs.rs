@@ -74,7 +74,7 @@ fn five_tasks_together_load_seven_backends_evenly() {
         for (name, place) in names.iter().zip(tasks) {
             let members = stage.members_of(name);
             for _ in 0..DIALLED {
-                let reached = stage.reached(place, SERVICE).expect("it is balanced");
+                let reached = stage.reached(place, SERVICE).expect("the connect is balanced");
                 assert!(members.contains_key(&reached), "{reached} is no member of {name}");
                 *had.entry(reached).or_default() += 1;
             }

@@ -74,7 +74,7 @@ fn a_lame_duck_gets_no_new_connects_and_retains_open_ones() {
     let lame = "state = \"lame-duck\"";
     script("", |stage| {
         for _ in 0..30 {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
         }
         stage.list_text(&with(["", lame, ""]));
         stage.settle();
@@ -411,7 +411,7 @@ fn a_list_without_free_slots_is_applied_once_slots_are_free() {
         let (old, new) = (many(1, 500), many(2, 500));
         stage.list_all(&old);
         stage.stop_faults();
-        stage.connect().expect("all are well");
+        stage.connect().expect("all backends accept connects");
         // The new backends do not fit beside the old ones, so the old ones stay.
         stage.list_all(&new);
         stage.tick();
@@ -436,7 +436,7 @@ fn a_refused_list_is_applied_when_flows_have_ended() {
         stage.list_all(&many(1, 300));
         stage.stop_faults();
         for _ in 0..300 {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
         }
         let second = many(2, 200);
         stage.list_all(&second);
@@ -505,7 +505,7 @@ fn a_full_or_hung_disk_delays_nothing() {
         }
         stage.finish_hung();
         stage.tick();
-        let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
+        let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("the list is stored");
         assert!(stored.starts_with(list_of(&BACKENDS[..2]).as_bytes()), "the newest list is stored");
         // The disk is full, and a newer list arrives before the failure is reported.
         stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
@@ -518,7 +518,7 @@ fn a_full_or_hung_disk_delays_nothing() {
         stage.finish_hung();
         stage.disk.set_broken(LAST_GOOD, false);
         stage.stop_faults();
-        let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
+        let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("the list is stored");
         assert!(stored.starts_with(list_of(&BACKENDS[2..]).as_bytes()), "the newest list is stored");
     });
 }
@@ -621,7 +621,7 @@ fn slots_that_became_idle_without_a_daemon_are_free_at_a_start() {
             stage.list_all(&many(1, 300));
             stage.stop_faults();
             for _ in 0..300 {
-                stage.connect().expect("all are well");
+                stage.connect().expect("all backends accept connects");
             }
             stage.list_all(&many(2, 200));
             stage.stop_faults();

@@ -152,7 +152,7 @@ fn short_flows_after_an_idle_time_make_reports_arrive() {
         stage.stop_faults();
         assert!(stage.load().is_idle);
         for _ in 0..10 {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
             stage.close_all();
             stage.pass(SECOND);
             let load = stage.load();

@@ -22,7 +22,7 @@ impl Stage {
 
     fn open_more(&mut self, count: u32) {
         for _ in 0..count {
-            self.connect().expect("all are well");
+            self.connect().expect("all backends accept connects");
         }
     }
 }
@@ -66,7 +66,7 @@ fn every_policy_may_be_selected_with_flows_open() {
 #[test]
 fn round_robin_ignores_weights_and_random_follows_them() {
     script("", |stage| {
-        stage.connect().expect("all are well");
+        stage.connect().expect("all backends accept connects");
         let weights = ["weight = 1", "weight = 30", "weight = 0"].into_iter().zip(BACKENDS);
         stage.list_text(
             &weights.map(|(line, one)| format!("{}{line}\n", list_of(&[one]))).collect::<String>(),

@@ -28,7 +28,7 @@ fn keys_of_a_task_and_its_subset_change_under_flows_and_no_connect_fails() {
     let one = "subset = { algorithm = \"rocksteadier\", size = 1 }";
     script("", |stage| {
         for _ in 0..6 {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
         }
         let steps = [
             ("", "subset = { algorithm = \"rocksteadier\", size = 2 }", ("rocksteadier", Some(2), 0, 1), 2),
@@ -98,7 +98,7 @@ fn a_client_that_leaves_is_shown_until_its_last_flow_has_ended_also_by_the_next_
         stage.dispatch(Event::Hangup);
         stage.stop_faults();
         let Connect::Sent(mut flow) = stage.kernel.connect(place, 1, address(SERVICE)) else {
-            panic!("it is balanced");
+            panic!("the connect is balanced");
         };
         stage.kernel.send_syn(&flow);
         stage.kernel.establish(&mut flow);
@@ -113,7 +113,7 @@ fn a_client_that_leaves_is_shown_until_its_last_flow_has_ended_also_by_the_next_
         let held = vec![("one".to_owned(), false, Some(1))];
         assert_eq!(leaving(stage), held);
         assert_eq!(stage.reached(place, SERVICE), None);
-        assert_eq!(stage.dial(30), 0, "the other did not notice");
+        assert_eq!(stage.dial(30), 0, "the other client's flows are not affected");
         stage.kill();
         stage.try_to_start(1);
         stage.settle();
@@ -186,7 +186,11 @@ fn a_hung_file_system_delays_only_its_own_service() {
             let recreated = stage.kernel.make_cgroup(&other);
             stage.changed(&other);
             stage.settle();
-            assert_eq!(stage.reached(recreated, SERVICE), Some(address(BACKENDS[0])), "the other client's");
+            assert_eq!(
+                stage.reached(recreated, SERVICE),
+                Some(address(BACKENDS[0])),
+                "the backend of the other client"
+            );
             // What was in force stays.
             assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
         };
@@ -197,7 +201,7 @@ fn a_hung_file_system_delays_only_its_own_service() {
             !faults.is_empty() && faults.iter().all(|fault| fault.contains("more.toml does not answer")),
             "{faults:?}"
         );
-        assert_eq!(stage.logged("does not answer"), 1, "it is logged once");
+        assert_eq!(stage.logged("does not answer"), 1, "the fault is logged once");
         // A reload goes on as well, and that service retains its list.
         let taken_on = stage.controller().facts(stage.now).reloads.taken_on;
         stage.dispatch(Event::Hangup);
@@ -208,6 +212,10 @@ fn a_hung_file_system_delays_only_its_own_service() {
         assert_eq!(stage.degraded(), [""; 0]);
         stage.disk.write(FILE, list_of(&["10.0.0.8:80"]));
         stage.changed(FILE);
-        assert_eq!(stage.reached(stage.place, MORE), Some(address("10.0.0.8:80")), "it is followed again");
+        assert_eq!(
+            stage.reached(stage.place, MORE),
+            Some(address("10.0.0.8:80")),
+            "the list is followed again"
+        );
     });
 }

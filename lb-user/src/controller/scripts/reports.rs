@@ -90,9 +90,9 @@ fn a_lame_duck_is_chosen_before_backends_at_their_limit() {
         stage.are_ready(&BACKENDS);
         stage.announce_lame(BACKENDS[0]);
         stage.stop_faults();
-        let mut next = || stage.connect().expect("all accept");
+        let mut next = || stage.connect().expect("all backends accept connects");
         for _ in 0..4 {
-            assert_ne!(next(), address(BACKENDS[0]), "the other backends get two each");
+            assert_ne!(next(), address(BACKENDS[0]), "the other backends get two connects each");
         }
         for _ in 0..2 {
             assert_eq!(
@@ -366,7 +366,7 @@ fn a_backend_that_reports_errors_does_not_look_idle() {
             let before = stage.sent.get(&address(BACKENDS[0])).copied().unwrap_or(0);
             // The other backends retain their connections.
             for _ in 0..6 {
-                stage.connect().expect("all accept");
+                stage.connect().expect("all backends accept connects");
             }
             let (ends, retained) = std::mem::take(&mut stage.open)
                 .into_iter()

@@ -89,7 +89,7 @@ fn two_failed_clients_of_64_are_reported_and_the_others_are_balanced() {
         stage.kernel.set_foreign_pins(&pins_of("job-20"), false);
         stage.kernel.set_exclusive(places[exclusive], false);
         stage.pass(11 * SECOND);
-        assert_eq!(stage.degraded(), [""; 0], "both are tried again by themselves");
+        assert_eq!(stage.degraded(), [""; 0], "the daemon retries both clients by itself");
         assert!(is_reached(stage).into_iter().all(|is| is));
     });
 }

@@ -96,7 +96,7 @@ fn the_next_endpoint_replaces_a_lost_backend_and_open_flows_stay() {
         let set = |at: &[usize]| at.iter().map(|at| order[*at]).collect::<BTreeSet<_>>();
         assert!(stage.members().into_keys().eq(set(&[0, 1, 2])));
         for _ in 0..12 {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
         }
         let left: Vec<&str> =
             seven.iter().map(String::as_str).filter(|one| address(one) != order[1]).collect();
@@ -185,7 +185,7 @@ fn a_subset_follows_open_flows_across_a_restart() {
         let members = |stage: &Stage| stage.members().len();
         assert_eq!(members(stage), 1, "a task without load has the smallest size");
         for _ in 0..8 {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
         }
         stage.pass(Duration::from_secs(30));
         assert_eq!(members(stage), 3, "all backends are used");

@@ -42,7 +42,7 @@ fn states_and_reasons_are_the_same_with_and_without_a_daemon() {
         let endpoint = |(backend, line): (&str, &str)| format!("{}{line}\n", list_of(&[backend]));
         // An open flow holds the slot of the drained one.
         while !stage.open.iter().any(|flow| flow.backend == address(second)) {
-            stage.connect().expect("both are well");
+            stage.connect().expect("both backends accept connects");
         }
         stage.list_text(&lines.map(endpoint).concat());
         stage.stop_faults();
@@ -87,7 +87,7 @@ fn a_backend_that_fails_its_probes_is_shown_with_the_reason() {
         stage.stop_faults();
         let shown = |stage: &Stage| {
             let seen = stage.backend(BACKENDS[0]);
-            let probe = seen.probe.expect("it is probed");
+            let probe = seen.probe.expect("the backend is probed");
             (seen.state, seen.usable, probe.kind, probe.state, probe.why)
         };
         let words = |state: &str, usable, probe: &str, why: Option<&str>| {
@@ -118,7 +118,7 @@ fn a_status_from_the_maps_lacks_only_what_a_daemon_knows() {
     script("", |stage| {
         stage.stop_faults();
         assert_eq!(stage.dial(1_024), 0);
-        stage.connect().expect("all are well");
+        stage.connect().expect("all backends accept connects");
         stage.tick();
         let before = stage.client();
         stage.kill();
@@ -187,7 +187,7 @@ fn a_slot_with_an_open_flow_goes_to_no_other_backend() {
     let added = "10.0.0.4:80";
     script("", |stage| {
         for _ in 0..3 {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
         }
         stage.list(&BACKENDS[..2]);
         stage.stop_faults();
@@ -244,7 +244,7 @@ fn p2c_spreads_open_flows_in_proportion_to_weights() {
             BACKENDS.map(|backend| stage.open.iter().filter(|flow| flow.backend == address(backend)).count())
         };
         for _ in 0..80 {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
         }
         let counts = open(stage);
         // Samples come from a hash, so they are the same in each run. Random choices would deviate
@@ -258,7 +258,7 @@ fn p2c_spreads_open_flows_in_proportion_to_weights() {
         stage.close_all();
         stage.open = keep;
         for _ in 0..140 + counts[1] {
-            stage.connect().expect("all are well");
+            stage.connect().expect("all backends accept connects");
         }
         // The backend's share is 55 of the 220 connections that are open then. Random choices would
         // give it 40 of these.

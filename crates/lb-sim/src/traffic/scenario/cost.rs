@@ -127,7 +127,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         let seconds = scenario.duration.us.div_ceil(1_000_000).saturating_mul(scenario.seeds.into());
         resized =
             resized.saturating_add((clients.most * each).saturating_mul(seconds).saturating_mul(follow_load));
-        limit(&span, "members that sizes that follow load examine, in all runs", resized, MAX_RESIZED)?;
+        limit(&span, "members examined for sizes that follow load, in all runs", resized, MAX_RESIZED)?;
     }
     let backends = u64::from(scenario.most_backends());
     limit(&(0..0), "clients times backends", started.saturating_mul(backends), MAX_SLOTS)?;
