@@ -168,9 +168,9 @@ pub enum SourceText {
     Text(Arc<[u8]>),
 }
 
-/// The most cgroups that one query may name: the cgroup of the process and the cgroups above it.
-/// Each cgroup costs the event loop a system call at every check. No host nests cgroups as deep as
-/// this.
+/// The maximum number of cgroups that one query may name: the cgroup of the process and the cgroups
+/// above it. Each cgroup costs the event loop a system call at every check. No host nests cgroups
+/// as deep as this.
 const CGROUPS: usize = 64;
 
 /// The name of the socket in its directory.
@@ -190,8 +190,8 @@ pub fn bind(run: &Path, admins: Option<u32>) -> std::io::Result<Bound> {
     lb_host::socket::bind(run, SOCKET, admins)
 }
 
-/// The most requests that may wait for a cgroup to be covered: half of the socket's connections, so
-/// that other requests find a free connection.
+/// The maximum number of requests that may wait for a cgroup to be covered: half of the socket's
+/// connections, so that other requests find a free connection.
 const WAITERS: usize = 32;
 
 /// The longest time that one request waits for a cgroup to be covered. socklb's own commands send a

@@ -21,7 +21,7 @@ pub const OF_CLIENT: u64 = 20;
 /// and for each job that closes connections, the maps of one client and 4 for lists of sockets.
 pub const OF_DAEMON: u64 =
     448 + MAX_UNDER_WAY as u64 + 264 + 8 + (MAX_OPERATOR_JOBS + MAX_OWN_JOBS) as u64 * (OF_CLIENT + 4);
-/// The most connections per listener.
+/// The maximum number of connections per listener.
 pub const CONNECTIONS: u64 = 64;
 /// The number of connections per listener that are accepted even if descriptors are scarce.
 const FEWEST_CONNECTIONS: u64 = 4;
@@ -29,7 +29,8 @@ const FEWEST_CONNECTIONS: u64 = 4;
 /// its limit for a short time.
 const LISTENERS: u64 = 2;
 
-/// The most descriptors that the daemon uses with this number of clients, including connections.
+/// The maximum number of descriptors that the daemon uses with this number of clients, including
+/// connections.
 pub const fn wanted(clients: u64) -> u64 {
     own(clients) + LISTENERS * (CONNECTIONS + 1)
 }

@@ -68,7 +68,7 @@ fn unknown<'a>(
     kind: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> String {
-    /// The most names that are listed: a service may have thousands of backends.
+    /// The maximum number of names that are listed: a service may have thousands of backends.
     const NAMED: usize = 20;
     let known: Vec<&str> = known.into_iter().collect();
     // Addresses get no suggestion, because all addresses look alike.

@@ -40,8 +40,9 @@ use lb_document::diagnostic::Diagnostics;
 /// The size in bytes of the largest file that is read.
 pub const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
 
-/// The most threads that calls on files may hold at the same time: one for each of 256 services,
-/// and 64 for files of an earlier configuration, the configuration itself, and stored lists.
+/// The maximum number of threads that calls on files may hold at the same time: one for each of 256
+/// services, and 64 for files of an earlier configuration, the configuration itself, and stored
+/// lists.
 pub const MAX_THREADS: usize = 320;
 
 /// Why a call on a file returned no result in time.

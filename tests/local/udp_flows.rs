@@ -22,7 +22,7 @@ fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
     probe.connect_datagram(sockets[1], &address_of(1));
     // The flow to the first service has ended, and a flow to the second has started.
     scene.setup.active_becomes(2);
-    // It now names the service with a datagram, for which a backend is chosen again.
+    // The third socket now addresses the service with a datagram, for which a backend is chosen.
     probe.query(sockets[2], SERVICE);
     // This socket now has two flows: that of its connection, and that of its datagrams.
     scene.setup.active_becomes(3);

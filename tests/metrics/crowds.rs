@@ -131,7 +131,7 @@ fn a_truncated_page_is_shorter_than_announced() {
     let before = files(daemon.pid());
     until("the reader is cut off", || files(daemon.pid()) < before);
     let mut rest = Vec::new();
-    // It ends or is reset; in both cases fewer bytes arrive than were announced.
+    // The connection ends or is reset; in both cases fewer bytes arrive than were announced.
     let _ = stream.read_to_end(&mut rest);
     assert!(read + rest.len() < length, "{} of {length}", read + rest.len());
 }

@@ -99,7 +99,7 @@ impl Prometheus {
     pub fn own(&self, name: &str) -> f64 {
         let page = http::get(ADDRESS, "/metrics", http::TEXT).body;
         let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("it has no {name}"))
+        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("Prometheus has no {name}"))
     }
 }
 

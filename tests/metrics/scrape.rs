@@ -94,7 +94,9 @@ fn no_fault(prometheus: &Prometheus) {
         prometheus.query("scrape_samples_scraped").into_iter().map(|(_, count)| count).collect::<Vec<f64>>()
     };
     // The two scrapes happen at different times, and a backend may appear or leave between them.
-    eventually("as many series either way", scraped, |counts| counts.len() == 2 && counts[0] == counts[1]);
+    eventually("both scrapes have the same number of series", scraped, |counts| {
+        counts.len() == 2 && counts[0] == counts[1]
+    });
 }
 
 #[test]

@@ -10,9 +10,9 @@ use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, pace};
 
 use crate::http::Server;
 
-/// The fewest connects per second under which servers fail. The probe dials without pause: an idle
-/// machine opens thousands of connections per second, and one with eight other jobs on each CPU
-/// still sixty.
+/// The minimum number of connects per second while servers fail. The probe dials without pause: an
+/// idle machine opens thousands of connections per second, and one with eight other jobs on each
+/// CPU still sixty.
 const LEAST_RATE: f64 = 20.0;
 
 /// How long a query may take on an idle machine until `status` shows its result. A watch counts as

@@ -248,7 +248,7 @@ fn no_connect_fails_while_the_api_server_is_killed_and_a_short_outage_is_over_in
     if outage < Duration::from_secs(1) {
         assert!(took < Duration::from_secs(2) * pace::pace(), "{took:?} after {outage:?}");
     }
-    // It is away for longer, and changes before it is back.
+    // This time the server is away for longer, and its list changes meanwhile.
     scene.kill_server();
     scene.api.delete_backend(3);
     scene.client.expect_next_query_in(3);

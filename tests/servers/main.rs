@@ -164,7 +164,7 @@ fn check(recipe: &Recipe) -> Served {
     let took = begun.elapsed();
     let at_end = scene.clients.served();
     eprintln!("{}: ended after {took:?}; {at_end:?}", recipe.command);
-    assert!(ended.is_ok(), "it ends within {exit:?}");
+    assert!(ended.is_ok(), "the run ends within {exit:?}");
     let goes_on = |served: &Served| answers(served, 1) > answers(&at_end, 1) + LOADED;
     eventually("the other server continues", || scene.clients.served(), goes_on);
     let served = scene.clients.stop_requests();

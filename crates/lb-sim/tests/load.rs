@@ -375,8 +375,8 @@ fn feedback_settles_within_a_minute_of_a_change_of_speed() {
     let rsd: Vec<(u64, f64)> = steps.map(|row| (row.at_us / 1_000_000, row.cpu.unwrap().rsd)).collect();
     for (at, rsd) in &rsd {
         match at {
-            70 => assert!(*rsd > 0.15, "it is seen: {at} {rsd}"),
-            50..=60 | 120.. => assert!(*rsd < 0.08, "it is settled: {at} {rsd}"),
+            70 => assert!(*rsd > 0.15, "the change is visible: {at} {rsd}"),
+            50..=60 | 120.. => assert!(*rsd < 0.08, "the load is even: {at} {rsd}"),
             _ => {}
         }
     }

@@ -281,7 +281,7 @@ impl DrainProgress {
 
     /// The open flows in words. Names the backends that have open flows if there are several.
     pub fn open_in_words(&self) -> String {
-        /// The most backends that are named.
+        /// The maximum number of backends that are named.
         const NAMED: usize = 4;
         let flows = counted(self.open(), "open flow");
         if let [backend] = &self.open.keys().collect::<Vec<_>>()[..] {

@@ -14,8 +14,8 @@ use lb_http::CompressedDocument;
 use super::{ControllerQuery, query};
 use crate::facts::Facts;
 
-/// The most requests that may queue for the next document. Further requests wait until there is
-/// room in the queue.
+/// The maximum number of requests that may queue for the next document. Further requests wait until
+/// there is room in the queue.
 const WAITING: usize = 64;
 
 /// One kind of document. The task that makes these documents ends when the last copy of this value

@@ -8,7 +8,8 @@ use lb_view::text::{changes_in_a_line, names};
 
 use crate::configured::endpoint_keys;
 
-/// The most names of each kind in one log line. `socklb check --against-running` lists all.
+/// The maximum number of names of each kind in one log line. `socklb check --against-running` lists
+/// all.
 const MOST: usize = 8;
 
 pub fn changes(before: &Configured, after: &Configured) -> String {

@@ -21,8 +21,8 @@ use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
 use crate::envoy::{self, EnvoyEndpoint};
 
-/// The most files in one piece of background work. The work must end within the time that the
-/// event loop waits for a file system.
+/// The maximum number of files in one piece of background work. The work must end within the time
+/// that the event loop waits for a file system.
 const BATCH: usize = 64;
 
 /// The place of a file.

@@ -33,7 +33,7 @@ const MAX_OVERRIDES: usize = 4_096;
 /// How long an operator waits for the file system.
 const TO_ANSWER: Duration = Duration::from_secs(5);
 
-/// The most backends that an error message names.
+/// The maximum number of backends that an error message names.
 const MOST_NAMED: usize = 8;
 
 /// The content of the file.

@@ -18,7 +18,8 @@ use super::remotes::{Servers, first};
 use crate::controller::{self, FirstRead, ListPurpose};
 use crate::source::{Contents, Guard, ListSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp};
 
-/// The most texts that are in memory for parsing at the same time. Each text has up to 4 MiB.
+/// The maximum number of texts that are in memory for parsing at the same time. Each text has up to
+/// 4 MiB.
 const TEXTS: usize = 4;
 
 /// Cheap to clone.

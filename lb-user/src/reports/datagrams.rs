@@ -9,7 +9,7 @@ use lb_report::wire::BYTES;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-/// The most datagrams per system call.
+/// The maximum number of datagrams per system call.
 pub const BATCH: usize = 64;
 
 /// The number of bytes that are read of a datagram: one more than a valid datagram has, so that a

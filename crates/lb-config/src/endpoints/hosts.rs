@@ -100,8 +100,8 @@ pub fn target(text: &str) -> Result<Target, Refusal> {
 
 const LOCALHOST: &str = "is this host itself, and DNS servers do not know it";
 
-/// The name in lower case, if the text is a host name. The last label of a name is not a number
-/// (RFC 1123 section 2.1), so that a mistyped IP address is none.
+/// The name in lower case, if the text is a host name. The last label of a host name is not a
+/// number (RFC 1123 section 2.1), so a mistyped IP address is not read as a host name.
 fn host_name(text: &str) -> Option<String> {
     let name = dns_name(text).ok()?;
     let last = name.rsplit('.').next()?;

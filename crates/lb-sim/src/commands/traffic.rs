@@ -200,7 +200,7 @@ fn comparison(report: &TrafficReport, runs: &[EjectionTotal]) -> String {
         ]);
     }
     format!(
-        "\nfailed connects, and the most of them, without trials, from one client to one backend; the largest part of a client's members\n\
+        "\nfailed connects; the largest number of them, without trials, from one client to one backend; the largest part of a client's members\n\
          that was ejected, the fewest members that were left, and the time from the last failure until no backend was ejected\n{table}"
     )
 }

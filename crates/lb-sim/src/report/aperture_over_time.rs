@@ -22,8 +22,8 @@ const SCENARIO: &str = "aperture";
 /// The runs in which clients send unequally, as in the post: before the change, and after it.
 const RUNS: [&str; 2] = ["random-aperture-unequal", "deterministic-aperture-unequal"];
 
-/// The number of seconds that are played: half of the scenario's duration. The bands are equally
-/// wide, and the report takes less time.
+/// The number of seconds that are played: half of the scenario's duration, to save time. The bands
+/// in the drawing have the same width as with the whole duration.
 const MOST_SECONDS: u64 = 32;
 
 /// The number of steps of each run. In a step each backend gets about 100 requests, so chance does

@@ -28,7 +28,8 @@ use crate::controller::probing::{ProbeCandidate, connect_target};
 use crate::probes::probed;
 use crate::status;
 
-/// The most lines that one call logs per client task. One more line has the number of all others.
+/// The maximum number of lines that one call logs per client task. One more line has the number of
+/// all others.
 const MOST_LINES: usize = 8;
 
 /// The health and panics as the log last showed them, and the early trials of backends that have
@@ -142,7 +143,7 @@ impl ClientTask {
     /// panic although the service still serves. If counters cannot be read, the check is repeated
     /// about a second later.
     pub fn look_who_serves(&mut self, now: Instant) {
-        /// The most backends that are checked per service.
+        /// The maximum number of backends that are checked per service.
         const LOOKS: usize = 256;
         let below: BTreeMap<ServiceIndex, Duration> = self
             .balancer

@@ -1125,7 +1125,7 @@ impl Stage {
                 return;
             }
         }
-        panic!("it does not settle: {:?}", self.task().trouble());
+        panic!("the controller does not settle: {:?}", self.task().trouble());
     }
 
     /// Stops all faults of the kernel, and lets the daemon finish its work.

@@ -109,7 +109,7 @@ fn inconsistent_maps_are_not_adopted() {
         for part in ["the fallback of service users is slot 77", "socklb detach web"] {
             assert!(stage.refused.contains(part), "{part:?} is not in {}", stage.refused);
         }
-        assert_eq!(stage.dial(30), 0, "connects go on");
+        assert_eq!(stage.dial(30), 0, "connects still succeed");
         stage.kernel.change_service(&stage.pins(), 0, |row| row.fallback = before);
         stage.start(&BACKENDS);
         assert_eq!(stage.degraded(), [""; 0]);
