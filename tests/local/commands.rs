@@ -314,7 +314,7 @@ fn explain_shows_inputs_order_and_formula() {
 fn explain_of_an_unknown_name_lists_the_known_ones() {
     let fixture = Fixture::new();
     for (arguments, expected) in [
-        (&["explain", "nothing"][..], "no client here dials a service nothing; services here are: users"),
+        (&["explain", "chat"][..], "no client here dials a service chat; services here are: users"),
         // Names with characters that have a meaning in the path of a request.
         (&["explain", "a b/?%26"], "no client here dials a service a b/?%26; services here are: users"),
         (
