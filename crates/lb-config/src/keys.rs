@@ -150,7 +150,9 @@ section! {
     ON_NO_BACKEND "on_no_backend": Keyword<Errno>(&ERRNOS, |errno| errno.0), Is(EHOSTUNREACH),
         "the errno with which a connect fails if no backend is usable";
     ON_BACKEND_LOSS "on_backend_loss": Keyword<OnBackendLoss>(&OnBackendLoss::ALL, OnBackendLoss::name), Is(OnBackendLoss::Keep),
-        "what happens to the open connections of a backend that is lost: that has been absent from the list, or refusing (tier 5), for a minute.          `keep`: they stay. `close-idle`: TCP connections that have been idle for 30 s are closed. `close`: all are closed, and connected UDP          sockets too. See [close-connections.md](../guide/close-connections.md#lost-backends)";
+        "what happens to the open connections of a backend that is lost: that has been absent from the list, or refusing (tier 5), for a minute. \
+         `keep`: they stay. `close-idle`: TCP connections that have been idle for 30 s are closed. `close`: all are closed, and connected UDP \
+         sockets too. See [close-connections.md](../guide/close-connections.md#lost-backends)";
     BACKENDS "backends": FreeForm(&["{ file = \"users.toml\" }", "{ static = [\"10.0.0.1:8080\"] }"]), Required,
         "the source of the service's endpoints";
 }

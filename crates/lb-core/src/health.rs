@@ -3,8 +3,8 @@
 //!
 //! Witnesses are independent of each other. [`probed`] turns probe results into a verdict. Other
 //! files decide the consequences for a service: [`tiers`] decides which backends a connect may
-//! choose, [`replacement`] which backends substitute for others, and [`loss`] whose open connections
-//! are closed. docs/design/health.md has the truth table.
+//! choose, [`replacement`] which backends substitute for others, and [`loss`] whose open
+//! connections are closed. docs/design/health.md has the truth table.
 
 pub mod tiers;
 

@@ -9,8 +9,8 @@
 //! the cgroup (`attachment`), the network namespace (`namespace`), the verdicts of the programs on
 //! backends (`health`), guesses from probes (`guesses`), the counters (`counts`), weights that
 //! change although the lists do not (`control`), errors that count as load (`errors`), subsets
-//! whose size follows load (`size`), the overrides of operators (`overrides`), and lost backends whose
-//! connections are closed (`loss`).
+//! whose size follows load (`size`), the overrides of operators (`overrides`), and lost backends
+//! whose connections are closed (`loss`).
 
 mod lists;
 

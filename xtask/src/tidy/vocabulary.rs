@@ -172,7 +172,8 @@ fn tokens(stream: TokenStream, text: &str, code: &mut Vec<Range<usize>>, prose: 
             TokenTree::Literal(_) => {
                 let literal = &text[range.clone()];
                 if literal.contains('"') && literal.contains(' ') {
-                    prose.push(without_code(literal));
+                    // Messages quote values, such as `\"keep\"`.
+                    prose.push(without_code(&literal.replace("\\\"", "`")));
                 }
                 code.push(range);
             }
@@ -193,6 +194,7 @@ mod tests {
             ("//! Whoever asks.\n/// It is told `tell()`.\nfn a() {} /* anew */", 4),
             ("fn told(kept: u8) { say(\"kept\") }", 0),
             ("fn a() { say(\"it is kept\", r#\"nobody \"said\" it\"#) }", 3),
+            (r#"fn a() { say("write \"keep\" or what it kept") }"#, 1),
             ("// they take\nfn a() { } // in\n", 0),
             ("// it is taken\n// in again, and a keep-alive\nfn a() {}", 1),
             ("let a = 'a'; // mind\n#[doc = \"is told\"] let b = \"é\"; // told", 3),

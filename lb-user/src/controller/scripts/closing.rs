@@ -231,7 +231,7 @@ fn connections_stay_if_a_backend_leaves_only_the_subset_or_nothing_is_configured
     });
 }
 
-/// The list says nothing before it was read, so no backend is missing then.
+/// No backend is missing before the new daemon has a list.
 #[test]
 fn the_minute_of_a_lost_backend_starts_again_with_the_daemon() {
     script("on_backend_loss = \"close\"", |stage| {
