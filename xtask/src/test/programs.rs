@@ -20,9 +20,9 @@ use crate::toolchain::tools;
 /// If a test program prints nothing for this long, it counts as hung.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// The number of tests of the tier `local` that run at the same time for each CPU. It is more than
-/// one, because these tests mostly wait.
-const LOCAL_THREADS_PER_CPU: usize = 2;
+/// The number of tests of the tiers `product` and `local` that run at the same time for each CPU. It
+/// is more than one, because many of these tests wait for processes and times.
+const WAITING_THREADS_PER_CPU: usize = 2;
 
 /// How many times new and changed tests run.
 const RUNS_OF_CHANGED: usize = 3;
@@ -92,8 +92,8 @@ impl Plan<'_> {
             }
         }
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let waits = self.name == Tier::Local.name();
-        let threads = if waits { LOCAL_THREADS_PER_CPU * cpus } else { cpus };
+        let waits = [Tier::Product, Tier::Local].map(Tier::name).contains(&self.name);
+        let threads = if waits { WAITING_THREADS_PER_CPU * cpus } else { cpus };
         let mut run = Run::default();
         if is_local && cpus < 2 {
             let (two, one): (Vec<_>, Vec<_>) =
