@@ -595,8 +595,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         NamedMembers { states, adopted: adopted.flat_map(named).collect() }
     }
 
-    /// Which backends of the service at this position are missing; `None` before it has a list.
-    pub fn presence(&self, position: usize) -> Option<Presence> {
+    /// Which backends of the service at this position are members, and which are missing among
+    /// those with a slot and the `known` ones; `None` before the service has a list.
+    pub fn presence(&self, position: usize, known: impl Iterator<Item = SocketAddr>) -> Option<Presence> {
         let state = &self.services[position];
         let ListInUse { endpoints, row, .. } = state.list.as_ref()?;
         let is_missing = |identity: &Identity| {
@@ -604,11 +605,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 |standing: &BackendEvidence<T>| standing.health() == Health::Refusing && !standing.accepts();
             endpoints.get(identity.address).is_none() || self.standings.get(identity).is_some_and(refuses)
         };
-        let known = self.slots.of(state.index).map(|(identity, _)| identity);
-        let missing: BTreeSet<_> = known.filter(is_missing).map(|identity| identity.address).collect();
-        let present = row.members.iter().map(|(address, _)| address).chain(row.replaced.keys());
-        let all = missing.len() + present.filter(|address| !missing.contains(address)).count();
-        Some(Presence { missing, all, is_panic: row.is_panic })
+        let known = known.map(|address| Identity { service: state.index, address });
+        let missing = self.slots.of(state.index).map(|(identity, _)| identity).chain(known);
+        let missing: BTreeMap<SocketAddr, bool> = missing
+            .filter(is_missing)
+            .map(|identity| (identity.address, self.slots.get(identity).is_some()))
+            .collect();
+        let members = row.members.iter().map(|(address, _)| address).chain(row.replaced.keys());
+        let members = members.filter(|address| !missing.contains_key(address)).copied().collect();
+        Some(Presence { members, missing, is_panic: row.is_panic })
     }
 
     /// The evidence on a backend.

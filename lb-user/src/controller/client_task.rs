@@ -175,7 +175,9 @@ impl ClientTask {
         let balancer = balancer(&client, features, limits, &datapath, now)?;
         let logged = health::LoggedHealth::adopted(&balancer, &datapath);
         let cpus = datapath.kernel().cpus().map_err(ClientTaskError::Cpus)?;
+        let missing = loss::adopted(&datapath);
         Ok(Self {
+            missing,
             cursor_seed: CursorSeed { task: task_on(&client, host), cpus },
             host: host.clone(),
             client,
@@ -217,7 +219,6 @@ impl ClientTask {
             sizes: Vec::new(),
             override_grace: overrides::OverrideGrace::default(),
             closed: BTreeMap::new(),
-            missing: BTreeMap::new(),
         })
     }
 

@@ -4,9 +4,12 @@
 //! A backend is missing if the list does not contain it, or if it is refusing and does not accept
 //! connections (tier 5). A backend that leaves only the task's subset is not missing. A backend is
 //! lost when it has been missing for [`CONFIRMED_AFTER`]: lists and probes may be wrong for a short
-//! time, and a closed connection does not come back. No backend is lost in panic, or while more
-//! than a third of the backends would be: then the list or the probes are more likely wrong than
-//! the backends.
+//! time, and a closed connection does not come back.
+//!
+//! No backend is lost in panic. And if more than a third of the members are lost within a minute of
+//! each other, none of these counts: then the list or the probes are more likely wrong than the
+//! backends. The members are those that the service had before the loss, so that new endpoints in
+//! the same list do not make a loss look small.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -55,13 +58,17 @@ pub fn delay(host: &str, service: &str, backend: SocketAddr) -> Duration {
 /// The time between two jobs that close the connections of one backend.
 const RETRY: Duration = Duration::from_secs(30);
 
+/// For how long a lost backend without a slot counts as lost. A slot has flows, or had some lately.
+const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
+
 /// The backends of a service at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Presence {
-    /// The backends with a slot that are missing.
-    pub missing: BTreeSet<SocketAddr>,
-    /// The number of missing backends, and of those that are in the table or replaced.
-    pub all: usize,
+    /// The backends that are in the table or replaced, and not missing.
+    pub members: BTreeSet<SocketAddr>,
+    /// The missing backends among those with a slot and those of [`MissingBackends::known`], and
+    /// whether each has a slot.
+    pub missing: BTreeMap<SocketAddr, bool>,
     /// Whether the service is in panic.
     pub is_panic: bool,
 }
@@ -69,40 +76,74 @@ pub struct Presence {
 /// The missing backends of one service. `T` is a time of any clock.
 #[derive(Clone, Debug)]
 pub struct MissingBackends<T = Instant> {
+    /// The members at the last look.
+    members: BTreeSet<SocketAddr>,
     missing: BTreeMap<SocketAddr, Missing<T>>,
-    /// The numbers of lost backends and of all backends, while too many are lost.
+    /// The numbers of lost backends and of members before the loss, while too many are lost.
     withheld: Option<(usize, usize)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Missing<T> {
     since: T,
+    /// The number of members before the loss.
+    of: usize,
     /// When connections may be closed again.
     next: Option<T>,
 }
 
-impl<T> Default for MissingBackends<T> {
-    fn default() -> Self {
-        Self { missing: BTreeMap::new(), withheld: None }
+impl<T: Copy + Ord + Add<Duration, Output = T>> Missing<T> {
+    fn is_lost(&self, now: T) -> bool {
+        self.since + CONFIRMED_AFTER <= now
     }
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
-    /// Notes the present state. In panic the times of all backends start again.
-    pub fn note(&mut self, now: T, presence: &Presence) {
-        let Presence { missing, all, is_panic } = presence;
-        self.missing.retain(|address, _| missing.contains(address) && !is_panic);
-        if !is_panic {
-            for address in missing {
-                self.missing.entry(*address).or_insert(Missing { since: now, next: None });
-            }
-        }
-        let lost = self.missing.values().filter(|missing| missing.since + CONFIRMED_AFTER <= now).count();
-        self.withheld = (lost * 3 > *all).then_some((lost, *all));
+    /// For a service with these members.
+    pub fn new(members: BTreeSet<SocketAddr>) -> Self {
+        Self { members, missing: BTreeMap::new(), withheld: None }
     }
 
-    /// The numbers of lost backends and of all backends if so many are lost that no connection is
-    /// closed; `None` otherwise.
+    /// The backends that may become or are missing.
+    pub fn known(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+        self.members.iter().chain(self.missing.keys()).copied()
+    }
+
+    /// Notes the present state. In panic the times of all backends start again.
+    pub fn note(&mut self, now: T, presence: Presence) {
+        let Presence { members, missing, is_panic } = presence;
+        self.missing.retain(|address, known| {
+            let has_slot = missing.get(address);
+            has_slot.is_some_and(|has_slot| *has_slot || now < known.since + FORGOTTEN_AFTER) && !is_panic
+        });
+        if !is_panic {
+            let new = || missing.keys().filter(|address| !self.missing.contains_key(address));
+            let of = self.members.len() + new().filter(|address| !self.members.contains(address)).count();
+            let new: Vec<SocketAddr> = new().copied().collect();
+            // A backend that was forgotten has no slot and is no member.
+            let new = new.into_iter().filter(|one| missing[one] || self.members.contains(one));
+            self.missing.extend(new.map(|address| (address, Missing { since: now, of, next: None })));
+        }
+        self.members = members;
+        let lost = self.missing.values().filter(|one| one.is_lost(now));
+        self.withheld = lost.filter_map(|one| self.withheld_with(one, now)).max();
+    }
+
+    /// The numbers of backends that were lost together with this one, and of members before, if
+    /// these are too many.
+    fn withheld_with(&self, one: &Missing<T>, now: T) -> Option<(usize, usize)> {
+        let is_near = |other: &&Missing<T>| {
+            other.is_lost(now)
+                && other.since <= one.since + CONFIRMED_AFTER
+                && one.since <= other.since + CONFIRMED_AFTER
+        };
+        let together = self.missing.values().filter(is_near);
+        let (lost, of) = together.fold((0, 0), |(lost, of), other| (lost + 1, other.of.max(of)));
+        (lost * 3 > of).then_some((lost, of))
+    }
+
+    /// The numbers of backends that were lost together, and of members before, if these are so many
+    /// that their connections are not closed; `None` otherwise.
     pub fn withheld(&self) -> Option<(usize, usize)> {
         self.withheld
     }
@@ -117,16 +158,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
         delay: impl Fn(SocketAddr) -> Duration,
         has_flows: impl Fn(SocketAddr) -> bool,
     ) -> Option<SocketAddr> {
-        if self.withheld.is_some() {
-            return None;
-        }
-        let is_due = |(address, missing): &(&SocketAddr, &mut Missing<T>)| {
-            let first = || missing.since + CONFIRMED_AFTER + delay(**address);
-            missing.next.unwrap_or_else(first) <= now && has_flows(**address)
+        let is_due = |(address, missing): (&SocketAddr, &Missing<T>)| {
+            let first = || missing.since + CONFIRMED_AFTER + delay(*address);
+            let is_time = missing.next.unwrap_or_else(first) <= now;
+            let is_due = is_time && has_flows(*address) && self.withheld_with(missing, now).is_none();
+            is_due.then_some(*address)
         };
-        let (address, missing) = self.missing.iter_mut().find(is_due)?;
-        missing.next = Some(now + RETRY);
-        Some(*address)
+        let address = self.missing.iter().find_map(is_due)?;
+        self.missing.get_mut(&address)?.next = Some(now + RETRY);
+        Some(address)
     }
 
     /// Lets [`MissingBackends::take_due`] return a backend at once: its last job ended before it
@@ -142,73 +182,125 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
 mod tests {
     use super::*;
 
+    type Backends = MissingBackends<Duration>;
+
     fn address(host: u8) -> SocketAddr {
         ([10, 0, 0, host], 80).into()
     }
 
-    fn missing(hosts: impl IntoIterator<Item = u8>, all: usize) -> Presence {
-        Presence { missing: hosts.into_iter().map(address).collect(), all, is_panic: false }
+    fn of(members: u8) -> Backends {
+        MissingBackends::new((1..=members).map(address).collect())
+    }
+
+    /// These hosts are missing and have slots, and those are members.
+    fn presence(missing: &[u8], members: &[u8]) -> Presence {
+        Presence {
+            missing: missing.iter().map(|host| (address(*host), true)).collect(),
+            members: members.iter().copied().map(address).collect(),
+            is_panic: false,
+        }
     }
 
     /// Notes one presence each second of `seconds`, and returns what was due, and when.
     fn run(
-        backends: &mut MissingBackends<Duration>,
+        backends: &mut Backends,
         seconds: std::ops::RangeInclusive<u64>,
         presence: &Presence,
     ) -> Vec<(u64, SocketAddr)> {
         let mut due = Vec::new();
         for second in seconds {
             let now = Duration::from_secs(second);
-            backends.note(now, presence);
-            due.extend(backends.take_due(now, |_| Duration::from_secs(4), |_| true).map(|one| (second, one)));
+            backends.note(now, presence.clone());
+            let taken = backends.take_due(now, |_| Duration::from_secs(4), |_| true);
+            due.extend(taken.map(|one| (second, one)));
         }
         due
     }
 
     #[test]
     fn a_backend_is_lost_after_a_minute_and_the_delay_of_the_host() {
-        let mut backends = MissingBackends::default();
-        let due = run(&mut backends, 0..=130, &missing([1], 3));
+        let (mut backends, lost) = (of(3), presence(&[1], &[2, 3]));
+        let due = run(&mut backends, 0..=130, &lost);
         assert_eq!(due, [(64, address(1)), (94, address(1)), (124, address(1))]);
         backends.continue_with(address(1), Duration::from_secs(131));
-        assert_eq!(run(&mut backends, 131..=132, &missing([1], 3)), [(131, address(1))]);
+        assert_eq!(run(&mut backends, 131..=132, &lost), [(131, address(1))]);
     }
 
     #[test]
     fn a_backend_that_returns_and_leaves_again_waits_again() {
-        let mut backends = MissingBackends::default();
-        assert_eq!(run(&mut backends, 0..=59, &missing([1], 3)), []);
-        assert_eq!(run(&mut backends, 60..=60, &missing([], 3)), []);
-        assert_eq!(run(&mut backends, 61..=125, &missing([1], 3)), [(125, address(1))]);
+        let mut backends = of(3);
+        assert_eq!(run(&mut backends, 0..=59, &presence(&[1], &[2, 3])), []);
+        assert_eq!(run(&mut backends, 60..=60, &presence(&[], &[1, 2, 3])), []);
+        assert_eq!(run(&mut backends, 61..=125, &presence(&[1], &[2, 3])), [(125, address(1))]);
     }
 
     #[test]
     fn panic_starts_all_times_again() {
-        let mut backends = MissingBackends::default();
-        let panic = Presence { is_panic: true, ..missing([1], 3) };
-        assert_eq!(run(&mut backends, 0..=63, &missing([1], 3)), []);
+        let mut backends = of(3);
+        let panic = Presence { is_panic: true, ..presence(&[1], &[2, 3]) };
+        assert_eq!(run(&mut backends, 0..=63, &presence(&[1], &[2, 3])), []);
         assert_eq!(run(&mut backends, 64..=300, &panic), []);
-        assert_eq!(run(&mut backends, 301..=365, &missing([1], 3)), [(365, address(1))]);
+        assert_eq!(run(&mut backends, 301..=365, &presence(&[1], &[2, 3])), [(365, address(1))]);
     }
 
     #[test]
     fn more_than_a_third_keep_their_connections() {
-        let mut backends = MissingBackends::default();
-        assert_eq!(run(&mut backends, 0..=100, &missing([1, 2], 5)), []);
+        let mut backends = of(5);
+        assert_eq!(run(&mut backends, 0..=100, &presence(&[1, 2], &[3, 4, 5])), []);
         assert_eq!(backends.withheld(), Some((2, 5)));
         // One of them returns.
-        assert_eq!(run(&mut backends, 101..=101, &missing([1], 5)), [(101, address(1))]);
+        assert_eq!(run(&mut backends, 101..=101, &presence(&[1], &[2, 3, 4, 5])), [(101, address(1))]);
         assert_eq!(backends.withheld(), None);
-        let mut third = MissingBackends::default();
-        assert_eq!(run(&mut third, 0..=65, &missing([1, 2], 6)), [(64, address(1)), (65, address(2))]);
+        let due = run(&mut of(6), 0..=65, &presence(&[1, 2], &[3, 4, 5, 6]));
+        assert_eq!(due, [(64, address(1)), (65, address(2))]);
+    }
+
+    #[test]
+    fn a_list_that_replaces_all_backends_closes_nothing() {
+        for new in [&[5, 6][..], &[5, 6, 7, 8, 9, 10, 11, 12, 13]] {
+            let mut backends = of(2);
+            assert_eq!(run(&mut backends, 0..=2_000, &presence(&[1, 2], new)), []);
+            assert_eq!(backends.withheld(), Some((2, 2)));
+        }
+        // Backends without flows have no slots, and count as well.
+        let mut lost = presence(&[1, 2], &[5, 6, 7, 8]);
+        lost.missing.extend([(address(3), false), (address(4), false)]);
+        let mut backends = of(4);
+        assert_eq!(run(&mut backends, 0..=2_000, &lost), []);
+    }
+
+    #[test]
+    fn a_rolling_update_closes_the_connections_of_each_backend() {
+        let mut backends = of(6);
+        let mut due = BTreeSet::new();
+        for step in 1..=6 {
+            let missing: Vec<u8> = (1..=step).collect();
+            let members: Vec<u8> = (step + 1..=6).chain(11..=10 + step).collect();
+            let from = u64::from(step) * 90;
+            let found = run(&mut backends, from..=from + 89, &presence(&missing, &members));
+            due.extend(found.into_iter().map(|(_, one)| one));
+        }
+        assert_eq!(due, (1..=6).map(address).collect());
     }
 
     #[test]
     fn backends_that_are_not_lost_yet_withhold_nothing() {
-        let mut backends = MissingBackends::default();
-        assert_eq!(run(&mut backends, 0..=50, &missing([1], 4)), []);
-        assert_eq!(run(&mut backends, 51..=64, &missing([1, 2], 4)), [(64, address(1))]);
-        assert_eq!(run(&mut backends, 65..=200, &missing([1, 2], 4)), [(94, address(1))]);
+        let mut backends = of(4);
+        assert_eq!(run(&mut backends, 0..=50, &presence(&[1], &[2, 3, 4])), []);
+        let both = presence(&[1, 2], &[3, 4]);
+        assert_eq!(run(&mut backends, 51..=64, &both), [(64, address(1))]);
+        assert_eq!(run(&mut backends, 65..=200, &both), [(94, address(1))]);
+    }
+
+    #[test]
+    fn a_lost_backend_without_a_slot_is_forgotten() {
+        let mut lost = presence(&[], &[2, 3]);
+        lost.missing.insert(address(1), false);
+        let mut backends = of(3);
+        run(&mut backends, 0..=599, &lost);
+        assert!(backends.known().any(|one| one == address(1)));
+        run(&mut backends, 600..=601, &lost);
+        assert!(!backends.known().any(|one| one == address(1)));
     }
 
     #[test]
@@ -224,10 +316,10 @@ mod tests {
 
     #[test]
     fn a_backend_without_flows_is_not_due() {
-        let mut backends = MissingBackends::default();
+        let mut backends = of(6);
         for second in 0..=100 {
             let now = Duration::from_secs(second);
-            backends.note(now, &missing([1, 2], 6));
+            backends.note(now, presence(&[1, 2], &[3, 4, 5, 6]));
             let due = backends.take_due(now, |_| Duration::ZERO, |one| one == address(2));
             assert_eq!(due, (second == 60 || second == 90).then(|| address(2)), "at {second} s");
         }

@@ -1,9 +1,11 @@
 //! Backends that are lost, and whose open connections are to be closed.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use lb_core::health::loss::{OnBackendLoss, delay};
+use lb_core::health::loss::{MissingBackends, OnBackendLoss, delay};
+use lb_kernel::Datapath;
 use tracing::warn;
 
 use super::ClientTask;
@@ -26,19 +28,21 @@ impl ClientTask {
                 self.missing.remove(&service.name);
                 continue;
             }
-            let Some(presence) = self.balancer.presence(position) else { continue };
-            let missing = self.missing.entry(service.name.clone()).or_default();
+            // A service that is new has no members yet.
+            let new = || MissingBackends::new(BTreeSet::new());
+            let missing = self.missing.entry(service.name.clone()).or_insert_with(new);
+            let Some(presence) = self.balancer.presence(position, missing.known()) else { continue };
             let before = missing.withheld();
-            missing.note(now, &presence);
-            if let Some((lost, all)) = missing.withheld()
+            missing.note(now, presence);
+            if let Some((lost, of)) = missing.withheld()
                 && before.is_none()
             {
                 warn!(
                     client = %self.client.name,
                     service = ?service.name,
                     lost,
-                    all,
-                    "more than a third of the backends are lost, so on_backend_loss closes no connection"
+                    of,
+                    "more than a third of the backends are lost together, so their connections are not closed"
                 );
             }
             if is_closing || order.is_some() {
@@ -69,4 +73,18 @@ impl ClientTask {
             missing.continue_with(backend, now);
         }
     }
+}
+
+/// The state of each service that the kernel's tables already have. The members of an earlier
+/// daemon's tables count: the first list of this daemon may lack them all.
+pub fn adopted(datapath: &Datapath) -> BTreeMap<String, MissingBackends> {
+    let plan = datapath.applied();
+    let of_service = |(index, service): (&_, &lb_core::plan::ServicePlan)| {
+        let in_use = service.schedule.iter().chain(&service.replaced).collect::<BTreeSet<_>>();
+        let backends =
+            plan.backends.iter().filter(|(slot, one)| one.service == *index && in_use.contains(slot));
+        let members = backends.map(|(_, backend)| backend.address).collect();
+        (service.name.clone(), MissingBackends::new(members))
+    };
+    plan.services.iter().map(of_service).collect()
 }

@@ -212,7 +212,7 @@ fn connections_stay_if_more_than_a_third_of_the_backends_are_lost() {
         connect_to_all(stage);
         stage.list(&BACKENDS[..1]);
         stage.pass(120 * SECOND);
-        let warning = "more than a third of the backends are lost";
+        let warning = "more than a third of the backends are lost together";
         assert_eq!((orders(stage).len(), stage.logged(warning)), (0, 1));
     });
 }
@@ -229,6 +229,34 @@ fn connections_stay_if_a_backend_leaves_only_the_subset_or_nothing_is_configured
         stage.pass(120 * SECOND);
         assert_eq!(orders(stage).len(), 0);
     });
+}
+
+/// The new endpoints do not count as members before the loss, whether or not a daemon ran then.
+#[test]
+fn connections_stay_if_a_list_replaces_all_backends() {
+    let new = [
+        "10.0.1.1:80",
+        "10.0.1.2:80",
+        "10.0.1.3:80",
+        "10.0.1.4:80",
+        "10.0.1.5:80",
+        "10.0.1.6:80",
+        "10.0.1.7:80",
+    ];
+    for is_down in [false, true] {
+        script("on_backend_loss = \"close\"", |stage| {
+            stage.connect().expect("a backend is usable");
+            stage.pass(60 * SECOND);
+            if is_down {
+                stage.kill();
+                stage.start(&new);
+            } else {
+                stage.list(&new);
+            }
+            stage.pass(120 * SECOND);
+            assert_eq!(orders(stage).len(), 0);
+        });
+    }
 }
 
 /// No backend is missing before the new daemon has a list.
