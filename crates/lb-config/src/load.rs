@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use lb_core::control::{ControlRules, Mode};
-use lb_core::service::Policy;
+use lb_core::service::{Policy, ignores_weights};
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::{Table, in_units};
 
@@ -59,11 +59,7 @@ pub fn read(
 
 /// Refuses `load` and `slow_start` if the policy ignores weights.
 fn check_policy(table: &Table<'_>, policy: Option<Policy>, report: &mut DiagnosticCollector<'_>) {
-    let why = match policy {
-        Some(Policy::RoundRobin) => "ignores weights",
-        Some(Policy::LeastLoaded) => "compares only open flows",
-        Some(Policy::WeightedRoundRobin | Policy::P2c | Policy::Random) | None => return,
-    };
+    let Some(why) = policy.and_then(ignores_weights) else { return };
     let written = [LOAD.name, SLOW_START.name].map(|key| (key, table.get(key)));
     for (key, item) in written.into_iter().filter_map(|(key, item)| Some((key, item?))) {
         if key == SLOW_START.name && item.as_str() == Some("off") {

@@ -12,6 +12,15 @@ use crate::health::loss::OnBackendLoss;
 use crate::load_band::LoadBand;
 use crate::subset::Algorithm;
 
+/// Why weights have no effect with a policy; `None` if they have one.
+pub const fn ignores_weights(policy: Policy) -> Option<&'static str> {
+    match policy {
+        Policy::RoundRobin => Some("ignores weights"),
+        Policy::LeastLoaded => Some("compares only open flows"),
+        Policy::WeightedRoundRobin | Policy::P2c | Policy::Random => None,
+    }
+}
+
 /// The transport protocol of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {

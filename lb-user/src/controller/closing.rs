@@ -87,8 +87,10 @@ impl Controller {
         }
         let begun_ns = known.map_or_else(
             || {
-                // Also if the daemon is killed before the job ends, the log has its beginning.
-                info!(service = ?order.service, backend = %order.backend, user, process, "closing connections of a backend");
+                if !order.is_dry_run {
+                    // If the daemon is killed before the job ends, the log still shows the start.
+                    info!(service = ?order.service, backend = %order.backend, user, process, "closing connections of a backend");
+                }
                 self.environment.kernel.now_ns()
             },
             |job| job.begun_ns,
@@ -169,14 +171,13 @@ impl Controller {
                 }
                 let closed = counts.sum(|counts| counts.closed);
                 // The daemon retries its own jobs, which often have nothing to close.
-                if closed > 0 || cause == CloseCause::Operator {
+                if !is_dry_run && (closed > 0 || cause == CloseCause::Operator) {
                     info!(
                         service,
                         %backend,
                         client,
                         ?idle,
                         rate,
-                        is_dry_run,
                         cause = cause.name(),
                         user,
                         process,

@@ -13,10 +13,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lb_core::control::factor::{Factor, Factors};
 use lb_core::endpoint::{Endpoint, EndpointList};
+use lb_core::ids::ServiceIndex;
+use lb_core::service::ignores_weights;
 use lb_http::peer::PeerCredentials;
 use lb_view::overrides::{
-    Overridden, Override, OverrideKind, OverrideScope, OverrideStatus, OverridesDocument, SCHEMA,
-    check_duration, check_percent, check_reason,
+    ClientEffect, Overridden, Override, OverrideKind, OverrideScope, OverrideStatus, OverridesDocument,
+    SCHEMA, check_duration, check_percent, check_reason,
 };
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
@@ -24,6 +26,7 @@ use tracing::{info, warn};
 use super::Controller;
 use super::client_task::ClientTask;
 use super::clock::unix_seconds;
+use super::leaving::Leaving;
 use super::state_files::{StoredFile, StoredRead};
 use crate::api::{OverrideAction, OverrideRequest, Reply};
 
@@ -368,19 +371,56 @@ impl Controller {
     fn override_statuses(&self, service: &str, only: Option<&[SocketAddr]>) -> Vec<OverrideStatus> {
         let list = self.list_of(service);
         let all = self.overrides.of_service(service);
-        let wanted = all.filter(|of| only.is_none_or(|only| only.contains(&of.scope.backend)));
-        let status = |of: &Override| {
+        let wanted: Vec<&Override> =
+            all.filter(|of| only.is_none_or(|only| only.contains(&of.scope.backend))).collect();
+        let backends: BTreeSet<SocketAddr> = wanted.iter().map(|of| of.scope.backend).collect();
+        let tasks = self.clients.tasks.iter();
+        let mut effects: Vec<_> = tasks.map(|task| task.effects(service, &backends)).collect();
+        let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
+        effects.extend(leaving.map(|leaving| self.effects_on_leaving(leaving, service, &backends)));
+        let status = |of: &&Override| {
             let backend = of.scope.backend;
-            let tasks = self
-                .clients
-                .tasks
-                .iter()
-                .filter(|task| of.scope.client.as_ref().is_none_or(|only| *only == task.client.name));
-            let effects = tasks.filter_map(|task| task.effect(service, backend)).collect();
-            let is_listed = list.as_ref().is_some_and(|list| list.get(backend).is_some());
-            OverrideStatus { of: of.clone(), is_listed, clients: effects }
+            // A weight for all clients has no effect on a client that has its own.
+            let has_own = |effect: &&ClientEffect| {
+                let own = OverrideScope { client: Some(effect.client.clone()), ..of.scope.clone() };
+                is_weight(of.kind) && self.overrides.in_force.contains_key(&(own, true))
+            };
+            let all = effects.iter().filter_map(|effects| effects.get(&backend));
+            let concerned = all.filter(|effect| match &of.scope.client {
+                Some(only) => *only == effect.client,
+                None => !has_own(effect),
+            });
+            let is_listed = list.as_ref().is_none_or(|list| list.get(backend).is_some());
+            OverrideStatus { of: (*of).clone(), is_listed, clients: concerned.cloned().collect() }
         };
-        wanted.map(status).collect()
+        wanted.iter().map(status).collect()
+    }
+
+    /// The flows of a client that leaves, as [`ClientTask::effects`]. If its maps cannot be read,
+    /// the attempts to remove it log the error.
+    fn effects_on_leaving(
+        &self,
+        leaving: &Leaving,
+        service: &str,
+        backends: &BTreeSet<SocketAddr>,
+    ) -> BTreeMap<SocketAddr, ClientEffect> {
+        let mut effects = BTreeMap::new();
+        let Ok(tables) = self.environment.kernel.tables(&leaving.pins) else { return effects };
+        let services = tables.services().into_iter().filter(|view| view.name == service);
+        let indexes: BTreeSet<ServiceIndex> = services.map(|view| view.index).collect();
+        for view in tables.slots() {
+            if indexes.contains(&view.service) && backends.contains(&view.address) {
+                let effect = effects.entry(view.address).or_insert_with(|| ClientEffect {
+                    client: leaving.pins.client.clone(),
+                    is_settled: !leaving.begins_flows(),
+                    open_flows: 0,
+                    untracked: 0,
+                    share: 0.0,
+                });
+                effect.open_flows += tables.active(view.at.slot);
+            }
+        }
+        effects
     }
 
     /// The list of a service that was delivered last; `None` if there is none.
@@ -435,6 +475,14 @@ impl Controller {
         named.sort_unstable();
         named.dedup();
         let is_weight = request.action == OverrideAction::Weight;
+        if is_weight && !ends_it {
+            let mut services = tasks.iter().flat_map(|task| &task.client.services);
+            let policy = services.find(|configured| configured.service.name == service);
+            let policy = policy.map(|configured| configured.service.policy);
+            if let Some((policy, why)) = policy.and_then(|policy| Some((policy, ignores_weights(policy)?))) {
+                return Err(format!("the policy of service {service}, {}, {why}", policy.name()));
+            }
+        }
         if self.overrides.unread.is_some() && ends_it {
             let why = self.overrides.unread.as_deref().unwrap_or_default();
             return Err(format!(
@@ -451,7 +499,8 @@ impl Controller {
             let key: Key = (scope(*backend, client), is_weight);
             if ends_it {
                 let all: Key = (scope(*backend, None), is_weight);
-                if client.is_some() && self.overrides.in_force.contains_key(&all) {
+                let in_force = &self.overrides.in_force;
+                if client.is_some() && in_force.contains_key(&all) && !in_force.contains_key(&key) {
                     return Err(format!(
                         "the override of {backend} is in force for all clients, so it cannot be ended for one: leave --client out"
                     ));
@@ -471,25 +520,20 @@ impl Controller {
                 Some(percent) => OverrideKind::Weight { percent },
                 None => OverrideKind::Drain,
             };
-            let until = request.for_s.map(|time| wall + time);
-            let new = Override {
-                scope: key.0.clone(),
-                kind,
-                reason: request.reason.clone(),
-                user: who.user,
-                process: who.process,
-                since: wall,
-                until,
-            };
             let known = self.overrides.in_force.get(&key).map(|known| &known.of);
-            let is_known = known.is_some_and(|known| {
-                known.kind == kind
-                    && known.until == until
-                    && (new.reason.is_none() || known.reason == new.reason)
-            });
-            if !is_known {
-                changes.push((key, Some(new)));
+            let same = known.filter(|known| known.kind == kind);
+            // What the request leaves out does not change: an operator may repeat it to wait.
+            let until = match request.for_s {
+                Some(time) => Some(wall + time),
+                None => same.and_then(|known| known.until),
+            };
+            let reason = request.reason.clone().or_else(|| same.and_then(|known| known.reason.clone()));
+            if same.is_some_and(|known| (known.until, &known.reason) == (until, &reason)) {
+                continue;
             }
+            let (user, process) = (who.user, who.process);
+            let new = Override { scope: key.0.clone(), kind, reason, user, process, since: wall, until };
+            changes.push((key, Some(new)));
         }
         let new =
             changes.iter().filter(|(key, new)| new.is_some() && !self.overrides.in_force.contains_key(key));

@@ -8,6 +8,8 @@ use std::time::Instant;
 use lb_core::balancer::Fact;
 use lb_core::control::factor::Factors;
 use lb_core::health::{Health, Who, Why};
+use lb_core::ids::{ServiceIndex, Slot};
+use lb_core::plan::{BackendPlan, entries_by_slot};
 use lb_view::overrides::ClientEffect;
 
 use super::ClientTask;
@@ -49,28 +51,48 @@ impl ClientTask {
         self.balancer.drained_by_operator(position).collect()
     }
 
-    /// The state of an overridden backend; `None` if this task does not have the backend.
-    pub fn effect(&self, service: &str, backend: SocketAddr) -> Option<ClientEffect> {
-        let position = self.position(service)?;
-        let at = self.balancer.slot(position, backend)?;
-        let may_be_chosen = self.balancer.row(position)?.usable.get(&backend)?.0.is_usable();
-        let (_, schedule) = self.balancer.schedule(position)?;
-        let entries = schedule.iter().filter(|slot| **slot == at.slot && may_be_chosen).count();
-        let tables = self.datapath.tables();
+    /// The effects of overrides on these backends of a service, for each backend that has a slot.
+    /// A backend, or a whole service, that was removed retains its slot until its last flow ends.
+    pub fn effects(
+        &self,
+        service: &str,
+        backends: &BTreeSet<SocketAddr>,
+    ) -> BTreeMap<SocketAddr, ClientEffect> {
+        let (plan, tables) = (self.datapath.applied(), self.datapath.tables());
+        let is_meant = |index: &ServiceIndex| plan.services.get(index).is_some_and(|one| one.name == service);
+        let named: BTreeMap<Slot, &BackendPlan> = plan
+            .backends
+            .iter()
+            .filter(|(_, backend)| backends.contains(&backend.address) && is_meant(&backend.service))
+            .map(|(slot, backend)| (*slot, backend))
+            .collect();
+        let open = plan.services.values().find(|one| one.name == service && one.open);
+        let mut entries = open.map(|one| entries_by_slot(&one.schedule)).unwrap_or_default();
+        entries.retain(|slot, _| plan.backends.get(slot).is_some_and(|backend| backend.usable.is_usable()));
+        let all: u32 = entries.values().sum();
+        let mut effects: BTreeMap<SocketAddr, ClientEffect> = BTreeMap::new();
+        for (slot, backend) in &named {
+            let effect = effects.entry(backend.address).or_insert_with(|| ClientEffect {
+                client: self.client.name.clone(),
+                is_settled: self.override_grace == OverrideGrace::Over,
+                open_flows: 0,
+                untracked: 0,
+                share: 0.0,
+            });
+            effect.open_flows += tables.active(*slot);
+            effect.share += entries.get(slot).map_or(0.0, |own| f64::from(*own) / f64::from(all));
+        }
+        let slots: Vec<Slot> = named.keys().copied().collect();
         // If the counts cannot be read, the tick logs the error.
-        let untracked = tables.counts(at.slot).map_or(0, |counts| counts.sums.untracked);
-        #[expect(clippy::cast_precision_loss, reason = "schedules are far below 2^53 entries")]
-        let share = entries as f64 / (schedule.len().max(1)) as f64;
-        Some(ClientEffect {
-            client: self.client.name.clone(),
-            is_settled: self.override_grace == OverrideGrace::Over,
-            open_flows: tables.active(at.slot),
-            untracked,
-            share,
-        })
+        let _ = tables.visit_counts(&slots, |slot, counts| {
+            if let Some(effect) = effects.get_mut(&named[&slot].address) {
+                effect.untracked += counts.sums.untracked;
+            }
+        });
+        effects
     }
 
-    /// Whether a drain of these backends concerns this task and would leave it without an available
+    /// Whether a drain of these backends changes this task and would leave it without an available
     /// member.
     pub fn would_be_left_without(&self, service: &str, drained: &BTreeSet<SocketAddr>) -> bool {
         let Some(row) = self.position(service).and_then(|position| self.balancer.row(position)) else {
@@ -80,9 +102,12 @@ impl ClientTask {
             let is_available = row.usable.get(address).is_some_and(|(_, health)| *health <= Health::Unproven);
             is_available && !drained.contains(address)
         };
+        let is_changed = |address: &SocketAddr| {
+            let is_drained = row.usable.get(address).is_some_and(|(_, health)| *health == Health::Drained);
+            drained.contains(address) && !is_drained
+        };
         let mut members = row.members.iter().map(|(address, _)| address);
-        let is_concerned = members.clone().any(|address| drained.contains(address));
-        is_concerned && !members.any(is_left)
+        members.clone().any(is_changed) && !members.any(is_left)
     }
 
     /// Whether the overrides must wait for the end of running programs.

@@ -301,6 +301,77 @@ fn a_weight_override_multiplies_a_share() {
     });
 }
 
+/// The share is that of the backends that connects may choose.
+#[test]
+fn the_share_of_a_weight_does_not_include_drained_backends() {
+    script("", |stage| {
+        stage.accepted(drain(&[FIRST]));
+        let doubled = stage.accepted(weight(MIDDLE, 200));
+        let share = doubled.overrides[0].clients[0].share;
+        assert!((share - 2.0 / 3.0).abs() < 0.001, "{doubled:?}");
+    });
+}
+
+#[test]
+fn a_weight_is_refused_if_the_policy_ignores_weights() {
+    script("policy = \"least-loaded\"\nsubset = { size = 3 }", |stage| {
+        let why = stage.refused(weight(FIRST, 50));
+        assert_eq!(why, "the policy of service users, least-loaded, compares only open flows");
+    });
+}
+
+/// An operator repeats a drain to wait again. The second drain names neither time nor reason.
+#[test]
+fn what_a_repeated_drain_leaves_out_does_not_change() {
+    script("", |stage| {
+        let first =
+            OverrideRequest { for_s: Some(3_600), reason: Some("new disk".to_owned()), ..drain(&[FIRST]) };
+        let first = stage.accepted(first).overrides.remove(0).of;
+        assert_eq!(stage.accepted(drain(&[FIRST])).changed, []);
+        let again = stage.accepted(OverrideRequest { for_s: Some(60), ..drain(&[FIRST]) });
+        assert_eq!(again.changed, addresses(&[FIRST]));
+        let again = &again.overrides[0].of;
+        assert_eq!(again.reason, first.reason);
+        assert!(again.until < first.until, "{again:?}");
+        // The last backend needs no second `--force`.
+        stage.accepted(OverrideRequest { force: true, ..drain(&[MIDDLE, THIRD]) });
+        assert_eq!(stage.accepted(drain(&[THIRD])).changed, []);
+        stage.accepted(OverrideRequest { for_s: Some(60), ..drain(&[THIRD]) });
+    });
+}
+
+/// A backend may have flows after its list, its service or its client was removed.
+#[test]
+fn the_flows_of_a_drained_backend_are_counted_until_they_end() {
+    script(FOR_LONG, |stage| {
+        stage.stop_faults();
+        while stage.connect() != Ok(address(FIRST)) {}
+        stage.accepted(drain(&[FIRST]));
+        let open = |stage: &Stage| {
+            let document = stage.controller().overrides_document();
+            let scopes: Vec<_> = document.overrides.iter().map(|one| one.of.scope.clone()).collect();
+            document.progress(&scopes).open()
+        };
+        assert_eq!(open(stage), 1);
+        stage.list(&BACKENDS[1..]);
+        stage.pass(60 * SECOND);
+        assert_eq!(open(stage), 1, "the list has lost it");
+        stage.start(&BACKENDS[1..]);
+        assert_eq!(open(stage), 1, "a new daemon has a list without it");
+        stage.reconfigure("name = \"users\"", "name = \"accounts\"");
+        stage.settle();
+        assert_eq!(open(stage), 1, "the service is gone");
+        stage.is_counted = false;
+        stage.write_clients(&[("heir", "web")]);
+        stage.dispatch(Event::Hangup);
+        stage.settle();
+        assert_eq!(open(stage), 1, "the client is gone");
+        stage.close_all();
+        stage.pass(10 * SECOND);
+        assert_eq!(open(stage), 0);
+    });
+}
+
 #[test]
 fn a_drain_outlasts_the_absence_of_its_backend() {
     script("", |stage| {
@@ -363,6 +434,10 @@ fn an_override_of_one_client_concerns_no_other() {
         stage.accepted(drain(&[MIDDLE]));
         let why = stage.refused(only("web", undrain(MIDDLE)));
         assert!(why.contains("in force for all clients"), "{why}");
+        // Its own drain of a backend that is drained for all can be ended on its own.
+        stage.accepted(only("web", drain(&[MIDDLE])));
+        stage.accepted(only("web", undrain(MIDDLE)));
+        assert!(stage.overrides().contains(&(address(MIDDLE), OverrideKind::Drain)));
         let why = stage.refused(only("mail", drain(&[FIRST])));
         assert_eq!(why, "no client mail here has a service users: web, batch has it");
         // Without a client, every drain of the backend ends.
