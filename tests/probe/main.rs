@@ -26,7 +26,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use serde_json::Value;
 use stage::protocol::{Answer, Request, SocketId};
-use stage::rpc;
+use stage::{Backend, Manner, rpc};
 
 use crate::requests::Clients;
 
@@ -48,6 +48,7 @@ fn main() -> Result<()> {
         next: 0,
         children: Vec::new(),
         clients: Clients::default(),
+        backends: Vec::new(),
         requests,
     };
     while let Ok(request) = probe.requests.recv() {
@@ -66,6 +67,7 @@ struct Probe {
     /// Children that hold the sockets that were open when they were started.
     children: Vec<Child>,
     clients: Clients,
+    backends: Vec<Backend>,
     requests: Receiver<Result<Request>>,
 }
 
@@ -92,6 +94,14 @@ impl Probe {
             Request::RedialUntilStopped(address) => answer(self.redial_until_stopped(address)),
             Request::StartRequests(address, count, resends) => {
                 self.clients = Clients::start(address, count, resends);
+                answer(Ok(()))
+            }
+            Request::StartExchanges(address, count) => {
+                self.clients = Clients::exchanging(address, count);
+                answer(Ok(()))
+            }
+            Request::StartBackend(name, address) => {
+                self.backends.push(Backend::with_manner(&name, &address.to_string(), Manner::Echoes));
                 answer(Ok(()))
             }
             Request::Served => answer(Ok(self.clients.served())),

@@ -1,8 +1,8 @@
-//! Clients of HTTP/1.1 that reuse their connections and send requests without pause, each in a
-//! thread of its own.
+//! Clients that send requests, each in a thread of its own: clients of HTTP/1.1 that reuse their
+//! connections and send requests without pause, and clients that exchange lines with a backend.
 //!
-//! They follow RFC 9112 (9.3 and 9.6): a client sends no further request on a connection that the
-//! server has closed, or after an answer with `Connection: close`.
+//! The clients of HTTP follow RFC 9112 (9.3 and 9.6): a client sends no further request on a
+//! connection that the server has closed, or after an answer with `Connection: close`.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -19,6 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Pause of a client after a failure.
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// The lines on one connection, and the pause after each: a connection lasts about 0.3 s.
+const LINES: u32 = 15;
+const BETWEEN_LINES: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
 pub struct Clients {
@@ -37,12 +41,22 @@ impl Clients {
     /// reused connection is closed before a byte of the answer has arrived. RFC 9110 (9.2.2) allows
     /// that for idempotent methods.
     pub fn start(address: SocketAddr, count: u32, resends: bool) -> Self {
+        Self::run(count, move |shared| shared.request(address, resends))
+    }
+
+    /// Starts `count` clients that dial this address, exchange lines with the backend for a while,
+    /// close the connection, and dial again.
+    pub fn exchanging(address: SocketAddr, count: u32) -> Self {
+        Self::run(count, move |shared| shared.exchange_lines(address))
+    }
+
+    fn run(count: u32, client: impl Fn(&Shared) + Copy + Send + 'static) -> Self {
         let shared = Arc::new(Shared::default());
-        let client = |_| {
+        let start = |_| {
             let shared = Arc::clone(&shared);
-            std::thread::spawn(move || shared.request(address, resends))
+            std::thread::spawn(move || client(&shared))
         };
-        Self { threads: (0..count).map(client).collect(), shared }
+        Self { threads: (0..count).map(start).collect(), shared }
     }
 
     /// The results so far.
@@ -87,6 +101,45 @@ impl Shared {
             }
         }
     }
+}
+
+impl Shared {
+    /// One client that exchanges lines. Ends when `is_over` is set.
+    fn exchange_lines(&self, address: SocketAddr) {
+        while !self.is_over.load(Ordering::Relaxed) {
+            let name = connect(address).and_then(|mut stream| exchange_lines(&mut stream));
+            let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+            match name {
+                Ok(name) => *served.answered.entry(name).or_default() += 1,
+                Err(error) => {
+                    *served.failed.entry(error.to_string()).or_default() += 1;
+                    drop(served);
+                    std::thread::park_timeout(PAUSE);
+                }
+            }
+        }
+    }
+}
+
+/// Reads the backend's name, and sends lines, each of which the backend must echo.
+fn exchange_lines(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
+    const LINE: &str = "a request\n";
+    let read = |stream: &mut BufReader<TcpStream>, line: &mut String| match stream.read_line(line)? {
+        0 => Err(io::Error::new(ErrorKind::UnexpectedEof, "the backend has closed the connection")),
+        _ => Ok(()),
+    };
+    let mut name = String::new();
+    read(stream, &mut name)?;
+    for _ in 0..LINES {
+        stream.get_mut().write_all(LINE.as_bytes())?;
+        let mut answer = String::new();
+        read(stream, &mut answer)?;
+        if answer != LINE {
+            return Err(io::Error::other(format!("an answer of another request: {answer:?}")));
+        }
+        std::thread::park_timeout(BETWEEN_LINES);
+    }
+    Ok(name.trim_end().to_owned())
 }
 
 fn connect(address: SocketAddr) -> io::Result<BufReader<TcpStream>> {

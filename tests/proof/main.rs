@@ -13,3 +13,5 @@ mod accounting;
 mod crowds;
 
 mod faults;
+
+mod rolling;

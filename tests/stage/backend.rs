@@ -13,6 +13,8 @@ use std::thread::JoinHandle;
 pub enum Manner {
     /// Waits for the client to close.
     Quiet,
+    /// Echoes what it receives, until the client closes.
+    Echoes,
     /// Closes first.
     ClosesFirst,
     /// Resets the connection after the client has sent something: earlier, a slow client might
@@ -85,7 +87,7 @@ impl Backend {
                     // These manners do not wait for the client, so they need no thread of their
                     // own.
                     Manner::ClosesFirst | Manner::ResetsAtOnce => serve(stream, &word, manner),
-                    Manner::Quiet | Manner::Resets => {
+                    Manner::Quiet | Manner::Echoes | Manner::Resets => {
                         std::thread::Builder::new()
                             .stack_size(64 << 10)
                             .spawn(move || serve(stream, &word, manner))
@@ -125,6 +127,7 @@ fn serve(mut stream: TcpStream, name: &str, manner: Manner) {
         Manner::Quiet => {
             let _ = stream.read(&mut [0; 1]);
         }
+        Manner::Echoes => drop(std::io::copy(&mut &stream, &mut &stream)),
         Manner::ClosesFirst => {}
         Manner::Resets => {
             let _ = stream.read(&mut [0; 1]);

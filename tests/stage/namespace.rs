@@ -1,9 +1,13 @@
 //! A network, mount and host name namespace for the calling thread and everything that it starts.
 
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::mount::{MountFlags, MountPropagationFlags};
-use rustix::thread::UnshareFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 /// A stage: own loopback, own bpffs, a fixed host name, a folder that is removed at the end.
 ///
@@ -59,10 +63,10 @@ impl Drop for Stage {
 }
 
 /// Makes a command start in a network namespace of its own, in which nothing can be reached.
-pub fn in_a_network_of_its_own(command: &mut std::process::Command) {
+pub fn in_a_network_of_its_own(command: &mut Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {
-        std::os::unix::process::CommandExt::pre_exec(command, || {
+        command.pre_exec(|| {
             rustix::thread::unshare_unsafe(UnshareFlags::NEWNET)?;
             Ok(())
         });
@@ -74,24 +78,113 @@ pub fn in_a_network_of_its_own(command: &mut std::process::Command) {
 ///
 /// # Panics
 /// Without root.
-pub fn another_network(within: impl FnOnce() + Send) -> std::fs::File {
+pub fn another_network(within: impl FnOnce() + Send) -> File {
     let prepare = || {
         // SAFETY: only this thread's namespace changes; it holds no socket of the old one.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("unshare the network");
         loopback_up();
         within();
-        std::fs::File::open("/proc/thread-self/ns/net").expect("open the namespace")
+        File::open("/proc/thread-self/ns/net").expect("open the namespace")
     };
     std::thread::scope(|scope| scope.spawn(prepare).join().expect("the network is prepared"))
 }
 
+/// A network namespace beside another one: a pair of virtual Ethernet devices connects the two.
+/// Removed on drop, with both devices.
+pub struct Network {
+    namespace: File,
+}
+
+impl Network {
+    /// Connects the calling thread's network namespace with a new one. Here the device has the name
+    /// `near` and the address `NET.1`, there it has the name `far` and the address `NET.2`.
+    ///
+    /// Both sides know each other's hardware address in advance, so the answer to a packet arrives
+    /// while the packet is being sent.
+    ///
+    /// # Panics
+    /// Without root, `ip`, or virtual Ethernet devices in the kernel.
+    pub fn beside(near: &str, net: &str) -> Self {
+        let network = Self { namespace: another_network(|| ()) };
+        let far_end = format!("/proc/{}/fd/{}", std::process::id(), network.namespace.as_raw_fd());
+        run(&format!("ip link add {near} address 02:00:00:00:00:01 type veth peer name far netns {far_end}"));
+        network.run("ip link set far address 02:00:00:00:00:02 up");
+        run(&format!("ip link set {near} up"));
+        run(&format!("ip address add {net}.1/24 dev {near}"));
+        network.run(&format!("ip address add {net}.2/24 dev far"));
+        run(&format!("ip neigh add {net}.2 lladdr 02:00:00:00:00:02 dev {near} nud permanent"));
+        network.run(&format!("ip neigh add {net}.1 lladdr 02:00:00:00:00:01 dev far nud permanent"));
+        network
+    }
+
+    /// Makes a command run in the namespace.
+    ///
+    /// # Panics
+    /// If no descriptor is left.
+    pub fn place(&self, command: &mut Command) {
+        let namespace = self.namespace.try_clone().expect("a descriptor");
+        // SAFETY: the closure makes one system call and allocates nothing.
+        unsafe { command.pre_exec(move || enter(&namespace)) };
+    }
+
+    /// Runs a command line in the namespace.
+    ///
+    /// # Panics
+    /// If the command fails.
+    #[track_caller]
+    pub fn run(&self, line: &str) {
+        let mut command = command(line);
+        self.place(&mut command);
+        succeed(&mut command);
+    }
+
+    /// Runs `work` in the namespace, on a thread of its own.
+    ///
+    /// # Panics
+    /// If the work panics.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let enter_and_work = || {
+            enter(&self.namespace).expect("enter the namespace");
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(enter_and_work).join().expect("the work ends"))
+    }
+}
+
+fn enter(namespace: &File) -> std::io::Result<()> {
+    Ok(rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
+}
+
+/// Runs a command line in the calling thread's namespaces.
+///
+/// # Panics
+/// If the command fails.
+#[track_caller]
+pub fn run(line: &str) {
+    succeed(&mut command(line));
+}
+
+/// A command of a program and words that contain no blanks.
+fn command(line: &str) -> Command {
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().expect("a program"));
+    command.args(words);
+    command
+}
+
+#[track_caller]
+fn succeed(command: &mut Command) {
+    let status = command.status().unwrap_or_else(|error| panic!("start {command:?}: {error}"));
+    assert!(status.success(), "{command:?}: {status}");
+}
+
 /// Makes a command start in a cgroup namespace with the command's cgroup as root, and with cgroup2
 /// mounted for that namespace, as in a container.
-pub fn in_a_cgroup_namespace(command: &mut std::process::Command) {
+pub fn in_a_cgroup_namespace(command: &mut Command) {
     let mount = c_path(&crate::cgroup::mount());
     // SAFETY: the closure makes system calls only and allocates nothing.
     unsafe {
-        std::os::unix::process::CommandExt::pre_exec(command, move || {
+        command.pre_exec(move || {
             rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP | UnshareFlags::NEWNS)?;
             rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::DETACH)?;
             rustix::mount::mount(c"cgroup2", &mount, c"cgroup2", MountFlags::empty(), None)?;
@@ -101,10 +194,10 @@ pub fn in_a_cgroup_namespace(command: &mut std::process::Command) {
 }
 
 /// Makes a command start in a cgroup namespace of its own, with the host's tree still mounted.
-pub fn in_a_cgroup_namespace_with_the_hosts_tree(command: &mut std::process::Command) {
+pub fn in_a_cgroup_namespace_with_the_hosts_tree(command: &mut Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {
-        std::os::unix::process::CommandExt::pre_exec(command, || {
+        command.pre_exec(|| {
             rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP)?;
             Ok(())
         });
@@ -128,7 +221,7 @@ pub fn loopback_up() {
         *to = libc::c_char::try_from(from).expect("ASCII");
     }
     request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_UP).expect("a flag of a 16-bit word");
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    let fd = socket.as_raw_fd();
     // SAFETY: the request is the kernel's own structure and lives through the call.
     let result = unsafe { libc::ioctl(fd, libc::SIOCSIFFLAGS, &raw mut request) };
     assert_eq!(result, 0, "bring lo up: {}", std::io::Error::last_os_error());

@@ -125,13 +125,26 @@ impl Probe {
         self.perform(&Request::StartRequests(address(to), clients, resends));
     }
 
-    /// The results of the HTTP clients' requests so far.
+    /// Starts clients that dial, exchange lines with the backend for about 0.3 s, close the
+    /// connection, and dial again.
+    #[track_caller]
+    pub fn start_exchanges(&mut self, to: &str, clients: u32) {
+        self.perform(&Request::StartExchanges(address(to), clients));
+    }
+
+    /// Makes the probe a backend with this name, which echoes what it receives.
+    #[track_caller]
+    pub fn start_backend(&mut self, name: &str, at: &str) {
+        self.perform(&Request::StartBackend(name.to_owned(), address(at)));
+    }
+
+    /// The results of the clients' requests so far.
     #[track_caller]
     pub fn served(&mut self) -> Served {
         self.must(&Request::Served)
     }
 
-    /// Stops the HTTP clients after the requests under way are answered.
+    /// Stops the clients after the requests under way are answered.
     #[track_caller]
     pub fn stop_requests(&mut self) -> Served {
         self.must(&Request::StopRequests)

@@ -74,7 +74,8 @@ pub struct Received {
 /// Answers by backend name, and failed connects by the name that [`failure`] makes.
 pub type Counts = BTreeMap<String, u32>;
 
-/// Results of the requests of HTTP clients that reuse their connections.
+/// Results of the requests of HTTP clients that reuse their connections. Of clients that exchange
+/// lines: their whole connections, and those that were cut.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Served {
     /// Answers with status 200, by the name of the server.
@@ -135,9 +136,14 @@ pub enum Request {
     RedialUntilStopped(SocketAddr),
     /// Start HTTP clients: address, number of clients, and whether they resend.
     StartRequests(SocketAddr, u32, bool),
-    /// The results of the HTTP clients so far: [`Served`].
+    /// Start this number of clients that dial, exchange lines with the backend for about 0.3 s,
+    /// close the connection, and dial again.
+    StartExchanges(SocketAddr, u32),
+    /// Start a backend with this name that echoes what it receives. It ends with the probe.
+    StartBackend(String, SocketAddr),
+    /// The results of the clients so far: [`Served`].
     Served,
-    /// Stop the HTTP clients; answered with [`Served`].
+    /// Stop the clients; answered with [`Served`].
     StopRequests,
     /// End a request that runs until `Stop` arrives; `Stop` has no answer of its own. `EINVAL` if
     /// no such request runs.
