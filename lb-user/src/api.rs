@@ -140,7 +140,7 @@ impl OverrideAction {
 }
 
 /// The parameters of a request that overrides backends.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub struct OverrideRequest {
     pub action: OverrideAction,
     /// Addresses or indexes, separated by commas.

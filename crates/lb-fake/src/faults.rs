@@ -1,5 +1,5 @@
-//! Decides which operations fail: none, one of them, or some that are chosen at random from a fixed
-//! seed.
+//! Decides which operations fail: none, one of them, all from one on, or some that are chosen at
+//! random from a fixed seed.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -22,6 +22,7 @@ enum FaultPlan {
     #[default]
     Never,
     At(u64),
+    From(u64),
     Some {
         per_mille: u64,
         state: u64,
@@ -37,6 +38,11 @@ impl FaultInjection {
     /// Makes exactly one operation fail, after `others` operations that succeed.
     pub fn fail_after(&self, others: u64) {
         self.change(|state| state.plan = FaultPlan::At(state.steps + others));
+    }
+
+    /// Makes all operations fail after `others` that succeed, as if their caller had been killed.
+    pub fn fail_from(&self, others: u64) {
+        self.change(|state| state.plan = FaultPlan::From(state.steps + others));
     }
 
     /// Makes `per_mille` of a thousand operations fail; the seed determines which.
@@ -63,6 +69,7 @@ impl FaultInjection {
             let fails = match &mut state.plan {
                 FaultPlan::Never => false,
                 FaultPlan::At(step) => *step == state.steps,
+                FaultPlan::From(step) => *step <= state.steps,
                 FaultPlan::Some { per_mille, state } => random(state) % 1000 < *per_mille,
             };
             state.steps += 1;

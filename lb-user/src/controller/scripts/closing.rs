@@ -8,7 +8,7 @@ use lb_http::peer::PeerCredentials;
 use lb_view::closing::{ClientClosed, CloseAnswer, CloseCounts, Closed, SCHEMA};
 use tokio::sync::oneshot::Receiver;
 
-use super::stage::{BACKENDS, SECOND, Stage, address, script};
+use super::stage::{BACKENDS, Death, SECOND, Stage, address, script};
 use crate::api::{ControllerQuery, Reply};
 use crate::closing::{CloseCause, CloseJob, CloseOrder, Requester};
 use crate::controller::{BackgroundWork, Event};
@@ -113,6 +113,24 @@ fn a_job_without_its_requester_is_not_continued() {
         stage.finish_hung();
         assert_eq!(refusal(ask(stage, 12, BACKENDS[0])), "");
     });
+}
+
+/// A daemon that is killed at any step of a job, and its successor.
+#[test]
+fn after_a_kill_a_new_command_closes_at_once() {
+    for steps in 0..2 {
+        script("", |stage| {
+            stage.closes = |job| closed(job, 7);
+            stage.death = Death::AfterSteps(steps);
+            drop(ask(stage, 11, BACKENDS[0]));
+            assert!(stage.controller.is_none(), "killed after {steps} steps");
+            stage.start(&BACKENDS);
+            assert_eq!(refusal(ask(stage, 12, BACKENDS[0])), "");
+            // The command continues, and its successor reserves nothing for the killed job.
+            stage.closes = |job| closed(job, 0);
+            assert_eq!(refusal(ask(stage, 12, BACKENDS[0])), "");
+        });
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Scripts of operators' overrides: backends are drained, and weights are multiplied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use lb_view::overrides::{ClientEffect, Overridden, OverrideKind};
 use tokio::sync::oneshot;
 
 use super::FOR_LONG;
-use super::stage::{BACKENDS, Stage, address, cgroup_path, list_of, script};
+use super::stage::{BACKENDS, Death, Stage, address, cgroup_path, list_of, script};
 use crate::api::{ControllerQuery, OverrideAction, OverrideRequest, Reply};
 use crate::controller::{BackgroundWork, Event};
 
@@ -152,6 +152,96 @@ fn what_was_answered_holds_after_a_kill() {
         stage.start(&BACKENDS);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
     });
+}
+
+/// An operator's command, or a time without one.
+#[derive(Clone, Debug)]
+enum Act {
+    Request(OverrideRequest),
+    /// Lets the time of a drain end.
+    Pass(Duration),
+}
+
+/// Acts with the backends that are drained after each. The weight concerns the last one.
+fn acts() -> Vec<(Act, &'static [&'static str])> {
+    let briefly = OverrideRequest { for_s: Some(10), ..drain(&[MIDDLE]) };
+    vec![
+        (Act::Request(drain(&[FIRST])), &[FIRST]),
+        (Act::Request(weight(THIRD, 50)), &[FIRST]),
+        (Act::Request(briefly), &[FIRST, MIDDLE]),
+        (Act::Pass(12 * SECOND), &[FIRST]),
+        (Act::Request(undrain(FIRST)), &[]),
+    ]
+}
+
+/// The backends that are drained.
+fn drained(stage: &Stage) -> BTreeSet<SocketAddr> {
+    let drains = stage.overrides().into_iter().filter(|(_, kind)| kind.is_drain());
+    drains.map(|(backend, _)| backend).collect()
+}
+
+/// Acts until the daemon is killed, and checks what holds then. Returns whether it was killed.
+fn dies_and_loses_nothing(death: Death, operations: Option<u64>) -> bool {
+    let mut stage = Stage::new("");
+    stage.start(&BACKENDS);
+    stage.death = death;
+    if let Some(operations) = operations {
+        stage.kernel.faults().fail_from(operations);
+    }
+    let set = |backends: &[&str]| addresses(backends).into_iter().collect::<BTreeSet<SocketAddr>>();
+    let (all, mut before) = (set(&BACKENDS), BTreeSet::new());
+    for (act, backends) in acts() {
+        let after = set(backends);
+        let mut reply = None;
+        match &act {
+            Act::Request(request) => {
+                reply = Some(stage.request(request.clone()));
+                stage.pass(2 * SECOND);
+            }
+            Act::Pass(time) => stage.pass(*time),
+        }
+        if stage.controller.is_some() {
+            let overridden = reply.map(|mut reply| reply.try_recv().expect("an answer"));
+            assert!(overridden.is_none_or(|one| (one.refused, one.not_kept) == (None, None)));
+            assert_eq!(drained(&stage), after, "{act:?}");
+            before = after;
+            continue;
+        }
+        // An event in which an operation fails may answer although a killed daemon would not have.
+        let is_answered = operations.is_none() && reply.is_some_and(|mut reply| reply.try_recv().is_ok());
+        if is_answered {
+            before.clone_from(&after);
+        }
+        // Without a daemon: the backends that this act does not concern are as they were.
+        let reached: BTreeSet<SocketAddr> = stage.reached_backends().into_iter().collect();
+        let (both, either) = (&before & &after, &before | &after);
+        assert!(reached.is_disjoint(&both) && reached.is_superset(&(&all - &either)), "{act:?}: {reached:?}");
+        stage.start(&BACKENDS);
+        let now = drained(&stage);
+        assert!(now == before || now == after, "{act:?}: {now:?}, neither {before:?} nor {after:?}");
+        assert_eq!(stage.dialled(60), &all - &now, "{act:?}");
+        // The operator repeats the command.
+        match &act {
+            Act::Request(request) => drop(stage.accepted(request.clone())),
+            Act::Pass(time) => stage.pass(*time),
+        }
+        assert_eq!((drained(&stage), stage.dialled(60)), (after.clone(), &all - &after), "{act:?}");
+        return true;
+    }
+    false
+}
+
+#[test]
+fn a_kill_between_any_two_steps_loses_nothing_that_was_answered() {
+    let killed = (0..).take_while(|steps| dies_and_loses_nothing(Death::AfterSteps(*steps), None)).count();
+    assert!(killed > 50, "{killed} steps");
+}
+
+/// The kill comes between two operations of the kernel, in the middle of an event.
+#[test]
+fn a_kill_between_any_two_operations_of_the_kernel_loses_nothing_that_was_answered() {
+    let killed = (0..).take_while(|count| dies_and_loses_nothing(Death::AtFailure, Some(*count))).count();
+    assert!(killed > 10, "{killed} operations");
 }
 
 #[test]

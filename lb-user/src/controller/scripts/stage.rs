@@ -599,6 +599,18 @@ impl io::Write for Log {
     }
 }
 
+/// When a script's daemon is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    Never,
+    /// After this number of further steps. A step is an event that the controller handles, or an
+    /// effect that is carried out.
+    AfterSteps(u32),
+    /// After the step in which an operation of the kernel fails for the first time: no effect of
+    /// that step is carried out.
+    AtFailure,
+}
+
 /// A client that makes connects, and a daemon that may or may not run.
 pub struct Stage {
     pub kernel: FakeKernel,
@@ -645,6 +657,8 @@ pub struct Stage {
     /// The number of connects that were sent to each backend.
     pub sent: BTreeMap<SocketAddr, u64>,
     pub open: Vec<FakeFlow>,
+    /// When the daemon is killed.
+    pub death: Death,
     /// Whether `sent` and `open` contain all flows that the maps of the client `web` have counted.
     pub is_counted: bool,
     log: Log,
@@ -717,6 +731,7 @@ impl Stage {
             dead: BTreeSet::new(),
             sent: BTreeMap::new(),
             open: Vec::new(),
+            death: Death::Never,
             is_counted: true,
             _logs: tracing::subscriber::set_default(subscriber),
             log,
@@ -846,7 +861,8 @@ impl Stage {
 
     /// Lets the controller handle all events.
     fn run(&mut self) {
-        while let Some(event) = self.inbox.pop_front() {
+        while !self.dies() {
+            let Some(event) = self.inbox.pop_front() else { return };
             let (now, wall) = (self.now, self.wall());
             let boot = self.clock.monotonic(now) + self.suspended;
             let Some(controller) = &mut self.controller else { return };
@@ -860,8 +876,32 @@ impl Stage {
         }
     }
 
+    /// Kills the daemon if its last step is over; otherwise the next step may begin.
+    fn dies(&mut self) -> bool {
+        let is_over = match &mut self.death {
+            Death::Never => false,
+            Death::AfterSteps(0) => true,
+            Death::AfterSteps(left) => {
+                *left -= 1;
+                false
+            }
+            Death::AtFailure => self.kernel.faults().failed() > 0,
+        };
+        if is_over {
+            if self.death == Death::AtFailure {
+                self.kernel.faults().stop();
+            }
+            self.death = Death::Never;
+            self.kill();
+        }
+        is_over
+    }
+
     fn carry_out(&mut self, effects: Vec<Effect>) {
         for effect in effects {
+            if self.dies() {
+                return;
+            }
             match effect {
                 Effect::Watch { directories, .. } => {
                     self.watched = directories;
