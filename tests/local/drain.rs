@@ -2,15 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use lb_view::fault::FaultCode;
 use lb_view::overrides::{Overridden, OverridesDocument};
+use rustix::mount::MountFlags;
 use rustix::process::Signal;
-use stage::daemon::{ChildGuard, signal};
+use rustix::thread::CapabilitySet;
+use stage::daemon::{Beside, refuse_to_destroy_sockets, signal};
 use stage::fixture::{Fixture, SERVICE, config};
-use stage::probe::die_with_us;
-use stage::{Probe, eventually, look, replace};
+use stage::probe::without;
+use stage::terminal::Terminal;
+use stage::{Daemon, Probe, eventually, look, replace};
 
 const FIRST: &str = "127.0.0.1:8001";
 const ALL: [&str; 3] = [FIRST, "127.0.0.1:8002", "127.0.0.1:8003"];
@@ -61,43 +64,6 @@ fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// A command that runs beside the test. Its output goes to a file.
-struct Beside {
-    child: ChildGuard,
-    output: std::path::PathBuf,
-}
-
-impl Beside {
-    fn start(fixture: &Fixture, arguments: &[&str]) -> Self {
-        let output = fixture.setup.folder.join("beside");
-        let file = fs::File::create(&output).expect("create a file");
-        let mut command: Command = fixture.setup.socklb(arguments);
-        command.stdin(Stdio::null()).stderr(file.try_clone().expect("a second handle")).stdout(file);
-        die_with_us(&mut command);
-        Self { child: ChildGuard::of(command.spawn().expect("start the command")), output }
-    }
-
-    fn text(&self) -> String {
-        fs::read_to_string(&self.output).expect("read the output")
-    }
-
-    #[track_caller]
-    fn prints(&self, what: &str) {
-        eventually(what, || self.text(), |text| text.contains(what));
-    }
-
-    /// The exit code, if the command has ended.
-    fn ending(&mut self) -> Option<i32> {
-        self.child.try_wait().expect("read its status").and_then(|status| status.code())
-    }
-
-    #[track_caller]
-    fn ends(&mut self, code: i32) {
-        let ending = eventually("the command ends", || self.ending(), Option::is_some);
-        assert_eq!(ending, Some(code), "{}", self.text());
-    }
-}
-
 #[test]
 fn a_drained_backend_gets_no_connection_and_no_connect_fails() {
     let fixture = Fixture::new();
@@ -134,7 +100,7 @@ fn waiting_ends_with_the_last_connection_even_if_the_daemon_was_killed() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     let dialled: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
-    let mut waits = Beside::start(&fixture, &["drain", "users", FIRST, "--wait"]);
+    let mut waits = Beside::start(&fixture.setup, &["drain", "users", FIRST, "--wait"]);
     waits.prints("127.0.0.1:8001: 1 open flow");
     fixture.daemon.take().expect("a daemon runs").kill();
     waits.prints("the daemon does not answer; the backends stay drained");
@@ -172,17 +138,96 @@ fn the_end_of_waiting_leaves_the_drain_in_force() {
     let (code, text) = run(&fixture, &[&drain[..], &["--timeout", "1s"]].concat());
     assert_eq!(code, Some(3), "{text}");
     assert!(text.contains("1 open flow after") && text.contains("the backends stay drained"), "{text}");
-    let mut waits = Beside::start(&fixture, &drain);
+    let mut waits = Beside::start(&fixture.setup, &drain);
     waits.prints("127.0.0.1:8001: 1 open flow");
     signal(&waits.child, Signal::INT);
     waits.ends(130);
     waits.prints("the backends stay drained");
     assert_eq!(names(&mut probe), set(&["b2", "b3"]));
-    let mut waits = Beside::start(&fixture, &drain);
+    let mut waits = Beside::start(&fixture.setup, &drain);
     waits.prints("127.0.0.1:8001: 1 open flow");
     good(&fixture, &["undrain", "users", FIRST]);
     waits.ends(1);
     assert!(waits.text().contains("127.0.0.1:8001 is no longer drained"), "{}", waits.text());
+}
+
+#[test]
+fn the_progress_on_a_terminal_is_one_line_and_control_c_ends_only_the_waiting() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
+    good(&fixture, &["drain", "users", FIRST]);
+    let wait = || fixture.setup.socklb(&["drain", "users", FIRST, "--wait"]);
+    // The program clears the line before it writes each progress.
+    let mut terminal = Terminal::start(wait(), 100, 10);
+    let shows = |terminal: &Terminal, what: &str| {
+        let line = format!("\r\x1b[K{what}");
+        eventually(what, || terminal.written(), |written| written.contains(&line))
+    };
+    shows(&terminal, "127.0.0.1:8001: 3 open flows");
+    let of_first = open.iter().filter(|dialled| dialled.name == "b1").nth(1).expect("it has three");
+    probe.close(of_first.socket);
+    let written = shows(&terminal, "127.0.0.1:8001: 2 open flows");
+    let progress = &written[written.find("\r\x1b[K").expect("a progress")..];
+    assert!(!progress.contains('\n'), "one line: {written:?}");
+    terminal.types("\x03");
+    assert_eq!(terminal.ended().code(), Some(130));
+    shows(&terminal, "waiting ended; the backends stay drained (`socklb undrain` ends this)\r\n");
+    assert_eq!(names(&mut probe), set(&["b2", "b3"]));
+    assert_eq!(overrides(&fixture).overrides.len(), 1);
+    // A longer text would wrap, and the next one would replace only its last row.
+    let mut terminal = Terminal::start(wait(), 20, 10);
+    shows(&terminal, "127.0.0.1:8001: 2 o");
+    good(&fixture, &["undrain", "users", FIRST]);
+    assert_eq!(terminal.ended().code(), Some(1));
+    let written = shows(&terminal, "127.0.0.1:8001 is no longer drained");
+    assert!(!written.contains("127.0.0.1:8001: 2 op"), "{written:?}");
+}
+
+/// The kills come at any moment of a command, and after the daemon has decided.
+#[test]
+fn kills_of_the_daemon_during_commands_lose_nothing_that_was_answered() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let is_drained = |fixture: &Fixture| !overrides(fixture).overrides.is_empty();
+    let decisions =
+        |fixture: &Fixture| fixture.daemon().log().matches("an operator overrides a backend").count();
+    for (round, action) in ["drain", "undrain"].into_iter().cycle().take(8).enumerate() {
+        let (wanted, before, decided) = (action == "drain", is_drained(&fixture), decisions(&fixture));
+        let mut command = Beside::start(&fixture.setup, &[action, "users", FIRST]);
+        if round >= 2 && wanted != before {
+            eventually("the daemon decides", || decisions(&fixture), |now| *now > decided);
+        }
+        fixture.daemon.take().expect("a daemon runs").kill();
+        let is_answered = command.ended() == 0;
+        if is_answered {
+            assert_eq!(names(&mut probe).contains("b1"), !wanted, "{action}: {}", command.text());
+        }
+        fixture.start();
+        let now = is_drained(&fixture);
+        assert!(now == wanted || now == before && !is_answered, "{action}: {}", command.text());
+        let mut serves = || names(&mut probe).contains("b1");
+        eventually("the override is in force", &mut serves, |serves| *serves != now);
+        good(&fixture, &[action, "users", FIRST]);
+        eventually("a repeated command has its effect", serves, |serves| *serves != wanted);
+    }
+}
+
+/// The time of a drain ends while no daemon runs.
+#[test]
+fn a_drain_that_ends_without_a_daemon_is_in_force_until_the_next_one_starts() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let answer: Overridden =
+        fixture.setup.document(&["drain", "users", FIRST, "--for", &stage::window("3s")]);
+    let until = answer.overrides[0].of.until.expect("it has an end");
+    fixture.daemon.take().expect("a daemon runs").kill();
+    let unix = || std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
+    eventually("its time is over", unix, |now| *now > until);
+    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "no daemon ends it");
+    fixture.start();
+    eventually("it serves again", || names(&mut probe), |names| names.contains("b1"));
+    look(|| overrides(&fixture).overrides).becomes([]);
 }
 
 #[test]
@@ -295,6 +340,104 @@ fn an_override_that_cannot_be_stored_is_in_force_and_reported() {
     eventually("a retry stores it", not_kept, Option::is_none);
 }
 
+/// The state directory is a small file system of its own.
+#[test]
+fn an_override_is_stored_as_soon_as_the_disk_has_room_and_may_be_written() {
+    let mut fixture = Fixture::without_daemon();
+    let state = fixture.setup.folder.join("state");
+    fs::create_dir(&state).expect("make the folder");
+    rustix::mount::mount("none", &state, "tmpfs", MountFlags::empty(), c"size=64k,mode=700")
+        .expect("mount it");
+    fixture.start();
+    let mut probe = fixture.probe();
+    let not_kept = |fixture: &Fixture| overrides(fixture).not_kept;
+    let filler = state.join("filler");
+    let full = fs::write(&filler, [7; 64 << 10]).expect_err("64 KiB and the daemon's files have no room");
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    let (code, text) = run(&fixture, &["drain", "users", FIRST]);
+    assert!(code == Some(3) && text.contains("No space left on device"), "{code:?} {text}");
+    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "it is in force all the same");
+    fs::remove_file(filler).expect("remove the file");
+    eventually("a retry stores it", || not_kept(&fixture), Option::is_none);
+    let remount = |flags| rustix::mount::mount_remount(&state, flags, "").expect("mount it again");
+    remount(MountFlags::RDONLY);
+    let (code, text) = run(&fixture, &["weight", "users", ALL[1], "50%"]);
+    assert!(code == Some(3) && text.contains("Read-only file system"), "{code:?} {text}");
+    remount(MountFlags::empty());
+    eventually("a retry stores it", || not_kept(&fixture), Option::is_none);
+    fixture.daemon.take().expect("a daemon runs").kill();
+    fixture.start();
+    look(|| overrides(&fixture).overrides.len()).becomes(2);
+    assert_eq!(names(&mut probe), set(&["b2", "b3"]));
+    fixture.stop();
+    rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).expect("unmount it");
+}
+
+/// Another user could have written the file, so it decides nothing, and is not overwritten.
+#[test]
+fn overrides_in_a_file_of_another_user_are_not_applied() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    good(&fixture, &["drain", "users", FIRST]);
+    fixture.stop();
+    let file = fixture.setup.folder.join("state/overrides/overrides.json");
+    let forged = fs::read_to_string(&file).expect("it is stored").replace(FIRST, ALL[1]);
+    fs::write(&file, &forged).expect("write it");
+    std::os::unix::fs::chown(&file, Some(65_534), None).expect("give it away");
+    fixture.start();
+    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "the backend stays drained, and no other is");
+    let document =
+        look(|| overrides(&fixture)).matches("the reason is shown", |document| document.not_kept.is_some());
+    let why = document.not_kept.expect("a reason");
+    assert!(why.contains("65534"), "{why}");
+    let (code, text) = run(&fixture, &["undrain", "users", FIRST]);
+    assert!(code == Some(1) && text.contains("cannot be read yet"), "{code:?} {text}");
+    assert_eq!(fs::read_to_string(&file).expect("it exists"), forged);
+    // The administrator removes the file.
+    fs::remove_file(&file).expect("remove it");
+    look(|| overrides(&fixture).not_kept).becomes(None);
+    eventually("nothing is drained", || names(&mut probe), |names| names.len() == 3);
+}
+
+/// A daemon that cannot close connections, because of its kernel or because a capability is
+/// missing.
+#[test]
+fn a_drain_that_is_to_close_flows_changes_nothing_if_the_daemon_cannot_close_any() {
+    type Prepare = fn(&mut Command);
+    let fixture = Fixture::without_daemon();
+    let mut probe = Probe::start(&fixture.cgroup);
+    let daemons: [(Prepare, i32, &str); 2] = [
+        (refuse_to_destroy_sockets, 1, "CONFIG_INET_DIAG_DESTROY"),
+        (|command| without(command, CapabilitySet::NET_ADMIN), 4, "that needs CAP_NET_ADMIN"),
+    ];
+    for (prepare, code, expected) in daemons {
+        let daemon = Daemon::spawn_with(&fixture.setup, prepare);
+        eventually("the daemon answers", || fixture.setup.status().daemon.is_some(), |answers| *answers);
+        let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE).socket).collect();
+        for arguments in [
+            &["drain", "users", FIRST, "--close", "all"][..],
+            &["drain", "users", FIRST, "--close", "idle", "--after", "1h", "--wait"],
+            &["close", "users", FIRST],
+            &["close", "users", FIRST, "--dry-run"],
+        ] {
+            let (seen, text) = run(&fixture, arguments);
+            assert!(seen == Some(code) && text.contains(expected), "{arguments:?}: {seen:?} {text}");
+        }
+        assert_eq!(overrides(&fixture).overrides, [], "nothing is drained");
+        assert_eq!(names(&mut probe), set(&["b1", "b2", "b3"]));
+        fixture.setup.active_becomes(3);
+        for socket in open {
+            assert_eq!(probe.take_error(socket), None, "nothing is closed");
+            probe.close(socket);
+        }
+        // Without --close the daemon drains.
+        good(&fixture, &["drain", "users", FIRST]);
+        assert_eq!(names(&mut probe), set(&["b2", "b3"]));
+        good(&fixture, &["undrain", "users", FIRST]);
+        assert_eq!(daemon.stop(), Some(0));
+    }
+}
+
 #[test]
 fn impossible_requests_name_what_exists_and_change_nothing() {
     let mut fixture = Fixture::new();
@@ -323,9 +466,11 @@ fn impossible_requests_name_what_exists_and_change_nothing() {
     assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
     fixture.daemon().signal(Signal::CONT);
     fixture.stop();
-    let (code, text) = run(&fixture, &["drain", "users", FIRST]);
-    assert!(
-        code == Some(1) && text.contains("the daemon is not running: nothing is changed"),
-        "{code:?} {text}"
-    );
+    for arguments in [&["drain", "users", FIRST][..], &["drain", "users", FIRST, "--close", "all"]] {
+        let (code, text) = run(&fixture, arguments);
+        assert!(
+            code == Some(1) && text.contains("the daemon is not running: nothing is changed"),
+            "{arguments:?}: {code:?} {text}"
+        );
+    }
 }

@@ -408,6 +408,21 @@ pub fn refuse_membarrier(command: &mut Command) {
 
 /// Makes a system call always fail in a child, with this error.
 pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
+    refuse_if(command, call, None, errno);
+}
+
+/// Makes closing of connections fail in a daemon, as on a kernel without
+/// `CONFIG_INET_DIAG_DESTROY`. A filter of system calls cannot change the kernel's netlink answer.
+/// So the error comes from a call of the daemon's attempt to close a socket of its own: it reads
+/// the socket's cookie, which a daemon never does otherwise.
+pub fn refuse_to_destroy_sockets(command: &mut Command) {
+    let cookie = u32::try_from(libc::SO_COOKIE).expect("an option");
+    refuse_if(command, libc::SYS_getsockopt, Some((2, cookie)), libc::EOPNOTSUPP);
+}
+
+/// As [`refuse`]; if an argument is given by its number and value, only calls with this argument
+/// fail.
+fn refuse_if(command: &mut Command, call: libc::c_long, argument: Option<(u32, u32)>, errno: libc::c_int) {
     use libc::{
         BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO,
     };
@@ -416,17 +431,22 @@ pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
         |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).expect("an opcode"), jt, jf, k };
     let number = u32::try_from(call).expect("a system call");
     let refused = SECCOMP_RET_ERRNO | u32::try_from(errno).expect("an errno");
-    // The call's number is the first word of the filter's input.
+    // The call's number is the first word of the filter's input. The arguments follow at byte 16,
+    // of eight bytes each, with the low word first on little-endian machines.
+    let (at, value) = argument.map_or((0, number), |(number, value)| (16 + 8 * number, value));
     let mut filter = [
         instruction(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),
-        instruction(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, number),
+        instruction(BPF_JMP | BPF_JEQ | BPF_K, 0, 3, number),
+        instruction(BPF_LD | BPF_W | BPF_ABS, 0, 0, at),
+        instruction(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, value),
         instruction(BPF_RET | BPF_K, 0, 0, refused),
         instruction(BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW),
     ];
+    let length = u16::try_from(filter.len()).expect("a short filter");
     // SAFETY: the closure makes two system calls and allocates nothing; the filter lives in it.
     unsafe {
         command.pre_exec(move || {
-            let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+            let program = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
             if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
                 || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
             {
@@ -434,6 +454,49 @@ pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
             }
             Ok(())
         });
+    }
+}
+
+/// A command of socklb that runs beside a test. Its output goes to a file. Killed on drop.
+pub struct Beside {
+    pub child: ChildGuard,
+    output: PathBuf,
+}
+
+impl Beside {
+    /// Starts a command. A set-up has one at a time.
+    pub fn start(setup: &Setup, arguments: &[&str]) -> Self {
+        let output = setup.folder.join("beside");
+        let file = fs::File::create(&output).expect("create a file");
+        let mut command: Command = setup.socklb(arguments);
+        command.stdin(Stdio::null()).stderr(file.try_clone().expect("a second handle")).stdout(file);
+        die_with_us(&mut command);
+        Self { child: ChildGuard::of(command.spawn().expect("start the command")), output }
+    }
+
+    pub fn text(&self) -> String {
+        read(&self.output)
+    }
+
+    #[track_caller]
+    pub fn prints(&self, what: &str) {
+        eventually(what, || self.text(), |text| text.contains(what));
+    }
+
+    /// The exit code, if the command has ended.
+    pub fn ending(&mut self) -> Option<i32> {
+        self.child.try_wait().expect("read its status").and_then(|status| status.code())
+    }
+
+    /// Waits for the end of the command; returns its exit code.
+    #[track_caller]
+    pub fn ended(&mut self) -> i32 {
+        eventually("the command ends", || self.ending(), Option::is_some).expect("it has ended")
+    }
+
+    #[track_caller]
+    pub fn ends(&mut self, code: i32) {
+        assert_eq!(self.ended(), code, "{}", self.text());
     }
 }
 
