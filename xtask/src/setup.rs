@@ -48,7 +48,7 @@ const PACKAGES: [(&str, &str, &str); 22] = [
     ("llvm-22-dev", "/usr/lib/llvm-22/bin/llvm-config", "the linker is built against it"),
     ("libpolly-22-dev", "/usr/lib/llvm-22/lib/libPolly.a", "likewise"),
     ("bpftool", "/usr/sbin/bpftool", "reads maps in tests"),
-    ("iproute2", "/usr/bin/ip", "connects network namespaces in tests"),
+    ("iproute2", "/usr/bin/ip", "connects network namespaces and lists sockets in tests"),
     ("dpkg-dev", "/usr/bin/dpkg-shlibdeps", "describes the Debian package and the libraries that it needs"),
     (
         "systemd",
