@@ -7,7 +7,7 @@
 //! noise. Connections end with a reset, so that no port stays occupied. The backends poll on
 //! another CPU, so that the time of waking them is not measured.
 
-mod arm;
+pub mod arm;
 
 mod groups;
 
@@ -15,7 +15,7 @@ pub mod work;
 
 pub mod serve;
 
-mod worker;
+pub mod worker;
 
 mod floor;
 

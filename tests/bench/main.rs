@@ -1,6 +1,8 @@
 //! Benchmarks on the real kernel. Arms are compared within one run, in which they take turns. Two
 //! equal arms (A/A) show the noise.
 
+mod close;
+
 mod connect;
 
 mod daemon;
@@ -28,6 +30,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// What it costs connects if `socklb close` closes many flows beside them
+    Close(close::Options),
     /// connect() and later operations through socklb's programs, compared with direct connections
     /// and other balancers
     Connect(connect::Options),
@@ -40,6 +44,9 @@ enum Command {
     /// How even load is on backends with different capacities, and the cost of weights that follow
     /// load
     Load(load::Options),
+    /// Flows that are closed
+    #[command(hide = true)]
+    Hold,
     /// The backends of a benchmark
     #[command(hide = true)]
     Serve(connect::serve::Options),
@@ -71,6 +78,8 @@ fn main() -> Result<()> {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     }
     match command {
+        Command::Close(options) => close::run(&options),
+        Command::Hold => close::hold(),
         Command::Connect(options) => connect::run(&options),
         Command::Daemon => daemon::run(),
         Command::Failover(options) => failover::run(&options),

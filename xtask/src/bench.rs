@@ -79,7 +79,7 @@ pub struct Options {
     /// load: how much the cost of requests varies: the standard deviation of its logarithm
     #[arg(long)]
     sigma: Option<f64>,
-    /// failover, lame-duck and load: fail if a requirement is missed
+    /// failover, lame-duck, load and close: fail if a requirement is missed
     #[arg(long)]
     check: bool,
 }
@@ -103,6 +103,8 @@ enum What {
     /// How even the load of backends with different capacities is, with policies and with weights
     /// that follow load, and what it costs to follow load
     Load,
+    /// What it costs connects if `socklb close` closes 10,000 flows beside them
+    Close,
 }
 
 /// `cargo xtask bench`.
@@ -156,6 +158,9 @@ pub fn run(options: &Options) -> Result<()> {
         // The benchmark compares its results with the planner's for the same fleet.
         run_command(cargo().args(["build", "--release", "--package", "lb-sim", "--locked"]))?;
         run_command(&mut load(options))?;
+    }
+    if wanted(What::Close) {
+        run_command(kernel_bench("close").args(options.check.then_some("--check")))?;
     }
     Ok(())
 }

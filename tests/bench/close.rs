@@ -1,0 +1,224 @@
+//! What it costs connects if `socklb close` closes ten thousand flows of another service beside
+//! them.
+//!
+//! In each run three arms take turns, in random order: connects while flows are open, the same
+//! again (A/A), and connects while a part of the flows is closed. A turn takes as long as the
+//! closing of this part, so that the drift of the machine's speed concerns all arms. The p99 of an
+//! arm is that of all its connects in the run.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lb_view::closing::Closed;
+use rustix::fd::OwnedFd;
+use stage::probe::die_with_us;
+use stage::rpc::{self, Process};
+use stage::{Cgroup, Daemon, Setup, Stage};
+
+use crate::connect::arm::Addresses;
+use crate::connect::serve::Manner;
+use crate::connect::work::Work;
+use crate::connect::worker::{Backends, Worker};
+use crate::failover::print::table;
+use crate::lame_duck::finding::{self, Finding};
+use crate::load::server::raise_descriptors;
+use crate::statistics::{Median, median};
+
+/// `bench close`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Number of runs
+    #[arg(long, default_value_t = 7)]
+    runs: u32,
+    /// Number of flows that are closed in each turn
+    #[arg(long, default_value_t = 1_000)]
+    flows: u32,
+    /// Number of turns of each arm in a run
+    #[arg(long, default_value_t = 10)]
+    turns: u32,
+    /// Flows that are closed per second
+    #[arg(long, default_value_t = 1_000)]
+    rate: u32,
+    /// Fail if a requirement is missed
+    #[arg(long)]
+    check: bool,
+}
+
+/// The service whose flows are closed, and its backend.
+const CLOSED: &str = "10.96.0.10:80";
+const CLOSED_BACKEND: &str = "127.0.0.1:8001";
+/// The service that is dialled beside this, and its backend.
+const BESIDE: &str = "10.96.0.11:80";
+const BESIDE_BACKEND: &str = "127.0.0.1:8002";
+
+/// Connects that are not counted, from which the length of the turns is computed.
+const WARM: u32 = 20_000;
+
+/// An arm's number. The flows stay open in the turns of the others.
+const CLOSING: usize = 2;
+
+/// `bench close`.
+pub fn run(options: &Options) -> Result<()> {
+    let stage = Stage::new();
+    let cgroup = Cgroup::new();
+    let setup = Setup::new(&stage, "bench");
+    // A closed connection stays in the queue.
+    let _listener = listen(CLOSED_BACKEND, options.flows * (options.runs * options.turns + 1))?;
+    let _backends = Backends::start(Manner::Drop, false, &[BESIDE_BACKEND.parse()?], None)?;
+    let _daemon = Daemon::start(&setup, &config(&cgroup));
+    let mut holder = Holder::start(&cgroup)?;
+    let beside = Addresses::one(BESIDE.parse()?);
+    let start = || Worker::start("connects", Work::Connect, &cgroup, None, beside);
+    let warm = start()?.turn(WARM, false)?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of connects")]
+    let count = (warm.rate * f64::from(options.flows) / f64::from(options.rate)) as u32;
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut runs = Vec::new();
+    for _ in 0..options.runs {
+        let mut workers = [start()?, start()?, start()?];
+        let (mut order, mut closing) = ([0, 1, CLOSING], Duration::ZERO);
+        for _ in 0..options.turns {
+            random.shuffle(&mut order);
+            for arm in order {
+                holder.open(options.flows);
+                closing += turn(arm, &setup, &mut workers[arm], count, options)?;
+            }
+        }
+        let [open, again, closed] = workers.each_mut().map(Worker::all);
+        runs.push(Run { times: [open?, again?, closed?], closing });
+    }
+    println!(
+        "in each run {} turns of {count} connects per arm; in each turn of one arm {} flows are closed, {} per second\n",
+        options.turns, options.flows, options.rate
+    );
+    println!("{}", print(&runs));
+    let findings = findings(&runs);
+    println!("{}", finding::print(&findings));
+    let missed: Vec<String> = findings.iter().filter_map(Finding::missed).collect();
+    crate::conclude(&missed, options.check)
+}
+
+/// The results of one run.
+struct Run {
+    /// The p50 and the p99 of each arm, in nanoseconds.
+    times: [[f64; 2]; 3],
+    /// How long all closings took together.
+    closing: Duration,
+}
+
+/// Makes the connects of a turn. Returns how long the closing took, if there was one.
+fn turn(
+    arm: usize,
+    setup: &Setup,
+    worker: &mut Worker,
+    count: u32,
+    Options { flows, rate, .. }: &Options,
+) -> Result<Duration> {
+    if arm != CLOSING {
+        return worker.turn(count, true).map(|_| Duration::ZERO);
+    }
+    let close = || {
+        let begun = Instant::now();
+        let closed: Closed =
+            setup.document(&["close", "closed", CLOSED_BACKEND, "--rate", &format!("{rate}/s")]);
+        (closed.sum(|counts| counts.closed), begun.elapsed())
+    };
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(close);
+        worker.turn(count, true)?;
+        let (closed, took) = closing.join().map_err(|_| anyhow::anyhow!("the closing has failed"))?;
+        ensure!(closed == u64::from(*flows), "{closed} of {flows} flows were closed");
+        Ok(took)
+    })
+}
+
+fn config(cgroup: &Cgroup) -> String {
+    let service = |name, address, backend| {
+        format!(
+            "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nbackends = {{ static = [\"{backend}\"] }}\n"
+        )
+    };
+    let client = format!("[[client]]\njob = \"bench\"\ncgroup = \"{}\"\n", cgroup.relative().display());
+    client + &service("closed", CLOSED, CLOSED_BACKEND) + &service("beside", BESIDE, BESIDE_BACKEND)
+}
+
+fn print(runs: &[Run]) -> String {
+    let row = |run: &Run| {
+        let [open, again, closing] = run.times.map(|[_, p99]| p99);
+        let p99 = [open, again, closing].map(|p99| format!("{:.1}", p99 / 1e3));
+        let ratios = [again, closing].map(|p99| format!("{:.3}", p99 / open));
+        let took = format!("{:.1}", run.closing.as_secs_f64());
+        p99.into_iter().chain(ratios).chain([took]).collect::<Vec<_>>()
+    };
+    let titles = ["p99, us", "A/A", "while closing", "ratio A/A", "ratio while closing", "closing, s"];
+    table(&titles, &runs.iter().map(row).collect::<Vec<_>>())
+}
+
+fn findings(runs: &[Run]) -> Vec<Finding> {
+    let ratio = |arm: usize, time: usize| {
+        median(&runs.iter().map(|run| run.times[arm][time] / run.times[0][time]).collect::<Vec<_>>())
+    };
+    let shown = |of: Median| format!("{:.3} ({:.3} to {:.3})", of.value, of.low, of.high);
+    let (again, closing) = (ratio(1, 1), ratio(CLOSING, 1));
+    let what = "p99 while flows are closed";
+    // With more noise, the ratio proves nothing.
+    let is_quiet = (1.0 / 1.05..=1.05).contains(&again.value);
+    vec![
+        Finding::shown("p99, A/A: median of the ratios, 95 % confidence interval", shown(again)),
+        if is_quiet {
+            Finding::judged(what, shown(closing), "1.1 at most", closing.value <= 1.1)
+        } else {
+            Finding::shown(format!("{what} (not judged, because A/A is noisy)"), shown(closing))
+        },
+        Finding::shown("p50 while flows are closed", shown(ratio(CLOSING, 0))),
+    ]
+}
+
+/// A listener that accepts nothing: the kernel completes the handshakes of this many connections.
+fn listen(address: &str, queue: u32) -> Result<TcpListener> {
+    std::fs::write("/proc/sys/net/core/somaxconn", queue.to_string())?;
+    let listener = TcpListener::bind(address)?;
+    rustix::net::listen(&listener, i32::try_from(queue)?)?;
+    Ok(listener)
+}
+
+/// `bench hold`: holds flows to the service whose flows are closed. A request is their number.
+pub fn hold() -> Result<()> {
+    raise_descriptors()?;
+    let service: SocketAddr = CLOSED.parse()?;
+    let mut held: Vec<OwnedFd> = Vec::new();
+    rpc::serve(|wanted: &u32| {
+        // A closed connection has an error or an end to read.
+        held.retain(|socket| {
+            let flags = rustix::net::RecvFlags::DONTWAIT;
+            rustix::net::recv(socket, &mut [0_u8; 1], flags)
+                .is_err_and(|error| error == rustix::io::Errno::AGAIN)
+        });
+        while held.len() < *wanted as usize {
+            let socket =
+                rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None)?;
+            rustix::net::connect(&socket, &service).context("open a flow")?;
+            held.push(socket);
+        }
+        Ok(())
+    })
+}
+
+/// The process that holds the flows.
+struct Holder(Process);
+
+impl Holder {
+    fn start(cgroup: &Cgroup) -> Result<Self> {
+        let mut command = std::process::Command::new(std::env::current_exe()?);
+        command.arg("hold");
+        die_with_us(&mut command);
+        cgroup.enter(&mut command);
+        Ok(Self(Process::start(&mut command)))
+    }
+
+    /// Opens flows until this many are open.
+    fn open(&mut self, flows: u32) {
+        self.0.call::<()>(&flows);
+    }
+}
