@@ -1,9 +1,7 @@
 //! Weights that follow load while an operator changes weights, switches the law, or upgrades all
 //! daemons at once.
 
-mod fleet;
-
-use fleet::{FLEET, busiest_over_least, most, played, rows, weights};
+use crate::fleet::{FLEET, busiest_over_least, most, played, rows, weights};
 use lb_sim::metrics::mean;
 use lb_sim::traffic::tally::StepRow;
 

@@ -2,9 +2,7 @@
 //! start, or too few are left. Clients must not all go to one backend, and weights must not
 //! oscillate.
 
-mod fleet;
-
-use fleet::{FLEET, busiest_over_least, most, played, rows, weights};
+use crate::fleet::{FLEET, busiest_over_least, most, played, rows, weights};
 use lb_sim::metrics::float;
 use lb_sim::traffic::TrafficReport;
 use lb_sim::traffic::figures::RunFigures;

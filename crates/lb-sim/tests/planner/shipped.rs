@@ -22,7 +22,7 @@ fn rows<'a>(report: &'a TrafficReport, run: &str) -> Vec<&'a StepRow> {
 
 #[test]
 fn every_shipped_scenario_is_valid_and_in_the_readme() {
-    let readme = include_str!("../scenarios/README.md");
+    let readme = include_str!("../../scenarios/README.md");
     for (name, text) in shipped::SHIPPED {
         let scenario = Scenario::read(name, name, text).unwrap_or_else(|fault| panic!("{fault}"));
         assert_eq!(scenario.name, name);

@@ -198,7 +198,7 @@ fn an_aperture_needs_a_tenth_of_the_connections_and_is_exactly_even() {
 #[test]
 fn utilizations_match_the_vectors() {
     let file: serde_json::Value =
-        serde_json::from_str(include_str!("../../lb-core/tests/vectors.json")).unwrap();
+        serde_json::from_str(include_str!("../../../lb-core/tests/vectors.json")).unwrap();
     let rows = file["adjusted_utilization"].as_array().unwrap();
     assert_eq!(rows.len(), 3);
     for row in rows {
@@ -213,7 +213,7 @@ fn utilizations_match_the_vectors() {
 #[test]
 fn weighted_utilizations_match_the_vectors() {
     let file: serde_json::Value =
-        serde_json::from_str(include_str!("../../lb-core/tests/vectors.json")).unwrap();
+        serde_json::from_str(include_str!("../../../lb-core/tests/vectors.json")).unwrap();
     for row in file["balance_weights"].as_array().unwrap() {
         let number = |name: &str| u32::try_from(row[name].as_u64().unwrap()).unwrap();
         let fleet = Fleet {

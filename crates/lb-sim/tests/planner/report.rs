@@ -38,7 +38,7 @@ fn the_report_overwrites_an_earlier_report() {
 /// numbers, the measured range, and the settling time.
 #[track_caller]
 fn check_load(page: &str) {
-    let document = include_str!("../../../docs/design/load.md");
+    let document = include_str!("../../../../docs/design/load.md");
     // The document may break a line anywhere in a sentence.
     let sentences = document.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
