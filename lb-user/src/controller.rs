@@ -13,17 +13,18 @@
 //! results of these calls at once.
 //!
 //! In reading order: events and effects (this file); the sources of lists (`sources`), servers that
-//! send lists (`remote`) or addresses of services (`addresses`), host names in lists (`hosts`), the
-//! delivery of lists to clients (`delivery`), the files that are stored for later starts
-//! (`state_files`) and the files that Envoy reads (`envoy_files`); a new configuration (`reload`),
-//! the changes in it (`changes`) and the settings that it cannot change (`fixed`); one client
-//! (`client_task`), all clients (`clients`), clients that cannot be started (`unstarted`) and
-//! clients that leave (`leaving`); the start (`start`, `first_look`); passes over the flow records
-//! (`flow_records`), jobs that close connections (`closing`) and the network namespaces of
-//! clients (`namespaces`); the backends that are probed (`probing`, through `network`) and the
-//! backends that report (`register`), weights that follow load (`control`) and the file that stores
-//! the learnt weights (`load_store`), the overrides of operators (`overrides`); queries (`queries`)
-//! and the facts that answers are built from (`facts`).
+//! send lists (`remote`) or addresses of services (`addresses`), host names in lists (`hosts`) and
+//! the file that stores their addresses (`host_store`), the delivery of lists to clients
+//! (`delivery`), the files that are stored for later starts (`state_files`) and the files that
+//! Envoy reads (`envoy_files`); a new configuration (`reload`), the changes in it (`changes`) and
+//! the settings that it cannot change (`fixed`); one client (`client_task`), all clients
+//! (`clients`), clients that cannot be started (`unstarted`) and clients that leave (`leaving`);
+//! the start (`start`, `first_look`); passes over the flow records (`flow_records`), jobs that
+//! close connections (`closing`) and the network namespaces of clients (`namespaces`); the
+//! backends that are probed (`probing`, through `network`) and the backends that report
+//! (`register`), weights that follow load (`control`) and the file that stores the learnt weights
+//! (`load_store`), the overrides of operators (`overrides`); queries (`queries`) and the facts that
+//! answers are built from (`facts`).
 
 mod start;
 
@@ -34,6 +35,8 @@ mod remote;
 mod addresses;
 
 mod hosts;
+
+mod host_store;
 
 mod delivery;
 
@@ -108,6 +111,7 @@ use self::closing::ClosingJobs;
 use self::envoy_files::EnvoyFiles;
 pub use self::envoy_files::{EnvoyChanges, EnvoyFile, EnvoyResults, path as envoy_places_path};
 use self::flow_records::ReclaimPasses;
+pub use self::host_store::StoredHosts;
 pub use self::leaving::{Leaving, lock_other_versions};
 use self::load_store::LoadStore;
 pub use self::load_store::StoredLoads;
@@ -230,8 +234,9 @@ pub enum BackgroundWork {
         known: Option<Option<Stamp>>,
         purpose: ListPurpose,
     },
-    /// Read files that an earlier daemon stored: learnt weights, or the overrides of operators.
-    ReadStored(StoredKinds),
+    /// Read files that an earlier daemon stored: learnt weights, overrides of operators, or
+    /// addresses of host names, which are resolved with these settings.
+    ReadStored(StoredKinds, DnsSettings),
     /// Store files for later starts.
     Store(StateFiles),
     /// Write or remove files that Envoy reads.
@@ -549,6 +554,7 @@ impl Controller {
         self.follow_load(now);
         self.close_lost(now);
         self.follow_envoy_files(now);
+        self.store_hosts(now);
         self.reclaim_flows(now);
         // If the last wait for readers has failed, this retries it.
         self.wait_for_readers();

@@ -392,6 +392,7 @@ impl ListSource {
         Ok(Contents {
             assignments: Assignments::new(list),
             hosts: names,
+            table: Arc::default(),
             notes: notes.into(),
             text,
             pending: None,
@@ -439,6 +440,7 @@ impl ListSource {
         Contents {
             assignments: Assignments::new(list),
             hosts: Arc::default(),
+            table: Arc::default(),
             notes: [].into(),
             text: [].into(),
             pending: None,
@@ -480,6 +482,8 @@ pub struct Contents {
     pub assignments: Assignments,
     /// The host names in the text.
     pub hosts: Arc<BTreeSet<Host>>,
+    /// What was known about host names when the text was parsed; empty once it is compared.
+    pub table: Arc<HostTable>,
     /// The parts of the text that are ignored, with reasons.
     pub notes: Arc<[String]>,
     /// The text of the list; empty once it is stored.
@@ -490,6 +494,13 @@ pub struct Contents {
 }
 
 impl Contents {
+    /// Notes what was known about host names, if the list has some.
+    pub fn note_table(&mut self, table: Arc<HostTable>) {
+        if !self.hosts.is_empty() {
+            self.table = table;
+        }
+    }
+
     /// Defers the removal of most endpoints. The list is not stored then, because the server has
     /// not sent it in this form.
     pub fn defer_removals(&mut self, guard: &Guard) {

@@ -154,7 +154,7 @@ async fn parse(
     };
     let (table, now) = (hosts.table(), tokio::time::Instant::now().into_std());
     notes.extend(source::hosts::resolved(&names, &table));
-    notes.extend(source::hosts::unresolved(&names, &table, now));
+    notes.extend(source::hosts::unresolved(&names, &table, now, SystemTime::now()));
     let contents = parsed.map_err(|error| chain(&error))?;
     notes.extend(contents.notes.iter().cloned());
     Ok(contents.assignments.list().as_slice().len() as u64)

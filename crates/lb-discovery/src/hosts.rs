@@ -1,13 +1,14 @@
 //! Resolves the host names in lists, all of them in one task.
 //!
 //! Equal names are queried once, whatever lists have them. A name retains the addresses of its last
-//! answer with addresses, so an answer without any, or none, removes nothing. At most
-//! [`IN_FLIGHT`] questions are under way, so the questions of others come in between.
+//! answer with addresses, so an answer without any, or none, removes nothing. If an earlier run has
+//! stored addresses of a name, the name has them before its first answer. At most [`IN_FLIGHT`]
+//! questions are under way, so the questions of others come in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use lb_config::discovery::DnsSettings;
 use lb_config::endpoints::{HostAddresses, MAX_HOSTS};
@@ -30,12 +31,12 @@ const MAX_TTL: Duration = Duration::from_mins(5);
 /// need one connection.
 const TOGETHER: Duration = Duration::from_secs(3);
 
-/// The most names that are queried. More than lists may have, because the names of a new list are
-/// queried before it is known whether the list is accepted.
-const MOST: usize = 2 * MAX_HOSTS;
+/// The most names that are queried: those of lists, those that an earlier run has stored, and those
+/// of a new list, which are queried before it is known whether the list is accepted.
+const MOST: usize = 3 * MAX_HOSTS;
 
 /// The largest number of addresses of a name.
-const MAX_ADDRESSES: usize = 1000;
+pub const MAX_ADDRESSES: usize = 1000;
 
 /// A host name, and the address family that its list needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,6 +51,8 @@ pub struct Host {
 pub struct HostState {
     /// The addresses in the last answer that had any; none if there was no such answer.
     pub addresses: Arc<[IpAddr]>,
+    /// When an earlier run has received the addresses; `None` if this run has.
+    pub stored: Option<SystemTime>,
     /// When the last question had a result; `None` before the first.
     pub answered: Option<Instant>,
     /// Why the last question gave no addresses; `None` if it gave some.
@@ -70,6 +73,9 @@ impl HostState {
     }
 }
 
+/// The addresses that an earlier run has stored, and when it has received them.
+pub type StoredAddresses = BTreeMap<Host, (Arc<[IpAddr]>, SystemTime)>;
+
 /// What is known about all host names of the lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostTable(pub BTreeMap<Host, HostState>);
@@ -85,6 +91,11 @@ impl HostTable {
     /// Whether [`HostState::is_known`] holds for this name.
     pub fn is_known(&self, host: &Host) -> bool {
         self.0.get(host).is_some_and(HostState::is_known)
+    }
+
+    /// Whether a question about this name had a result, with or without addresses.
+    pub fn is_answered(&self, host: &Host) -> bool {
+        self.0.get(host).is_some_and(|state| state.answered.is_some())
     }
 }
 
@@ -106,6 +117,19 @@ impl Schedule {
             if self.0.len() < MOST {
                 let new = || Entry { state: HostState::default(), retry: Retry::default(), due: Some(now) };
                 self.0.entry(host).or_insert_with(new);
+            }
+        }
+    }
+
+    /// Gives names the addresses that an earlier run has stored, unless this run knows some. The
+    /// names are added as by [`Schedule::add`].
+    fn adopt(&mut self, stored: StoredAddresses, now: Instant) {
+        self.add(stored.keys().cloned().collect(), now);
+        for (host, (addresses, at)) in stored {
+            if let Some(Entry { state, .. }) = self.0.get_mut(&host)
+                && state.addresses.is_empty()
+            {
+                (state.addresses, state.stored) = (addresses, Some(at));
             }
         }
     }
@@ -144,6 +168,7 @@ impl Schedule {
         let (delay, missing) = match found {
             Ok(Answer::Records(records)) => {
                 retry.answered();
+                state.stored = None;
                 // In order, so that equal answers are equal.
                 let addresses: BTreeSet<IpAddr> = records.records.into_iter().collect();
                 let addresses: Arc<[IpAddr]> = addresses.into_iter().collect();
@@ -236,6 +261,16 @@ impl Hosts {
     ) -> watch::Receiver<Arc<HostTable>> {
         self.resolve(hosts, settings, false);
         self.inner.table.subscribe()
+    }
+
+    /// Resolves the names with these addresses as well. A name has them until its first answer with
+    /// addresses. Runs on a runtime.
+    pub fn adopt(&self, stored: StoredAddresses, settings: &DnsSettings) {
+        let hosts = stored.keys().cloned().collect();
+        let now = tokio::time::Instant::now().into_std();
+        self.inner.state().schedule.adopt(stored, now);
+        self.resolve(hosts, settings, false);
+        self.inner.news.notify_one();
     }
 
     /// Queries these names at once.

@@ -33,7 +33,7 @@ mod running;
 
 mod tls;
 
-pub use self::hosts::{Host, HostState, HostTable, Hosts, MissingAddresses};
+pub use self::hosts::{Host, HostState, HostTable, Hosts, MAX_ADDRESSES, MissingAddresses, StoredAddresses};
 pub use self::kubernetes::objects;
 pub use self::list::{Listed, Snapshot, render, render_list};
 pub use self::retry::Retry;

@@ -162,7 +162,9 @@ impl Controller {
                     remote: None,
                 }
             }
-            Some(watched) => watched.status(&client_task.client.name, &self.sources.hosts.table, now),
+            Some(watched) => {
+                watched.status(&client_task.client.name, &self.sources.hosts.table, now, self.wall)
+            }
         };
         services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
     }

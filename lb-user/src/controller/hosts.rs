@@ -2,7 +2,7 @@
 //! other addresses.
 //!
 //! The reader of lists reports the names that a list has. A name retains its last addresses, so a
-//! name that does not resolve removes no endpoint.
+//! name that does not resolve removes no endpoint, even after a restart (`host_store`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use std::time::Instant;
 use lb_config::endpoints::MAX_HOSTS;
 use lb_discovery::{Host, HostState, HostTable};
 
+use super::host_store::HostStore;
 use super::sources::WatchedSource;
 use super::{Controller, Effect};
 use crate::source::{Contents, SourceError};
@@ -21,7 +22,9 @@ pub struct HostNames {
     /// The addresses of host names at the last comparison with the lists.
     pub table: Arc<HostTable>,
     /// The names that are resolved.
-    resolving: BTreeSet<Host>,
+    pub resolving: BTreeSet<Host>,
+    /// The addresses that are stored for later starts.
+    pub store: HostStore,
 }
 
 /// Whether a list must be read again because of this name.
@@ -46,12 +49,23 @@ impl Controller {
     pub fn take_hosts(
         &mut self,
         service: &str,
-        result: Result<Contents, SourceError>,
+        mut result: Result<Contents, SourceError>,
     ) -> Result<Contents, SourceError> {
-        let hosts = match &result {
-            Ok(contents) => &contents.hosts,
-            Err(SourceError::Hosts { hosts, .. }) => hosts,
-            Err(_) => return result,
+        let after = Arc::clone(&self.sources.hosts.table);
+        // An answer may have arrived after the list was read, and before its names were known here.
+        let (hosts, is_outdated) = match &mut result {
+            Ok(contents) => {
+                let before = std::mem::take(&mut contents.table);
+                let is_outdated =
+                    |host: &Host| after.is_known(host) && is_changed(before.0.get(host), after.0.get(host));
+                (&contents.hosts, contents.hosts.iter().any(is_outdated))
+            }
+            Err(error) => {
+                let is_outdated =
+                    error.unanswered().is_some_and(|hosts| hosts.iter().all(|host| after.is_known(host)));
+                let SourceError::Hosts { hosts, .. } = error else { return result };
+                (&*hosts, is_outdated)
+            }
         };
         let watched = &mut self.sources.watched;
         let others = watched.iter().filter(|(other, _)| *other != service);
@@ -64,6 +78,7 @@ impl Controller {
         if watched.remote.suspension.is_some() {
             return result;
         }
+        watched.has_outdated_hosts = is_outdated;
         watched.lacks_hosts = all > MAX_HOSTS;
         if watched.lacks_hosts {
             return Err(SourceError::TooManyHosts { place: watched.source.place(), own: hosts.len(), all });
@@ -72,10 +87,20 @@ impl Controller {
         result
     }
 
-    /// Resolves the host names of all lists from now on, and no others.
+    /// Resolves the host names of all lists from now on, and no others. Until every list has been
+    /// read, those that an earlier daemon has stored may also be needed.
     pub fn resolve_hosts(&mut self, now: Instant) {
-        let hosts: BTreeSet<Host> =
-            self.sources.watched.values().flat_map(|watched| watched.hosts.iter().cloned()).collect();
+        let watched = &mut self.sources.watched;
+        if watched.values().all(|watched| watched.feed.good_since().is_some()) {
+            self.sources.hosts.store.earlier.clear();
+        }
+        for watched in watched.values_mut() {
+            if std::mem::take(&mut watched.has_outdated_hosts) {
+                watched.read_again(now);
+            }
+        }
+        let of_lists = watched.values().flat_map(|watched| &*watched.hosts);
+        let hosts: BTreeSet<Host> = of_lists.chain(&self.sources.hosts.store.earlier).cloned().collect();
         // Names that are no longer needed make room for those of a list that was refused.
         if !self.sources.hosts.resolving.is_subset(&hosts) {
             let refused = self.sources.watched.values_mut().filter(|watched| watched.lacks_hosts);

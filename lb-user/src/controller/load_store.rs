@@ -13,7 +13,6 @@ use std::time::{Duration, Instant, SystemTime};
 use lb_core::control::factor::{Factor, Factors};
 use lb_core::control::{ControlSnapshot, Mode, Switch};
 use serde::{Deserialize, Serialize};
-use tracing::{info, warn};
 
 use super::Controller;
 use super::clock::unix_seconds;
@@ -86,6 +85,9 @@ impl StoredFile for StoredLoads {
     const SCHEMA: u32 = SCHEMA;
     const LOST: &'static str = "the file of learnt weights and operators' switches cannot be parsed; it was renamed; services start with \
                                 their structural weights, and follow load as configured";
+    const UNREAD: &'static str = "cannot read the learnt weights and the operators' switches; services start with their structural weights; \
+                                  retrying, and not overwriting the file";
+    const READ: &'static str = "the learnt weights were read";
 
     fn path(state: &Path) -> PathBuf {
         state.join("load").join("factors.json")
@@ -140,23 +142,8 @@ fn differ(before: &Services, now: &Services) -> bool {
 impl LoadStore {
     /// Applies the result of reading the file.
     pub fn take(&mut self, file: StoredRead<StoredLoads>) {
-        match file {
-            StoredRead::Read(stored) => self.known = stored.clients,
-            StoredRead::Nothing => {}
-            StoredRead::Unread(error) => {
-                if self.unread.is_none() {
-                    warn!(
-                        error,
-                        "cannot read the learnt weights and the operators' switches; services start with their structural weights; \
-                         retrying, and not overwriting the file"
-                    );
-                }
-                self.unread = Some(error);
-                return;
-            }
-        }
-        if self.unread.take().is_some() {
-            info!("the learnt weights were read");
+        if let Some(stored) = file.content(&mut self.unread) {
+            self.known = stored.clients;
         }
     }
 

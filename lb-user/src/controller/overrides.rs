@@ -21,7 +21,7 @@ use lb_view::overrides::{
     SCHEMA, check_duration, check_percent, check_reason,
 };
 use serde::{Deserialize, Serialize};
-use tracing::{info, warn};
+use tracing::info;
 
 use super::Controller;
 use super::client_task::ClientTask;
@@ -52,6 +52,8 @@ impl StoredFile for StoredOverrides {
     const SCHEMA: u32 = SCHEMA;
     const LOST: &'static str =
         "the file of operators' overrides cannot be parsed; it was renamed; no backend is drained";
+    const UNREAD: &'static str = "cannot read the operators' overrides; drained backends stay drained; retrying, and not overwriting the file";
+    const READ: &'static str = "the operators' overrides were read";
 
     fn path(state: &Path) -> PathBuf {
         state.join("overrides").join("overrides.json")
@@ -136,29 +138,12 @@ impl Overrides {
     /// Applies the result of reading the file. Overrides that were set in the meantime have
     /// precedence.
     pub fn take(&mut self, file: StoredRead<StoredOverrides>, boot: Duration, wall: SystemTime) {
-        match file {
-            StoredRead::Read(stored) => {
-                let valid = stored.overrides.into_iter().filter(|of| is_valid(of.kind));
-                for of in valid.take(MAX_OVERRIDES) {
-                    if !self.in_force.contains_key(&(of.scope.clone(), is_weight(of.kind))) {
-                        self.insert(of, boot, unix_seconds(wall));
-                    }
-                }
+        let Some(stored) = file.content(&mut self.unread) else { return };
+        let valid = stored.overrides.into_iter().filter(|of| is_valid(of.kind));
+        for of in valid.take(MAX_OVERRIDES) {
+            if !self.in_force.contains_key(&(of.scope.clone(), is_weight(of.kind))) {
+                self.insert(of, boot, unix_seconds(wall));
             }
-            StoredRead::Nothing => {}
-            StoredRead::Unread(error) => {
-                if self.unread.is_none() {
-                    warn!(
-                        error,
-                        "cannot read the operators' overrides; drained backends stay drained; retrying, and not overwriting the file"
-                    );
-                }
-                self.unread = Some(error);
-                return;
-            }
-        }
-        if self.unread.take().is_some() {
-            info!("the operators' overrides were read");
         }
     }
 

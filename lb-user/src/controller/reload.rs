@@ -226,6 +226,7 @@ impl Controller {
                 self.envoy_files.adopt(loaded.envoy_files);
                 if let Some(stored) = loaded.stored {
                     stored.loads.into_iter().for_each(|file| self.load_store.take(file));
+                    stored.hosts.into_iter().for_each(|file| self.sources.hosts.store.take(file));
                     let overrides = stored.overrides.into_iter();
                     overrides.for_each(|file| self.overrides.take(file, self.boot, self.wall));
                 }

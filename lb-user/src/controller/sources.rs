@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use lb_config::discovery::DnsSettings;
 use lb_core::feed::{Effect as FeedEffect, Feed, Version};
@@ -95,6 +95,8 @@ pub struct WatchedSource {
     pub hosts: Arc<BTreeSet<Host>>,
     /// Whether the newest list was refused because of its number of host names.
     pub lacks_hosts: bool,
+    /// Whether host names have had other addresses when the newest list was read.
+    pub has_outdated_hosts: bool,
 }
 
 impl WatchedSource {
@@ -107,10 +109,10 @@ impl WatchedSource {
     }
 
     /// The state of the source, as one client sees it.
-    pub fn status(&self, client: &str, table: &HostTable, now: Instant) -> SourceStatus {
+    pub fn status(&self, client: &str, table: &HostTable, now: Instant, wall: SystemTime) -> SourceStatus {
         let age = |since: Instant| now.saturating_duration_since(since).as_secs();
         let error = self.feed.error_of(client).map(str::to_owned);
-        let error = error.or_else(|| unresolved(&self.hosts, table, now));
+        let error = error.or_else(|| unresolved(&self.hosts, table, now, wall));
         let status = SourceStatus {
             file: self.source.file().map(Path::to_owned),
             good_for_s: self.feed.good_since().map(age),
@@ -179,7 +181,15 @@ impl Controller {
         };
         let (remote, hosts) = if is_same_source { (remote, hosts) } else { Default::default() };
         let feed = Feed::default();
-        let watched = WatchedSource { source, feed, notes, remote, hosts, lacks_hosts: false };
+        let watched = WatchedSource {
+            source,
+            feed,
+            notes,
+            remote,
+            hosts,
+            lacks_hosts: false,
+            has_outdated_hosts: false,
+        };
         self.sources.watched.insert(service.clone(), watched);
         let result = self.take_hosts(&service, result).map_err(SourceError::into_failure);
         let read =

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tracing::{info, warn};
 
+use super::host_store::StoredHosts;
 use super::load_store::StoredLoads;
 use super::overrides::StoredOverrides;
 use super::{BackgroundWork, Controller};
@@ -28,6 +29,9 @@ pub trait StoredFile: DeserializeOwned {
     const SCHEMA: u32;
     /// What to log if the file cannot be parsed.
     const LOST: &'static str;
+    /// What to log if the file cannot be read at the start, and when it has been read later.
+    const UNREAD: &'static str;
+    const READ: &'static str;
 
     /// The path of the file, below the state directory.
     fn path(state: &Path) -> PathBuf;
@@ -62,25 +66,46 @@ pub enum StoredRead<S> {
     Unread(String),
 }
 
+impl<S: StoredFile> StoredRead<S> {
+    /// The content of the file; `None` if there is none. If the file cannot be read, notes the
+    /// reason in `unread`: the file must not be overwritten then.
+    pub fn content(self, unread: &mut Option<String>) -> Option<S> {
+        let (content, error) = match self {
+            Self::Read(content) => (Some(content), None),
+            Self::Nothing => (None, None),
+            Self::Unread(error) => (None, Some(error)),
+        };
+        match (&error, &unread) {
+            (Some(error), None) => warn!(error, "{}", S::UNREAD),
+            (None, Some(_)) => info!("{}", S::READ),
+            (Some(_), Some(_)) | (None, None) => {}
+        }
+        *unread = error;
+        content
+    }
+}
+
 /// Which stored files to read.
 #[derive(Clone, Copy)]
 pub struct StoredKinds {
     pub loads: bool,
     pub overrides: bool,
+    pub hosts: bool,
 }
 
 impl StoredKinds {
-    pub const ALL: Self = Self { loads: true, overrides: true };
+    pub const ALL: Self = Self { loads: true, overrides: true, hosts: true };
 }
 
 /// The results of reading stored files; `None` for a file that was not to be read.
 pub struct StoredState {
     pub loads: Option<StoredRead<StoredLoads>>,
     pub overrides: Option<StoredRead<StoredOverrides>>,
+    pub hosts: Option<StoredRead<StoredHosts>>,
 }
 
-/// Files by path, each with its complete content.
-pub type StateFiles = BTreeMap<PathBuf, Arc<[u8]>>;
+/// Files by path, each with its complete content; `None` removes the file.
+pub type StateFiles = BTreeMap<PathBuf, Option<Arc<[u8]>>>;
 
 #[derive(Default)]
 pub struct FilesToStore {
@@ -102,7 +127,12 @@ pub struct StoreFailures {
 impl FilesToStore {
     /// Schedules a file to be stored.
     pub fn add(&mut self, path: PathBuf, text: Arc<[u8]>) {
-        self.files.insert(path, text);
+        self.files.insert(path, Some(text));
+    }
+
+    /// Schedules a file to be removed.
+    pub fn remove(&mut self, path: PathBuf) {
+        self.files.insert(path, None);
     }
 
     /// Removes the pause after failures, so that the next attempt to store begins at once.
@@ -140,7 +170,7 @@ impl Controller {
             Some(error) if retry.failed(now, &error) => {
                 warn!(
                     error,
-                    "cannot store the state for later starts (endpoint lists, learnt weights); retrying after a growing pause"
+                    "cannot store the state for later starts (endpoint lists, addresses, learnt weights); retrying after a growing pause"
                 );
             }
             Some(_) => {}
@@ -155,21 +185,29 @@ impl Controller {
 
     /// Reads the files that could not be read at the start, unless a read is under way.
     pub fn read_unread(&mut self) {
-        let kinds = StoredKinds { loads: self.load_store.is_unread(), overrides: self.overrides.is_unread() };
-        let is_any = kinds.loads || kinds.overrides;
+        let kinds = StoredKinds {
+            loads: self.load_store.is_unread(),
+            overrides: self.overrides.is_unread(),
+            hosts: self.sources.hosts.store.is_unread(),
+        };
+        let is_any = kinds.loads || kinds.overrides || kinds.hosts;
         if is_any && !std::mem::replace(&mut self.sources.files_to_store.is_reading, true) {
-            self.effects.push(BackgroundWork::ReadStored(kinds).into());
+            self.effects.push(BackgroundWork::ReadStored(kinds, self.config.dns.clone()).into());
         }
     }
 
     /// A retry of reading stored files has ended.
-    pub fn apply_stored(&mut self, StoredState { loads, overrides }: StoredState, now: Instant) {
+    pub fn apply_stored(&mut self, StoredState { loads, overrides, hosts }: StoredState, now: Instant) {
         self.sources.files_to_store.is_reading = false;
         if let Some(overrides) = overrides {
             self.apply_stored_overrides(overrides, now);
         }
         if let Some(loads) = loads {
             self.apply_stored_loads(loads, now);
+        }
+        if let Some(hosts) = hosts {
+            self.sources.hosts.store.take(hosts);
+            self.resolve_hosts(now);
         }
     }
 }

@@ -39,6 +39,12 @@ pub trait Files: Send + Sync {
     /// If the file cannot be renamed. It then stays where it is.
     fn rename_stored(&self, path: &Path, to: &Path) -> Result<(), StoreError>;
 
+    /// Removes a file that was stored, if it exists.
+    ///
+    /// # Errors
+    /// See [`StateDirectory::remove`].
+    fn remove_stored(&self, path: &Path) -> Result<(), StoreError>;
+
     /// # Errors
     /// See [`last_good::save`].
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError>;
@@ -82,6 +88,11 @@ impl Files for HostFiles {
         store.rename(name, to)
     }
 
+    fn remove_stored(&self, path: &Path) -> Result<(), StoreError> {
+        let (store, name) = last_good::place(path);
+        store.remove(name)
+    }
+
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
         last_good::save(path, text)
     }
@@ -101,11 +112,15 @@ impl Files for HostFiles {
     }
 }
 
-/// Stores files. Returns the files that could not be stored.
+/// Stores and removes files. Returns the files for which this failed.
 pub fn store_all(disk: &dyn Files, files: StateFiles) -> StoreFailures {
     let mut stored = StoreFailures::default();
     for (path, text) in files {
-        if let Err(error) = disk.store(&path, &text) {
+        let done = match &text {
+            Some(text) => disk.store(&path, text),
+            None => disk.remove_stored(&path),
+        };
+        if let Err(error) = done {
             stored.error.get_or_insert_with(|| crate::error::chain(&error));
             stored.left.insert(path, text);
         }

@@ -131,19 +131,30 @@ impl ListReader {
         Some(Guard { base: stored.assignments.shared_list(), accepted: None })
     }
 
-    /// If a list has host names without an answer, waits for their answers, at most `patience`.
-    /// Returns whether the list must then be read again.
+    /// If a list has host names without an answer, even if an earlier run has stored their
+    /// addresses, waits for their answers, at most `patience`. Returns whether the list must then
+    /// be read again.
     async fn has_waited(
         &self,
         read: &Result<Contents, SourceError>,
         dns: &DnsSettings,
         patience: Duration,
     ) -> bool {
-        let Some(hosts) = read.as_ref().err().and_then(SourceError::unanswered) else { return false };
+        let hosts = match read {
+            Ok(contents) if contents.hosts.iter().all(|host| contents.table.is_answered(host)) => {
+                return false;
+            }
+            Ok(contents) => &contents.hosts,
+            Err(error) => match error.unanswered() {
+                Some(hosts) => hosts,
+                None => return false,
+            },
+        };
         let mut table = self.servers.resolve(hosts.clone(), dns);
-        let is_known = |table: &Arc<HostTable>| hosts.iter().all(|host| table.is_known(host));
-        // If time is short, the next reading reports the names that still have no answer.
-        let _ = tokio::time::timeout(patience, table.wait_for(is_known)).await;
+        let is_answered = |table: &Arc<HostTable>| hosts.iter().all(|host| table.is_answered(host));
+        // If time is short, the next reading uses stored addresses, and reports the names that have
+        // none.
+        let _ = tokio::time::timeout(patience, table.wait_for(is_answered)).await;
         true
     }
 
@@ -185,6 +196,7 @@ impl ListReader {
             };
             let mut contents = source.parse(&place, text, Some(&hosts))?;
             contents.notes = notes.iter().chain(contents.notes.iter()).cloned().collect();
+            contents.note_table(hosts);
             if let Some(guard) = &purpose.guard {
                 contents.defer_removals(guard);
             }
@@ -230,6 +242,7 @@ impl ListReader {
             let parsed = source.parse(&path, text, Some(&hosts));
             drop(permit);
             let mut contents = parsed?;
+            contents.note_table(hosts);
             if let Some(guard) = purpose.guard.as_ref().filter(|_| !contents.hosts.is_empty()) {
                 contents.defer_removals(guard);
             }

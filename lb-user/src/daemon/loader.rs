@@ -47,7 +47,10 @@ impl Loader {
             statics: AssignmentsByService::new(),
             opened: Vec::new(),
             stored: if is_start {
-                Some(work::read_stored(&self.lists, &running.paths.state, StoredKinds::ALL).await)
+                Some(
+                    work::read_stored(&self.lists, &running.paths.state, StoredKinds::ALL, &running.dns)
+                        .await,
+                )
             } else {
                 None
             },

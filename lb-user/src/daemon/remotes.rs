@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lb_config::discovery::DnsSettings;
-use lb_discovery::{Host, HostTable, Hosts, Latest, Running, Shared, Wanted, spawn};
+use lb_discovery::{Host, HostTable, Hosts, Latest, Running, Shared, StoredAddresses, Wanted, spawn};
 use tokio::sync::{Notify, watch};
 
 use crate::controller::Event;
@@ -20,6 +20,9 @@ pub trait Servers: Send + Sync {
 
     /// Resolves these host names as well, and returns the results.
     fn resolve(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>>;
+
+    /// Resolves the names with these addresses as well. A name has them until it resolves.
+    fn adopt(&self, stored: StoredAddresses, settings: &DnsSettings);
 }
 
 /// Waits at most `patience` for the first answer.
@@ -96,5 +99,9 @@ impl Servers for Remotes {
 
     fn resolve(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>> {
         self.hosts.resolve_too(hosts, settings)
+    }
+
+    fn adopt(&self, stored: StoredAddresses, settings: &DnsSettings) {
+        self.hosts.adopt(stored, settings);
     }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lb_config::discovery::DnsSettings;
 use lb_kernel::{ClientNamespace, Kernel, RecordedProcesses};
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
@@ -18,7 +19,7 @@ use super::{Reread, files, opener};
 use crate::closing;
 use crate::controller::{
     BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, Event, NamespaceFound, Search, StateFiles,
-    StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState, envoy_places_path,
+    StoreFailures, StoredFile, StoredHosts, StoredKinds, StoredRead, StoredState, envoy_places_path,
 };
 use crate::source::{MAX_BYTES, NoAnswer, Stamp, directory_of};
 
@@ -72,8 +73,8 @@ impl Worker {
                 let (version, result) = self.lists.read(&source, known, purpose).await;
                 Event::Read { service, source, begun, version, result }
             }
-            BackgroundWork::ReadStored(kinds) => {
-                Event::StoredRead(Box::new(read_stored(&self.lists, &self.state, kinds).await))
+            BackgroundWork::ReadStored(kinds, dns) => {
+                Event::StoredRead(Box::new(read_stored(&self.lists, &self.state, kinds, &dns).await))
             }
             BackgroundWork::Store(files) => Event::Stored(self.store(files).await),
             BackgroundWork::WriteEnvoyFiles(changes) => {
@@ -166,9 +167,21 @@ impl Worker {
     }
 }
 
-/// Reads files that an earlier daemon stored.
-pub async fn read_stored(lists: &ListReader, state: &Path, kinds: StoredKinds) -> StoredState {
+/// Reads files that an earlier daemon stored. Lists that are read later use the addresses of host
+/// names.
+pub async fn read_stored(
+    lists: &ListReader,
+    state: &Path,
+    kinds: StoredKinds,
+    dns: &DnsSettings,
+) -> StoredState {
+    let hosts: Option<StoredRead<StoredHosts>> =
+        if kinds.hosts { Some(read_one(lists, state).await) } else { None };
+    if let Some(StoredRead::Read(stored)) = &hosts {
+        lists.servers.adopt(stored.addresses(), dns);
+    }
     StoredState {
+        hosts,
         loads: if kinds.loads { Some(read_one(lists, state).await) } else { None },
         overrides: if kinds.overrides { Some(read_one(lists, state).await) } else { None },
     }

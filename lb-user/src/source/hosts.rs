@@ -1,7 +1,7 @@
 //! Text about the host names in a list.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use lb_discovery::{Host, HostTable};
 
@@ -11,15 +11,28 @@ const SHOWN: usize = 4;
 /// The largest number of characters of a reason. A reason names every server that was queried.
 const REASON: usize = 200;
 
-/// Which of these names do not resolve, since when and why; `None` if all do.
-pub fn unresolved(hosts: &BTreeSet<Host>, table: &HostTable, now: Instant) -> Option<String> {
+/// Which of these names do not resolve, since when and why; `None` if all do. `wall` is the time at
+/// `now`.
+pub fn unresolved(
+    hosts: &BTreeSet<Host>,
+    table: &HostTable,
+    now: Instant,
+    wall: SystemTime,
+) -> Option<String> {
     let missing = |host: &Host| {
         let state = table.0.get(host)?;
         let missing = state.missing.as_ref()?;
-        let seconds = now.saturating_duration_since(missing.since).as_secs();
-        let age = if seconds < 60 { format!("{seconds} s") } else { format!("{} min", seconds / 60) };
+        let age = short(now.saturating_duration_since(missing.since));
         let why: String = missing.why.chars().take(REASON).collect();
-        let left = if state.addresses.is_empty() { "no address so far" } else { "its addresses stay" };
+        let left = match state.stored {
+            _ if state.addresses.is_empty() => "no address so far".to_owned(),
+            None => "its addresses stay".to_owned(),
+            // A time in the future counts as age zero.
+            Some(at) => {
+                let age = short(wall.duration_since(at).unwrap_or_default());
+                format!("an earlier run stored its addresses {age} ago; they stay")
+            }
+        };
         Some(format!("{} for {age} ({why}; {left})", host.name))
     };
     let texts: Vec<String> = hosts.iter().filter_map(missing).collect();
@@ -30,6 +43,16 @@ pub fn unresolved(hosts: &BTreeSet<Host>, table: &HostTable, now: Instant) -> Op
     };
     let count = format!("{} of {} host names do not resolve", texts.len(), hosts.len());
     (!texts.is_empty()).then(|| format!("{count}: {shown}{more}"))
+}
+
+/// An age with one unit.
+fn short(age: Duration) -> String {
+    match age.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds @ 60..7_200 => format!("{} min", seconds / 60),
+        seconds @ 7_200..172_800 => format!("{} h", seconds / 3_600),
+        seconds => format!("{} d", seconds / 86_400),
+    }
 }
 
 /// The addresses of some of these names, as text; `None` if none resolves.

@@ -112,3 +112,39 @@ fn the_answer_to_a_name_that_is_no_longer_needed_is_ignored() {
     schedule.answered(&host("a"), records(&["10.0.0.1"], 60), now, 0.5);
     assert_eq!(*schedule.table(), HostTable::default());
 }
+
+#[test]
+fn stored_addresses_count_until_a_name_resolves_and_never_replace_later_ones() {
+    let (now, at) = (Instant::now(), SystemTime::UNIX_EPOCH);
+    let mut schedule = schedule(&["a", "b"], now);
+    schedule.answered(&host("a"), records(&["10.0.0.1"], 60), now, 0.5);
+    schedule.answered(&host("b"), failed(), now, 0.5);
+    let old: Arc<[IpAddr]> = ["10.0.0.9".parse().unwrap()].into();
+    let names = ["a", "b", "c"].map(|name| (host(name), (Arc::clone(&old), at)));
+    schedule.adopt(names.into(), now);
+    let state = |schedule: &Schedule, name| schedule.table().0[&host(name)].clone();
+    assert_eq!((state(&schedule, "a").stored, state(&schedule, "a").addresses.len()), (None, 1));
+    assert_ne!(state(&schedule, "a").addresses, old);
+    for name in ["b", "c"] {
+        assert_eq!(
+            (state(&schedule, name).addresses, state(&schedule, name).stored),
+            (old.clone(), Some(at))
+        );
+    }
+    let table = schedule.table();
+    assert!(table.is_known(&host("c")) && !table.is_answered(&host("c")), "a list may be made with it");
+    // An answer without addresses changes nothing.
+    for result in [empty(), failed()] {
+        schedule.answered(&host("c"), result, now, 0.5);
+        assert_eq!((state(&schedule, "c").addresses, state(&schedule, "c").stored), (old.clone(), Some(at)));
+    }
+    schedule.answered(&host("c"), records(&["10.0.0.3"], 60), now, 0.5);
+    assert_eq!(
+        (state(&schedule, "c").addresses.to_vec(), state(&schedule, "c").stored),
+        (vec!["10.0.0.3".parse::<IpAddr>().unwrap()], None)
+    );
+    // No file makes the daemon query without bound.
+    let many = (0..2 * MOST).map(|n| (host(&format!("n{n}")), (Arc::clone(&old), at))).collect();
+    schedule.adopt(many, now);
+    assert_eq!(schedule.0.len(), MOST);
+}

@@ -5,9 +5,11 @@ use std::time::Duration;
 use lb_config::endpoints::MAX_HOSTS;
 use lb_view::fault::FaultCode;
 
-use super::stage::{BACKENDS, Stage, list_of, script};
+use super::stage::{BACKENDS, LIST, Stage, list_of, script};
 
 const MINUTE: Duration = Duration::from_mins(1);
+/// The file of the addresses of host names.
+const FILE: &str = "/var/lib/socklb/hosts/hosts.json";
 const STATIC: &str = "backends = { static = [\"10.0.0.1:80\", \"b.example:80\"] }";
 const NAMES: [&str; 3] = ["10.0.0.1:80", "b.example:80", "c.example:80"];
 
@@ -19,6 +21,23 @@ impl Stage {
     /// The backends to which 60 connects go.
     fn dialled_backends(&mut self) -> Vec<String> {
         self.dialled(60).iter().map(ToString::to_string).collect()
+    }
+
+    /// The names in the file of addresses; none if there is no file.
+    fn stored_names(&self) -> Vec<String> {
+        let Ok(text) = self.disk.content(FILE) else { return Vec::new() };
+        let file: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        let names = file["hosts"].as_array().expect("names").iter().map(|host| host["name"].as_str());
+        names.map(|name| name.expect("a name").to_owned()).collect()
+    }
+
+    /// The age of the stored addresses of `b.example`, which has no answer.
+    fn minutes_stored(&self) -> u32 {
+        let fault = self.fault();
+        let (_, age) = fault
+            .split_once("(10.0.0.53:53: no answer; an earlier run stored its addresses ")
+            .unwrap_or_else(|| panic!("{fault}"));
+        age.split_once(" min ago; they stay)").expect("an age").0.parse().expect("a number")
     }
 
     /// Gives the list two names with the addresses 2 and 3, and waits until it is in force.
@@ -203,7 +222,7 @@ fn a_host_has_1024_host_names_in_all_of_its_lists() {
 }
 
 #[test]
-fn a_restart_uses_the_stored_list_while_no_host_name_resolves() {
+fn a_restart_uses_the_stored_list_while_no_host_name_resolves_and_no_addresses_are_stored() {
     script("", |stage| {
         stage.use_names();
         for name in ["b.example", "c.example"] {
@@ -212,6 +231,8 @@ fn a_restart_uses_the_stored_list_while_no_host_name_resolves() {
         stage.list_text(&list_of(&["b.example:80", "c.example:80"]));
         stage.stop_faults();
         assert_eq!(stage.dialled_backends(), ["10.0.0.2:80", "10.0.0.3:80"]);
+        stage.kill();
+        stage.disk.remove(FILE);
         stage.start(&["b.example:80", "c.example:80"]);
         assert_eq!(stage.dialled_backends(), ["10.0.0.2:80", "10.0.0.3:80"]);
         assert!(stage.fault().contains("none of its 2 host names resolves"), "{}", stage.fault());
@@ -249,4 +270,123 @@ fn the_removal_of_most_endpoints_by_host_names_waits_for_a_second_answer() {
         stage.pass(Duration::from_secs(1));
         assert_eq!(stage.dialled_backends(), ["10.0.0.9:80"]);
     });
+}
+
+/// The list of [`Stage::use_names`], and another backend, so that the stored list is another one.
+const LATER: [&str; 4] = [NAMES[0], NAMES[1], NAMES[2], "10.0.0.9:80"];
+const LATER_BACKENDS: [&str; 4] = [BACKENDS[0], BACKENDS[1], BACKENDS[2], "10.0.0.9:80"];
+
+#[test]
+fn a_host_name_that_does_not_resolve_after_a_restart_has_its_stored_addresses_and_their_age() {
+    script("", |stage| {
+        stage.use_names();
+        stage.pass(MINUTE);
+        stage.lose_name("b.example", "10.0.0.53:53: no answer");
+        stage.pass(11 * MINUTE);
+        stage.start(&LATER);
+        stage.stop_faults();
+        assert_eq!(stage.dialled_backends(), LATER_BACKENDS);
+        let first = stage.minutes_stored();
+        assert!((11..16).contains(&first), "{first}");
+        // A second restart has them as well. They do not become younger, although they were stored
+        // again.
+        stage.pass(6 * MINUTE);
+        stage.start(&LATER);
+        stage.stop_faults();
+        assert_eq!(stage.dialled_backends(), LATER_BACKENDS);
+        assert!(stage.minutes_stored() >= first + 6, "{}", stage.fault());
+        stage.name("b.example", &["10.0.0.4"]);
+        stage.pass(MINUTE);
+        assert_eq!(stage.dialled_backends(), ["10.0.0.1:80", "10.0.0.3:80", "10.0.0.4:80", "10.0.0.9:80"]);
+        assert_eq!(stage.fault(), "");
+    });
+}
+
+#[test]
+fn a_host_name_that_resolves_after_a_restart_never_has_its_stored_addresses() {
+    script("", |stage| {
+        stage.use_names();
+        stage.pass(MINUTE);
+        stage.kill();
+        stage.name("b.example", &["10.0.0.4"]);
+        stage.sent.clear();
+        stage.is_counted = false;
+        stage.start(&LATER);
+        stage.stop_faults();
+        assert_eq!(stage.dialled_backends(), ["10.0.0.1:80", "10.0.0.3:80", "10.0.0.4:80", "10.0.0.9:80"]);
+        assert_eq!((stage.fault(), stage.logged("stored last good list")), (String::new(), 0));
+    });
+}
+
+#[test]
+fn the_file_of_addresses_has_only_the_host_names_of_lists_and_is_removed_with_the_last() {
+    script("", |stage| {
+        stage.stop_faults();
+        assert!(stage.disk.content(FILE).is_err());
+        stage.use_names();
+        stage.pass(MINUTE);
+        assert_eq!(stage.stored_names(), ["b.example", "c.example"]);
+        stage.list_text(&list_of(&NAMES[..2]));
+        stage.pass(MINUTE);
+        assert_eq!(stage.stored_names(), ["b.example"]);
+        // The next daemon removes the file of names that its lists do not have.
+        stage.start(&BACKENDS);
+        stage.pass(MINUTE);
+        assert!(stage.disk.content(FILE).is_err(), "{:?}", stage.stored_names());
+    });
+}
+
+#[test]
+fn the_addresses_of_a_list_that_cannot_be_read_yet_stay_stored() {
+    script("", |stage| {
+        stage.use_names();
+        stage.pass(MINUTE);
+        stage.disk.set_broken(LIST, true);
+        stage.lose_name("b.example", "NXDOMAIN");
+        stage.start(&LATER);
+        stage.pass(11 * MINUTE);
+        assert_eq!(stage.stored_names(), ["b.example", "c.example"]);
+        stage.disk.set_broken(LIST, false);
+        stage.changed(LIST);
+        stage.pass(MINUTE);
+        stage.stop_faults();
+        assert_eq!(stage.dialled_backends(), LATER_BACKENDS);
+    });
+}
+
+#[test]
+fn a_file_of_addresses_that_cannot_be_read_is_retried_and_not_overwritten() {
+    script("", |stage| {
+        stage.use_names();
+        stage.pass(MINUTE);
+        let before = stage.disk.content(FILE).unwrap();
+        stage.lose_name("b.example", "NXDOMAIN");
+        stage.disk.set_broken(FILE, true);
+        stage.start(&LATER);
+        stage.pass(MINUTE);
+        assert!(stage.fault().contains("b.example for "), "{}", stage.fault());
+        assert!(stage.fault().contains("no address so far"), "{}", stage.fault());
+        assert_eq!(stage.logged("cannot read the stored addresses of host names"), 1);
+        stage.disk.set_broken(FILE, false);
+        assert_eq!(stage.disk.content(FILE).unwrap(), before);
+        stage.pass(MINUTE);
+        stage.stop_faults();
+        assert_eq!(stage.logged("the stored addresses of host names were read"), 1);
+        assert_eq!(stage.dialled_backends(), LATER_BACKENDS);
+    });
+}
+
+#[test]
+fn a_file_of_addresses_that_is_cut_or_of_a_later_version_is_renamed_and_replaced() {
+    for text in ["{\"schema\":1,\"hosts\":[{\"name\":\"b.exa", "{\"schema\":2,\"names\":{}}"] {
+        script("", |stage| {
+            stage.use_names();
+            stage.disk.write(FILE, text);
+            stage.start(&LATER);
+            stage.pass(MINUTE);
+            assert_eq!(stage.dialled_backends(), LATER_BACKENDS);
+            assert_eq!(stage.disk.content(format!("{FILE}.not-understood")).unwrap(), text.as_bytes());
+            assert_eq!(stage.stored_names(), ["b.example", "c.example"]);
+        });
+    }
 }

@@ -17,7 +17,9 @@ use lb_core::health::{Health, Why};
 use lb_core::limits::Limits;
 use lb_core::reports::Name;
 use lb_core::service::Protocol;
-use lb_discovery::{Failure, Finding, Host, HostTable, Latest, MissingAddresses, Snapshot, Wanted};
+use lb_discovery::{
+    Failure, Finding, Host, HostTable, Latest, MissingAddresses, Snapshot, StoredAddresses, Wanted,
+};
 use lb_fake::{Connect, FakeCgroup, FakeFlow, FakeKernel};
 use lb_host::store::StoreError;
 use lb_kernel::{Features, Kernel as _, Pass, Pins, SlotView};
@@ -196,6 +198,12 @@ impl Files for Disk {
         Ok(())
     }
 
+    fn remove_stored(&self, path: &Path) -> Result<(), StoreError> {
+        self.try_to_write(path, "")?;
+        self.remove(path);
+        Ok(())
+    }
+
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
         self.try_to_write(path, last_good::whole(text))
     }
@@ -239,7 +247,7 @@ impl ServersState {
             state.answered = Some(self.now);
             state.missing = match answer {
                 Ok(addresses) => {
-                    state.addresses = addresses.as_slice().into();
+                    (state.addresses, state.stored) = (addresses.as_slice().into(), None);
                     None
                 }
                 Err(why) => {
@@ -332,6 +340,20 @@ impl Servers for ScriptedServers {
         let mut state = self.state();
         state.resolve(&hosts);
         state.hosts.subscribe()
+    }
+
+    fn adopt(&self, stored: StoredAddresses, _: &DnsSettings) {
+        let mut state = self.state();
+        let mut table = HostTable::clone(&state.hosts.borrow());
+        let hosts = stored.keys().cloned().collect();
+        for (host, (addresses, at)) in stored {
+            let known = table.0.entry(host).or_default();
+            if known.addresses.is_empty() {
+                (known.addresses, known.stored) = (addresses, Some(at));
+            }
+        }
+        state.hosts.send_replace(Arc::new(table));
+        state.resolve(&hosts);
     }
 }
 

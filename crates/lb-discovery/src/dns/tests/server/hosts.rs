@@ -110,14 +110,14 @@ async fn names_share_the_questions_per_second_of_the_host() {
 }
 
 #[tokio::test]
-async fn more_names_than_two_lists_may_have_are_not_asked() {
+async fn more_names_than_three_times_those_of_all_lists_are_not_asked() {
     let server = Server::start(|seen| answer(seen, &["10.0.0.1"])).await;
     let (hosts, settings) = (resolving(100_000), settings(&[server.address], DnsTransport::Tcp));
-    let all = names(0..3 * MAX_HOSTS);
-    let first: BTreeSet<Host> = all.iter().take(2 * MAX_HOSTS).cloned().collect();
+    let all = names(0..4 * MAX_HOSTS);
+    let first: BTreeSet<Host> = all.iter().take(3 * MAX_HOSTS).cloned().collect();
     drop(hosts.resolve_too(all.clone(), &settings));
     let table = known(&hosts, &first, &settings).await;
-    assert_eq!(table.0.len(), 2 * MAX_HOSTS);
+    assert_eq!(table.0.len(), 3 * MAX_HOSTS);
     // Names that are no longer needed are forgotten, and make room.
     hosts.resolve_only(names(0..1), &settings);
     assert_eq!(hosts.table().0.len(), 1);
