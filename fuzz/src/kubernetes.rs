@@ -1,34 +1,44 @@
-//! What an API server of Kubernetes may send about the slices of a service. Each line is a page of
-//! a list, or an event of a watch.
+//! What an API server of Kubernetes may send about the slices of a service, and about the Service.
+//! Each line is a page of a list, or an event of a watch.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
+use lb_config::discovery::{ClusterIpOrigin, Family, KubernetesSettings, found_address};
+
 use lb_config::endpoints::{self, ListContext};
+use lb_core::service::Protocol;
 use lb_discovery::objects::{Kind, MAX_BYTES, Objects};
-use lb_discovery::{Failure, Finding};
+use lb_discovery::{Failure, Finding, cluster_ip};
 
 use crate::cannot_be_obeyed;
 
-/// Applies the lines, and checks what is retained and the list that it contains.
-pub fn watch(text: &[u8]) {
-    let mut slices = Objects::new(Kind::Slices, "shop", "users");
+/// Applies the lines, and checks what is retained.
+fn applied(kind: Kind, text: &[u8]) -> Objects {
+    let mut objects = Objects::new(kind, "shop", "users");
     for line in text.split(|byte| *byte == b'\n') {
         let is_page = line.windows(7).any(|part| part == b"\"items\"");
-        let before = (slices.bytes(), slices.version().to_owned());
-        let result = if is_page { slices.add_page(line).map(drop) } else { slices.apply(line).map(drop) };
-        assert!(slices.bytes() <= MAX_BYTES, "the slices are bounded");
-        assert!(slices.version().len() <= 256, "the version fits into a request");
+        let before = (objects.bytes(), objects.version().to_owned());
+        let result = if is_page { objects.add_page(line).map(drop) } else { objects.apply(line).map(drop) };
+        assert!(objects.bytes() <= MAX_BYTES, "the objects are bounded");
+        assert!(objects.version().len() <= 256, "the version fits into a request");
         if let Err(failure) = result {
             can_be_shown(&failure);
             if !is_page {
                 assert_eq!(
-                    (slices.bytes(), slices.version().to_owned()),
+                    (objects.bytes(), objects.version().to_owned()),
                     before,
                     "a refused event has no effect"
                 );
             }
         }
     }
+    objects
+}
+
+/// Applies the lines to the slices, and checks the list that they contain.
+pub fn watch(text: &[u8]) {
+    let slices = applied(Kind::Slices, text);
     for is_ipv6 in [false, true] {
         let finding = slices.finding(Some("http"), is_ipv6);
         match &finding {
@@ -57,6 +67,41 @@ pub fn watch(text: &[u8]) {
             Ok(Finding::Failed(failure)) | Err(failure) => can_be_shown(failure),
         }
         assert_eq!(slices.finding(Some("http"), is_ipv6), finding);
+    }
+}
+
+/// Applies the lines to the Service, and checks its address for each
+/// protocol, port and family.
+pub fn service(text: &[u8]) {
+    let objects = applied(Kind::Service, text);
+    let Some(text) = objects.service() else { return };
+    let settings = KubernetesSettings { server: "10.0.0.9:6443".to_owned(), token: None, tls: None };
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        for port in [None, Some("http"), Some("80")] {
+            for family in [None, Some(Family::Ipv4), Some(Family::Ipv6)] {
+                let wanted = ClusterIpOrigin {
+                    namespace: "shop".to_owned(),
+                    service: "users".to_owned(),
+                    protocol,
+                    port: port.map(str::to_owned),
+                    family,
+                    settings: settings.clone(),
+                };
+                let found = cluster_ip::finding(text, objects.version(), &wanted);
+                match &found {
+                    Ok(Finding::List(snapshot)) => {
+                        let text = str::from_utf8(&snapshot.text).expect("an address is text");
+                        let address: SocketAddr = text.parse().expect("an address");
+                        assert_eq!(found_address(text), Ok(address), "a service may have this address");
+                        assert!(family.is_none_or(|family| family == Family::of(address.ip())));
+                        assert_eq!((snapshot.endpoints, &*snapshot.version), (1, objects.version()));
+                    }
+                    Ok(other) => panic!("a Service is an address or a failure: {other:?}"),
+                    Err(failure) => can_be_shown(failure),
+                }
+                assert_eq!(cluster_ip::finding(text, objects.version(), &wanted), found);
+            }
+        }
     }
 }
 

@@ -49,7 +49,7 @@ pub struct Target {
 }
 
 /// All readers.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     Target { name: "agent", read: agent::agent },
     Target { name: "agent_configuration", read: agent_configuration },
     Target { name: "configuration", read: configuration },
@@ -63,6 +63,7 @@ pub const TARGETS: [Target; 15] = [
     Target { name: "frames", read: frames::frames },
     Target { name: "http", read: http::requests },
     Target { name: "keys", read: keys::keys },
+    Target { name: "kubernetes_service", read: kubernetes::service },
     Target { name: "kubernetes_watch", read: kubernetes::watch },
     Target { name: "reports", read: reports::senders },
 ];

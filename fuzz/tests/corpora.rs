@@ -94,6 +94,11 @@ fn key_files_are_read_or_refused() {
 }
 
 #[test]
+fn services_of_an_api_server_have_an_address_or_are_refused() {
+    check("kubernetes_service", 10_000);
+}
+
+#[test]
 fn events_of_an_api_server_are_applied_or_refused() {
     check("kubernetes_watch", 10_000);
 }

@@ -15,7 +15,7 @@
 //! Sources: Kubernetes API Concepts, "Resource versions"; `shouldDelegateList` in
 //! `k8s.io/apiserver/pkg/storage/cacher`; `reflector.go` in `k8s.io/client-go`.
 
-mod cluster_ip;
+pub mod cluster_ip;
 
 pub mod objects;
 

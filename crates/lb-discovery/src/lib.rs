@@ -34,7 +34,7 @@ mod running;
 mod tls;
 
 pub use self::hosts::{Host, HostState, HostTable, Hosts, MAX_ADDRESSES, MissingAddresses, StoredAddresses};
-pub use self::kubernetes::objects;
+pub use self::kubernetes::{cluster_ip, objects};
 pub use self::list::{Listed, Snapshot, render, render_list};
 pub use self::retry::Retry;
 pub use self::running::{Again, Latest, Queried, Running, Shared, Wanted, spawn};
