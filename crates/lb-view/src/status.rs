@@ -415,6 +415,19 @@ pub struct SourceStatus {
     /// The state of the server that sends the list; `None` for a file or a static list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<RemoteStatus>,
+    /// As [`RemoteStatus::certificate_expiry_s`], but of connections to the server that sends the
+    /// address of the service; `None` also if the address is in the configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_certificate_expiry_s: Option<u64>,
+}
+
+impl SourceStatus {
+    /// When the first certificate expires that connections to the servers of the list and of the
+    /// address need, in seconds since 1970.
+    pub fn certificate_expiry_s(&self) -> Option<u64> {
+        let of_list = self.remote.as_ref().and_then(|remote| remote.certificate_expiry_s);
+        of_list.into_iter().chain(self.address_certificate_expiry_s).min()
+    }
 }
 
 /// The state of a server that sends a list.

@@ -4,8 +4,9 @@
 //! controller stores an address once it is in force, and a later start begins with it. A service
 //! without an address is part of no client, so its connects are not balanced.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use lb_discovery::{Finding, Latest, Wanted};
 use lb_view::fault::{Fault, FaultCode, Subject};
@@ -21,6 +22,9 @@ pub struct Addresses {
     pub known: KnownAddresses,
     /// What the servers have answered.
     answers: Vec<(Wanted, Latest)>,
+    /// For each service, when the first certificate expires that connections to the server of its
+    /// address need.
+    expiries: BTreeMap<String, SystemTime>,
 }
 
 /// What to query a server for.
@@ -37,6 +41,12 @@ pub fn address(finding: &Finding) -> Option<SocketAddr> {
 }
 
 impl Addresses {
+    /// When the first certificate expires that connections to the server of a service's address
+    /// need; `None` without TLS, and before the first connection.
+    pub fn expires(&self, service: &str) -> Option<SystemTime> {
+        self.expiries.get(service).copied()
+    }
+
     fn latest(&self, lookup: &AddressLookup) -> Option<&Latest> {
         let wanted = wanted(lookup);
         self.answers.iter().find(|(answered, _)| *answered == wanted).map(|(_, latest)| latest)
@@ -75,12 +85,14 @@ impl Controller {
     pub fn take_addresses(&mut self, answers: &[(Wanted, Latest)], now: Instant) {
         let mut is_new = false;
         self.addresses.answers.clear();
+        self.addresses.expiries.clear();
         for lookup in &self.config.lookups {
             let wanted = wanted(lookup);
             let Some((_, latest)) = answers.iter().find(|(answered, _)| *answered == wanted) else {
                 continue;
             };
             self.addresses.answers.push((wanted, latest.clone()));
+            self.addresses.expiries.extend(latest.expires.map(|expires| (lookup.service.clone(), expires)));
             let Some(address) = latest.finding.as_ref().and_then(address) else { continue };
             let before = self.addresses.known.insert(lookup.origin.to_string(), address);
             if before != Some(address) {

@@ -8,6 +8,7 @@ use lb_view::fault::{Fault, FaultCode};
 use lb_view::status::SourceStatus;
 
 use super::Controller;
+use super::clock::unix_seconds;
 use super::leaving::CannotLeave;
 use crate::controller::client_task::ClientTask;
 use crate::descriptors;
@@ -150,7 +151,7 @@ impl Controller {
 
     pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, SourceStatus> {
         let services = client_task.client.services.iter();
-        let source = |name: &String| match self.sources.watched.get(name) {
+        let list = |name: &String| match self.sources.watched.get(name) {
             None => {
                 let error = client_task.refused_static().get(name).cloned();
                 SourceStatus {
@@ -160,11 +161,16 @@ impl Controller {
                     error,
                     notes: Vec::new(),
                     remote: None,
+                    address_certificate_expiry_s: None,
                 }
             }
             Some(watched) => {
                 watched.status(&client_task.client.name, &self.sources.hosts.table, now, self.wall)
             }
+        };
+        let source = |name: &String| SourceStatus {
+            address_certificate_expiry_s: self.addresses.expires(name).map(unix_seconds),
+            ..list(name)
         };
         services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
     }

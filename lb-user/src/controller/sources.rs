@@ -120,6 +120,7 @@ impl WatchedSource {
             failures: self.feed.failures(),
             notes: self.notes.to_vec(),
             remote: None,
+            address_certificate_expiry_s: None,
         };
         if self.source.wanted().is_none() {
             let deferred = || self.remote.shrink.as_ref().map(Shrink::describe);

@@ -150,7 +150,7 @@ families! {
     SOURCE_LISTS = counter("socklb_source_lists", SERVICE,
         "Different answers of the server since the daemon started; missing for a file.");
     SOURCE_CERTIFICATE = of(FamilyType::Gauge, "socklb_source_certificate_expiry_timestamp_seconds", S, SERVICE,
-        "When the first certificate expires that connections to the server need: the client's own, or a CA's; Unix time. Missing without TLS, and before the first connection.");
+        "When the first certificate expires that connections to the servers of the list and of the address need: the client's own, or a CA's; Unix time. Missing without TLS, and before the first connection.");
 
     // ---- a backend of a service of a client task ------------------------------------------------
     STATE = gauge("socklb_backend_state", &["client", "service", "backend", "state"],

@@ -1,6 +1,7 @@
 //! Scripts about addresses of services that a server knows.
 
 use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
 
 use lb_view::fault::FaultCode;
 
@@ -107,4 +108,17 @@ fn a_changed_address_is_a_reload_and_is_stored_only_once_it_is_in_force() {
     assert_eq!(stage.used_at("10.96.0.11:80"), BACKENDS);
     assert!(stage.stored().contains("10.96.0.11:80"));
     assert_eq!(stage.address_fault(), None);
+}
+
+#[test]
+fn the_certificate_of_the_server_of_an_address_has_an_expiry() {
+    let mut stage = Stage::new(LINES);
+    stage.look_up();
+    stage.start(&BACKENDS);
+    stage.answer_address(SERVICE);
+    let expiry = |stage: &Stage| stage.service().source.and_then(|source| source.certificate_expiry_s());
+    assert_eq!(expiry(&stage), None, "the connection has no TLS");
+    stage.set_certificate_expiry(UNIX_EPOCH + Duration::from_secs(1_800_000_000));
+    stage.answer_address(SERVICE);
+    assert_eq!(expiry(&stage), Some(1_800_000_000));
 }

@@ -231,6 +231,8 @@ struct ServersState {
     /// The server's answers about host names: addresses, or why there are none. For a name with
     /// `None` there is no answer; for a name that is not in the map the answer is NXDOMAIN.
     named: BTreeMap<String, Option<Result<Vec<IpAddr>, String>>>,
+    /// When a certificate for the server expires; `None` without TLS.
+    expires: Option<SystemTime>,
     hosts: watch::Sender<Arc<HostTable>>,
     now: Instant,
 }
@@ -263,8 +265,8 @@ impl ServersState {
 impl ScriptedServers {
     fn new(now: Instant) -> Self {
         let finding = Finding::Failed(Failure::Unreachable("10.0.0.53:53: no answer".to_owned()));
-        let (queried, named, hosts) = Default::default();
-        Self(Mutex::new(ServersState { finding, queried, named, hosts, now }))
+        let (queried, named, hosts, expires) = Default::default();
+        Self(Mutex::new(ServersState { finding, queried, named, expires, hosts, now }))
     }
 
     fn state(&self) -> MutexGuard<'_, ServersState> {
@@ -276,7 +278,10 @@ impl ScriptedServers {
         let mut state = self.state();
         state.now = now;
         for (_, sender) in &state.queried {
-            sender.send_modify(|latest| latest.take(finding.clone(), None, now));
+            sender.send_modify(|latest| {
+                latest.take(finding.clone(), None, now);
+                latest.expires = state.expires;
+            });
         }
         state.finding = finding;
     }
@@ -1104,6 +1109,11 @@ impl Stage {
             version: String::new(),
             notes: Vec::new(),
         }));
+    }
+
+    /// From now on, connections to the server need a certificate that expires at this time.
+    pub fn set_certificate_expiry(&mut self, at: SystemTime) {
+        self.servers.state().expires = Some(at);
     }
 
     /// Lets the server answer once that there are no endpoints.

@@ -209,7 +209,7 @@ impl MetricsPage {
         sheet.family(&f::SOURCE_PENDING, pending)?;
         sheet.family(&f::SOURCE_LISTS, remotes().map(|(labels, r)| (labels, SeriesValue::Whole(r.lists))))?;
         let expiry =
-            remotes().filter_map(|(labels, r)| Some((labels, SeriesValue::Whole(r.certificate_expiry_s?))));
+            sources().filter_map(|(labels, s)| Some((labels, SeriesValue::Whole(s.certificate_expiry_s()?))));
         sheet.family(&f::SOURCE_CERTIFICATE, expiry)
     }
 

@@ -136,6 +136,7 @@ fn client() -> ClientMetrics {
             suspension: None,
             certificate_expiry_s: Some(1_800_000_000),
         }),
+        address_certificate_expiry_s: Some(1_900_000_000),
     };
     let service = ServiceSnapshot {
         view: ServiceView {
