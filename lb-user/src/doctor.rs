@@ -84,13 +84,16 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
     );
 }
 
-/// Queries the servers that the configuration names, with the daemon's own settings.
+/// Queries the servers that the configuration names, also about the host names in lists, with the
+/// daemon's own settings.
 fn servers(diagnosis: &mut Diagnosis, config: &Config) {
     let checked = match source_check::check_servers(config) {
         Ok(checked) => checked,
         Err(error) => return diagnosis.add("lists", Severity::Warning, format!("{error:#}"), None),
     };
-    for CheckedSource { service, origin, endpoints, error, notes, took_ms } in checked {
+    for CheckedSource { service, origin, endpoints, error, notes, host_names: _, unresolved, took_ms } in
+        checked
+    {
         let place = format!("{service}: {origin}");
         match error {
             Some(error) => diagnosis.add("lists", Severity::Warning, format!("{place}: {error}"), None),
@@ -98,6 +101,9 @@ fn servers(diagnosis: &mut Diagnosis, config: &Config) {
                 let endpoints = endpoints.map(|endpoints| counted(endpoints, "endpoint") + " ");
                 diagnosis.ok("lists", format!("{place}: {}in {took_ms} ms", endpoints.unwrap_or_default()));
             }
+        }
+        if let Some(unresolved) = unresolved {
+            diagnosis.add("lists", Severity::Warning, format!("{place}: {unresolved}"), None);
         }
         for note in notes {
             diagnosis.add("lists", Severity::Note, format!("{place}: {note}"), None);

@@ -29,14 +29,19 @@ pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
     check_all(controller::sources(config), config)
 }
 
-/// Like [`check`], but only for the lists that come from servers.
+/// Like [`check`], but returns only what servers have answered: lists, addresses, and the host names
+/// of any list.
 ///
 /// # Errors
 /// As for [`check`].
 pub fn check_servers(config: &Config) -> Result<Vec<CheckedSource>> {
-    let mut sources = controller::sources(config);
-    sources.retain(|_, source| source.wanted().is_some());
-    check_all(sources, config)
+    let sources = controller::sources(config);
+    let local = sources.iter().filter(|(_, source)| source.wanted().is_none());
+    let local: BTreeMap<String, String> =
+        local.map(|(service, source)| (service.clone(), source.origin.to_string())).collect();
+    let mut checked = check_all(sources, config)?;
+    checked.retain(|one| one.host_names > 0 || local.get(&one.service) != Some(&one.origin));
+    Ok(checked)
 }
 
 fn check_all(
@@ -85,7 +90,8 @@ async fn check_address(service: String, origin: ClusterIpOrigin, shared: Arc<Sha
         },
     };
     let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    CheckedSource { service, origin: place, endpoints: None, error, notes, took_ms }
+    let (host_names, unresolved) = (0, None);
+    CheckedSource { service, origin: place, endpoints: None, error, notes, host_names, unresolved, took_ms }
 }
 
 async fn check_one(
@@ -96,20 +102,30 @@ async fn check_one(
 ) -> CheckedSource {
     let origin = source.origin.to_string();
     let began = tokio::time::Instant::now();
-    let (text, mut notes) = match source.wanted() {
+    let (text, notes) = match source.wanted() {
         None => (read(&source).await, Vec::new()),
         Some(wanted) => query(wanted, &shared).await,
     };
+    let mut checked = CheckedSource {
+        service,
+        origin,
+        endpoints: None,
+        error: None,
+        notes,
+        host_names: 0,
+        unresolved: None,
+        took_ms: 0,
+    };
     let result = match text {
-        Ok(text) => parse(&source, text, &hosts, &dns, &mut notes).await,
+        Ok(text) => parse(&source, text, &hosts, &dns, &mut checked).await,
         Err(error) => Err(error),
     };
-    let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let (endpoints, error) = match result {
-        Ok(endpoints) => (Some(endpoints), None),
-        Err(error) => (None, Some(error)),
-    };
-    CheckedSource { service, origin, endpoints, error, notes, took_ms }
+    match result {
+        Ok(endpoints) => checked.endpoints = Some(endpoints),
+        Err(error) => checked.error = Some(error),
+    }
+    checked.took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    checked
 }
 
 /// The text of a list in a file or in the configuration.
@@ -125,13 +141,13 @@ async fn read(source: &ListSource) -> Result<Vec<u8>, String> {
     }
 }
 
-/// The number of endpoints in a list. Resolves its host names.
+/// The number of endpoints in a list. Resolves its host names, and notes the result in `checked`.
 async fn parse(
     source: &ListSource,
     text: Vec<u8>,
     hosts: &Hosts,
     dns: &DnsSettings,
-    notes: &mut Vec<String>,
+    checked: &mut CheckedSource,
 ) -> Result<u64, String> {
     let place = source.place();
     let mut parsed = source.parse(&place, text.clone(), Some(&hosts.table()));
@@ -153,10 +169,11 @@ async fn parse(
         Err(_) => Arc::default(),
     };
     let (table, now) = (hosts.table(), tokio::time::Instant::now().into_std());
-    notes.extend(source::hosts::resolved(&names, &table));
-    notes.extend(source::hosts::unresolved(&names, &table, now, SystemTime::now()));
+    checked.host_names = names.len() as u64;
+    checked.notes.extend(source::hosts::resolved(&names, &table));
+    checked.unresolved = source::hosts::unresolved(&names, &table, now, SystemTime::now());
     let contents = parsed.map_err(|error| chain(&error))?;
-    notes.extend(contents.notes.iter().cloned());
+    checked.notes.extend(contents.notes.iter().cloned());
     Ok(contents.assignments.list().as_slice().len() as u64)
 }
 
@@ -195,4 +212,63 @@ fn expiry(latest: Option<&Latest>) -> Option<String> {
 async fn answer(answers: &mut tokio::sync::watch::Receiver<Latest>, count: u64) -> Option<Latest> {
     let wait = answers.wait_for(|latest| latest.answers >= count);
     Some(tokio::time::timeout(PATIENCE, wait).await.ok()?.ok()?.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, UdpSocket};
+
+    use super::*;
+    use crate::config::tests::good;
+
+    /// Answers every query with NXDOMAIN until the test ends.
+    fn without_names() -> (SocketAddr, Arc<UdpSocket>) {
+        let socket = Arc::new(UdpSocket::bind("127.0.0.1:0").unwrap());
+        let (at, server) = (socket.local_addr().unwrap(), Arc::downgrade(&socket));
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        std::thread::spawn(move || {
+            let mut query = [0; 1_500];
+            while let Some(socket) = server.upgrade() {
+                let Ok((length, from)) = socket.recv_from(&mut query) else { continue };
+                // A response (QR) with RCODE 3.
+                (query[2], query[3]) = (query[2] | 0x80, 3);
+                let _ = socket.send_to(&query[..length], from);
+            }
+        });
+        (at, socket)
+    }
+
+    #[test]
+    fn the_check_of_servers_includes_the_host_names_in_files_and_omits_lists_without_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let (at, _server) = without_names();
+        let named = folder.path().join("named.toml");
+        std::fs::write(
+            &named,
+            "[[endpoint]]\naddress = \"10.0.0.1:80\"\n[[endpoint]]\naddress = \"a.example:80\"\n",
+        )
+        .unwrap();
+        let plain = folder.path().join("plain.toml");
+        std::fs::write(&plain, "[[endpoint]]\naddress = \"10.0.0.1:80\"\n").unwrap();
+        let service = |name: &str, n: u8, backends: String| {
+            format!("[[service]]\nname = \"{name}\"\naddress = \"10.96.0.{n}:80\"\nbackends = {backends}\n")
+        };
+        let text = [
+            "[[client]]\njob = \"web\"\ncgroup = \"web\"\n".to_owned(),
+            service("named", 1, format!("{{ file = {named:?} }}")),
+            service("plain", 2, format!("{{ file = {plain:?} }}")),
+            service("static", 3, "{ static = [\"b.example:80\"] }".to_owned()),
+            format!("[dns]\nservers = [\"{at}\"]\ntransport = \"udp\"\n"),
+        ];
+        let config = good(&text.concat());
+        let checked = check_servers(&config).unwrap();
+        let found: Vec<(&str, u64, Option<u64>)> =
+            checked.iter().map(|one| (&*one.service, one.host_names, one.endpoints)).collect();
+        assert_eq!(found, [("named", 1, Some(1)), ("static", 1, None)]);
+        let why = checked[0].unresolved.as_deref().unwrap();
+        assert!(why.starts_with("1 of 1 host names do not resolve: a.example"), "{why}");
+        let why = checked[1].error.as_deref().unwrap();
+        assert!(why.contains("none of its 1 host names resolves"), "{why}");
+        assert_eq!(check(&config).unwrap().len(), 3);
+    }
 }

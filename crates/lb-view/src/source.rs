@@ -26,6 +26,12 @@ pub struct CheckedSource {
     pub error: Option<String>,
     /// Facts that an operator may not expect, each with the reason.
     pub notes: Vec<String>,
+    /// The number of host names in the list.
+    #[serde(default)]
+    pub host_names: u64,
+    /// Which host names do not resolve, since when and why; `None` if all do.
+    #[serde(default)]
+    pub unresolved: Option<String>,
     /// How long the source took to answer.
     pub took_ms: u64,
 }
@@ -33,13 +39,13 @@ pub struct CheckedSource {
 impl CheckedSource {
     /// The result for people: a line, and a line for each note.
     pub fn describe(&self) -> String {
-        let Self { service, origin, endpoints, error, notes, took_ms } = self;
+        let Self { service, origin, endpoints, error, notes, host_names: _, unresolved, took_ms } = self;
         let result = match (error, endpoints) {
             (Some(error), _) => error.clone(),
             (None, Some(endpoints)) => format!("ok, {endpoints} endpoints in {took_ms} ms"),
             (None, None) => format!("ok in {took_ms} ms"),
         };
-        let notes: String = notes.iter().map(|note| format!("  note: {note}\n")).collect();
+        let notes: String = notes.iter().chain(unresolved).map(|note| format!("  note: {note}\n")).collect();
         format!("{service}: {origin}: {result}\n{notes}")
     }
 }
