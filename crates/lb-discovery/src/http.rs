@@ -19,7 +19,7 @@ use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, USER_A
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use lb_document::diagnostic::{chain, quote};
-use lb_http::Limited;
+use lb_http::{LimitedStream, limited};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -96,8 +96,8 @@ impl Get<'_> {
     ) -> Result<(hyper::Response<Incoming>, Option<Connection<S>>), AnyError> {
         let mut http = http1::Builder::new();
         http.max_buf_size(HEAD_BYTES);
-        let stream = Limited { stream, left: self.most };
-        let (mut sender, mut connection) = http.handshake(TokioIo::new(stream)).await?;
+        let stream = TokioIo::new(limited(stream, self.most));
+        let (mut sender, mut connection) = http.handshake(stream).await?;
         let mut request = Request::get(self.path)
             .header(HOST, self.server)
             .header(USER_AGENT, "socklb")
@@ -114,7 +114,7 @@ impl Get<'_> {
     }
 }
 
-type Connection<S> = http1::Connection<TokioIo<Limited<S>>, Empty<Bytes>>;
+type Connection<S> = http1::Connection<TokioIo<LimitedStream<S>>, Empty<Bytes>>;
 
 /// An answer, whose body may still be on its way.
 pub struct Answer<S: AsyncRead + AsyncWrite + Unpin> {

@@ -22,7 +22,7 @@ use lb_document::diagnostic::quote;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{AlertDescription, CertificateError, ClientConfig, InconsistentKeys, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, join, split};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -85,7 +85,10 @@ impl Tls {
         };
         let handshake = timeout(HANDSHAKE, TlsConnector::from(config).connect(name, stream));
         match handshake.await {
-            Ok(Ok(stream)) => Ok(Box::new(Explained { stream, settings: self.settings.clone() })),
+            Ok(Ok(stream)) => {
+                let (stream, writer) = split(stream);
+                Ok(Box::new(join(Explained { stream, settings: self.settings.clone() }, writer)))
+            }
             Ok(Err(error)) => Err(match rustls_error(&error) {
                 Some(error) => refused(explain(error, &self.settings)),
                 None => Failure::Unreachable(format!("{server}: TLS: {error}")),
@@ -263,10 +266,10 @@ pub fn date_of(since_epoch: Duration) -> String {
     date.map_or_else(|_| "an unknown date".to_owned(), |date| date.to_string())
 }
 
-/// A connection by TLS whose errors name the file that needs a correction. In TLS 1.3, a server
-/// refuses the client's certificate only after the client's handshake has ended.
+/// The reads of a connection by TLS, whose errors name the file that needs a correction. In TLS
+/// 1.3, a server refuses the client's certificate only after the client's handshake has ended.
 struct Explained {
-    stream: TlsStream<Box<dyn Stream>>,
+    stream: ReadHalf<TlsStream<Box<dyn Stream>>>,
     settings: TlsSettings,
 }
 
@@ -284,20 +287,6 @@ impl AsyncRead for Explained {
             }
             None => error,
         })
-    }
-}
-
-impl AsyncWrite for Explained {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

@@ -32,7 +32,7 @@ use tracing::{info, warn};
 pub use connection::answer;
 pub use document::{CompressedDocument, ContentCoding, DocumentWriter, accepts_gzip, pending, respond};
 
-pub use self::limited::Limited;
+pub use self::limited::{LimitedStream, limited};
 
 use self::connection::ConnectionActivity;
 use self::peer::PeerCredentials;

@@ -4,14 +4,23 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Join, ReadBuf, ReadHalf, WriteHalf, join, split};
 
-/// A stream that fails with [`io::ErrorKind::FileTooLarge`] when more than `left` bytes have been
+/// A stream whose reads are limited by [`limited`].
+pub type LimitedStream<S> = Join<Limited<ReadHalf<S>>, WriteHalf<S>>;
+
+/// Makes a stream fail with [`io::ErrorKind::FileTooLarge`] when more than `left` bytes have been
 /// read. This bounds every part of an answer: heads, informational answers, the framing of a body,
 /// trailers.
+pub fn limited<S: AsyncRead + AsyncWrite>(stream: S, left: usize) -> LimitedStream<S> {
+    let (stream, writer) = split(stream);
+    join(Limited { stream, left }, writer)
+}
+
+/// The reads of a stream, up to a number of bytes.
 pub struct Limited<S> {
-    pub stream: S,
-    pub left: usize,
+    stream: S,
+    left: usize,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Limited<S> {
@@ -25,19 +34,5 @@ impl<S: AsyncRead + Unpin> AsyncRead for Limited<S> {
         let read = into.filled().len() - before;
         self.left = self.left.checked_sub(read).ok_or(io::ErrorKind::FileTooLarge)?;
         Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Limited<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

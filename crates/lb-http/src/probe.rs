@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use crate::Limited;
+use crate::limited;
 
 /// Maximum number of bytes that are read until the head of the answer is complete. Informational
 /// answers before the answer are included.
@@ -71,7 +71,7 @@ pub async fn probe(
 ) -> Result<(), ProbeError> {
     let mut http = http1::Builder::new();
     http.max_buf_size(HEAD_BYTES);
-    let (mut sender, connection) = http.handshake(TokioIo::new(Limited { stream, left: HEAD_BYTES })).await?;
+    let (mut sender, connection) = http.handshake(TokioIo::new(limited(stream, HEAD_BYTES))).await?;
     let mut request = Request::get(path)
         .header(HOST, at.to_string())
         .header(USER_AGENT, user_agent)
