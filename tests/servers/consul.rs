@@ -4,6 +4,7 @@
 //! Connects continue while the server fails in every way: none may fail.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use serde_json::{Value, json};
 use stage::daemon::{ChildGuard, signal};
 use stage::probe::die_with_us;
-use stage::{Backend, eventually, pace};
+use stage::{Backend, eventually, look, pace};
 
 use crate::client::{Client, LARGE};
 use crate::http::{ok, request};
@@ -143,9 +144,9 @@ fn register(n: u16, weight: u32) {
     put("catalog/register", &json!({ "Node": "backends", "Address": "127.0.0.1", "Service": service }));
 }
 
-/// Registers this many further instances, with an address each and port 8009. A transaction of
-/// Consul has at most 64 operations.
-fn register_many(count: usize) {
+/// Registers further instances with these numbers, with an address each and port 8009. A
+/// transaction of Consul has at most 64 operations.
+fn register_many(numbers: Range<usize>) {
     let set = |n: usize| {
         let service = json!({
             "ID": format!("many-{n}"), "Service": "users", "Port": 8009,
@@ -153,7 +154,7 @@ fn register_many(count: usize) {
         });
         json!({ "Service": { "Verb": "set", "Node": "backends", "Service": service } })
     };
-    let all: Vec<Value> = (0..count).map(set).collect();
+    let all: Vec<Value> = numbers.map(set).collect();
     all.chunks(64).for_each(|operations| drop(put("txn", &operations.into())));
 }
 
@@ -273,16 +274,25 @@ fn no_connect_fails_during_hundreds_of_changes_and_consul_gets_five_queries_a_se
 }
 
 #[test]
-fn a_list_of_consul_grows_from_one_to_ten_thousand_instances() {
+fn a_list_of_consul_grows_from_one_to_ten_thousand_instances_and_one_that_is_too_long_changes_nothing() {
     let Some(mut scene) = Scene::new(LARGE) else { return };
     let _all = Backend::start("all", "0.0.0.0:8009");
     deregister(2);
     deregister(3);
     scene.client.expect(&["b1"]);
     scene.client.start_dialling();
-    register_many(10_000);
+    register_many(0..10_000);
     scene.client.expect_endpoints(10_001);
     let backends = || scene.client.setup.service().backends.len();
     eventually("all instances are in the table", backends, |backends| *backends == 10_001);
+    // The longest list, and then one more instance.
+    register_many(10_000..12_287);
+    eventually("the longest list is in the table", backends, |backends| *backends == 12_288);
+    register_many(12_287..12_288);
+    scene.client.expect_fault("a list without indexes has at most 12288 endpoints, this is number 12289");
+    assert_eq!(look(backends).now("the list was refused"), 12_288);
+    put("catalog/deregister", &json!({ "Node": "backends", "ServiceID": "many-12287" }));
+    scene.client.expect_fault("");
+    assert_eq!(look(backends).now("the list is accepted again"), 12_288);
     scene.client.expect_no_failure(&["all", "b1"]);
 }
