@@ -16,6 +16,7 @@
 //!   ([`plan`]), and the place of each table in the kernel's array ([`arena`]);
 //! - the single entry point for facts ([`balancer`]), and how the daemon puts lists in force
 //!   ([`feed`]);
+//! - when idle connections are closed, so that pools spread over all backends ([`rebalance`]);
 //! - how the kernel programs treat failing backends, for the planner and for tests ([`ejection`]);
 //! - the parts of backends' reports that the decisions use ([`reports`]).
 #![forbid(unsafe_code)]
@@ -60,5 +61,7 @@ pub mod feed;
 pub mod cursor;
 
 pub mod ejection;
+
+pub mod rebalance;
 
 pub mod reports;

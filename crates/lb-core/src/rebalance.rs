@@ -1,0 +1,546 @@
+//! When a client task closes idle connections, so that its connection pools spread over all
+//! backends again.
+//!
+//! A backend that returns gets its share of new connects only. A pool with long connections may not
+//! connect for days, so the backend stays without load. If a member has clearly fewer open flows
+//! than its share, idle flows of the members furthest above their shares are closed. The pool dials
+//! again, and the table decides where the new connection goes.
+//!
+//! Call [`Rebalance::tick`] about once per second. After it has returned a closing, call
+//! [`Rebalance::handle_outcome`] with the result; until then, `tick` returns nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::service::Task;
+
+/// Younger flows are not closed. The connection that replaces a closed one is young, so no
+/// connection of a client is closed twice within this time.
+pub const MIN_AGE: Duration = Duration::from_mins(1);
+
+/// A member is refilled only if it is at least this many flows below its limit. With fewer, the
+/// scatter of small pools would count as a difference.
+const MIN_DEFICIT: u128 = 2;
+
+/// How long the next closing waits for the pool to replace the last closed connections. If the pool
+/// does not dial again, at most one closing happens in this time.
+const REPLACEMENT: Duration = Duration::from_secs(10);
+
+/// How long a member is skipped if it had no flow that could be closed.
+const SKIPPED: Duration = Duration::from_secs(30);
+
+/// How long a task pauses if closings fail, or if they do not help.
+const PAUSE: Duration = Duration::from_mins(10);
+
+/// Closings count as useless after this many times the number that one more flow needs on average.
+/// The cursors of many CPUs may together pass over a member for long, so the number is large.
+const FUTILE: u128 = 30;
+
+/// A number of closings per hour, which is written per second, minute or hour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClosingRate {
+    per_hour: u32,
+}
+
+impl ClosingRate {
+    /// One per hour.
+    pub const MIN: Self = Self { per_hour: 1 };
+    /// 1,000 per second.
+    pub const MAX: Self = Self::per_second(1_000);
+
+    /// Each unit, with the number of its units in an hour.
+    const UNITS: [(char, u32); 3] = [('s', 3_600), ('m', 60), ('h', 1)];
+
+    /// This number of closings per second.
+    pub const fn per_second(number: u32) -> Self {
+        Self { per_hour: number * 3_600 }
+    }
+
+    /// The closings per second of each of `tasks` tasks, which share the rate equally.
+    pub fn of_task(self, tasks: u32) -> f64 {
+        f64::from(self.per_hour) / 3_600.0 / f64::from(tasks.max(1))
+    }
+}
+
+impl fmt::Display for ClosingRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = Self::UNITS.into_iter().find(|(_, units)| self.per_hour.is_multiple_of(*units));
+        let (unit, units) = whole.unwrap_or(('h', 1));
+        write!(f, "{}/{unit}", self.per_hour / units)
+    }
+}
+
+impl FromStr for ClosingRate {
+    type Err = ();
+
+    /// Parses a rate such as `1/s`, `30/m` or `6/h`.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (number, unit) = text.split_once('/').ok_or(())?;
+        let (_, units) = Self::UNITS.into_iter().find(|(name, _)| unit == name.to_string()).ok_or(())?;
+        if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(());
+        }
+        let per_hour = number.parse::<u32>().ok().and_then(|number| number.checked_mul(units)).ok_or(())?;
+        let rate = Self { per_hour };
+        if (Self::MIN..=Self::MAX).contains(&rate) { Ok(rate) } else { Err(()) }
+    }
+}
+
+/// How the configuration wants pools to be rebalanced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RebalanceRules {
+    /// The most closings of all tasks of the job together.
+    pub rate: ClosingRate,
+    /// Only a connection that has been idle for this time is closed.
+    pub idle: Duration,
+    /// The part of its share, in thousandths, below which a member is refilled. At most 1000.
+    pub below_thousandths: u32,
+}
+
+impl RebalanceRules {
+    /// The defaults of the configuration.
+    pub const DEFAULT: Self =
+        Self { rate: ClosingRate::per_second(1), idle: Duration::from_secs(5), below_thousandths: 800 };
+}
+
+/// A member of a service's table, as one client task sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberFlows {
+    /// The member.
+    pub address: SocketAddr,
+    /// Its part of new connects, relative to the other members: the number of its entries in the
+    /// table.
+    pub entries: u32,
+    /// The task's open flows to it.
+    pub open: u32,
+    /// Whether connects may choose it, and it is not in slow start. Other members neither gain nor
+    /// lose flows.
+    pub is_warm: bool,
+    /// Whether it has reached `active_limit`.
+    pub is_at_limit: bool,
+}
+
+/// Connections to close now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closing {
+    /// The member whose connections are closed.
+    pub address: SocketAddr,
+    /// The most connections to close, at least 1.
+    pub most: u32,
+}
+
+/// The result of a closing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClosingOutcome {
+    /// This many connections were closed; with 0, none was idle and old enough.
+    Closed(u32),
+    /// The closing was not attempted, because others were in progress.
+    Postponed,
+    /// Connections cannot be closed.
+    Failed,
+}
+
+/// One task's decisions for one service.
+#[derive(Clone, Debug)]
+pub struct Rebalance {
+    rules: RebalanceRules,
+    task: Task,
+    /// The closings that the rate permits now. They grow only while a member is refilled.
+    permits: f64,
+    /// The time of the last tick.
+    ticked: Option<Duration>,
+    /// The members that get flows: from when they are far below their share until they reach the
+    /// limit.
+    refilled: BTreeSet<SocketAddr>,
+    /// The most open flows that the refilled members have had together, and the number of closings
+    /// since.
+    progress: (u64, u64),
+    /// The closing whose outcome is not known yet, with the number of open flows before it.
+    pending: Option<(Closing, u64)>,
+    /// The number of open flows before the last closing, and the time until which the next closing
+    /// waits for it.
+    awaited: Option<(u64, Duration)>,
+    /// The members without a flow that can be closed, each with the time until which it is skipped.
+    skipped: BTreeMap<SocketAddr, Duration>,
+    paused_until: Duration,
+}
+
+impl Rebalance {
+    /// A task that has closed nothing yet.
+    pub fn new(rules: RebalanceRules, task: Task) -> Self {
+        Self {
+            rules,
+            task,
+            permits: Self::phase(task),
+            ticked: None,
+            refilled: BTreeSet::new(),
+            progress: (0, 0),
+            pending: None,
+            awaited: None,
+            skipped: BTreeMap::new(),
+            paused_until: Duration::ZERO,
+        }
+    }
+
+    /// The permits with which a task begins. They differ between tasks, so that the tasks of a job
+    /// do not all close at the same time.
+    fn phase(task: Task) -> f64 {
+        f64::from(task.index) / f64::from(task.count.max(1))
+    }
+
+    /// The rules.
+    pub const fn rules(&self) -> RebalanceRules {
+        self.rules
+    }
+
+    /// The task for which this decides.
+    pub const fn task(&self) -> Task {
+        self.task
+    }
+
+    /// Whether any member gets flows, as of the last tick.
+    pub fn is_refilling(&self) -> bool {
+        !self.refilled.is_empty()
+    }
+
+    /// Decides whether to close connections now, and whose. Each address may occur only once.
+    pub fn tick(&mut self, now: Duration, members: &[MemberFlows], is_panic: bool) -> Option<Closing> {
+        let passed = now.saturating_sub(self.ticked.replace(now).unwrap_or(now));
+        let pool = Pool::of(members);
+        self.update_refilled(&pool, is_panic);
+        if self.refilled.is_empty() {
+            self.permits = self.permits.min(Self::phase(self.task));
+            self.awaited = None;
+            return None;
+        }
+        self.refill_permits(passed);
+        self.skipped.retain(|_, until| *until > now);
+        let is_awaited = self.awaited.is_some_and(|(open, until)| pool.open < open && until > now);
+        if self.pending.is_some() || is_awaited || self.paused_until > now {
+            return None;
+        }
+        if self.is_futile(&pool) {
+            self.paused_until = now + PAUSE;
+            self.progress.1 = 0;
+            return None;
+        }
+        let closing = self.choose(&pool)?;
+        self.permits -= f64::from(closing.most);
+        self.pending = Some((closing, pool.open));
+        Some(closing)
+    }
+
+    /// Handles the result of the closing that [`Self::tick`] returned last.
+    pub fn handle_outcome(&mut self, now: Duration, outcome: ClosingOutcome) {
+        let Some((closing, open)) = self.pending.take() else { return };
+        let closed = match outcome {
+            ClosingOutcome::Closed(closed) => closed.min(closing.most),
+            ClosingOutcome::Postponed | ClosingOutcome::Failed => 0,
+        };
+        self.permits += f64::from(closing.most - closed);
+        self.progress.1 += u64::from(closed);
+        match outcome {
+            ClosingOutcome::Closed(0) => {
+                self.skipped.insert(closing.address, now + SKIPPED);
+            }
+            ClosingOutcome::Closed(_) => self.awaited = Some((open, now + REPLACEMENT)),
+            ClosingOutcome::Postponed => {}
+            ClosingOutcome::Failed => self.paused_until = now + PAUSE,
+        }
+    }
+
+    /// Updates the set of refilled members.
+    fn update_refilled(&mut self, pool: &Pool<'_>, is_panic: bool) {
+        let below = u128::from(self.rules.below_thousandths);
+        let is_refilled = |member: &&&MemberFlows| {
+            // A member stays refilled until it has reached the limit, and not only until it is no
+            // longer far below it. In small pools, the difference is a large part of the share.
+            let deficit = if self.refilled.contains(&member.address) { 0 } else { MIN_DEFICIT };
+            let open = u128::from(member.open);
+            let limit = pool.share(member) * below;
+            let is_below = if deficit == 0 {
+                open * pool.entries * 1000 < limit
+            } else {
+                (open + deficit) * pool.entries * 1000 <= limit
+            };
+            is_below && !member.is_at_limit
+        };
+        let refilled: BTreeSet<SocketAddr> = if is_panic {
+            BTreeSet::new()
+        } else {
+            pool.members.iter().filter(is_refilled).map(|member| member.address).collect()
+        };
+        let open: u64 = pool.sum(|member| refilled.contains(&member.address), |member| member.open);
+        if refilled != self.refilled || open > self.progress.0 {
+            self.progress = (open, 0);
+        }
+        self.refilled = refilled;
+    }
+
+    fn refill_permits(&mut self, passed: Duration) {
+        let rate = self.rules.rate.of_task(self.task.count);
+        // A tick takes about a second, so more would be a burst above the rate.
+        self.permits = (self.permits + rate * passed.as_secs_f64()).min(rate.max(1.0));
+    }
+
+    /// Whether many closings have brought no flow to the refilled members.
+    fn is_futile(&self, pool: &Pool<'_>) -> bool {
+        let entries = pool.sum(|member| self.refilled.contains(&member.address), |member| member.entries);
+        u128::from(self.progress.1) * u128::from(entries) > FUTILE * pool.entries
+    }
+
+    /// The next closing, if the rate permits one.
+    fn choose(&self, pool: &Pool<'_>) -> Option<Closing> {
+        let is_donor = |member: &&&MemberFlows| {
+            pool.excess(member) > 0
+                && !self.refilled.contains(&member.address)
+                && !self.skipped.contains_key(&member.address)
+        };
+        let donors = pool.members.iter().filter(is_donor);
+        let donor = donors.max_by_key(|member| (pool.excess(member), std::cmp::Reverse(member.address)))?;
+        let refilled = pool.members.iter().filter(|member| self.refilled.contains(&member.address));
+        let wanted =
+            |member: &&MemberFlows| pool.share(member).div_ceil(pool.entries) - u128::from(member.open);
+        let wanted: u128 = refilled.map(wanted).sum();
+        let most = pool.excess(donor).unsigned_abs().div_ceil(pool.entries).min(wanted);
+        let most = u32::try_from(most).unwrap_or(u32::MAX).min(floor(self.permits));
+        (most > 0).then_some(Closing { address: donor.address, most })
+    }
+}
+
+/// The members that take part, and their sums.
+struct Pool<'m> {
+    members: Vec<&'m MemberFlows>,
+    /// The sum of entries, at least 1.
+    entries: u128,
+    /// The sum of open flows.
+    open: u64,
+}
+
+impl<'m> Pool<'m> {
+    fn of(members: &'m [MemberFlows]) -> Self {
+        let members: Vec<_> = members.iter().filter(|member| member.is_warm && member.entries > 0).collect();
+        let mut pool = Self { members, entries: 1, open: 0 };
+        pool.entries = u128::from(pool.sum(|_| true, |member| member.entries).max(1));
+        pool.open = pool.sum(|_| true, |member| member.open);
+        pool
+    }
+
+    fn sum(&self, is_meant: impl Fn(&MemberFlows) -> bool, number: impl Fn(&MemberFlows) -> u32) -> u64 {
+        let meant = self.members.iter().filter(|member| is_meant(member));
+        meant.map(|member| u64::from(number(member))).sum()
+    }
+
+    /// The share of a member in flows, times the sum of entries.
+    fn share(&self, member: &MemberFlows) -> u128 {
+        u128::from(self.open) * u128::from(member.entries)
+    }
+
+    /// How many flows a member has above its share, times the sum of entries.
+    fn excess(&self, member: &MemberFlows) -> i128 {
+        let open = u128::from(member.open) * self.entries;
+        open.cast_signed() - self.share(member).cast_signed()
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "permits are from 0 to 1000")]
+fn floor(permits: f64) -> u32 {
+    // The sum of many small steps may lie just below a whole number.
+    (permits + 1e-6).max(0.0) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subset::random::SplitMix64;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const ALONE: Task = Task { index: 0, count: 1 };
+
+    fn address(number: usize) -> SocketAddr {
+        ([10, 0, 0, u8::try_from(number).unwrap()], 80).into()
+    }
+
+    /// Warm members with equal parts and these open flows.
+    fn members(open: &[u32]) -> Vec<MemberFlows> {
+        let member = |(number, open): (usize, &u32)| MemberFlows {
+            address: address(number),
+            entries: 4,
+            open: *open,
+            is_warm: true,
+            is_at_limit: false,
+        };
+        open.iter().enumerate().map(member).collect()
+    }
+
+    /// The decisions of a task, which ticks each second with the same members, and whose closings
+    /// have this outcome.
+    fn closings(
+        rebalance: &mut Rebalance,
+        seconds: std::ops::Range<u64>,
+        members: &[MemberFlows],
+        outcome: ClosingOutcome,
+    ) -> Vec<(u64, usize, u32)> {
+        let mut closings = Vec::new();
+        for second in seconds {
+            let now = Duration::from_secs(second);
+            if let Some(Closing { address: SocketAddr::V4(at), most }) = rebalance.tick(now, members, false) {
+                closings.push((second, usize::from(at.ip().octets()[3]), most));
+                rebalance.handle_outcome(now, outcome);
+            }
+        }
+        closings
+    }
+
+    fn first(rules: RebalanceRules, members: &[MemberFlows]) -> Option<(usize, u32)> {
+        let mut rebalance = Rebalance::new(rules, ALONE);
+        closings(&mut rebalance, 0..3, members, ClosingOutcome::Closed(1)).first().map(|(_, at, n)| (*at, *n))
+    }
+
+    const FAST: RebalanceRules =
+        RebalanceRules { rate: ClosingRate::per_second(100), ..RebalanceRules::DEFAULT };
+
+    #[test]
+    fn a_rate_is_written_per_second_minute_or_hour() {
+        for text in ["1/s", "1000/s", "1/m", "90/m", "1/h", "7/h"] {
+            assert_eq!(text.parse::<ClosingRate>().map(|rate| rate.to_string()), Ok(text.to_owned()));
+        }
+        assert_eq!("60/m".parse(), Ok(ClosingRate::per_second(1)));
+        assert!((ClosingRate::per_second(1).of_task(20) - 0.05).abs() < 1e-9);
+        for text in ["", "1", "/s", "0/s", "1001/s", "+1/s", "-1/s", "1/d", "1.5/s", "1/s ", "9999999999/h"] {
+            assert_eq!(text.parse::<ClosingRate>(), Err(()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_member_is_refilled_from_two_below_its_limit_until_it_reaches_the_limit() {
+        // The share is 6.25 and the limit 5.
+        let mut rebalance = Rebalance::new(FAST, ALONE);
+        let mut is_closing = |second, open: [u32; 8]| {
+            assert_eq!(open.iter().sum::<u32>(), 50);
+            let closing = rebalance.tick(second * SECOND, &members(&open), false);
+            rebalance.handle_outcome(second * SECOND, ClosingOutcome::Closed(1));
+            closing.is_some()
+        };
+        assert!(!is_closing(0, [4, 6, 6, 6, 7, 7, 7, 7]));
+        assert!(is_closing(2, [3, 6, 6, 7, 7, 7, 7, 7]));
+        assert!(is_closing(3, [4, 6, 6, 6, 7, 7, 7, 7]), "it has begun");
+        assert!(!is_closing(4, [5, 6, 6, 6, 6, 7, 7, 7]));
+        assert!(!is_closing(5, [4, 6, 6, 6, 7, 7, 7, 7]), "it has ended");
+    }
+
+    #[test]
+    fn the_member_furthest_above_its_share_loses_flows_and_stays_within_one_of_its_share() {
+        let unequal = |open: &[u32], entries: &[u32]| {
+            let mut members = members(open);
+            members.iter_mut().zip(entries).for_each(|(member, entries)| member.entries = *entries);
+            members
+        };
+        // The shares are 40, 20, 10 and 10.
+        assert_eq!(first(FAST, &unequal(&[44, 26, 10, 0], &[4, 2, 1, 1])), Some((1, 6)));
+        assert_eq!(first(FAST, &unequal(&[48, 22, 10, 0], &[4, 2, 1, 1])), Some((0, 8)));
+        // With more than it lacks, the refilled member could exceed its share.
+        assert_eq!(first(FAST, &members(&[33, 14, 17, 16])), Some((0, 6)));
+        assert_eq!(first(FAST, &members(&[50, 50, 38, 62])), None);
+        assert_eq!(first(FAST, &members(&[50, 50, 37, 63])), Some((3, 13)));
+    }
+
+    #[test]
+    fn a_small_or_even_pool_closes_nothing() {
+        let mut rng = SplitMix64::new(20_261_128);
+        for flows in 0..20 {
+            for _ in 0..200 {
+                let mut open = [0; 8];
+                (0..flows).for_each(|_| open[usize::try_from(rng.below(8)).unwrap()] += 1);
+                assert_eq!(first(FAST, &members(&open)), None, "{open:?}");
+            }
+        }
+        for flows in 0..500 {
+            let open: Vec<u32> = (0..8).map(|member| (flows + member) / 8).collect();
+            assert_eq!(first(FAST, &members(&open)), None, "{open:?}");
+        }
+        assert_eq!(first(FAST, &[]), None);
+        assert_eq!(first(FAST, &members(&[9])), None);
+    }
+
+    #[test]
+    fn members_that_cannot_gain_flows_are_not_refilled() {
+        let (open, refilled) = ([0, 10, 10, 10], Some((1, 3)));
+        assert_eq!(first(FAST, &members(&open)), refilled);
+        let changed = |change: fn(&mut MemberFlows)| {
+            let mut members = members(&open);
+            change(&mut members[0]);
+            first(FAST, &members)
+        };
+        assert_eq!(changed(|member| member.is_warm = false), None);
+        assert_eq!(changed(|member| member.is_at_limit = true), None);
+        assert_eq!(changed(|member| member.entries = 0), None);
+        let mut rebalance = Rebalance::new(FAST, ALONE);
+        for second in 0..10 {
+            assert_eq!(rebalance.tick(second * SECOND, &members(&open), true), None, "panic");
+        }
+    }
+
+    #[test]
+    fn the_tasks_of_a_job_share_its_rate_and_do_not_close_together() {
+        let rules = RebalanceRules { rate: ClosingRate::per_second(2), ..FAST };
+        // One task alone may close two per second; no permits are saved while the pool is even.
+        let mut rebalance = Rebalance::new(rules, ALONE);
+        let even = members(&[6; 8]);
+        assert_eq!(closings(&mut rebalance, 0..100, &even, ClosingOutcome::Closed(1)), []);
+        let uneven = members(&[0, 1, 8, 8, 8, 8, 8, 9]);
+        let of_task = closings(&mut rebalance, 100..111, &uneven, ClosingOutcome::Closed(2));
+        assert_eq!(of_task.iter().map(|(_, _, most)| most).sum::<u32>(), 22, "{of_task:?}");
+        let mut per_second = BTreeMap::<u64, u32>::new();
+        for index in 0..20 {
+            let mut rebalance = Rebalance::new(rules, Task { index, count: 20 });
+            let of_task = closings(&mut rebalance, 0..101, &uneven, ClosingOutcome::Closed(1));
+            assert_eq!(of_task.len(), 10, "task {index}: {of_task:?}");
+            of_task.iter().for_each(|(second, _, most)| *per_second.entry(*second).or_default() += most);
+        }
+        assert!(per_second.values().all(|closings| *closings == 2), "{per_second:?}");
+    }
+
+    #[test]
+    fn a_member_without_idle_flows_is_skipped_for_a_while() {
+        let mut rebalance = Rebalance::new(FAST, ALONE);
+        let uneven = members(&[0, 12, 11, 1]);
+        let tried = closings(&mut rebalance, 0..65, &uneven, ClosingOutcome::Closed(0));
+        let expected = [(1, 1), (2, 2), (31, 1), (32, 2), (61, 1), (62, 2)];
+        assert_eq!(tried.iter().map(|(second, at, _)| (*second, *at)).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn closings_wait_until_the_pool_has_dialled_again() {
+        let mut rebalance = Rebalance::new(FAST, ALONE);
+        assert_eq!(rebalance.tick(SECOND, &members(&[0, 10, 10, 10]), false), None);
+        let closing = rebalance.tick(2 * SECOND, &members(&[0, 10, 10, 10]), false);
+        assert_eq!(closing, Some(Closing { address: address(1), most: 3 }));
+        let (fewer, same) = (members(&[0, 8, 10, 10]), members(&[0, 9, 11, 10]));
+        assert_eq!(rebalance.tick(3 * SECOND, &same, false), None, "the outcome is not known");
+        rebalance.handle_outcome(3 * SECOND, ClosingOutcome::Closed(2));
+        for second in 4..13 {
+            assert_eq!(rebalance.tick(second * SECOND, &fewer, false), None);
+        }
+        assert!(rebalance.clone().tick(13 * SECOND, &fewer, false).is_some(), "a pool that does not dial");
+        assert!(rebalance.tick(12 * SECOND, &same, false).is_some());
+    }
+
+    #[test]
+    fn closings_that_fail_or_do_not_help_stop_for_a_while() {
+        let uneven = members(&[0, 12, 12, 12]);
+        let seconds = |outcome| {
+            let mut rebalance = Rebalance::new(RebalanceRules::DEFAULT, ALONE);
+            let closings = closings(&mut rebalance, 0..800, &uneven, outcome);
+            closings.into_iter().map(|(second, ..)| second).collect::<Vec<_>>()
+        };
+        assert_eq!(seconds(ClosingOutcome::Failed), [1, 601]);
+        // A member with a quarter of the table gets one of four connections that are dialled again.
+        let useless = seconds(ClosingOutcome::Closed(1));
+        assert_eq!((useless[..121].to_vec(), useless[121]), ((1..=121).collect(), 722));
+        assert_eq!(seconds(ClosingOutcome::Postponed).len(), 799, "each is tried again");
+    }
+}
