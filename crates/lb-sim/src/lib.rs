@@ -4,7 +4,8 @@
 //! The modules in reading order: a fleet and its subsets ([`fleet`]), or a job with a list as a
 //! daemon reads it ([`listed`]); the quality of subsets ([`metrics`]); random draws ([`sampling`]);
 //! the effect of unequal clients ([`unequal`]); the quality of subsets for many fleets ([`sweep`]);
-//! which subset to choose ([`advice`]); a fleet in virtual time ([`traffic`]); and pictures of all
+//! which subset to choose ([`advice`]); a fleet in virtual time ([`traffic`]); long
+//! connections after a restart ([`rebalance`]); and pictures of all
 //! results ([`report`]). Each command has a module. This crate must not depend on kernels, sockets
 //! or clocks: the same arguments give the same output on every machine.
 #![forbid(unsafe_code)]
@@ -24,6 +25,8 @@ pub mod sweep;
 pub mod advice;
 
 pub mod traffic;
+
+pub mod rebalance;
 
 pub mod report;
 
@@ -47,6 +50,8 @@ mod commands {
     pub mod advise;
 
     pub mod traffic;
+
+    pub mod rebalance;
 
     pub mod report;
 }
@@ -89,7 +94,8 @@ enum PlannerCommand {
     /// Plays a fleet in virtual time: load, errors and moved connections through restarts and
     /// resizes
     Traffic(commands::traffic::TrafficOptions),
-
+    /// Plays pools of long connections after the restart of a backend, with `rebalance`
+    Rebalance(commands::rebalance::RebalanceOptions),
     /// Draws the literature's figures with socklb's own numbers, on one page
     Report(commands::report::ReportOptions),
 }
@@ -108,7 +114,7 @@ pub fn main() -> ExitCode {
         PlannerCommand::Sweep(options) => commands::sweep::run(&options),
         PlannerCommand::Advise(options) => commands::advise::run(&options),
         PlannerCommand::Traffic(options) => commands::traffic::run(&options),
-
+        PlannerCommand::Rebalance(options) => commands::rebalance::run(&options),
         PlannerCommand::Report(options) => commands::report::run(&options),
     };
     match result {

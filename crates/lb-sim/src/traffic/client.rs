@@ -285,6 +285,11 @@ impl SimulatedClient {
         }
     }
 
+    /// The number of schedule entries of each slot.
+    pub fn entries(&self) -> &[u32] {
+        &self.entries
+    }
+
     /// Chooses the backend for the next connect or request.
     pub fn pick(&mut self, now: u32) -> Pick {
         let (links, pending, limit) = (&self.links, &self.pending, self.rules.active_limit);

@@ -459,3 +459,50 @@ fn missing_options_are_named() {
     check_refused("", 2, "Usage: socklb-sim");
     check_refused("subsets", 2, "'subset'");
 }
+
+#[test]
+fn rebalance_shows_when_a_restarted_backend_has_its_share_again() {
+    let shown = document("rebalance --tasks 2 --connections 50 --backends 8 --rate 2/s --cpus 1 --json");
+    assert_eq!(
+        fields(&shown),
+        [
+            "at_end",
+            "at_return",
+            "backends",
+            "below",
+            "bound",
+            "closed",
+            "closed_before",
+            "connections",
+            "cpus",
+            "goal",
+            "goal_reached",
+            "highest_other",
+            "last_closing",
+            "lowest_other",
+            "policy",
+            "rate",
+            "schema",
+            "seed",
+            "settled",
+            "tasks",
+        ]
+    );
+    assert_eq!(
+        (&shown["rate"], &shown["bound"], &shown["closed_before"]),
+        (&json!("2/s"), &json!(240), &json!(0))
+    );
+    let text = text("rebalance --tasks 2 --connections 50 --backends 8 --rate 2/s --cpus 1");
+    assert!(text.contains(&format!("after {} s (bound: 240 s)", shown["goal_reached"])), "{text}");
+    assert!(self::text("rebalance --connections 16").contains("too small"));
+    for (arguments, status, expected) in [
+        ("rebalance --rate 0/s", 2, "write a rate from 1/h to 1000/s"),
+        ("rebalance --below 1", 2, "write a number from 0.1 to 0.95"),
+        ("rebalance --policy fastest", 2, "write one of round-robin"),
+        ("rebalance --backends 1", 1, "write at least 2 backends"),
+        ("rebalance --tasks 65536 --connections 65536", 1, "the limit is 33554432 connections"),
+        ("rebalance --tasks 60000 --rate 1/h", 1, "a run would take too long"),
+    ] {
+        check_refused(arguments, status, expected);
+    }
+}
