@@ -38,16 +38,19 @@ pub enum CloseCause {
     Operator,
     /// The backend is lost (`on_backend_loss`).
     BackendLoss,
+    /// Other backends have too few open flows (`rebalance`).
+    Rebalance,
 }
 
 impl CloseCause {
     /// All causes, in the order of the documentation.
-    pub const ALL: [Self; 2] = [Self::Operator, Self::BackendLoss];
+    pub const ALL: [Self; 3] = [Self::Operator, Self::BackendLoss, Self::Rebalance];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::Operator => "operator",
             Self::BackendLoss => "backend-loss",
+            Self::Rebalance => "rebalance",
         }
     }
 }

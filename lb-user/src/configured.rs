@@ -10,6 +10,7 @@ use lb_common::abi::{Overflow, Policy};
 use lb_core::control::ControlRules;
 use lb_core::endpoint::Endpoint;
 use lb_core::load_band::LoadBand;
+use lb_core::rebalance::RebalanceRules;
 use lb_core::service::{Ejection, HealthRules, Protocol, Service, Size, Subset};
 use lb_kernel::{DatapathError, Pins, ServiceView, Tables};
 use lb_view::configured::{Configured, Keys, NONE, SCHEMA};
@@ -76,6 +77,7 @@ fn of_service(configured: &ClientService) -> Keys {
         ejection,
         health,
         control,
+        rebalance,
         rebind,
         subset,
         seed: _,
@@ -103,6 +105,7 @@ fn of_service(configured: &ClientService) -> Keys {
                 ("unanswered_after", in_units(*unanswered_after)),
             ]));
             all.extend(ejection_keys(*ejection));
+            all.extend(rebalance_keys(*rebalance));
         }
         Protocol::Udp => all.extend(keys([("udp.rebind", or_none(rebind.map(in_units)))])),
     }
@@ -119,6 +122,18 @@ fn ejection_keys(ejection: Option<Ejection>) -> Keys {
         ("ejection.base", in_units(base)),
         ("ejection.max", in_units(max)),
         ("ejection.hangs", hangs.to_string()),
+    ])
+}
+
+fn rebalance_keys(rules: Option<RebalanceRules>) -> Keys {
+    let Some(RebalanceRules { rate, idle, below_thousandths }) = rules else {
+        return keys([("rebalance", OFF.to_owned())]);
+    };
+    keys([
+        ("rebalance", "on".to_owned()),
+        ("rebalance.rate", rate.to_string()),
+        ("rebalance.idle", in_units(idle)),
+        ("rebalance.below", (f64::from(below_thousandths) / 1000.0).to_string()),
     ])
 }
 
@@ -431,6 +446,7 @@ mod tests {
                 "overflow = least-loaded",
                 "policy = weighted-round-robin",
                 "protocol = tcp",
+                "rebalance = off",
                 "slow_start = off",
                 "subset = sized",
                 "subset.algorithm = rocksteadier",

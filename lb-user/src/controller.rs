@@ -553,6 +553,7 @@ impl Controller {
         self.probe_again(now);
         self.follow_load(now);
         self.close_lost(now);
+        self.rebalance(now);
         self.follow_envoy_files(now);
         self.store_hosts(now);
         self.reclaim_flows(now);

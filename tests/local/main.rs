@@ -101,3 +101,5 @@ mod unanswered;
 mod callbacks;
 
 mod close;
+
+mod rebalance;

@@ -13,6 +13,7 @@ use lb_common::abi::{self, MAX_SUBSET};
 use lb_core::control::{Law, Mode};
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::health::loss::OnBackendLoss;
+use lb_core::rebalance::{ClosingRate, RebalanceRules};
 use lb_core::service::{Overflow, Policy, Protocol};
 use lb_core::subset::Algorithm;
 
@@ -22,6 +23,7 @@ use super::discovery::{
 };
 use super::metrics::loopback;
 use super::probe::{ProbeWord, request_path};
+use super::rebalance::closing_rate;
 use super::{Accounting, cgroup};
 use lb_document::diagnostic::quote;
 use lb_document::key::Unset::{Is, Means, Required};
@@ -43,6 +45,7 @@ pub static SECTIONS: [&[&Section]; 13] = [
         &ejection::SECTION,
         &health::SECTION,
         &load::SECTION,
+        &rebalance::SECTION,
         &udp::SECTION,
         &subset::SECTION,
         &size::SECTION,
@@ -142,6 +145,9 @@ section! {
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
         "time in which an endpoint that is new, or available again, reaches its share. It starts with a tenth of its share, which then grows \
          in proportion to time. Needs a policy that uses weights";
+    REBALANCE "rebalance": FreeForm(&["{ rate = \"1/s\" }"]), Means("idle connections stay open"),
+        "`tcp` only: closes idle connections, so that pools of long connections spread over all backends again: see \
+         [close-connections.md](../guide/close-connections.md#rebalance-pools)";
     UDP "udp": FreeForm(&["{ rebind = \"30s\" }"]), Means("`{}`"),
         "`udp` only: how flows of unconnected sockets are balanced";
     SUBSET "subset": FreeForm(&["\"all\"", "{ size = 20 }"]),
@@ -235,6 +241,21 @@ section! {
          A58): it replaces structural weights, and needs requests per second in the reports";
     MODE "mode": Keyword<Mode>(&Mode::ALL, Mode::name), Is(Mode::Enforce),
         "`enforce` applies the computed weights; `observe` only shows them";
+}
+
+section! {
+    rebalance, "rebalance", "rebalance", "";
+
+    RATE "rate": Text<ClosingRate>(&["1/s", "30/m", "6/h"], closing_rate), Is(RebalanceRules::DEFAULT.rate),
+        "the most connections closed per second, minute or hour, from 1/h to 1000/s, over all tasks of the job: each task closes at \
+         `rate` / `count`";
+    // With less than a second, connections would be closed between the requests of one user. No
+    // pool retains connections that are idle for longer than a day.
+    IDLE "idle": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Is(RebalanceRules::DEFAULT.idle),
+        "only connections that have been idle for this time are closed";
+    // With more than 0.95, chance alone would be a difference.
+    BELOW "below": Thousandths(100..=950), Is(RebalanceRules::DEFAULT.below_thousandths),
+        "closing begins if a backend has at least 2 open flows fewer than this part of its share, and ends when it has this part";
 }
 
 section! {

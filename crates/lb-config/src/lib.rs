@@ -54,6 +54,8 @@ mod ejection;
 
 mod load;
 
+mod rebalance;
+
 mod health;
 
 mod probe;

@@ -6,13 +6,14 @@
 
 use std::time::Duration;
 
+use lb_core::rebalance::RebalanceRules;
 use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, ScanCause, Size, Subset};
 
 use super::keys::service::{
-    ACTIVE_LIMIT, CONNECT_TIMEOUT, EJECTION, ERROR_DECAY, OVERFLOW, POLICY, UDP, UNANSWERED_AFTER,
+    ACTIVE_LIMIT, CONNECT_TIMEOUT, EJECTION, ERROR_DECAY, OVERFLOW, POLICY, REBALANCE, UDP, UNANSWERED_AFTER,
 };
 use super::keys::udp::{REBIND, SECTION};
-use super::{EndpointSource, ejection};
+use super::{EndpointSource, ejection, rebalance};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 
@@ -31,6 +32,8 @@ pub struct PolicyConfig {
     /// The time in which an answer to a SYN is due. A SYN counts as unanswered if the application
     /// gives up after this time.
     pub unanswered_after: Duration,
+    /// When idle connections are closed. `None`: never.
+    pub rebalance: Option<RebalanceRules>,
     /// The time after which a flow of an unconnected socket chooses a backend again. `None`: never.
     pub rebind: Option<Duration>,
 }
@@ -53,6 +56,8 @@ pub fn read(
     let connect_timeout = CONNECT_TIMEOUT.take_written(table, report);
     check_protocol(table, UNANSWERED_AFTER.name, Protocol::Tcp, protocol, report);
     let unanswered_after = UNANSWERED_AFTER.take(table, report);
+    check_protocol(table, REBALANCE.name, Protocol::Tcp, protocol, report);
+    let rebalance = rebalance::read(table, report);
     check_protocol(table, UDP.name, Protocol::Udp, protocol, report);
     let rebind = match UDP.item(table, report) {
         Some(item) => item.table(&SECTION, report).and_then(|udp| REBIND.take_written(&udp, report)),
@@ -66,6 +71,7 @@ pub fn read(
         ejection: ejection?,
         connect_timeout: connect_timeout?,
         unanswered_after: unanswered_after?,
+        rebalance: rebalance?,
         rebind: rebind?,
     })
 }

@@ -444,8 +444,8 @@ mod tests {
         assert_eq!(first(FAST, &unequal(&[48, 22, 10, 0], &[4, 2, 1, 1])), Some((0, 8)));
         // With more than it lacks, the refilled member could exceed its share.
         assert_eq!(first(FAST, &members(&[33, 14, 17, 16])), Some((0, 6)));
-        assert_eq!(first(FAST, &members(&[50, 50, 38, 62])), None);
-        assert_eq!(first(FAST, &members(&[50, 50, 37, 63])), Some((3, 13)));
+        assert_eq!(first(FAST, &members(&[50, 50, 39, 61])), None);
+        assert_eq!(first(FAST, &members(&[50, 50, 38, 62])), Some((3, 12)));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use lb_common::net::{IPPROTO_TCP, IPPROTO_UDP};
 use crate::control;
 use crate::health::loss::OnBackendLoss;
 use crate::load_band::LoadBand;
+use crate::rebalance::RebalanceRules;
 use crate::subset::Algorithm;
 
 /// Why weights have no effect with a policy; `None` if they have one.
@@ -147,6 +148,9 @@ pub struct Service {
     pub health: HealthRules,
     /// The rules by which load and slow start change weights.
     pub control: control::ControlRules,
+    /// When idle connections are closed, so that pools spread over all backends again; `None` for
+    /// never.
+    pub rebalance: Option<RebalanceRules>,
     /// The time after which an unconnected UDP flow chooses a backend again; `None` for never.
     pub rebind: Option<Duration>,
     /// Which endpoints the task may use.
@@ -174,6 +178,7 @@ impl Service {
             ejection: None,
             health: HealthRules::default(),
             control: control::ControlRules::default(),
+            rebalance: None,
             rebind: None,
             subset,
             seed,

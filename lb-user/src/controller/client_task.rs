@@ -34,6 +34,8 @@ mod overrides;
 
 mod loss;
 
+mod rebalance;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -45,6 +47,7 @@ use lb_core::grace_period::GracePeriods;
 use lb_core::health::loss::MissingBackends;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::limits::Limits;
+use lb_core::rebalance::Rebalance;
 use lb_core::service::{Policy, Service};
 use lb_core::slots::Identity;
 use lb_kernel::{
@@ -152,6 +155,8 @@ pub struct ClientTask {
     pub closed: BTreeMap<(String, CloseCause), u64>,
     /// The missing backends of each service with `on_backend_loss`, by its name.
     missing: BTreeMap<String, MissingBackends>,
+    /// The decisions of each service with `rebalance`, by its name.
+    rebalances: BTreeMap<String, Rebalance>,
 }
 
 impl ClientTask {
@@ -219,6 +224,7 @@ impl ClientTask {
             sizes: Vec::new(),
             override_grace: overrides::OverrideGrace::default(),
             closed: BTreeMap::new(),
+            rebalances: BTreeMap::new(),
         })
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use lb_core::rebalance::{ClosingOutcome, MIN_AGE};
 use lb_http::peer::PeerCredentials;
 use lb_kernel::ReclaimTarget;
 use lb_view::closing::{CloseAnswer, CloseRefusal};
@@ -138,6 +139,20 @@ impl Controller {
         }
     }
 
+    /// Closes idle connections, so that pools spread over all backends, as the configuration
+    /// requires.
+    pub fn rebalance(&mut self, now: Instant) {
+        let Self { clients, closing, ticks, .. } = self;
+        let look = |client_task: &mut ClientTask| {
+            let is_closing = closing.closes_by_itself(&client_task.client.name);
+            client_task.rebalance(is_closing, *ticks, now)
+        };
+        let orders: Vec<CloseOrder> = clients.tasks.iter_mut().filter_map(look).collect();
+        for order in orders {
+            self.close_by_itself(order, CloseCause::Rebalance, MIN_AGE);
+        }
+    }
+
     fn start_own_jobs(&mut self) {
         let running = self.closing.own.iter().filter(|job| job.waiting.is_none()).count();
         let waiting = self.closing.own.iter_mut().filter(|job| job.waiting.is_some());
@@ -210,12 +225,15 @@ impl Controller {
             }
             Requester::Daemon(cause) => {
                 let mut tasks = self.clients.tasks.iter_mut();
-                if let Some(client_task) =
-                    tasks.find(|client_task| client.as_ref() == Some(&client_task.client.name))
-                    && cause == CloseCause::BackendLoss
-                    && left > 0
-                {
-                    client_task.continue_loss(&service, backend, now);
+                let client_task = tasks.find(|client_task| client.as_ref() == Some(&client_task.client.name));
+                match (cause, client_task) {
+                    (CloseCause::BackendLoss, Some(client_task)) if left > 0 => {
+                        client_task.continue_loss(&service, backend, now);
+                    }
+                    (CloseCause::Rebalance, Some(client_task)) => {
+                        client_task.rebalanced(&service, outcome(&result), now);
+                    }
+                    _ => {}
                 }
                 self.closing.own.retain(|job| job.waiting.is_some() || client.as_ref() != Some(&job.client));
                 self.start_own_jobs();
@@ -231,6 +249,17 @@ impl Controller {
                 *count += of_client.tcp.closed + of_client.udp.closed;
             }
         }
+    }
+}
+
+/// What a job of [`Controller::rebalance`] has achieved.
+fn outcome(result: &CloseAnswer) -> ClosingOutcome {
+    let CloseAnswer::Counted(counts) = result else { return ClosingOutcome::Failed };
+    let has_failed = counts.clients.iter().any(|client| client.error.is_some())
+        || counts.sum(|counts| counts.failed.values().sum()) > 0;
+    match counts.sum(|counts| counts.closed) {
+        0 if has_failed => ClosingOutcome::Failed,
+        closed => ClosingOutcome::Closed(u32::try_from(closed).unwrap_or(u32::MAX)),
     }
 }
 

@@ -49,6 +49,9 @@ mod contract;
 mod envoy;
 
 mod closing;
+
+mod rebalance;
+
 mod overrides;
 
 use std::io;

@@ -120,7 +120,7 @@ families! {
     PANIC = gauge("socklb_service_panic", SERVICE,
         "1 if so few backends of the service are available that connects may choose ejected ones, else 0.");
     CLOSED = counter("socklb_closed_connections", &["client", "service", "cause"],
-        "Open connections that the daemon has closed since it started, by cause: an operator's command (operator), a backend that is lost (backend-loss).");
+        "Open connections that the daemon has closed since it started, by cause: an operator's command (operator), a backend that is lost (backend-loss), other backends with too few open flows (rebalance).");
     LOAD_MEMBERS = gauge("socklb_load_members", SERVICE,
         "Available members with a weight, in a service whose weights follow load; missing if the service has no `load`.");
     LOAD_REPORTING = gauge("socklb_load_members_reporting", SERVICE,

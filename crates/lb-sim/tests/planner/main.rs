@@ -11,6 +11,7 @@ mod lists;
 mod load;
 mod load_faults;
 mod load_operator;
+mod rebalance;
 mod report;
 mod scenario_files;
 mod shipped;

@@ -15,7 +15,7 @@ use lb_core::control::factor::{Factor, Factors};
 use lb_core::control::flows::{Activity, Lives, OfLate};
 use lb_core::control::publication::Proposal;
 use lb_core::control::{
-    Control, ControlRules, ControlSnapshot, Look, MemberObservation, ReceivedReport, SeenRow, Switch,
+    Control, ControlRules, ControlSnapshot, Hold, Look, MemberObservation, ReceivedReport, SeenRow, Switch,
 };
 use lb_core::health::Health;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
@@ -360,6 +360,11 @@ impl ClientTask {
 }
 
 impl Controlled {
+    /// Why the law does not decide a member's factor.
+    pub(super) fn hold(&self, address: SocketAddr) -> Option<Hold> {
+        self.control.hold(address)
+    }
+
     fn view(&self) -> load::ServiceLoadStatus {
         let (rules, flows) = (self.control.rules(), self.look.flows);
         let weighed = |factors: &Factors, address: &SocketAddr, seen: &MemberObservation| {
@@ -394,7 +399,7 @@ impl Controlled {
 }
 
 /// Whether a member accepts new flows, as far as is known.
-fn is_available(row: &Row, address: SocketAddr) -> bool {
+pub(super) fn is_available(row: &Row, address: SocketAddr) -> bool {
     // In the usual case, all members are healthy, and no lookup is needed.
     if !row.is_unsettled() && row.available.1 > 0 {
         return true;

@@ -361,7 +361,8 @@ fn closed_connections_count_by_cause() {
         lines(&page, "socklb_closed_connections_total{"),
         [
             r#"socklb_closed_connections_total{client="web",service="users",cause="operator"} 48"#,
-            r#"socklb_closed_connections_total{client="web",service="users",cause="backend-loss"} 0"#
+            r#"socklb_closed_connections_total{client="web",service="users",cause="backend-loss"} 0"#,
+            r#"socklb_closed_connections_total{client="web",service="users",cause="rebalance"} 0"#
         ]
     );
 }

@@ -1,0 +1,93 @@
+//! Idle connections that are closed so that the pools of a client spread over all backends again.
+
+use std::time::Instant;
+
+use lb_core::control::Hold;
+use lb_core::ids::Slot;
+use lb_core::plan::entries_by_slot;
+use lb_core::rebalance::{ClosingOutcome, MemberFlows, Rebalance};
+
+use super::ClientTask;
+use super::control::is_available;
+use crate::closing::{CloseOrder, DEFAULT_RATE};
+
+impl ClientTask {
+    /// Compares the open flows of each service with `rebalance` to the members' shares, and returns
+    /// what to close now: connections of one backend of one service, or nothing. If `is_closing`,
+    /// the client is losing connections already, so nothing is returned. `tick` is the number of
+    /// this tick; each tick begins with another service.
+    pub fn rebalance(&mut self, is_closing: bool, tick: u32, now: Instant) -> Option<CloseOrder> {
+        let services = &self.client.services;
+        self.rebalances.retain(|name, _| {
+            let mut services = services.iter().map(|configured| &configured.service);
+            services.any(|service| service.name == *name && service.rebalance.is_some())
+        });
+        // Before the tables match the plan, connects do not follow the shares.
+        if self.is_unpinned || self.settled.is_none() {
+            return None;
+        }
+        let (at, task, count) = (self.clock.monotonic(now), self.client.task, self.client.services.len());
+        let mut order = None;
+        for position in (0..count).map(|number| (number + tick as usize) % count) {
+            let service = &self.client.services[position].service;
+            let (Some(rules), Some(row)) = (service.rebalance, self.balancer.row(position)) else { continue };
+            let (is_panic, members) = (row.is_panic, self.member_flows(position));
+            let new = || Rebalance::new(rules, task);
+            let rebalance = self.rebalances.entry(service.name.clone()).or_insert_with(new);
+            if (rebalance.rules(), rebalance.task()) != (rules, task) {
+                *rebalance = new();
+            }
+            let Some(closing) = rebalance.tick(at, &members, is_panic) else { continue };
+            if is_closing || order.is_some() {
+                rebalance.handle_outcome(at, ClosingOutcome::Postponed);
+                continue;
+            }
+            order = Some(CloseOrder {
+                service: service.name.clone(),
+                backend: closing.address,
+                client: Some(self.client.name.clone()),
+                idle: Some(rules.idle),
+                rate: DEFAULT_RATE,
+                is_dry_run: false,
+                most: Some(closing.most.into()),
+            });
+        }
+        order
+    }
+
+    /// Handles the result of what [`Self::rebalance`] returned for this service.
+    pub fn rebalanced(&mut self, service: &str, outcome: ClosingOutcome, now: Instant) {
+        let at = self.clock.monotonic(now);
+        if let Some(rebalance) = self.rebalances.get_mut(service) {
+            rebalance.handle_outcome(at, outcome);
+        }
+    }
+
+    /// The members of a service's table with their open flows.
+    fn member_flows(&self, position: usize) -> Vec<MemberFlows> {
+        let (Some(row), Some((_, schedule))) =
+            (self.balancer.row(position), self.balancer.schedule(position))
+        else {
+            return Vec::new();
+        };
+        let (entries, tables) = (entries_by_slot(schedule), self.datapath.tables());
+        let limit = self.client.services[position].service.active_limit;
+        let control = self.controls.get(position).and_then(Option::as_ref);
+        let is_starting = |address| {
+            control.is_some_and(|(_, controlled)| controlled.hold(address) == Some(Hold::SlowStart))
+        };
+        let flows_of = |slot: Slot| u32::try_from(tables.active(slot)).unwrap_or(u32::MAX);
+        let member = |(address, _): &(std::net::SocketAddr, u64)| {
+            let slot = self.balancer.slot(position, *address)?.slot;
+            let open = flows_of(slot);
+            Some(MemberFlows {
+                address: *address,
+                entries: entries.get(&slot).copied().unwrap_or(0),
+                open,
+                is_warm: is_available(row, *address) && !is_starting(*address),
+                is_at_limit: limit.is_some_and(|limit| open >= limit),
+            })
+        };
+        row.members.iter().filter_map(member).collect()
+    }
+}

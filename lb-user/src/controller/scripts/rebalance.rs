@@ -1,0 +1,199 @@
+//! Scripts of `rebalance`: when the daemon closes idle connections of a pool, and of which backend.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_view::closing::{ClientClosed, CloseAnswer, CloseCounts, CloseRefusal, Closed, SCHEMA};
+
+use super::stage::{BACKENDS, SECOND, Stage, address, script};
+use crate::closing::{CloseCause, CloseJob, Requester};
+use crate::controller::BackgroundWork;
+
+const REBALANCE: &str = "rebalance = { rate = \"100/s\", idle = \"7s\" }\nejection = \"off\"";
+/// Longer than a daemon needs to apply a list while operations of the kernel fail.
+const APPLIED: Duration = Duration::from_secs(30);
+
+/// What a job answers that has closed as many connections as it may.
+fn closed(job: &CloseJob) -> CloseAnswer {
+    answer(job, CloseCounts { closed: job.order.most.expect("a limit"), ..CloseCounts::default() })
+}
+
+/// What a job answers that has found only busy connections.
+fn busy(job: &CloseJob) -> CloseAnswer {
+    answer(job, CloseCounts { not_idle: 10, ..CloseCounts::default() })
+}
+
+fn refused(_: &CloseJob) -> CloseAnswer {
+    CloseAnswer::Refused(CloseRefusal { is_permission: true, text: "the kernel refuses".to_owned() })
+}
+
+fn answer(job: &CloseJob, tcp: CloseCounts) -> CloseAnswer {
+    let client = ClientClosed { client: "web".to_owned(), tcp, ..ClientClosed::default() };
+    let (service, backend) = (job.order.service.clone(), job.order.backend);
+    CloseAnswer::Counted(Closed { schema: SCHEMA, service, backend, dry_run: false, clients: vec![client] })
+}
+
+/// A pool of 30 connections to the first two backends. Then the third is added.
+fn add_a_backend(stage: &mut Stage) {
+    stage.list(&BACKENDS[..2]);
+    stage.pass(APPLIED);
+    // Bound: every connect reaches a backend.
+    while stage.open.len() < 30 {
+        stage.connect().expect("a backend");
+    }
+    stage.pass(120 * SECOND);
+    assert_eq!(jobs(stage).len(), 0, "the pool is even");
+    stage.list(&BACKENDS);
+    stage.pass(APPLIED);
+}
+
+/// The jobs that have begun and not ended.
+fn jobs(stage: &Stage) -> Vec<CloseJob> {
+    let jobs = stage.hung.iter().filter_map(|work| match work {
+        BackgroundWork::Close(job, Requester::Daemon(CloseCause::Rebalance)) => Some(job.clone()),
+        _ => None,
+    });
+    jobs.collect()
+}
+
+/// Lets jobs begin, and waits for the next one.
+fn next_job(stage: &mut Stage, within: u32) -> Option<CloseJob> {
+    stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+    for _ in 0..within {
+        stage.pass(SECOND);
+        if let Some(job) = jobs(stage).pop() {
+            return Some(job);
+        }
+    }
+    None
+}
+
+/// Ends a job, and does to the pool what the job has answered: closes as many connections, and
+/// dials again.
+fn finish(stage: &mut Stage, job: &CloseJob) {
+    let most = usize::try_from(job.order.most.expect("a limit")).expect("a small number");
+    let mut others = Vec::new();
+    let mut ended = Vec::new();
+    for flow in std::mem::take(&mut stage.open) {
+        let is_ended = flow.backend == job.order.backend && ended.len() < most;
+        if is_ended { ended.push(flow) } else { others.push(flow) }
+    }
+    let count = ended.len();
+    stage.open = ended;
+    stage.close_all();
+    stage.open = others;
+    for _ in 0..count {
+        stage.connect().expect("a backend");
+    }
+    stage.finish_hung();
+}
+
+fn open(stage: &Stage) -> BTreeMap<SocketAddr, usize> {
+    let mut open = BTreeMap::new();
+    stage.open.iter().for_each(|flow| *open.entry(flow.backend).or_default() += 1);
+    open
+}
+
+#[test]
+fn a_new_backend_gets_connections_of_the_others_until_it_has_enough() {
+    script(REBALANCE, |stage| {
+        stage.closes = closed;
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        add_a_backend(stage);
+        let mut sum = 0;
+        while let Some(job) = jobs(stage).pop().or_else(|| next_job(stage, 60)) {
+            let order = &job.order;
+            assert_ne!(order.backend, address(BACKENDS[2]));
+            assert_eq!((order.service.as_str(), order.client.as_deref()), ("users", Some("web")));
+            assert_eq!((order.idle, order.is_dry_run), (Some(7 * SECOND), false));
+            let most = order.most.expect("a limit");
+            // The share of each is about 10, and the backend has at most one less afterwards.
+            let before = u64::try_from(open(stage)[&order.backend]).expect("a small number");
+            assert!((1..=before - 9).contains(&most), "{most} of {before}");
+            sum += most;
+            finish(stage, &job);
+        }
+        let open = open(stage);
+        // The others may have one less than their share.
+        assert!(open.values().all(|open| (8..=11).contains(open)), "{open:?}");
+        assert!((8..=40).contains(&sum), "{sum} closed");
+        assert_eq!(stage.task().closed[&("users".to_owned(), CloseCause::Rebalance)], sum);
+    });
+}
+
+#[test]
+fn connections_that_are_younger_than_a_minute_are_not_closed() {
+    script(REBALANCE, |stage| {
+        stage.closes = closed;
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        add_a_backend(stage);
+        stage.finish_hung();
+        let before = stage.controller().environment.kernel.now_ns();
+        let job = next_job(stage, 60).expect("a job");
+        let after = stage.controller().environment.kernel.now_ns();
+        let age = 60_000_000_000;
+        assert!((before.saturating_sub(age)..=after - age).contains(&job.begun_until_ns), "{job:?}");
+    });
+}
+
+#[test]
+fn a_backend_in_slow_start_is_not_refilled() {
+    script(&format!("{REBALANCE}\nslow_start = \"10m\""), |stage| {
+        stage.closes = closed;
+        add_a_backend(stage);
+        assert!(next_job(stage, 400).is_none());
+        assert!(next_job(stage, 200).is_some(), "slow start is over");
+    });
+}
+
+#[test]
+fn busy_connections_are_tried_again_only_after_a_while() {
+    script(REBALANCE, |stage| {
+        stage.closes = busy;
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        add_a_backend(stage);
+        stage.finish_hung();
+        let mut tried = Vec::new();
+        while tried.len() < 4 {
+            let Some(job) = next_job(stage, 60) else { break };
+            tried.push((stage.now, job.order.backend));
+            stage.finish_hung();
+        }
+        for pair in tried.windows(3) {
+            assert!(pair[2].0 - pair[0].0 >= 29 * SECOND && pair[0].1 == pair[2].1, "{tried:?}");
+        }
+        assert_eq!(tried.len(), 4);
+    });
+}
+
+#[test]
+fn a_daemon_that_cannot_close_connections_pauses() {
+    script(REBALANCE, |stage| {
+        stage.closes = refused;
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        add_a_backend(stage);
+        let job = jobs(stage).pop().or_else(|| next_job(stage, 60));
+        assert!(job.is_some());
+        stage.finish_hung();
+        assert!(next_job(stage, 590).is_none());
+        assert!(next_job(stage, 60).is_some());
+        assert_eq!(stage.logged("cannot close connections"), 1);
+    });
+}
+
+#[test]
+fn nothing_is_closed_unless_it_is_configured() {
+    script("ejection = \"off\"", |stage| {
+        add_a_backend(stage);
+        assert!(next_job(stage, 120).is_none());
+        stage.configure(REBALANCE);
+        stage.closes = closed;
+        assert!(next_job(stage, 120).is_some());
+        stage.finish_hung();
+        stage.configure("ejection = \"off\"");
+        stage.pass(APPLIED);
+        stage.finish_hung();
+        assert!(next_job(stage, 120).is_none());
+    });
+}
