@@ -29,8 +29,8 @@ pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
     check_all(controller::sources(config), config)
 }
 
-/// Like [`check`], but returns only what servers have answered: lists, addresses, and the host names
-/// of any list.
+/// Like [`check`], but returns only what servers have answered: lists, addresses, and the host
+/// names of any list.
 ///
 /// # Errors
 /// As for [`check`].

@@ -20,8 +20,8 @@ use crate::toolchain::tools;
 /// If a test program prints nothing for this long, it counts as hung.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// The number of tests of the tiers `product` and `local` that run at the same time for each CPU. It
-/// is more than one, because many of these tests wait for processes and times.
+/// The number of tests of the tiers `product` and `local` that run at the same time for each CPU.
+/// It is more than one, because many of these tests wait for processes and times.
 const WAITING_THREADS_PER_CPU: usize = 2;
 
 /// How many times new and changed tests run.
