@@ -43,7 +43,8 @@ pub fn check_duration(duration: Duration) -> Result<(), String> {
 /// Checks the reason for an override.
 ///
 /// # Errors
-/// If it is longer than [`MAX_REASON`] or contains a control character.
+/// If it is longer than [`MAX_REASON`] or contains a control character, a line separator, or an
+/// invisible character that formats the text around it.
 pub fn check_reason(reason: &str) -> Result<(), String> {
     let length = reason.chars().count();
     if length > MAX_REASON {
@@ -52,7 +53,41 @@ pub fn check_reason(reason: &str) -> Result<(), String> {
     if reason.chars().any(char::is_control) {
         return Err("the reason contains a control character".to_owned());
     }
+    if let Some(character) = reason.chars().find(|character| is_format(*character)) {
+        let code = u32::from(character);
+        return Err(format!("the reason contains the invisible format character U+{code:04X}"));
+    }
     Ok(())
+}
+
+/// Whether a character is of Unicode's category Cf (format), as bidirectional controls and
+/// zero-width characters, or separates lines (Zl, Zp). It could hide or reorder the text around it.
+/// From Unicode 16.
+const fn is_format(character: char) -> bool {
+    matches!(
+        character,
+        '\u{ad}'
+            | '\u{600}'..='\u{605}'
+            | '\u{61c}'
+            | '\u{6dd}'
+            | '\u{70f}'
+            | '\u{890}'..='\u{891}'
+            | '\u{8e2}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{2064}'
+            | '\u{2066}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{110bd}'
+            | '\u{110cd}'
+            | '\u{13430}'..='\u{1343f}'
+            | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0001}'
+            | '\u{e0020}'..='\u{e007f}'
+    )
 }
 
 /// What an override does.
@@ -335,6 +370,19 @@ pub(crate) mod tests {
             overrides,
             not_kept: None,
         }
+    }
+
+    #[test]
+    fn a_reason_contains_no_character_that_hides_or_reorders_text() {
+        for character in ['\u{202e}', '\u{200b}', '\u{feff}', '\u{2028}', '\u{2066}', '\u{e0041}'] {
+            let error = check_reason(&format!("new {character}kernel")).expect_err("it is refused");
+            let expected = format!("the invisible format character U+{:04X}", u32::from(character));
+            assert!(error.contains(&expected), "{error}");
+        }
+        for reason in ["new kernel", "größer, “später” – 不要", "naïve e\u{301}"] {
+            assert_eq!(check_reason(reason), Ok(()), "{reason}");
+        }
+        assert!(check_reason("a\u{7}").is_err_and(|error| error.contains("control character")));
     }
 
     #[test]
