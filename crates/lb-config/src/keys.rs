@@ -459,7 +459,8 @@ section! {
 
     GROUP "group": Text<String>(&["socklb-admin", "4711"], group), Means("none"),
         "a group whose members, like root and the daemon's user, may end ejections (`socklb readmit`), control weights that follow load \
-         (`socklb load freeze`), and drain or weigh backends (`socklb drain`, `socklb weight`). A daemon that runs as root gives its socket to this group. Fixed while the daemon runs";
+         (`socklb load freeze`), drain or weigh backends (`socklb drain`, `socklb weight`), and close \
+         connections (`socklb close`). A daemon that runs as root gives its socket to this group. Fixed while the daemon runs";
 }
 
 /// The number of flows that may be open for each backend of a subset whose size follows load, in
