@@ -29,7 +29,8 @@ pub struct EnvoyEndpoint {
 pub enum EnvoyHealth {
     /// A connect may choose it.
     Healthy,
-    /// A lame duck: it gets no new connections, and open ones continue.
+    /// A lame duck, or drained by an operator or by the weight 0 that it reports: it gets no new
+    /// connections, and open ones continue.
     Draining,
     /// A connect may not choose it.
     Unhealthy,
@@ -62,8 +63,10 @@ pub fn endpoints<T: Copy + Ord + Add<Duration, Output = T>>(
     let weight = |address| entries.get(&balancer.slot(position, address)?.slot).copied();
     let in_table = row.members.iter().filter_map(|(address, _)| Some((*address, weight(*address)?)));
     let mut weights: BTreeMap<SocketAddr, u32> = in_table.collect();
-    let is_lame =
-        |address: &SocketAddr| row.usable.get(address).is_some_and(|(_, health)| *health == Health::LameDuck);
+    let has = |address: &SocketAddr, health: Health| {
+        row.usable.get(address).is_some_and(|(_, seen)| *seen == health)
+    };
+    let is_lame = |address: &SocketAddr| has(address, Health::LameDuck);
     let listed = in_use.iter().flat_map(|(_, membership)| &membership.lame_ducks);
     let listed = listed.map(|member| member.endpoint.address);
     let lame: Vec<SocketAddr> = listed.chain(row.replaced.keys().copied().filter(is_lame)).collect();
@@ -73,7 +76,7 @@ pub fn endpoints<T: Copy + Ord + Add<Duration, Output = T>>(
     let health = |address| {
         if may_be_chosen(balancer, service, row, address) {
             EnvoyHealth::Healthy
-        } else if is_lame(&address) || lame.contains(&address) {
+        } else if is_lame(&address) || has(&address, Health::Drained) || lame.contains(&address) {
             EnvoyHealth::Draining
         } else {
             EnvoyHealth::Unhealthy

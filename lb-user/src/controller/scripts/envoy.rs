@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use lb_http::peer::PeerCredentials;
 use lb_report::wire::Readiness;
 use serde_json::Value;
 
 use super::stage::{BACKENDS, FAULTS_PER_MILLE, SEED, Stage, address, cgroup_path, list_of, script};
-use crate::controller::BackgroundWork;
+use crate::api::{ControllerQuery, OverrideAction, OverrideRequest, Reply};
+use crate::controller::{BackgroundWork, Event};
 use crate::daemon::Files as _;
 
 const ENVOY: &str = "\n[envoy]\ndirectory = \"/srv/eds\"";
@@ -95,6 +97,34 @@ fn an_ejected_backend_is_unhealthy_for_envoy() {
 }
 
 #[test]
+fn a_backend_that_an_operator_has_drained_drains() {
+    script(ENVOY, |stage| {
+        let request = OverrideRequest {
+            action: OverrideAction::Drain,
+            backends: BACKENDS[1].to_owned(),
+            client: None,
+            for_s: None,
+            reason: None,
+            percent: None,
+            force: false,
+            dry_run: false,
+        };
+        let who = PeerCredentials { user: 0, groups: vec![0], process: 7 };
+        let (answer, _reply) = Reply::new();
+        let query = ControllerQuery::Override { service: "users".to_owned(), request, who, answer };
+        stage.dispatch(Event::Query(query));
+        for _ in 0..30 {
+            stage.tick();
+        }
+        let all = stage.envoy().expect("the file");
+        assert_eq!(
+            all.values().map(|(_, health)| &**health).collect::<Vec<_>>(),
+            ["HEALTHY", "DRAINING", "HEALTHY"]
+        );
+    });
+}
+
+#[test]
 fn a_backend_that_reports_to_be_a_lame_duck_drains() {
     let lines = format!("health = {{ probe = \"report\" }}{ENVOY}\n[reports]\nkey = \"1\"");
     script(&lines, |stage| {
@@ -147,13 +177,13 @@ fn files_leave_with_their_service_client_or_directory() {
         stage.tick();
         stage.kernel.make_cgroup(&cgroup_path("batch"));
         stage.write_clients(&[("web", "web"), ("batch", "batch")]);
-        stage.dispatch(crate::controller::Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.stop_faults();
         let files = |stage: &Stage| stage.disk.below("/srv");
         let [web, batch] = [FILE, "/srv/eds/batch/users.json"].map(PathBuf::from);
         assert_eq!(files(stage), [batch, web.clone()]);
         stage.write_clients(&[("web", "web")]);
-        stage.dispatch(crate::controller::Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.stop_faults();
         assert_eq!(files(stage), [web]);
         stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
@@ -171,7 +201,7 @@ fn a_later_daemon_removes_the_files_that_its_configuration_does_not_need() {
     script(ENVOY, |stage| {
         stage.kernel.make_cgroup(&cgroup_path("batch"));
         stage.write_clients(&[("web", "web"), ("batch", "batch")]);
-        stage.dispatch(crate::controller::Event::Hangup);
+        stage.dispatch(Event::Hangup);
         stage.stop_faults();
         stage.tick();
         stage.kill();
