@@ -83,6 +83,7 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             from_daemon,
             inputs: inputs(client, service, endpoints, membership),
             load: loads.remove(&service.name),
+            operator_weights: Vec::new(),
             order: order.collect(),
             members: members(&plan, index, &membership.members),
             unused: membership.unused.map(Into::into),

@@ -23,6 +23,9 @@ pub struct Explanation {
     /// service has neither, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
+    /// The operators' weights that multiply shares (`socklb weight`); empty without a daemon.
+    #[serde(default)]
+    pub operator_weights: Vec<OperatorWeight>,
     /// The order of endpoints that the algorithm computes for the task, up to the last endpoint
     /// that was examined. Indexes without an endpoint are left out.
     pub order: Vec<OrderedEndpoint>,
@@ -44,6 +47,14 @@ pub struct Explanation {
     pub first: Vec<SocketAddr>,
     /// The backend that a connect uses if no entry and no member that it examined is usable.
     pub fallback: Option<SocketAddr>,
+}
+
+/// A weight that an operator has set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperatorWeight {
+    pub address: SocketAddr,
+    /// The percentage that multiplies the backend's share, before all shares are scaled to sum to 1.
+    pub percent: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -64,6 +64,8 @@ pub enum FaultCode {
     ServiceAddress,
     /// Files for Envoy cannot be written or removed.
     EnvoyFiles,
+    /// Operators' overrides cannot be read or stored, so a restart could lose some.
+    OverridesNotStored,
     /// No backend of a service is usable.
     NoUsableBackend,
     /// No backend of a service is available, and an operator has drained at least one.

@@ -7,9 +7,9 @@ use lb_kernel::{Offsets, Pins};
 use lb_view::fault::{Fault, FaultCode};
 use lb_view::status::SourceStatus;
 
-use super::Controller;
 use super::clock::unix_seconds;
 use super::leaving::CannotLeave;
+use super::{Controller, StoredFile, StoredOverrides};
 use crate::controller::client_task::ClientTask;
 use crate::descriptors;
 use crate::error::chain;
@@ -144,9 +144,27 @@ impl Controller {
         }
         faults.extend(self.address_faults());
         faults.extend(self.envoy_files.fault());
+        faults.extend(self.overrides_fault());
         faults.extend(self.uncertain_counts());
         faults.extend(self.probing.faults());
         faults
+    }
+
+    fn overrides_fault(&self) -> Option<Fault> {
+        let path = StoredOverrides::path(&self.config.paths.state);
+        let text = match self.sources.files_to_store.error_of(&path) {
+            _ if self.overrides.is_unread() => {
+                "the operators' overrides of an earlier daemon cannot be read, and no change is stored; drained \
+                 backends stay drained, but weights are not in force; retrying (`socklb overrides` has the reason)"
+                    .to_owned()
+            }
+            Some(error) => format!(
+                "changes of operators' overrides are in force, but not stored, and lost at a restart of the daemon; \
+                 retrying: {error}"
+            ),
+            None => return None,
+        };
+        Some(Fault::of_host(FaultCode::OverridesNotStored, text))
     }
 
     pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, SourceStatus> {

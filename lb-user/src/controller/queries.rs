@@ -11,6 +11,8 @@ use tracing::info;
 
 use super::{Controller, Effect};
 use lb_view::coverage::Coverage;
+use lb_view::explanation::{Explanation, OperatorWeight};
+use lb_view::overrides::{Override, OverrideKind};
 use lb_view::readmission::{self, Readmission, Readmitted};
 use lb_view::source::{self, Refreshed};
 
@@ -45,6 +47,29 @@ impl Controller {
         summary
     }
 
+    /// Why a client uses its backends of a service; empty if the client does not run, or has no such
+    /// service with a list.
+    pub fn explanations(&self, client: &str, service: &str) -> Vec<Explanation> {
+        let Some(client_task) = self.clients.task(client) else { return Vec::new() };
+        let (balancer, loads) = (client_task.balancer(), client_task.loads());
+        let mut explanations = explain::explain(&client_task.client, balancer, Some(service), true, loads);
+        for explanation in &mut explanations {
+            explanation.operator_weights = self.operator_weights(client_task, service);
+        }
+        explanations
+    }
+
+    fn operator_weights(&self, client_task: &ClientTask, service: &str) -> Vec<OperatorWeight> {
+        let overrides = self.overrides_of(client_task).into_iter();
+        let weight = |of: Override| match of.kind {
+            OverrideKind::Weight { percent } if of.scope.service == service => {
+                Some(OperatorWeight { address: of.scope.backend, percent })
+            }
+            OverrideKind::Weight { .. } | OverrideKind::Drain => None,
+        };
+        overrides.filter_map(weight).collect()
+    }
+
     pub fn answer(&mut self, query: ControllerQuery, now: Instant) {
         match query {
             ControllerQuery::Facts(answer) => {
@@ -59,12 +84,7 @@ impl Controller {
                 answer.send(configured(&self.config));
             }
             ControllerQuery::Explain { service, client, answer } => {
-                let client_task = self.clients.task(&client);
-                let explain = |client_task: &ClientTask| {
-                    let loads = client_task.loads();
-                    explain::explain(&client_task.client, client_task.balancer(), Some(&service), true, loads)
-                };
-                answer.send(client_task.map(explain).unwrap_or_default());
+                answer.send(self.explanations(&client, &service));
             }
             ControllerQuery::Readmit { service, backend, client, who, answer } => {
                 // If the requesting process has given up, its user has already seen that
@@ -85,7 +105,12 @@ impl Controller {
                 }
             }
             ControllerQuery::Overrides(answer) => {
-                answer.send(self.overrides_document());
+                let mut document = self.overrides_document();
+                if self.overrides.is_unread() {
+                    let text = "the overrides of an earlier daemon cannot be read, and drains in the kernel's maps hold";
+                    document.not_kept = document.not_kept.map(|why| format!("{text}: {why}"));
+                }
+                answer.send(document);
             }
             ControllerQuery::Source { service, newest, answer } => {
                 answer.send(self.source_text(&service, newest));

@@ -170,7 +170,7 @@ impl Controller {
             Some(error) if retry.failed(now, &error) => {
                 warn!(
                     error,
-                    "cannot store the state for later starts (endpoint lists, addresses, learnt weights); retrying after a growing pause"
+                    "cannot store the state for later starts (endpoint lists, addresses, learnt weights, operators' overrides); retrying after a growing pause"
                 );
             }
             Some(_) => {}

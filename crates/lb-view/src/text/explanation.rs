@@ -182,7 +182,11 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
         text,
         "   load = the backend's part of all connects / its part by weight; connections = tasks that use it\n   quota = \
          share x {entries} entries, rounded to whole entries by largest remainder{}\n",
-        if explanation.load.is_some() { ", after the factors below have been applied" } else { "" }
+        if explanation.load.is_some() || !explanation.operator_weights.is_empty() {
+            ", after the factors below have been applied"
+        } else {
+            ""
+        }
     );
     let row = |member: &SubsetMember| {
         TableRow::of(vec![
@@ -215,5 +219,16 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
             true => writeln!(text, "   every share is the structural share now"),
             false => writeln!(text, "   shares x factors, scaled to sum to 1: {}", factors.join(", ")),
         };
+    }
+    if !explanation.operator_weights.is_empty() {
+        let weights = explanation.operator_weights.iter();
+        let weights: Vec<String> =
+            weights.map(|weight| format!("{} x {} %", weight.address, weight.percent)).collect();
+        let ignored = if inputs.shares == ShareSource::Equal { "; the policy ignores them" } else { "" };
+        let _ = writeln!(
+            text,
+            "\n   weights of operators (`socklb weight`), which multiply shares: {}{ignored}",
+            weights.join(", ")
+        );
     }
 }

@@ -11,7 +11,11 @@ pub fn overrides(document: &OverridesDocument, now: u64, style: Style) -> String
     let mut text = String::new();
     let all = &document.overrides;
     if all.is_empty() {
-        text.push_str("no overrides on this host\n");
+        // If the stored overrides could not be read, some may hold all the same.
+        text.push_str(match document.not_kept {
+            None => "no overrides on this host\n",
+            Some(_) => "the daemon knows of no override on this host\n",
+        });
     } else {
         let table = table(&COLUMNS, all.len(), |number| row(&all[number], now), style);
         text = table.text;
@@ -84,6 +88,9 @@ mod tests {
         );
         let none = OverridesDocument { overrides: Vec::new(), not_kept: None, ..document() };
         assert_eq!(overrides(&none, 0, Style::default()), "no overrides on this host\n");
+        let unread = OverridesDocument { not_kept: document().not_kept, ..none };
+        let text = overrides(&unread, 0, Style::default());
+        assert!(text.starts_with("the daemon knows of no override on this host\ndegraded: "), "{text}");
     }
 
     #[test]

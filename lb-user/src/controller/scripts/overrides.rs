@@ -251,8 +251,13 @@ fn an_operator_learns_that_an_override_cannot_be_stored() {
         let overridden = stage.overridden(drain(&[FIRST]));
         assert!(overridden.not_kept.is_some_and(|why| why.contains("os error 5")));
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "it is in force all the same");
+        let is_fault =
+            |stage: &Stage| stage.faults().iter().any(|fault| fault.contains("operators' overrides"));
+        assert!(is_fault(stage));
         stage.disk.set_broken(FILE, false);
+        stage.stop_faults();
         stage.pass(60 * SECOND);
+        assert!(!is_fault(stage));
         assert_eq!(stage.controller().overrides_document().not_kept, None);
         stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
         let overridden = stage.overridden(drain(&[MIDDLE]));
@@ -273,6 +278,12 @@ fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
         stage.disk.set_broken(FILE, true);
         stage.start(&BACKENDS);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        assert!(stage.faults().iter().any(|fault| fault.contains("of an earlier daemon cannot be read")));
+        let (answer, mut reply) = Reply::new();
+        stage.dispatch(Event::Query(ControllerQuery::Overrides(answer)));
+        let document = reply.try_recv().expect("an answer");
+        let why = document.not_kept.expect("it is degraded");
+        assert!(document.overrides.is_empty() && why.contains("drains in the kernel's maps hold"), "{why}");
         let why = stage.refused(undrain(FIRST));
         assert!(why.starts_with("the overrides of an earlier daemon cannot be read yet"), "{why}");
         let overridden = stage.overridden(drain(&[MIDDLE]));
@@ -368,6 +379,8 @@ fn a_weight_override_multiplies_a_share() {
     script("", |stage| {
         let share = |overridden: &Overridden| overridden.overrides[0].clients[0].share;
         let halved = stage.accepted(weight(FIRST, 50));
+        let text = stage.explained();
+        assert!(text.contains(&format!("which multiply shares: {FIRST} x 50 %")), "{text}");
         assert!((share(&halved) - 0.2).abs() < 0.001, "{halved:?}");
         stage.stop_faults();
         let before = stage.sent.get(&address(FIRST)).copied().unwrap_or(0);

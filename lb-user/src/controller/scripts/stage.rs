@@ -43,7 +43,6 @@ use crate::controller::{
     Notice, ReceiveAt, ReportListener, Stores,
 };
 use crate::daemon::{Files, ListReader, Servers, Watches, Worker};
-use crate::explain::explain;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::Exchange;
 use crate::source::{NoAnswer, SourceError, Stamp, last_good};
@@ -1265,9 +1264,8 @@ impl Stage {
 
     /// The explanation of the service for a client.
     pub fn explanation_for(&self, client: &str) -> Explanation {
-        let task = self.controller().clients.task(client).expect("the client runs");
-        let mut all = explain(&task.client, task.balancer(), Some("users"), true, task.loads());
-        all.pop().expect("the service has a list")
+        let mut all = self.controller().explanations(client, "users");
+        all.pop().expect("the client runs, and the service has a list")
     }
 
     /// The explanation of the service as text.
